@@ -1,0 +1,1 @@
+"""The commands: each wires probe, plan and launch together and prints."""

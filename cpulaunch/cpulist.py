@@ -1,0 +1,71 @@
+"""The kernel's list format for CPU and NUMA node ids: "0-3,8" <-> frozenset of ints."""
+
+from collections.abc import Iterable
+
+MAX_ID = 1 << 20
+
+
+def parse_cpulist(text: str) -> frozenset[int]:
+    """The ids named by a list such as "0-3,8" or "0-31:2/8" (range:used/group) or "0-30:2" (step).
+
+    Raises: ValueError naming the malformed part.
+    Source: kernel, Documentation/admin-guide/kernel-parameters.rst ("cpu lists").
+    """
+    ids: set[int] = set()
+    for part in text.strip().strip("\0").split(","):
+        part = part.strip()
+        if part:
+            ids.update(_parse_range(part))
+    return frozenset(ids)
+
+
+def _parse_range(part: str) -> Iterable[int]:
+    span, _, stride = part.partition(":")
+    first, dash, last = span.partition("-")
+    used, _, group = stride.partition("/")
+    try:
+        start = _number(first)
+        end = _number(last) if dash else start
+        width = _number(used) if group else 1
+        step = _number(group or used) if stride else 1
+    except ValueError:
+        raise ValueError(f"malformed CPU list part {part!r}") from None
+    if end < start or step < 1 or not 1 <= width <= step or end > MAX_ID:
+        raise ValueError(f"malformed CPU list part {part!r}")
+    return (id_ for base in range(start, end + 1, step) for id_ in range(base, min(base + width, end + 1)))
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+def parse_cpumask(text: str) -> frozenset[int]:
+    """The ids set in a hexadecimal mask such as "00000000,000000ff" (most significant word first).
+
+    Raises: ValueError if it is not hexadecimal.
+    Source: kernel, bitmap_print_to_pagebuf (32-bit words separated by commas).
+    """
+    words = text.strip().strip("\0").strip()
+    mask = int(words.replace(",", "").replace("0x", ""), 16) if words else 0
+    ids: set[int] = set()
+    while mask:
+        low = mask & -mask
+        ids.add(low.bit_length() - 1)
+        mask ^= low
+    return frozenset(ids)
+
+
+def format_cpulist(ids: Iterable[int]) -> str:
+    """The canonical list for a set of ids: ascending, ranges joined; "" for the empty set."""
+    parts: list[str] = []
+    start = previous = -2
+    for id_ in [*sorted(set(ids)), -2]:
+        if id_ == previous + 1:
+            previous = id_
+            continue
+        if start >= 0:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+        start = previous = id_
+    return ",".join(parts)

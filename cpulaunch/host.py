@@ -1,0 +1,188 @@
+"""Facts about one machine, as read; nothing here decides or reads anything.
+
+Ids of cores, L3 groups, sockets and dies are the lowest logical CPU id of the group, offline CPUs
+included: unique on the machine, which the kernel's core_id and physical_package_id are not.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+CoreKind = Literal["performance", "efficiency"]
+CacheType = Literal["Unified", "Data", "Instruction"]
+Permission = Literal["permitted", "denied", "unknown"]
+LibraryKind = Literal["allocator", "openmp", "mkl-dispatch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalCpu:
+    """One online logical CPU and the groups it belongs to; None where the machine does not say."""
+
+    id: int
+    core: int
+    socket: int
+    die: int | None = None
+    l3: int | None = None
+    numa_node: int | None = None
+    kind: CoreKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """One NUMA node: its online CPUs, its memory, and its distance to every node (itself too)."""
+
+    id: int
+    cpus: frozenset[int]
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    distances: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def memory_only(self) -> bool:
+        """Whether the node has memory and no CPU (HBM, CXL, a GPU's memory)."""
+        return not self.cpus and self.memory_bytes != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """One cache and the online CPUs that share it."""
+
+    level: int
+    type: CacheType
+    cpus: frozenset[int]
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuInfo:
+    """Who made the CPU and what it can do; `isa` holds normalized feature names (see FEATURES)."""
+
+    vendor: str | None = None
+    model_name: str | None = None
+    family: int | None = None
+    model: int | None = None
+    isa: frozenset[str] = frozenset()
+
+
+FEATURES = (
+    "avx2",
+    "fma",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "amx_fp16",
+    "neon",
+    "asimddp",
+    "fp16",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
+    "sme",
+    "vsx",
+    "rvv",
+)
+"""Feature names every probe answers; `bf16`, `i8mm`, `fp16` are the Arm ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """The tightest CPU bandwidth limit among this process's cgroups, in CPUs, and its file."""
+
+    cpus: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The CPUs this process may really use and how many threads of them at a time."""
+
+    cpus: frozenset[int]
+    threads: int
+    limited_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What confines this process; `memory_nodes` are the NUMA nodes it may allocate on."""
+
+    affinity: frozenset[int]
+    cpuset: frozenset[int] | None = None
+    memory_nodes: frozenset[int] | None = None
+    quota: Quota | None = None
+    memory_bytes: int | None = None
+    memory_source: str | None = None
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Kernel settings that change speed; None where the file is absent."""
+
+    release: str | None = None
+    transparent_hugepage: str | None = None
+    numa_balancing: bool | None = None
+    governor: str | None = None
+    smt: str | None = None
+    isolated_cpus: frozenset[int] = frozenset()
+    mempolicy: Permission = "unknown"
+    page_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A library found on this machine that a worker can preload.
+
+    `untrusted` says why it may not be preloaded: None, or the file or directory others may write.
+    """
+
+    kind: LibraryKind
+    name: str
+    path: str
+    untrusted: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as sysfs shows it, in PCI order."""
+
+    index: int
+    vendor: str
+    pci: str
+    uuid: str | None = None
+    numa_node: int | None = None
+    cpus: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torch:
+    """The torch of the worker's environment, from its files (it is never imported here)."""
+
+    version: str
+    path: str
+    bundled_openmp: str | None = None
+    mkl_dispatch_symbol: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Everything known about a machine. `sysroot` is None for the one this process runs on."""
+
+    arch: str
+    cpu: CpuInfo
+    cpus: tuple[LogicalCpu, ...]
+    limits: Limits
+    offline_cpus: frozenset[int] = frozenset()
+    numa_nodes: tuple[NumaNode, ...] = ()
+    caches: tuple[Cache, ...] = ()
+    kernel: Kernel = Kernel()
+    memory_bytes: int | None = None
+    libraries: tuple[Library, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    torch: Torch | None = None
+    container: bool = False
+    sysroot: str | None = None

@@ -1,0 +1,143 @@
+"""How a setting's value is written: as text on a command line, as a TOML value in a profile."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cpulaunch.cpulist import parse_cpulist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A sort of value. `from_text` and `from_toml` raise ValueError saying what they expected."""
+
+    metavar: str
+    from_text: Callable[[str], Any]
+    from_toml: Callable[[object], Any]
+    choices: tuple[str, ...] = ()
+    flag: bool = False
+    repeatable: bool = False
+
+
+def _integer(minimum: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"expected a whole number, at least {minimum}") from None
+    if value < minimum:
+        raise ValueError(f"expected a whole number, at least {minimum}")
+    return value
+
+
+def _toml_integer(minimum: int, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("expected an integer")
+    return _integer(minimum, str(value))
+
+
+def integer(*, minimum: int) -> Kind:
+    """Whole numbers from `minimum` up."""
+    return Kind(metavar="N", from_text=partial(_integer, minimum), from_toml=partial(_toml_integer, minimum))
+
+
+def _count(word: str, text: str) -> int | str:
+    return word if text == word else _integer(1, text)
+
+
+def _toml_count(word: str, value: object) -> int | str:
+    return word if value == word else _toml_integer(1, value)
+
+
+def count(word: str) -> Kind:
+    """A positive whole number or `word`."""
+    return Kind(metavar=f"N|{word}", from_text=partial(_count, word), from_toml=partial(_toml_count, word))
+
+
+def _number(minimum: float, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"expected a number, at least {minimum:g}") from None
+    if not minimum <= value < float("inf"):
+        raise ValueError(f"expected a finite number, at least {minimum:g}")
+    return value
+
+
+def _toml_number(minimum: float, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("expected a number")
+    return _number(minimum, str(value))
+
+
+def number(*, minimum: float) -> Kind:
+    """Finite numbers from `minimum` up."""
+    return Kind(metavar="SECONDS", from_text=partial(_number, minimum), from_toml=partial(_toml_number, minimum))
+
+
+def _choice(choices: tuple[str, ...], value: object) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError("expected one of " + ", ".join(choices))
+    return value
+
+
+def choice(*choices: str) -> Kind:
+    """One of the named words."""
+    one_of = partial(_choice, choices)
+    return Kind(metavar="|".join(choices), from_text=one_of, from_toml=one_of, choices=choices)
+
+
+def _toml_bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def _text_bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text == "true"
+
+
+def _toml_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a string")
+    return _text(value)
+
+
+def _text(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("expected a non-empty text")
+    return text
+
+
+def _cpulist(text: str) -> frozenset[int]:
+    ids = parse_cpulist(text)
+    if not ids:
+        raise ValueError("expected a list such as 0-3,8")
+    return ids
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise ValueError("expected a name, or names separated by commas")
+    return names
+
+
+def _assignment(text: str) -> tuple[tuple[str, str], ...]:
+    name, equals, value = text.partition("=")
+    if not (equals and name) or "\0" in text:
+        raise ValueError("expected NAME=VALUE")
+    return ((name, value),)
+
+
+def _never(value: object) -> Any:
+    raise ValueError("cannot be set in a profile")
+
+
+FLAG = Kind(metavar="", from_text=_text_bool, from_toml=_toml_bool, flag=True)
+TEXT = Kind(metavar="PATH", from_text=_text, from_toml=_toml_text)
+CPULIST = Kind(metavar="LIST", from_text=_cpulist, from_toml=_never)
+NAMES = Kind(metavar="NAME|FILE|auto|none", from_text=_names, from_toml=_never)
+ASSIGNMENTS = Kind(metavar="K=V", from_text=_assignment, from_toml=_never, repeatable=True)

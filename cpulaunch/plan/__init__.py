@@ -1,0 +1,1 @@
+"""Deciding, pure: Host + LaunchRequest -> LaunchPlan. Nothing here reads or writes anything."""

@@ -1,0 +1,82 @@
+"""The plan: exactly what will run. It is printed, written as JSON or a script, and executed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cpulaunch.request import Origin
+
+Mode = Literal["single", "instances", "ranks"]
+MemoryPolicy = Literal["preferred", "bind", "interleave", "none"]
+Binder = Literal["native", "numactl", "taskset", "none"]
+PreloadKind = Literal["allocator", "openmp", "mkl-dispatch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """One process to start. `cpus` empty: not bound. `env`: changes to the inherited environment, None unsets.
+
+    `argv` is complete: with the numactl or taskset binder it begins with that program and its options, and
+    the launcher then binds nothing itself.
+    """
+
+    index: int
+    cpus: frozenset[int]
+    numa_nodes: frozenset[int]
+    mempolicy: MemoryPolicy
+    threads: int
+    env: tuple[tuple[str, str | None], ...]
+    argv: tuple[str, ...]
+    rank: int | None = None
+    local_rank: int | None = None
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One value in the plan, who chose it and why, in one line."""
+
+    setting: str
+    value: str | None
+    origin: Origin
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreloadCandidate:
+    """A library the planner would preload, if a trial start of the worker's interpreter with it succeeds."""
+
+    kind: PreloadKind
+    name: str
+    path: str
+    required: bool
+    """Asked for by name: a failed trial is an error, not a fallback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """How the workers are supervised. `show` None: all workers reach the terminal."""
+
+    binder: Binder = "native"
+    grace_seconds: float = 30.0
+    log_dir: str | None = None
+    show: frozenset[int] | None = None
+    buffered: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Every worker, every value with origin and reason, every warning."""
+
+    mode: Mode
+    profile: str | None
+    world_size: int
+    workers: tuple[WorkerPlan, ...]
+    notes: tuple[Note, ...]
+    warnings: tuple[str, ...]
+    launch: LaunchOptions
+
+    @property
+    def replaces_launcher(self) -> bool:
+        """Whether the one worker takes over this process (exec): same pid, nothing resident."""
+        return self.world_size == 1 and self.launch.log_dir is None and self.launch.show is None

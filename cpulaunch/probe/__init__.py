@@ -1,0 +1,1 @@
+"""Reading a machine: files under a Root -> Host. Nothing here runs a program."""

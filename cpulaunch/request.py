@@ -1,0 +1,92 @@
+"""What was asked: the program, the merged settings with their origins, and the user's environment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from cpulaunch.settings import Settings
+
+ProgramKind = Literal["script", "module", "command"]
+Origin = str
+"""`cli`, `environment`, `profile:NAME` or `default`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every worker runs: a Python script, a module (-m) or any command (--no-python)."""
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+    interpreter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvDefault:
+    """An environment variable a profile wants, in its own words."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Values one source wants; earlier layers win. `reasons` explain a profile's settings."""
+
+    origin: Origin
+    values: Mapping[str, Any]
+    reasons: Mapping[str, str] = MappingProxyType({})
+    env: tuple[EnvDefault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One launch, fully asked for. `environ` is the environment cpulaunch was started in."""
+
+    program: Program | None
+    settings: Settings
+    origins: Mapping[str, Origin]
+    reasons: Mapping[str, str]
+    profile: str | None
+    profile_env: tuple[tuple[Origin, EnvDefault], ...]
+    environ: Mapping[str, str]
+
+    def origin(self, setting: str) -> Origin:
+        """Who chose a setting's value; "default" if nobody did."""
+        return self.origins.get(setting, "default")
+
+
+def merge(
+    layers: Sequence[Layer],
+    *,
+    program: Program | None,
+    profile: str | None,
+    environ: Mapping[str, str],
+) -> LaunchRequest:
+    """The request made of layers in order of precedence (the command line first).
+
+    `env` assignments come from the command line only and stay in `settings.env`.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    reasons: dict[str, str] = {}
+    env: dict[str, tuple[Origin, EnvDefault]] = {}
+    for layer in layers:
+        for name, value in layer.values.items():
+            if name not in values:
+                values[name], origins[name] = value, layer.origin
+                if name in layer.reasons:
+                    reasons[name] = layer.reasons[name]
+        for default in layer.env:
+            env.setdefault(default.name, (layer.origin, default))
+    return LaunchRequest(
+        program=program,
+        settings=Settings(**values),
+        origins=MappingProxyType(origins),
+        reasons=MappingProxyType(reasons),
+        profile=profile,
+        profile_env=tuple(env.values()),
+        environ=MappingProxyType(dict(environ)),
+    )

@@ -1,0 +1,153 @@
+"""Every setting, one row each: the same row is a flag of run and plan, a key of profiles and a line of the help.
+
+A row's flag is its name with dashes (`cores_per_instance` is `--cores-per-instance`, also accepted with underscores).
+"""
+
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, Literal
+
+from cpulaunch import kinds
+from cpulaunch.kinds import Kind
+
+Count = int | Literal["auto"]
+Group = Literal["Placement", "Memory and threads", "Preloads", "Profile", "Launch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How one setting is written and explained."""
+
+    name: str
+    kind: Kind
+    default: Any
+    group: Group
+    help: str
+    in_profile: bool = True
+
+    @property
+    def flag(self) -> str:
+        """The setting's long option."""
+        return "--" + self.name.replace("_", "-")
+
+
+def _row(default: Any, kind: Kind, group: Group, help: str, *, in_profile: bool = True) -> Any:  # noqa: A002
+    return field(
+        default=default,
+        metadata={"kind": kind, "group": group, "help": help, "in_profile": in_profile},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The merged value of every setting; None where nobody chose and the planner decides."""
+
+    instances: Count | None = _row(
+        None,
+        kinds.count("auto"),
+        "Placement",
+        "independent copies of the program; auto: one per NUMA node",
+        in_profile=False,
+    )
+    cores_per_instance: int | None = _row(
+        None, kinds.integer(minimum=1), "Placement", "cores of each instance", in_profile=False
+    )
+    cpus: frozenset[int] | None = _row(
+        None, kinds.CPULIST, "Placement", "use these logical CPUs only, e.g. 0-3,8", in_profile=False
+    )
+    numa_nodes: frozenset[int] | None = _row(
+        None, kinds.CPULIST, "Placement", "use these NUMA nodes only, e.g. 0,1", in_profile=False
+    )
+    smt: bool = _row(False, kinds.FLAG, "Placement", "give out SMT siblings too (default: one logical CPU per core)")
+    e_cores: bool = _row(False, kinds.FLAG, "Placement", "use efficiency cores too")
+    reserve: int = _row(0, kinds.integer(minimum=0), "Placement", "cores of each instance kept free of compute threads")
+    strategy: Literal["spread", "compact"] = _row(
+        "spread",
+        kinds.choice("spread", "compact"),
+        "Placement",
+        "spread: deal instances evenly over NUMA nodes; compact: fill in order",
+    )
+    instance_index: frozenset[int] | None = _row(
+        None, kinds.CPULIST, "Placement", "start only these instances of the plan, e.g. 0,2", in_profile=False
+    )
+    oversubscribe: bool = _row(False, kinds.FLAG, "Placement", "allow more instances than cores", in_profile=False)
+
+    membind: Literal["preferred", "bind", "interleave", "none"] | None = _row(
+        None,
+        kinds.choice("preferred", "bind", "interleave", "none"),
+        "Memory and threads",
+        "memory policy of each worker (default: preferred; interleave across several NUMA nodes)",
+    )
+    binder: Literal["native", "numactl", "taskset", "none"] = _row(
+        "native",
+        kinds.choice("native", "numactl", "taskset", "none"),
+        "Memory and threads",
+        "who binds: system calls, the named program, or nobody",
+    )
+    threads: int | None = _row(
+        None, kinds.integer(minimum=1), "Memory and threads", "compute threads of each worker (default: its cores)"
+    )
+    openmp: Literal["auto", "default", "intel", "llvm"] = _row(
+        "auto",
+        kinds.choice("auto", "default", "intel", "llvm"),
+        "Memory and threads",
+        "OpenMP runtime to preload; default: the one torch brings",
+    )
+    affinity: Literal["mask", "close", "spread", "explicit", "none"] = _row(
+        "mask",
+        kinds.choice("mask", "close", "spread", "explicit", "none"),
+        "Memory and threads",
+        "per-thread OpenMP pinning inside the worker's CPUs; mask: none, the worker's mask only",
+    )
+    wait_policy: Literal["auto", "active", "passive"] = _row(
+        "auto",
+        kinds.choice("auto", "active", "passive"),
+        "Memory and threads",
+        "what idle OpenMP threads do; active spins: only on cores nobody shares, without a quota",
+    )
+
+    allocator: Literal["auto", "default", "tcmalloc", "jemalloc", "mimalloc"] = _row(
+        "auto",
+        kinds.choice("auto", "default", "tcmalloc", "jemalloc", "mimalloc"),
+        "Preloads",
+        "memory allocator to preload",
+    )
+    huge_pages: bool = _row(False, kinds.FLAG, "Preloads", "ask for transparent huge pages (allocator and torch)")
+    mkl_dispatch: Literal["auto", "on", "off"] = _row(
+        "auto",
+        kinds.choice("auto", "on", "off"),
+        "Preloads",
+        "on AMD, let MKL choose its fast kernels (same precision)",
+    )
+
+    profile: tuple[str, ...] = _row(
+        ("auto",),
+        kinds.NAMES,
+        "Profile",
+        "preset: NAME, FILE.toml, auto or none; several separated by commas",
+        in_profile=False,
+    )
+    env: tuple[tuple[str, str], ...] = _row(
+        (), kinds.ASSIGNMENTS, "Profile", "set K=V in every worker; may be repeated", in_profile=False
+    )
+    strict: bool = _row(False, kinds.FLAG, "Profile", "turn every degradation into an error", in_profile=False)
+
+    grace: float = _row(30.0, kinds.number(minimum=0.0), "Launch", "seconds between SIGTERM and SIGKILL")
+    log_dir: str | None = _row(
+        None, kinds.TEXT, "Launch", "write each worker's output to DIR/worker-N.log", in_profile=False
+    )
+    show: frozenset[int] | None = _row(
+        None, kinds.CPULIST, "Launch", "workers whose output reaches the terminal (default: all)", in_profile=False
+    )
+    buffered: bool = _row(
+        False, kinds.FLAG, "Launch", "let Python workers buffer their output (default: -u behind a pipe)"
+    )
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """Every setting's row by name, in the order of the help."""
+    return {
+        f.name: Row(name=f.name, default=None if f.default is MISSING else f.default, **f.metadata)
+        for f in fields(Settings)
+    }
