@@ -54,13 +54,20 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuInfo:
-    """Who made the CPU and what it can do; `isa` holds normalized feature names (see FEATURES)."""
+    """Who made the CPU and what it can do; `isa` holds normalized feature names (see FEATURES).
+
+    On Arm `vendor` is the implementer's name as lscpu prints it ("ARM" for 0x41, "Ampere" for 0xc0, "NVIDIA" for
+    0x4e) and `model` the part number (0xd0c is Neoverse N1). `platform` is who sells the machine, as DMI says
+    ("Amazon EC2", "Google"): it tells Graviton from Ampere Altra, which have the same core.
+    Source of `platform`: /sys/class/dmi/id/sys_vendor.
+    """
 
     vendor: str | None = None
     model_name: str | None = None
     family: int | None = None
     model: int | None = None
     isa: frozenset[str] = frozenset()
+    platform: str | None = None
 
 
 FEATURES = (
