@@ -1,7 +1,7 @@
 """What was asked: the program, the merged settings with their origins, and the user's environment."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class Layer:
 
     origin: Origin
     values: Mapping[str, Any]
-    reasons: Mapping[str, str] = MappingProxyType({})
+    reasons: Mapping[str, str] = field(default_factory=dict)
     env: tuple[EnvDefault, ...] = ()
 
 
