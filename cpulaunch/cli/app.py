@@ -1,0 +1,122 @@
+"""The commands that inspect: probe, profiles, doctor. (run and plan are parsed by hand, in arguments.py.)"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from cpulaunch.cli import terminal
+from cpulaunch.errors import CpulaunchError, UsageError
+from cpulaunch.host import Host
+from cpulaunch.probe import Root, probe_host
+from cpulaunch.profile import user_profile_dir
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or validate profiles.")
+app.add_typer(profiles, name="profiles")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Sysroot = Annotated[str, typer.Option(metavar="DIR", help="Read the captured machine under DIR instead of this one.")]
+
+
+def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit code of an inspecting command. Raises: UsageError for a command line that cannot be meant."""
+    try:
+        code = app(list(arguments), prog_name="cpulaunch", standalone_mode=False, obj=environ)
+    except TyperException as error:
+        raise UsageError(
+            error.format_message().rstrip(".").lower(),
+            source="command line",
+            hint=f"cpulaunch {arguments[0]} --help",
+        ) from None
+    return code if isinstance(code, int) else 0
+
+
+def host_at(sysroot: str, context: typer.Context) -> Host:
+    """Everything about this machine, or about the captured one under `sysroot`."""
+    if not Path(sysroot).is_dir():
+        raise UsageError(
+            "--sysroot: no such directory", value=repr(sysroot), source="command line", hint="--sysroot DIR"
+        )
+    environ: Mapping[str, str] = context.obj
+    interpreter = environ.get("PYTHON_EXEC") or sys.executable
+    return probe_host(Root(sysroot), interpreter=interpreter, environ=environ, detail="full")
+
+
+@app.command()
+def probe(
+    context: typer.Context,
+    json: Json = False,
+    sysroot: Sysroot = "/",
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write the map as a picture.")] = None,
+) -> None:
+    """Show a machine: cores, caches, NUMA nodes, limits, libraries."""
+    from cpulaunch.cli.machine_svg import machine_svg
+    from cpulaunch.cli.probe import probe_json, probe_text
+
+    host = host_at(sysroot, context)
+    if svg is not None:
+        _write(svg, machine_svg(host))
+    if json:
+        terminal.print_json(probe_json(host))
+    elif svg is None:
+        print(probe_text(host, width=terminal.width(), color=terminal.color(context.obj)))
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CpulaunchError(
+            "cannot write the picture", value=f"{path}: {error.strerror}", source="--svg", hint="name a writable FILE"
+        ) from None
+
+
+@app.command()
+def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -> int:
+    """Check this machine and environment: OK, advice or problem, why, and the command that fixes it."""
+    from cpulaunch.cli.doctor import doctor_report
+
+    host = host_at(sysroot, context)
+    report = doctor_report(host, root=Root(sysroot), interpreter=sys.executable, environ=context.obj)
+    if json:
+        terminal.print_json(report.as_json())
+    else:
+        print(report.as_text(width=terminal.width(), color=terminal.color(context.obj)))
+    return report.exit_code
+
+
+@profiles.command("list")
+def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -> None:
+    """Every profile, and which apply here."""
+    from cpulaunch.cli.profiles import list_json, list_text
+
+    host, folder = host_at(sysroot, context), user_profile_dir(context.obj)
+    if json:
+        terminal.print_json(list_json(host, config_dir=folder))
+    else:
+        print(list_text(host, config_dir=folder, width=terminal.width()))
+
+
+@profiles.command("show")
+def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
+    """One profile: every setting with its reason, source and date."""
+    from cpulaunch.cli.profiles import show_json, show_text
+
+    folder = user_profile_dir(context.obj)
+    if json:
+        terminal.print_json(show_json(name, config_dir=folder))
+    else:
+        print(show_text(name, config_dir=folder, width=terminal.width()))
+
+
+@profiles.command("validate")
+def validate_profile(file: str) -> None:
+    """Check a profile file; an error names file, line and key."""
+    from cpulaunch.cli.profiles import validate_text
+
+    print(validate_text(os.fspath(file)))

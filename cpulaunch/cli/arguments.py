@@ -1,0 +1,176 @@
+"""The command line of run and plan -> CommandLine. The options are the rows of settings.py and the few below.
+
+Written by hand because everything after the program belongs to it untouched, and because this is the hot path: an
+argument-parsing library would cost more than probing the machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpulaunch.errors import UsageError
+from cpulaunch.request import Program, ProgramKind
+from cpulaunch.settings import Row, rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """What was typed: settings by name, the program, and how to show the plan."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    program: Program | None = None
+    switches: frozenset[str] = frozenset()
+    emit: str | None = None
+    sysroot: str | None = None
+
+
+SWITCHES = {
+    "--json": "print the plan as JSON and start nothing",
+    "--dry-run": "print the plan and start nothing, as `cpulaunch plan` does",
+    "--verbose": "print the plan on stderr, then run it",
+    "--module": "SCRIPT is a module, as in `python -m` (also -m)",
+    "--no-python": "SCRIPT is any command, not a Python file",
+    "--help": "show this help (also -h)",
+    "--version": "show the version",
+}
+TEXTS = {
+    "--emit": ("sh", "print the plan in another form and start nothing; sh: a shell script"),
+    "--sysroot": ("DIR", "plan for the captured machine under DIR; starts nothing"),
+}
+EMITS = ("sh",)
+SHORT = {"-m": "--module", "-h": "--help"}
+
+
+class _Reader:
+    """Tokens read one after the other; collects what they say."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self.tokens = list(tokens)
+        self.position = 0
+        self.values: dict[str, Any] = {}
+        self.switches: set[str] = set()
+        self.texts: dict[str, str] = {}
+        self.literal = False
+
+    def next_option(self) -> str | None:
+        """The next token if it is an option, else None; `--` ends the options."""
+        if self.position >= len(self.tokens):
+            return None
+        token = self.tokens[self.position]
+        if token == "--":
+            self.position += 1
+            return None
+        if not token.startswith("-") or token == "-":
+            return None
+        self.position += 1
+        return token
+
+    def argument(self, flag: str, inline: str | None) -> str:
+        """The text that belongs to `flag`. Raises: UsageError if there is none."""
+        if inline is not None:
+            return inline
+        if self.position >= len(self.tokens):
+            raise UsageError("option needs a value", value=flag, source="command line", hint=f"cpulaunch {flag}=VALUE")
+        self.position += 1
+        return self.tokens[self.position - 1]
+
+    def read(self, token: str) -> None:
+        """Take one option in. Raises: UsageError."""
+        name, equals, text = token.partition("=")
+        flag = canonical(name)
+        inline = text if equals else None
+        if flag in SWITCHES:
+            if inline is not None:
+                raise UsageError("option takes no value", value=token, source="command line", hint=f"cpulaunch {flag}")
+            self.switches.add(flag)
+        elif flag in TEXTS:
+            self.texts[flag] = self.argument(flag, inline)
+        else:
+            self.set(flag, inline)
+
+    def set(self, flag: str, inline: str | None) -> None:
+        """Take one setting's option in. Raises: UsageError."""
+        row, negated = setting_of(flag)
+        if row.kind.flag:
+            value = row.kind.from_text(inline) if inline in ("true", "false") else inline is None
+            if inline not in (None, "true", "false"):
+                raise UsageError("option takes no value", value=f"{flag}={inline}", source="command line", hint=flag)
+            self.values[row.name] = value is not negated
+            return
+        text = self.argument(flag, inline)
+        value = parse(row, text)
+        self.values[row.name] = self.values.get(row.name, ()) + value if row.kind.repeatable else value
+
+
+def canonical(name: str) -> str:
+    """An option's one spelling: short forms and underscores resolved."""
+    return SHORT.get(name, "--" + name[2:].replace("_", "-") if name.startswith("--") else name)
+
+
+def setting_of(flag: str) -> tuple[Row, bool]:
+    """The row of a flag and whether it was the negative form (`--no-smt`). Raises: UsageError for an unknown option."""
+    name = flag[2:].replace("-", "_")
+    table = rows()
+    if flag.startswith("--") and name in table:
+        return table[name], False
+    positive = table.get(name.removeprefix("no_")) if flag.startswith("--no-") else None
+    if positive is not None and positive.kind.flag:
+        return positive, True
+    raise UsageError("unknown option", value=flag, source="command line", hint=_nearest(flag))
+
+
+def parse(row: Row, text: str) -> Any:
+    """The value of a setting written as text. Raises: UsageError."""
+    try:
+        return row.kind.from_text(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{row.flag}: {error}",
+            value=repr(text),
+            source="command line",
+            hint=f"cpulaunch {row.flag} {row.kind.metavar}",
+        ) from None
+
+
+def _nearest(flag: str) -> str:
+    import difflib
+
+    known = [row.flag for row in rows().values()] + [*SWITCHES, *TEXTS]
+    known += ["--no-" + row.flag[2:] for row in rows().values() if row.kind.flag]
+    near = difflib.get_close_matches(flag, known, n=1, cutoff=0.4)
+    return f"did you mean {near[0]}? the program's own options go after it" if near else "cpulaunch --help lists them"
+
+
+def parse_command_line(tokens: Sequence[str], *, interpreter: str) -> CommandLine:
+    """What a command line of run or plan says. Raises: UsageError."""
+    reader = _Reader(tokens)
+    while (token := reader.next_option()) is not None:
+        reader.read(token)
+    emit = reader.texts.get("--emit")
+    if emit is not None and emit not in EMITS:
+        raise UsageError(
+            "--emit: unknown form", value=repr(emit), source="command line", hint="cpulaunch plan --emit sh"
+        )
+    return CommandLine(
+        values=reader.values,
+        program=_program(reader, interpreter),
+        switches=frozenset(reader.switches),
+        emit=emit,
+        sysroot=reader.texts.get("--sysroot"),
+    )
+
+
+def _program(reader: _Reader, interpreter: str) -> Program | None:
+    if {"--module", "--no-python"} <= reader.switches:
+        raise UsageError("contradicting options", value="-m and --no-python", source="command line", hint="drop one")
+    rest = reader.tokens[reader.position :]
+    if not rest:
+        return None
+    kind: ProgramKind = "script"
+    if "--module" in reader.switches:
+        kind = "module"
+    elif "--no-python" in reader.switches:
+        kind = "command"
+    return Program(
+        kind=kind, target=rest[0], args=tuple(rest[1:]), interpreter="" if kind == "command" else interpreter
+    )

@@ -1,0 +1,40 @@
+"""The one place that reads the environment, catches errors and decides the exit code."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from cpulaunch.errors import CpulaunchError
+
+INSPECTING = ("probe", "profiles", "doctor")
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """The exit code for a command line. Effect: runs it; errors go to stderr in two lines."""
+    try:
+        code = dispatch(arguments, os.environ)
+        sys.stdout.flush()
+    except CpulaunchError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit code of the command the first argument names; `run` when it names none."""
+    first = arguments[0] if arguments else "--help"
+    if first in INSPECTING:
+        from cpulaunch.cli.app import run_app
+
+        return run_app(arguments, environ)
+    from cpulaunch.cli.run import run
+
+    rest = arguments[1:] if first in ("run", "plan") else arguments or ["--help"]
+    return run(rest, environ, only_plan=first == "plan")

@@ -1,0 +1,123 @@
+"""run and plan: probe, merge, plan, try the preloads, then print or launch."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from cpulaunch.cli.arguments import CommandLine, parse_command_line
+from cpulaunch.errors import CpulaunchError, UsageError
+from cpulaunch.host import Host
+from cpulaunch.launch.program import check_program
+from cpulaunch.launch.run import launch
+from cpulaunch.launch.trial import try_preloads
+from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.plan.planner import make_plan, preload_candidates
+from cpulaunch.probe import Root, probe_host
+from cpulaunch.profile import chosen_layers, user_profile_dir
+from cpulaunch.request import LaunchRequest, Layer, merge
+
+
+def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -> int:
+    """The exit code of `run` or `plan` with these arguments. Raises: CpulaunchError."""
+    line = parse_command_line(tokens, interpreter=environ.get("PYTHON_EXEC") or sys.executable)
+    if line.switches & {"--help", "--version"}:
+        return _show_help(line)
+    printed = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
+    if not printed:
+        _check_runnable(line, environ)
+    host, plan = _decide(line, environ)
+    if printed:
+        _print_plan(plan, host, line, environ)
+        return 0
+    return _carry_out(plan, host, line, environ)
+
+
+def _show_help(line: CommandLine) -> int:
+    if "--version" in line.switches:
+        import cpulaunch
+
+        print(f"cpulaunch {cpulaunch.__version__}")
+        return 0
+    from cpulaunch.cli import terminal
+    from cpulaunch.cli.usage import run_help
+
+    print(run_help(terminal.width()), end="")
+    return 0
+
+
+def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
+    if line.program is None:
+        raise UsageError(
+            "no program to run",
+            value="nothing after the options",
+            source="command line",
+            hint="cpulaunch SCRIPT [ARGS...]",
+        )
+    if line.sysroot is not None:
+        raise UsageError(
+            "a captured machine can be planned for, not run on",
+            value=line.sysroot,
+            source="--sysroot",
+            hint="use `cpulaunch plan`",
+        )
+    check_program(line.program, environ)
+
+
+def _decide(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, LaunchPlan]:
+    interpreter = line.program.interpreter if line.program else sys.executable
+    if line.sysroot is not None and not os.path.isdir(line.sysroot):
+        raise UsageError("no such directory", value=line.sysroot, source="--sysroot", hint="name a captured machine")
+    host = probe_host(Root(line.sysroot or "/"), interpreter=interpreter, environ=environ, detail="launch")
+    request = request_for(line, host, environ)
+    return host, make_plan(host, request, trials=_trials(host, request, environ))
+
+
+def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> LaunchRequest:
+    """The command line over the profiles it names or that match the host."""
+    names: tuple[str, ...] = line.values.get("profile", ("auto",))
+    layers, label = chosen_layers(names, host, config_dir=user_profile_dir(environ))
+    command_line = Layer(origin="cli", values=line.values)
+    return merge([command_line, *layers], program=line.program, profile=label, environ=environ)
+
+
+def _trials(host: Host, request: LaunchRequest, environ: Mapping[str, str]) -> dict[str, str | None] | None:
+    if host.sysroot is not None:
+        return None
+    paths = [candidate.path for candidate in preload_candidates(host, request)]
+    interpreter = request.program.interpreter if request.program else ""
+    return try_preloads(
+        paths, interpreter=interpreter or sys.executable, environ=environ, cache_file=_trial_cache(environ)
+    )
+
+
+def _trial_cache(environ: Mapping[str, str]) -> str | None:
+    base = environ.get("XDG_CACHE_HOME") or (environ["HOME"] + "/.cache" if environ.get("HOME") else None)
+    return base and f"{base}/cpulaunch/trials"
+
+
+def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> None:
+    from cpulaunch.cli import plan_view, terminal
+
+    if "--json" in line.switches:
+        terminal.print_json(plan_view.plan_json(plan))
+    elif line.emit == "sh":
+        print(plan_view.plan_script(plan), end="")
+    else:
+        print(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
+
+
+def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:
+    if plan.launch.strict and plan.warnings:
+        raise CpulaunchError(
+            "the plan is degraded",
+            value=plan.warnings[0],
+            source="--strict",
+            hint="drop --strict, or follow the warning",
+        )
+    for warning in plan.warnings:
+        print(f"cpulaunch: warning: {warning}", file=sys.stderr)
+    if "--verbose" in line.switches:
+        from cpulaunch.cli import plan_view, terminal
+
+        print(plan_view.plan_text(plan, host, width=terminal.width(), color=False), file=sys.stderr, flush=True)
+    return launch(plan, environ=environ).exit_code

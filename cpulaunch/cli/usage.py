@@ -1,0 +1,59 @@
+"""The help of run and plan, made from the same rows that are parsed."""
+
+from collections.abc import Iterable
+
+from cpulaunch.cli.arguments import SWITCHES, TEXTS
+from cpulaunch.settings import Row, rows
+
+INTRODUCTION = """\
+Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
+       cpulaunch [OPTIONS] -m MODULE [ARGS...]
+       cpulaunch [OPTIONS] --no-python COMMAND [ARGS...]
+       cpulaunch COMMAND ...
+
+Runs a PyTorch program, unedited, bound to the right cores and memory; shows why.
+Everything after SCRIPT belongs to it.
+
+Commands:
+  run         run a program (the default)
+  plan        show what run would do, and why; starts nothing
+  probe       show this machine: cores, caches, NUMA nodes, limits, libraries
+  profiles    list, show or validate profiles
+  doctor      check this machine and environment
+"""
+
+
+def _label(row: Row) -> str:
+    if row.kind.flag:
+        return f"{row.flag} / --no-{row.flag[2:]}"
+    return f"{row.flag} {row.kind.metavar}"
+
+
+def _lines(label: str, text: str, width: int) -> Iterable[str]:
+    import textwrap
+
+    indent = 28
+    first = f"  {label}"
+    if len(first) > indent - 2:
+        yield first
+        first = ""
+    body = textwrap.wrap(text, max(width - indent, 30))
+    yield first.ljust(indent) + body[0]
+    yield from (" " * indent + line for line in body[1:])
+
+
+def run_help(width: int) -> str:
+    """The help text, wrapped to `width` columns."""
+    lines = [INTRODUCTION]
+    group = ""
+    for row in rows().values():
+        if row.group != group:
+            lines += ([""] if group else []) + [f"{row.group}:"]
+            group = row.group
+        lines += _lines(_label(row), row.help, width)
+    lines += ["", "Other:"]
+    for flag, (metavar, text) in TEXTS.items():
+        lines += _lines(f"{flag} {metavar}", text, width)
+    for flag, text in SWITCHES.items():
+        lines += _lines(flag, text, width)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,110 @@
+"""The command line as a table: tokens -> what they mean, or the error they give."""
+
+import pytest
+
+from cpulaunch.cli.arguments import parse_command_line
+from cpulaunch.cli.usage import run_help
+from cpulaunch.errors import UsageError
+from cpulaunch.settings import rows
+
+
+def parse(*tokens: str):
+    return parse_command_line(tokens, interpreter="python")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "values"),
+    [
+        (["--instances", "2", "a.py"], {"instances": 2}),
+        (["--instances=auto", "a.py"], {"instances": "auto"}),
+        (["--cores_per_instance", "4", "a.py"], {"cores_per_instance": 4}),
+        (["--cores_per-instance=4", "a.py"], {"cores_per_instance": 4}),
+        (["--cpus", "0-2,8", "a.py"], {"cpus": frozenset({0, 1, 2, 8})}),
+        (["--smt", "a.py"], {"smt": True}),
+        (["--no-smt", "a.py"], {"smt": False}),
+        (["--no_e_cores", "a.py"], {"e_cores": False}),
+        (["--smt", "--no-smt", "a.py"], {"smt": False}),
+        (["--huge-pages=true", "a.py"], {"huge_pages": True}),
+        (["--env", "A=1", "--env=B=x y=z", "a.py"], {"env": (("A", "1"), ("B", "x y=z"))}),
+        (["--env", "A=", "a.py"], {"env": (("A", ""),)}),
+        (["--profile", "throughput,./p.toml", "a.py"], {"profile": ("throughput", "./p.toml")}),
+        (["--grace", "0.5", "a.py"], {"grace": 0.5}),
+    ],
+)
+def test_settings(tokens, values):
+    line = parse(*tokens)
+    assert line.values == values
+    assert line.program is not None
+    assert line.program.target == "a.py"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "target", "args"),
+    [
+        (["a.py", "--instances", "2", "--help", "-m"], "script", "a.py", ("--instances", "2", "--help", "-m")),
+        (["-m", "pkg.mod", "x", "--json"], "module", "pkg.mod", ("x", "--json")),
+        (["-m", "--instances", "2", "pkg.mod", "x"], "module", "pkg.mod", ("x",)),
+        (["--no-python", "--threads=1", "ls", "-l"], "command", "ls", ("-l",)),
+        (["--no_python", "ls"], "command", "ls", ()),
+        (["--", "--odd name.py", "--"], "script", "--odd name.py", ("--",)),
+        (["-"], "script", "-", ()),
+        (["a b.py", "$x", "*", "", "new\nline"], "script", "a b.py", ("$x", "*", "", "new\nline")),
+    ],
+)
+def test_everything_after_the_program_is_its_own(tokens, kind, target, args):
+    program = parse(*tokens).program
+    assert program is not None
+    assert (program.kind, program.target, program.args) == (kind, target, args)
+    assert program.interpreter == ("" if kind == "command" else "python")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parts"),
+    [
+        (["--instanses", "2", "a.py"], ["unknown option: --instanses", "did you mean --instances"]),
+        (["-n", "2", "a.py"], ["unknown option: -n"]),
+        (["--no-cpus", "a.py"], ["unknown option: --no-cpus"]),
+        (["--instances"], ["option needs a value: --instances"]),
+        (["--instances", "0", "a.py"], ["--instances: expected a whole number, at least 1: '0'"]),
+        (["--instances", "two", "a.py"], ["'two' (command line)", "--instances N|auto"]),
+        (["--cpus", "3-1", "a.py"], ["malformed CPU list part '3-1'"]),
+        (["--cpus", "", "a.py"], ["expected a list"]),
+        (["--cpus", "0-99999999999", "a.py"], ["malformed CPU list part"]),
+        (["--env", "NOVALUE", "a.py"], ["expected NAME=VALUE"]),
+        (["--env", "=1", "a.py"], ["expected NAME=VALUE"]),
+        (["--strategy", "scatter", "a.py"], ["expected one of spread, compact"]),
+        (["--grace", "nan", "a.py"], ["expected a finite number"]),
+        (["--grace", "-1", "a.py"], ["expected a finite number"]),
+        (["--json=yes", "a.py"], ["option takes no value: --json=yes"]),
+        (["--smt=maybe", "a.py"], ["option takes no value: --smt=maybe"]),
+        (["--emit", "bat", "a.py"], ["--emit: unknown form: 'bat'"]),
+        (["-m", "--no-python", "x"], ["contradicting options"]),
+    ],
+)
+def test_what_cannot_be_meant_is_two_lines(tokens, parts):
+    with pytest.raises(UsageError) as caught:
+        parse(*tokens)
+    text = str(caught.value)
+    assert text.startswith("error: ")
+    assert "\nhint: " in text
+    assert len(text.splitlines()) == 2
+    for part in parts:
+        assert part in text
+    assert caught.value.exit_code == 2
+
+
+def test_no_program_is_allowed_for_a_plan():
+    assert parse("--instances", "2").program is None
+
+
+def test_help_names_every_setting():
+    text = run_help(80)
+    for row in rows().values():
+        assert row.flag in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_defaults_satisfy_their_own_kinds():
+    for row in rows().values():
+        if isinstance(row.default, str) and row.kind.choices:
+            assert row.kind.from_text(row.default) == row.default

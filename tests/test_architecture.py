@@ -1,0 +1,82 @@
+"""The layers: who may import whom, and where effects live. The table is the architecture."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "cpulaunch"
+DATA = {"errors", "cpulist", "kinds", "settings", "host", "request"}
+MAY_IMPORT = {
+    "errors": set(),
+    "cpulist": set(),
+    "kinds": {"cpulist"},
+    "settings": {"kinds"},
+    "host": set(),
+    "request": {"settings"},
+    "preset_table": set(),
+    "profile": DATA | {"preset_table"},
+    "plan": DATA | {"plan"},
+    "probe": DATA | {"probe"},
+    "launch": DATA | {"launch", "plan.model"},
+    "cli": DATA | {"cli", "plan", "probe", "launch", "profile", "preset_table", ""},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+EFFECTFUL = {"os", "subprocess", "socket", "pathlib", "time", "signal", "ctypes", "shutil", "tempfile", "selectors"}
+NEVER = {"torch", "subprocess32", "numpy"}
+
+
+def modules() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if "profiles" not in path.parts]
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def allowed(name: str, layers: set[str]) -> bool:
+    inner = name.removeprefix("cpulaunch").removeprefix(".")
+    return any(inner == one or inner.startswith(one + ".") for one in layers if one) or (not inner and "" in layers)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_downwards_only(path):
+    ours = {name for name in imports(path) if name.split(".")[0] == "cpulaunch"}
+    # `from cpulaunch.x import y` is judged by its module; `from cpulaunch import x` by the name.
+    ours = {name for name in ours if not any(other != name and name.startswith(other + ".") for other in ours)} | {
+        name for name in ours if name.count(".") == 1
+    }
+    ours.discard("cpulaunch")
+    layers = MAY_IMPORT[layer(path)]
+    wrong = {name for name in ours if not allowed(name, layers)}
+    # A package prefix alone (cpulaunch.plan for `from cpulaunch.plan.model import …`) is the parent of an allowed name.
+    wrong = {name for name in wrong if not any(f"cpulaunch.{one}".startswith(name + ".") for one in layers if one)}
+    assert not wrong, f"{layer(path)} may not import {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_launcher_never_imports_torch(path):
+    assert not {name.split(".")[0] for name in imports(path)} & NEVER
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "plan").rglob("*.py")), ids=lambda path: path.name)
+def test_planning_is_pure(path):
+    assert not {name.split(".")[0] for name in imports(path)} & EFFECTFUL
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_stay_readable_in_one_sitting(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 400 or path.name == "preset_table.py"
