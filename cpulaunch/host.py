@@ -177,7 +177,10 @@ class Torch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Everything known about a machine. `sysroot` is None for the one this process runs on."""
+    """Everything known about a machine. `sysroot` is None for the one this process runs on.
+
+    `can_bind`: whether its operating system lets a process choose its CPUs (macOS does not).
+    """
 
     arch: str
     cpu: CpuInfo
@@ -193,3 +196,4 @@ class Host:
     torch: Torch | None = None
     container: bool = False
     sysroot: str | None = None
+    can_bind: bool = True
