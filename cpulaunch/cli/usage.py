@@ -11,8 +11,8 @@ Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
        cpulaunch [OPTIONS] --no-python COMMAND [ARGS...]
        cpulaunch COMMAND ...
 
-Runs a PyTorch program, unedited, bound to the right cores and memory; shows why.
-Everything after SCRIPT belongs to it.
+Runs a PyTorch program, unedited, bound to the right cores and memory, and shows
+why. Everything after SCRIPT belongs to it.
 
 Commands:
   run         run a program (the default)
@@ -27,6 +27,13 @@ def _label(row: Row) -> str:
     if row.kind.flag:
         return f"{row.flag} / --no-{row.flag[2:]}"
     return f"{row.flag} {row.kind.metavar}"
+
+
+def _explanation(row: Row) -> str:
+    if row.kind.flag or row.default in (None, ()) or "default" in row.help.partition("(")[2]:
+        return row.help
+    default = ",".join(row.default) if isinstance(row.default, tuple) else f"{row.default}"
+    return f"{row.help} (default: {default})"
 
 
 def _lines(label: str, text: str, width: int) -> Iterable[str]:
@@ -50,7 +57,7 @@ def run_help(width: int) -> str:
         if row.group != group:
             lines += ([""] if group else []) + [f"{row.group}:"]
             group = row.group
-        lines += _lines(_label(row), row.help, width)
+        lines += _lines(_label(row), _explanation(row), width)
     lines += ["", "Other:"]
     for flag, (metavar, text) in TEXTS.items():
         lines += _lines(f"{flag} {metavar}", text, width)
