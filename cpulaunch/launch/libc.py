@@ -1,0 +1,60 @@
+"""The C library's calls that Python does not offer; ctypes is imported only when one is needed."""
+
+import errno
+import os
+import sys
+from functools import cache
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+"""Source: Linux, include/uapi/linux/prctl.h."""
+
+
+@cache
+def libc() -> Any:
+    """The process's C library (importing ctypes takes about 3 ms, so only those who need it pay)."""
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *args: Any) -> int:
+    """What the C function returned. Raises: OSError with its errno if that is negative or it does not exist."""
+    import ctypes
+
+    try:
+        function = getattr(libc(), name)
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    result = int(function(*args))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def is_linux() -> bool:
+    """Whether this is Linux (a function, so that every branch is type-checked everywhere)."""
+    return sys.platform.startswith("linux")
+
+
+def die_with_parent(signum: int, *, parent: int) -> None:
+    """Effect: the kernel sends this process `signum` when the thread that made it ends; exec keeps that.
+
+    Source: prctl(2) PR_SET_PDEATHSIG. The parent may be gone already, hence the comparison.
+    """
+    if not is_linux():
+        return
+    call("prctl", PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Effect: descendants whose parent ends become children of this process (not inherited by fork).
+
+    Source: prctl(2) PR_SET_CHILD_SUBREAPER, Linux 3.4.
+    """
+    if is_linux():
+        call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,0 +1,33 @@
+"""One worker without logs: this process becomes it."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from cpulaunch.launch.bind import Binding, apply_binding
+from cpulaunch.launch.program import exec_failure
+
+IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
+"""Python ignores these from its start on; a program expects their default. Source: Python/pylifecycle.c."""
+
+
+def restore_dispositions() -> None:
+    """Effect: signals that this Python ignores for itself have their default action again (exec resets handlers)."""
+    for name in IGNORED_BY_PYTHON:
+        number = getattr(signal, name, None)
+        if number is not None:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def replace_this_process(path: str, *, argv: tuple[str, ...], environ: Mapping[str, str], binding: Binding) -> NoReturn:
+    """Effect: this process is the worker: same pid, signals and exit code. Raises: NotExecutableError."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    apply_binding(binding)
+    restore_dispositions()
+    try:
+        os.execve(path, argv, environ)
+    except OSError as error:
+        raise exec_failure(path, error.errno or 0) from None

@@ -1,0 +1,49 @@
+"""A plan carried out: the one entry point of this package."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from cpulaunch.errors import LaunchError
+from cpulaunch.launch.bind import Say, prepare_bindings
+from cpulaunch.launch.program import child_environ, find_executable
+from cpulaunch.launch.replace import replace_this_process
+from cpulaunch.launch.result import LaunchResult
+from cpulaunch.plan.model import LaunchPlan
+
+
+def say_on_stderr(line: str) -> None:
+    """Effect: one line on file descriptor 2, if somebody is there."""
+    try:
+        os.write(2, f"cpulaunch: {line}\n".encode(errors="backslashreplace"))
+    except OSError:
+        return
+
+
+def launch(
+    plan: LaunchPlan,
+    *,
+    environ: Mapping[str, str],
+    memory_events: Path | None = None,
+    say: Say = say_on_stderr,
+) -> LaunchResult:
+    """How the workers ended. It takes this process over, so it is the last thing a program does.
+
+    Effect: with one worker and no logs this process becomes the worker and nothing returns. Otherwise the
+    result returns in a forked child, the supervisor; the calling process stays as its guard, passes
+    signals on, and ends with the exit code of the child.
+    Raises: LaunchError, NotFoundError or NotExecutableError, before anything is started where that can be
+    known, and with everything ended again where it cannot.
+    """
+    if not hasattr(os, "fork"):
+        raise LaunchError("cannot start workers", value=sys.platform, hint="run cpulaunch on Linux, macOS or in WSL")
+    environments = [child_environ(environ, worker.env) for worker in plan.workers]
+    paths = [find_executable(worker.argv[0], env) for worker, env in zip(plan.workers, environments, strict=True)]
+    bindings = prepare_bindings(plan, say=say)
+    if plan.replaces_launcher:
+        argv = plan.workers[0].argv
+        replace_this_process(paths[0], argv=argv, environ=environments[0], binding=bindings[0])
+    from cpulaunch.launch.supervise import supervise
+
+    return supervise(plan, paths=paths, environments=environments, bindings=bindings, memory_events=memory_events)

@@ -1,0 +1,66 @@
+"""The remembered verdicts of trial starts: a small text file that only its owner can have written."""
+
+import os
+import stat
+from collections.abc import Mapping
+
+HEADER = "cpulaunch trials 1"
+GOOD = "good"
+MAX_BYTES = 1 << 18
+MAX_ENTRIES = 200
+
+
+def read_verdicts(path: str) -> dict[str, str | None]:
+    """The verdict (None: good) by key; empty if the file is absent, not ours, writable by others or malformed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return {}
+    try:
+        return _parse(os.read(fd, MAX_BYTES + 1)) if _is_ours(os.fstat(fd)) else {}
+    except OSError:
+        return {}
+    finally:
+        os.close(fd)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and private
+
+
+def _parse(data: bytes) -> dict[str, str | None]:
+    """Lines "KEY<tab>VERDICT" under the header; a file that holds anything else holds nothing."""
+    header, *lines = data.decode("utf-8", "replace").split("\n")
+    if header != HEADER or len(data) > MAX_BYTES:
+        return {}
+    verdicts: dict[str, str | None] = {}
+    for line in lines:
+        key, tab, verdict = line.partition("\t")
+        if not tab:
+            continue
+        verdicts[key] = None if verdict == GOOD else verdict
+    return verdicts
+
+
+def write_verdicts(path: str, verdicts: Mapping[str, str | None]) -> None:
+    """Effect: the file holds the latest verdicts, whole or not at all; nothing if it cannot be written."""
+    entries = list(verdicts.items())[-MAX_ENTRIES:]
+    lines = [HEADER, *(f"{key}\t{GOOD if verdict is None else _one_line(verdict)}" for key, verdict in entries), ""]
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return
+    try:
+        os.write(fd, "\n".join(lines).encode("utf-8", "backslashreplace"))
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+    finally:
+        os.close(fd)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:500] or "failed"
