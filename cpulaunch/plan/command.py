@@ -1,0 +1,47 @@
+"""The command line of each worker: interpreter and program, behind numactl or taskset where asked."""
+
+from cpulaunch.cpulist import format_cpulist
+from cpulaunch.plan.model import Binder, MemoryPolicy
+from cpulaunch.request import Program
+
+
+def program_argv(program: Program | None, *, unbuffered: bool) -> tuple[str, ...]:
+    """What a worker runs; empty for a plan without a program. `unbuffered`: Python gets -u."""
+    if program is None:
+        return ()
+    if program.kind == "command":
+        return (program.target, *program.args)
+    python = (program.interpreter, "-u") if unbuffered else (program.interpreter,)
+    if program.kind == "module":
+        return (*python, "-m", program.target, *program.args)
+    return (*python, program.target, *program.args)
+
+
+def bound_argv(
+    argv: tuple[str, ...],
+    *,
+    binder: Binder,
+    cpus: frozenset[int],
+    mempolicy: MemoryPolicy,
+    nodes: frozenset[int],
+) -> tuple[str, ...]:
+    """The command behind the program that binds it, if one does. Source: man numactl, man taskset."""
+    if binder == "taskset" and cpus:
+        return ("taskset", "-c", format_cpulist(cpus), *argv)
+    if binder != "numactl":
+        return argv
+    options = ("-C", format_cpulist(cpus)) if cpus else ()
+    if mempolicy != "none":
+        options += (_MEMORY_OPTION[mempolicy, len(nodes) > 1], format_cpulist(nodes))
+    return ("numactl", *options, *argv) if options else argv
+
+
+_MEMORY_OPTION = {
+    ("preferred", False): "-p",
+    ("preferred", True): "-P",
+    ("bind", False): "-m",
+    ("bind", True): "-m",
+    ("interleave", False): "-i",
+    ("interleave", True): "-i",
+}
+"""numactl's option by policy and whether there are several nodes (-P, preferred-many, needs numactl 2.0.15)."""

@@ -1,0 +1,152 @@
+"""How OpenMP threads wait and where they sit, in the words of the runtime that will be loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cpulaunch.plan.environment import Wish, per_worker
+from cpulaunch.plan.placement import Slot
+from cpulaunch.request import LaunchRequest
+
+Runtime = Literal["intel", "llvm", "gnu"]
+Waiting = Literal["short", "active", "passive"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Variables for the OpenMP runtime, and what to warn of."""
+
+    wishes: tuple[Wish, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def waiting(request: LaunchRequest, runtime: Runtime, shared: str | None) -> Tuning:
+    """What idle threads do. `shared`: why the worker's CPUs are not its own; None if they are.
+
+    Source: libgomp manual (OMP_WAIT_POLICY, GOMP_SPINCOUNT); LLVM OpenMP reference (KMP_BLOCKTIME, milliseconds).
+    """
+    asked = request.settings.wait_policy
+    origin = request.origin("wait_policy")
+    warnings: tuple[str, ...] = ()
+    policy: Waiting = "passive" if shared else "short"
+    if asked == "passive":
+        policy = "passive"
+    elif asked == "active" and shared:
+        origin = "default"
+        warnings = (f"--wait-policy active is not applied: {shared}, and spinning threads would starve each other",)
+    elif asked == "active":
+        policy = "active"
+    reason = _wait_reason(request, policy, shared)
+    if asked == "auto":
+        origin = "default"
+    return Tuning(
+        wishes=tuple(
+            Wish(name=name, value=value, origin=origin, reason=reason)
+            for name, value in _WAITING[policy].items()
+            if not name.startswith(_FOREIGN[runtime])
+        ),
+        warnings=warnings,
+    )
+
+
+_WAITING: dict[Waiting, dict[str, str]] = {
+    "short": {"KMP_BLOCKTIME": "1"},
+    "active": {"OMP_WAIT_POLICY": "ACTIVE", "KMP_BLOCKTIME": "infinite", "GOMP_SPINCOUNT": "INFINITY"},
+    "passive": {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"},
+}
+_FOREIGN: dict[Runtime, str] = {"intel": "GOMP_", "llvm": "GOMP_", "gnu": "KMP_"}
+"""Variables of the runtimes that are not loaded."""
+
+
+def _wait_reason(request: LaunchRequest, policy: Waiting, shared: str | None) -> str:
+    if request.settings.wait_policy == policy:
+        return request.reasons.get("wait_policy", f"--wait-policy {policy}")
+    if shared:
+        return f"{shared}: idle threads sleep instead of spinning"
+    return "spin for 1 ms after a parallel region (the runtime's default is 200), then sleep"
+
+
+def pinning(request: LaunchRequest, runtime: Runtime, slots: Sequence[Slot], *, bound: bool) -> Tuning:
+    """Where OpenMP threads sit inside the worker's CPUs.
+
+    Source: OpenMP 5.2, 21.1.6 and 21.1.7; LLVM OpenMP reference (KMP_AFFINITY wins over OMP_PROC_BIND).
+    """
+    affinity = request.settings.affinity
+    if affinity == "mask":
+        return Tuning(wishes=(), warnings=_inherited_pinning(request))
+    if affinity != "none" and not bound:
+        return Tuning(
+            wishes=(),
+            warnings=(f"--affinity {affinity} is not applied: the workers are not bound to CPUs of their own",),
+        )
+    origin = request.origin("affinity")
+    reason = request.reasons.get("affinity", f"--affinity {affinity}; forked children inherit one thread's CPU")
+    if affinity == "none":
+        reason = request.reasons.get("affinity", "--affinity none: threads move freely inside the worker's CPUs")
+    if affinity == "explicit":
+        name, values = _explicit(runtime, slots)
+        wishes = [per_worker(name, values, origin=origin, reason=reason)]
+    else:
+        wishes = [
+            Wish(name=name, value=value, origin=origin, reason=reason)
+            for name, value in _pins(runtime, affinity, request.settings.smt).items()
+        ]
+    named = {wish.name for wish in wishes}
+    cleared = [
+        Wish(name=name, value=None, origin=origin, reason=f"would contradict --affinity {affinity}")
+        for name in PINNING
+        if name in request.environ and name not in named
+    ]
+    return Tuning(wishes=(*wishes, *cleared))
+
+
+PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def _pins(runtime: Runtime, affinity: str, smt: bool) -> dict[str, str]:
+    if affinity == "none":
+        return {"OMP_PROC_BIND": "false"} | ({} if runtime == "gnu" else {"KMP_AFFINITY": "none"})
+    if runtime == "gnu":
+        return {"OMP_PLACES": "threads" if smt else "cores", "OMP_PROC_BIND": affinity}
+    return {"KMP_AFFINITY": "granularity=fine," + ("compact,1,0" if affinity == "close" else "scatter")}
+
+
+def _explicit(runtime: Runtime, slots: Sequence[Slot]) -> tuple[str, list[str]]:
+    cpus = [[str(cpu) for core in slot.cores for cpu in core.cpus] for slot in slots]
+    if runtime == "gnu":
+        return "GOMP_CPU_AFFINITY", [" ".join(ids) for ids in cpus]
+    return "KMP_AFFINITY", [f"granularity=fine,proclist=[{','.join(ids)}],explicit" for ids in cpus]
+
+
+_UNPINNED = ("false", "none", "disabled", "respect", "norespect")
+
+
+def _inherited_pinning(request: LaunchRequest) -> tuple[str, ...]:
+    """A warning if the user's own variables pin threads: a forked DataLoader worker inherits one CPU.
+
+    Source: pytorch issues 99625 and 101850.
+    """
+    environ = {**request.environ, **dict(request.settings.env)}
+    set_ = [
+        f"{name}={environ[name]}"
+        for name in ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+        if environ.get(name) and environ[name].lower() not in _UNPINNED
+    ]
+    if not set_:
+        return ()
+    return (f"{', '.join(set_)} pins threads: forked DataLoader workers would inherit one CPU (--affinity none)",)
+
+
+def hazards(request: LaunchRequest, threads: Sequence[int]) -> tuple[str, ...]:
+    """Warnings for variables with which torch computes wrongly or crashes. Source: pytorch issue 168965."""
+    profile = {variable.name: variable.value for _, variable in request.profile_env}
+    environ = {**profile, **request.environ, **dict(request.settings.env)}
+    warnings = []
+    if environ.get("OMP_DYNAMIC", "").lower() in ("true", "1", "yes"):
+        warnings.append("OMP_DYNAMIC=true may start fewer threads than torch was compiled for: wrong results")
+    limit = environ.get("OMP_THREAD_LIMIT", "")
+    if limit.isdigit() and int(limit) < max(threads):
+        warnings.append(f"OMP_THREAD_LIMIT={limit} is below the {max(threads)} threads of a worker: wrong results")
+    if environ.get("KMP_DUPLICATE_LIB_OK", "").lower() in ("true", "1", "yes"):
+        warnings.append("KMP_DUPLICATE_LIB_OK lets two OpenMP runtimes run in one process: crashes, wrong results")
+    return tuple(warnings)

@@ -1,0 +1,211 @@
+"""Which cores each instance gets. The rules are those of "Placement" in the documentation of the design:
+
+an instance stays inside an L3, NUMA node and socket that it fits inside, sizes are equal up to one core, and only
+if that idles more than a quarter of the pool do instances cross, with a warning.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from cpulaunch.errors import UsageError
+from cpulaunch.plan.pool import Core, Pool
+from cpulaunch.plan.regions import Region, by_l3, by_node, capacity, deal, outermost, region_of
+from cpulaunch.settings import Settings
+
+TOLERATED_IDLE = 4
+"""One part in this many of the pool may idle before instances cross NUMA nodes or L3s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one worker: its cores, the CPUs it may run on, and how many of them it may fill at a time."""
+
+    cores: tuple[Core, ...]
+    cpus: frozenset[int]
+    width: int
+
+    @property
+    def numa_nodes(self) -> frozenset[int]:
+        """The NUMA nodes of its cores."""
+        return frozenset(core.numa_node for core in self.cores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Every worker's slot in order. `exclusive`: no two workers share a CPU."""
+
+    slots: tuple[Slot, ...]
+    exclusive: bool
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What instances may not cross, how large they may be, and what they cross instead."""
+
+    region: Region
+    largest: int
+    crosses: str | None
+
+
+def slot(cores: Iterable[Core]) -> Slot:
+    """The slot pinned to these cores."""
+    kept = tuple(cores)
+    cpus = frozenset(cpu for core in kept for cpu in core.cpus)
+    return Slot(kept, cpus, len(cpus))
+
+
+def place(pool: Pool, settings: Settings) -> Placement:
+    """The slots of all workers asked for, pinned to cores.
+
+    Raises: UsageError if they do not fit.
+    """
+    cores = tuple(sorted(pool.cores, key=lambda core: (core.numa_node, core.cpus[0])))
+    if settings.instances is None and settings.cores_per_instance is None:
+        return Placement(slots=(slot(cores),), exclusive=True, reason="one worker over the whole pool")
+    check_size(settings, len(cores), pool)
+    if settings.instances == "auto" and settings.cores_per_instance is None:
+        return _one_per_node(cores)
+    count = instance_count(settings, pool)
+    if settings.cores_per_instance is None:
+        return _divide(cores, count, settings)
+    return _fixed_size(cores, count, settings.cores_per_instance, settings)
+
+
+def instance_count(settings: Settings, pool: Pool) -> int | None:
+    """How many instances were asked for; None: as many as fit. Raises: UsageError if there are too few cores."""
+    if settings.instances == "auto":
+        return len({core.numa_node for core in pool.cores})
+    count, size = settings.instances, settings.cores_per_instance or 1
+    if count is None or settings.oversubscribe or count * size <= len(pool.cores):
+        return count
+    if settings.cores_per_instance is None:
+        what, value = "more instances than cores", f"{count} instances, {len(pool.cores)} cores"
+    else:
+        what = "more cores asked for than there are"
+        value = f"{count} instances of {size} cores are {count * size}, the pool has {len(pool.cores)}"
+    raise UsageError(
+        what, value=value, source=_pool_source(pool), hint="fewer or smaller instances, or --oversubscribe to share"
+    )
+
+
+def check_size(settings: Settings, cores: int, pool: Pool) -> None:
+    """Raises: UsageError if one instance alone is larger than `cores`."""
+    size = settings.cores_per_instance
+    if size is not None and size > cores:
+        raise UsageError(
+            "an instance larger than the pool",
+            value=f"{size} cores per instance, the pool has {cores}",
+            source=_pool_source(pool),
+            hint=f"--cores-per-instance {cores} or less",
+        )
+
+
+def _pool_source(pool: Pool) -> str:
+    return f"pool {pool.notes[0].value}; {pool.notes[0].reason}"
+
+
+def _one_per_node(cores: tuple[Core, ...]) -> Placement:
+    nodes: dict[int, list[Core]] = {}
+    for core in cores:
+        nodes.setdefault(core.numa_node, []).append(core)
+    return Placement(
+        slots=tuple(slot(members) for members in nodes.values()),
+        exclusive=True,
+        reason="one instance per NUMA node with CPUs in the pool",
+    )
+
+
+def _rules(cores: tuple[Core, ...]) -> Iterator[_Rule]:
+    """From the strictest to none: stay inside L3s, cross L3s, span NUMA nodes, cross NUMA nodes, cross sockets."""
+    outer = outermost(cores)
+    whole = region_of(cores, (outer, by_node, by_l3))
+    nodes = region_of(cores, (outer, by_node))
+    largest = max((len(part.cores) for part in _nodes_of(cores)), default=0)
+    yield _Rule(whole, largest, None)
+    yield _Rule(nodes, largest, "L3 caches")
+    yield _Rule(whole, len(cores), "NUMA nodes")
+    yield _Rule(region_of(cores, (outer,)), len(cores), "NUMA nodes")
+    yield _Rule(Region(whole.cores), len(cores), "sockets")
+
+
+def _nodes_of(cores: tuple[Core, ...]) -> tuple[Region, ...]:
+    tree = region_of(cores, (by_node,))
+    return tree.inner or (tree,)
+
+
+def _divide(cores: tuple[Core, ...], count: int | None, settings: Settings) -> Placement:
+    """`count` instances of equal size up to one core, as large as the first tolerable rule allows."""
+    if count is None or count > len(cores):
+        return _fixed_size(cores, count, 1, settings)
+    strictest_idle = 0
+    for rule in _rules(cores):
+        size = _largest_size(rule, count, len(cores))
+        slots = _slots(rule.region, size, count, grow=True, spread=settings.strategy == "spread")
+        idle = len(cores) - sum(len(placed.cores) for placed in slots)
+        strictest_idle = strictest_idle or idle
+        if idle * TOLERATED_IDLE <= len(cores):
+            break
+    return Placement(
+        slots=slots,
+        exclusive=True,
+        reason=_division_reason(count, idle, len(cores)),
+        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle"),
+    )
+
+
+def _largest_size(rule: _Rule, count: int, cores: int) -> int:
+    for size in range(min(rule.largest, cores // count), 1, -1):
+        if capacity(rule.region, size) >= count:
+            return size
+    return 1
+
+
+def _slots(region: Region, size: int, count: int, *, grow: bool, spread: bool) -> tuple[Slot, ...]:
+    """The slots of `count` instances; with `grow` the first of a region take its left-over cores, one each."""
+    slots: list[Slot] = []
+    for part, share in deal(region, size, count, spread=spread):
+        extra = len(part.cores) - share * size if grow else 0
+        start = 0
+        for index in range(share):
+            end = start + size + (1 if index < extra else 0)
+            slots.append(slot(part.cores[start:end]))
+            start = end
+    return tuple(slots)
+
+
+def _fixed_size(cores: tuple[Core, ...], count: int | None, size: int, settings: Settings) -> Placement:
+    """Instances of exactly `size` cores: `count`, or as many as fit; more than fit share (--oversubscribe)."""
+    rule = _rule_for(cores, count, size)
+    room = capacity(rule.region, size)
+    wanted = room if count is None else count
+    slots = _slots(rule.region, size, min(wanted, room), grow=False, spread=settings.strategy == "spread")
+    inside = capacity(next(_rules(cores)).region, size)
+    return Placement(
+        slots=tuple(slots[index % len(slots)] for index in range(wanted)),
+        exclusive=wanted <= room,
+        reason=_division_reason(wanted, max(0, len(cores) - wanted * size), len(cores)),
+        warnings=_crossing(rule, f"{inside} of {size} cores fit inside them"),
+    )
+
+
+def _rule_for(cores: tuple[Core, ...], count: int | None, size: int) -> _Rule:
+    """The strictest rule that places all instances, or without a count idles no more than is tolerable."""
+    rules = tuple(_rules(cores))
+    best = rules[0]
+    for rule in rules:
+        room = capacity(rule.region, size)
+        if room > capacity(best.region, size):
+            best = rule
+        if room >= count if count is not None else (len(cores) - room * size) * TOLERATED_IDLE <= len(cores):
+            return best
+    return best
+
+
+def _crossing(rule: _Rule, why: str) -> tuple[str, ...]:
+    return () if rule.crosses is None else (f"instances cross {rule.crosses}: {why}",)
+
+
+def _division_reason(count: int, idle: int, cores: int) -> str:
+    return f"{count} on {cores} cores" + (f", {idle} idle" if idle else "")

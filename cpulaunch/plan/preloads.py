@@ -1,0 +1,269 @@
+"""Which libraries a worker starts with: one OpenMP runtime, one allocator, MKL's dispatch; after a trial start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from cpulaunch.errors import UsageError
+from cpulaunch.host import Host, Library
+from cpulaunch.plan.model import Note, PreloadCandidate, PreloadKind
+from cpulaunch.plan.openmp import Runtime
+from cpulaunch.request import LaunchRequest, Origin
+
+Allocator = Literal["default", "tcmalloc", "jemalloc", "mimalloc"]
+Trials = Mapping[str, str | None]
+"""Library path -> None if the worker's interpreter started with it, else the reason."""
+
+ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
+MKL_VENDORS = frozenset(("AuthenticAMD", "HygonGenuine"))
+INSTALL = {
+    "tcmalloc": "apt install libtcmalloc-minimal4",
+    "jemalloc": "apt install libjemalloc2",
+    "mimalloc": "apt install libmimalloc2.0",
+    "intel": "pip install intel-openmp",
+    "llvm": "apt install libomp5",
+    "mkl-dispatch": "install a C compiler, then pip install --force-reinstall cpulaunch",
+}
+_MARKS: tuple[tuple[str, PreloadKind, str], ...] = (
+    ("libtcmalloc", "allocator", "tcmalloc"),
+    ("libjemalloc", "allocator", "jemalloc"),
+    ("libmimalloc", "allocator", "mimalloc"),
+    ("libiomp5", "openmp", "intel"),
+    ("libomp", "openmp", "llvm"),
+    ("libgomp", "openmp", "gnu"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preloads:
+    """The preload list (None: leave LD_PRELOAD alone), what it brings, and who chose what and why."""
+
+    ld_preload: str | None
+    origin: Origin
+    runtime: Runtime
+    allocator: str
+    notes: tuple[Note, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What to preload of one kind, best first; `reason` says why nothing or why this."""
+
+    kind: PreloadKind
+    setting: str
+    names: tuple[str, ...]
+    origin: Origin
+    reason: str
+    required: bool = False
+
+
+def users_preloads(request: LaunchRequest) -> dict[PreloadKind, str]:
+    """The kinds of library that the user's own LD_PRELOAD already brings, by their names."""
+    found: dict[PreloadKind, str] = {}
+    for path in _users_list(request):
+        base = path.rpartition("/")[2]
+        for mark, kind, name in _MARKS:
+            if base.startswith(mark):
+                found.setdefault(kind, name)
+                break
+    return found
+
+
+def _users_list(request: LaunchRequest) -> list[str]:
+    text = dict(request.settings.env).get("LD_PRELOAD", request.environ.get("LD_PRELOAD", ""))
+    return text.replace(":", " ").split()
+
+
+def preload_candidates(host: Host, request: LaunchRequest) -> tuple[PreloadCandidate, ...]:
+    """Libraries to try, in order of preference within each kind; the first of a kind that starts is used.
+
+    Raises: UsageError if a library is asked for by name that is not installed or not to be trusted.
+    """
+    return tuple(candidate for wanted in _all_wanted(host, request) for candidate in _candidates(host, wanted))
+
+
+def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -> Preloads:
+    """The libraries of the plan. `trials` None: nothing was tried, so the first of each kind is named.
+
+    Raises: UsageError if a library asked for by name is missing, not to be trusted, or failed its trial.
+    """
+    chosen: list[str] = []
+    names: dict[PreloadKind, str] = {}
+    notes, warnings = [], []
+    for wanted in _all_wanted(host, request):
+        candidate, why = _first_that_starts(_candidates(host, wanted), trials)
+        reason = "; ".join(filter(None, (wanted.reason, *why, _missing(host, wanted, candidate))))
+        if candidate is not None:
+            chosen.append(candidate.path)
+            names[wanted.kind] = candidate.name
+            reason += f"; {candidate.path}" + ("" if trials is not None else " (not tried)")
+        value = candidate.name if candidate else "off" if wanted.kind == "mkl-dispatch" else "default"
+        notes.append(Note(setting=wanted.setting, value=value, origin=wanted.origin, reason=reason.lstrip("; ")))
+        warnings.extend(_distrusted(host, wanted))
+    users = users_preloads(request)
+    return Preloads(
+        ld_preload=_joined(host, request, chosen),
+        origin="cli" if any(note.origin == "cli" for note in notes) else "default",
+        runtime=_runtime(host, names.get("openmp") or users.get("openmp")),
+        allocator=names.get("allocator") or users.get("allocator") or "default",
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+    )
+
+
+def _all_wanted(host: Host, request: LaunchRequest) -> tuple[_Wanted, ...]:
+    return (_openmp(host, request), _allocator(request), _mkl_dispatch(host, request))
+
+
+def _asked(request: LaunchRequest, kind: PreloadKind, setting: str) -> _Wanted | None:
+    """What decides a kind before `auto` does: the user's own preload, "default", or a name."""
+    value: str = getattr(request.settings, setting)
+    origin = request.origin(setting)
+    why = request.reasons.get(setting, f"--{setting} {value}" if origin == "cli" else "")
+    users = users_preloads(request).get(kind)
+    if users is not None:
+        return _Wanted(kind, setting, (), "environment", f"your LD_PRELOAD brings {users}, and one is enough")
+    if value == "default":
+        return _Wanted(kind, setting, (), origin, why)
+    if value != "auto":
+        return _Wanted(kind, setting, (value,), origin, why, required=origin == "cli")
+    if request.program is not None and request.program.kind == "command":
+        return _Wanted(kind, setting, (), "default", "a preload would reach every program that the command starts")
+    return None
+
+
+def _openmp(host: Host, request: LaunchRequest) -> _Wanted:
+    asked = _asked(request, "openmp", "openmp")
+    if asked is not None:
+        return asked
+    if host.arch not in ("x86_64", "AMD64"):
+        return _Wanted("openmp", "openmp", (), "default", f"torch's own runtime is the tested one on {host.arch}")
+    bundled = "" if host.torch is None else host.torch.bundled_openmp or ""
+    if "libiomp5" in bundled:
+        return _Wanted("openmp", "openmp", (), "default", "torch brings Intel's runtime")
+    return _Wanted("openmp", "openmp", ("intel",), "default", "short waits, less overhead in small operations")
+
+
+def _allocator(request: LaunchRequest) -> _Wanted:
+    asked = _asked(request, "allocator", "allocator")
+    if asked is None:
+        return _Wanted("allocator", "allocator", ALLOCATORS, "default", "tensors are allocated and freed all the time")
+    if asked.names and not asked.required:
+        others = tuple(name for name in ALLOCATORS if name not in asked.names)
+        return _Wanted(asked.kind, asked.setting, asked.names + others, asked.origin, asked.reason)
+    return asked
+
+
+def _mkl_dispatch(host: Host, request: LaunchRequest) -> _Wanted:
+    value, origin = request.settings.mkl_dispatch, request.origin("mkl_dispatch")
+
+    def wanted(reason: str, *, use: bool = False, required: bool = False) -> _Wanted:
+        names = ("mkl-dispatch",) if use else ()
+        return _Wanted("mkl-dispatch", "mkl_dispatch", names, origin, reason, required=required)
+
+    if value == "off":
+        return wanted(request.reasons.get("mkl_dispatch", "--mkl-dispatch off"))
+    if value == "on":
+        return wanted(request.reasons.get("mkl_dispatch", "--mkl-dispatch on"), use=True, required=origin == "cli")
+    if host.cpu.vendor not in MKL_VENDORS:
+        return wanted("MKL already takes its fast kernels on " + (host.cpu.vendor or "this CPU"))
+    if request.program is not None and request.program.kind == "command":
+        return wanted("a preload would reach every program that the command starts")
+    if host.torch is None or not host.torch.mkl_dispatch_symbol:
+        return wanted("no torch with MKL was found, so there is nothing to dispatch")
+    return wanted("MKL takes a slow path on this vendor's CPUs unless told otherwise; same precision", use=True)
+
+
+def _candidates(host: Host, wanted: _Wanted) -> tuple[PreloadCandidate, ...]:
+    found = [library for name in wanted.names for library in host.libraries if _matches(library, wanted, name)]
+    usable = [library for library in found if _distrust(library) is None]
+    if wanted.required and not usable:
+        raise _unavailable(wanted, found)
+    return tuple(
+        PreloadCandidate(kind=wanted.kind, name=library.name, path=library.path, required=wanted.required)
+        for library in usable
+    )
+
+
+def _matches(library: Library, wanted: _Wanted, name: str) -> bool:
+    return library.kind == wanted.kind and (library.name == name or wanted.kind == "mkl-dispatch")
+
+
+def _distrust(library: Library) -> str | None:
+    """Why a library cannot be preloaded. The loader splits LD_PRELOAD at spaces and colons (man 8 ld.so)."""
+    if any(character in library.path for character in " :\t\n"):
+        return f"{library.path}: the loader cannot preload a path with spaces or colons"
+    return None if library.untrusted is None else f"{library.path}: {library.untrusted}"
+
+
+def _unavailable(wanted: _Wanted, found: list[Library]) -> UsageError:
+    name = wanted.names[0]
+    flag = "--" + wanted.setting.replace("_", "-")
+    if found:
+        return UsageError(
+            f"{name} cannot be preloaded safely", value=_distrust(found[0]), source=flag, hint=INSTALL[name]
+        )
+    return UsageError(f"{name} is not installed", value=name, source=flag, hint=INSTALL[name])
+
+
+def _first_that_starts(
+    candidates: tuple[PreloadCandidate, ...], trials: Trials | None
+) -> tuple[PreloadCandidate | None, list[str]]:
+    """The first candidate whose trial passed, and why those before it are not used."""
+    refused = []
+    for candidate in candidates:
+        failure = None if trials is None else trials.get(candidate.path, "no trial start was made")
+        if failure is None:
+            return candidate, refused
+        if candidate.required:
+            raise UsageError(
+                f"a Python start with {candidate.name} preloaded fails",
+                value=failure,
+                source=candidate.path,
+                hint="choose another, or leave the option out",
+            )
+        refused.append(f"{candidate.path} not used: {failure}")
+    return None, refused
+
+
+def _missing(host: Host, wanted: _Wanted, candidate: PreloadCandidate | None) -> str:
+    """What to install if nothing of the wanted kind is on the machine."""
+    if (
+        candidate is not None
+        or not wanted.names
+        or any(_matches(x, wanted, n) for x in host.libraries for n in wanted.names)
+    ):
+        return ""
+    return f"none found: {INSTALL[wanted.names[0]]}"
+
+
+def _distrusted(host: Host, wanted: _Wanted) -> tuple[str, ...]:
+    return tuple(
+        f"not preloaded: {reason}"
+        for library in host.libraries
+        if any(_matches(library, wanted, name) for name in wanted.names)
+        if (reason := _distrust(library)) is not None
+    )
+
+
+def _runtime(host: Host, name: str | None) -> Runtime:
+    """The OpenMP runtime a worker will have: a preloaded one, else torch's own."""
+    if name is None and host.torch is not None and host.torch.bundled_openmp:
+        base = host.torch.bundled_openmp.rpartition("/")[2]
+        name = next((known for mark, kind, known in _MARKS if kind == "openmp" and base.startswith(mark)), None)
+    return "intel" if name == "intel" else "llvm" if name == "llvm" else "gnu"
+
+
+def _joined(host: Host, request: LaunchRequest, chosen: list[str]) -> str | None:
+    """The user's own list first, then ours; on Arm torch's OpenMP runtime leads.
+
+    Loaded late there, it finds no room left for its thread-local storage ("cannot allocate memory in static
+    TLS block"). Source: pytorch and glibc bug reports; NVIDIA/DALI issue 5519.
+    """
+    if not chosen:
+        return None
+    users = _users_list(request)
+    torch = host.torch
+    first = [torch.bundled_openmp] if host.arch == "aarch64" and torch and torch.bundled_openmp else []
+    return ":".join(dict.fromkeys([*first, *users, *chosen]))

@@ -1,0 +1,96 @@
+"""The pool as nested regions (socket, NUMA node, L3) and how many instances of one size they hold."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cpulaunch.plan.pool import Core
+
+Key = Callable[[Core], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Cores that share something, in topological order, and the smaller regions they fall into."""
+
+    cores: tuple[Core, ...]
+    inner: tuple["Region", ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """How many NUMA nodes (or parts of one, see by_node) are inside."""
+        return len({by_node(core) for core in self.cores})
+
+
+def region_of(cores: Sequence[Core], keys: Sequence[Key]) -> Region:
+    """The tree of regions: the first key splits outermost. A level that splits nothing is left out."""
+    if not keys:
+        return Region(tuple(cores))
+    groups: dict[object, list[Core]] = {}
+    for core in cores:
+        groups.setdefault(keys[0](core), []).append(core)
+    inner = tuple(region_of(group, keys[1:]) for group in groups.values())
+    if len(inner) == 1:
+        return inner[0]
+    return Region(tuple(core for region in inner for core in region.cores), inner)
+
+
+def by_node(core: Core) -> object:
+    """The part of a NUMA node inside one socket: with NUMA off, a node spans several."""
+    return (core.socket, core.numa_node)
+
+
+def by_l3(core: Core) -> object:
+    """The part of an L3 inside one NUMA node: with sub-NUMA clustering an L3 may span several."""
+    return core.l3
+
+
+def outermost(cores: Sequence[Core]) -> Key:
+    """The key of what holds several `by_node` regions: a socket, or with NUMA off the one node."""
+    nodes = {by_node(core) for core in cores}
+    sockets = {core.socket for core in cores}
+    return (lambda core: core.socket) if len(sockets) < len(nodes) else (lambda core: core.numa_node)
+
+
+def capacity(region: Region, size: int) -> int:
+    """How many instances of `size` cores fit, none crossing an inner region that it fits inside."""
+    held = 0
+    fits_inner = False
+    for inner in region.inner:
+        if len(inner.cores) >= size:
+            fits_inner = True
+            held += capacity(inner, size)
+    return held if fits_inner else len(region.cores) // size
+
+
+def deal(region: Region, size: int, count: int, *, spread: bool) -> list[tuple[Region, int]]:
+    """Regions to divide and how many of `count` instances each gets, in topological order."""
+    inner = [part for part in region.inner if len(part.cores) >= size]
+    if not inner:
+        return [(region, count)]
+    room = [capacity(part, size) for part in inner]
+    weights = [part.nodes for part in inner]
+    shares = _evenly(count, room, weights) if spread else _in_order(count, room)
+    return [
+        dealt
+        for part, share in zip(inner, shares, strict=True)
+        if share
+        for dealt in deal(part, size, share, spread=spread)
+    ]
+
+
+def _evenly(count: int, room: Sequence[int], weights: Sequence[int]) -> list[int]:
+    """One at a time to the least loaded region that has room, the first of equals."""
+    shares = [0] * len(room)
+    for _ in range(count):
+        open_ = [i for i in range(len(room)) if shares[i] < room[i]]
+        least = min(open_, key=lambda i: (shares[i] / weights[i], i))
+        shares[least] += 1
+    return shares
+
+
+def _in_order(count: int, room: Sequence[int]) -> list[int]:
+    shares = []
+    for space in room:
+        shares.append(min(space, count))
+        count -= shares[-1]
+    return shares

@@ -1,0 +1,93 @@
+"""How many compute threads each worker gets when nobody else decides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cpulaunch.errors import UsageError
+from cpulaunch.plan.placement import Placement, Slot
+from cpulaunch.plan.pool import Pool
+from cpulaunch.plan.sharing import shares
+from cpulaunch.request import LaunchRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """Compute threads by worker, and why that many; `limits`: CPUs of each worker that may run at a time."""
+
+    counts: tuple[int, ...]
+    limits: tuple[int, ...]
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+
+def default_threads(pool: Pool, placement: Placement, request: LaunchRequest) -> Threads:
+    """One thread per logical CPU given out, less the reserve, within the worker's share of the quota.
+
+    Raises: UsageError if --reserve leaves a worker nothing.
+    """
+    slots = placement.slots
+    quota = pool.quota_threads
+    paid = [slot.width for slot in slots] if quota is None else shares(quota, len(slots))
+    limits = tuple(min(slot.width, share) for slot, share in zip(slots, paid, strict=True))
+    counts = tuple(_count(slot, limit, request) for slot, limit in zip(slots, limits, strict=True))
+    parts = ["one thread per " + ("logical CPU" if request.settings.smt else "core")]
+    if quota is not None:
+        parts.append(f"limited by the CPU quota, which pays for {quota}")
+    if request.settings.reserve:
+        parts.append(f"{request.settings.reserve} kept free by --reserve")
+    return Threads(
+        counts=counts,
+        limits=limits,
+        reason=", ".join(parts),
+        warnings=_quota_warnings(quota, len(slots), limits, request),
+    )
+
+
+def _count(slot: Slot, limit: int, request: LaunchRequest) -> int:
+    reserve = request.settings.reserve
+    per_core = max(1, slot.width // len(slot.cores))
+    threads = limit - reserve * per_core
+    if threads >= 1:
+        return threads
+    if request.origin("reserve") != "cli":
+        return 1
+    raise UsageError(
+        "nothing left to compute on",
+        value=f"{reserve} of {limit // per_core} cores reserved",
+        source="--reserve",
+        hint=f"--reserve {max(0, limit // per_core - 1)} or fewer, larger instances",
+    )
+
+
+def _quota_warnings(quota: int | None, count: int, limits: tuple[int, ...], request: LaunchRequest) -> tuple[str, ...]:
+    size = request.settings.cores_per_instance
+    if quota is None:
+        return ()
+    if count > quota:
+        return (f"{count} instances on a CPU quota of {quota}: the quota is oversubscribed, workers will be throttled",)
+    if size is not None and size > min(limits):
+        return (f"the CPU quota pays for {min(limits)} threads in each instance, not for {size}",)
+    return ()
+
+
+def first_count(text: str) -> int | None:
+    """The number of threads an OMP_NUM_THREADS value asks for at the outermost level; None if it is malformed.
+
+    Source: OpenMP 5.2, section 21.1.2: a list gives one number per nesting level.
+    """
+    first = text.split(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
+
+
+def check_assigned(request: LaunchRequest, assigned: Mapping[str, str]) -> None:
+    """Raises: UsageError if --env holds no number of threads or contradicts --threads."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if name in assigned and first_count(assigned[name]) is None:
+            raise UsageError(
+                f"{name} is not a number of threads", value=assigned[name], source="--env", hint="--threads N"
+            )
+    asked, value = request.settings.threads, assigned.get("OMP_NUM_THREADS")
+    if value is not None and request.origin("threads") == "cli" and first_count(value) != asked:
+        raise UsageError(
+            f"--threads {asked} contradicts OMP_NUM_THREADS", value=value, source="--env", hint="give one of the two"
+        )
