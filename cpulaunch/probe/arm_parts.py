@@ -1,0 +1,72 @@
+"""Names of Arm CPUs by the numbers in their MIDR register.
+
+Source: Arm's and the vendors' technical reference manuals; kernel, arch/arm64/include/asm/cputype.h.
+"""
+
+IMPLEMENTERS = {
+    0x41: "ARM",
+    0x42: "Broadcom",
+    0x43: "Cavium",
+    0x46: "FUJITSU",
+    0x48: "HiSilicon",
+    0x4E: "NVIDIA",
+    0x50: "APM",
+    0x51: "Qualcomm",
+    0x53: "Samsung",
+    0x61: "Apple",
+    0x6D: "Microsoft",
+    0x70: "Phytium",
+    0xC0: "Ampere",
+}
+
+_ARM = {
+    0xC07: "Cortex-A7",
+    0xC09: "Cortex-A9",
+    0xC0F: "Cortex-A15",
+    0xD03: "Cortex-A53",
+    0xD04: "Cortex-A35",
+    0xD05: "Cortex-A55",
+    0xD07: "Cortex-A57",
+    0xD08: "Cortex-A72",
+    0xD09: "Cortex-A73",
+    0xD0A: "Cortex-A75",
+    0xD0B: "Cortex-A76",
+    0xD0C: "Neoverse-N1",
+    0xD0D: "Cortex-A77",
+    0xD40: "Neoverse-V1",
+    0xD41: "Cortex-A78",
+    0xD44: "Cortex-X1",
+    0xD46: "Cortex-A510",
+    0xD47: "Cortex-A710",
+    0xD48: "Cortex-X2",
+    0xD49: "Neoverse-N2",
+    0xD4A: "Neoverse-E1",
+    0xD4D: "Cortex-A715",
+    0xD4E: "Cortex-X3",
+    0xD4F: "Neoverse-V2",
+    0xD80: "Cortex-A520",
+    0xD81: "Cortex-A720",
+    0xD82: "Cortex-X4",
+    0xD83: "Neoverse-V3AE",
+    0xD84: "Neoverse-V3",
+    0xD85: "Cortex-X925",
+    0xD87: "Cortex-A725",
+    0xD8E: "Neoverse-N3",
+}
+
+PARTS = {(0x41, part): name for part, name in _ARM.items()} | {
+    (0x43, 0x0A1): "ThunderX",
+    (0x43, 0x0AF): "ThunderX2",
+    (0x46, 0x001): "A64FX",
+    (0x48, 0xD01): "Kunpeng-920",
+    (0x4E, 0x004): "Carmel",
+    (0x4E, 0x010): "Olympus",
+    (0x51, 0x001): "Oryon",
+    (0x61, 0x022): "Icestorm (M1)",
+    (0x61, 0x023): "Firestorm (M1)",
+    (0x61, 0x032): "Blizzard (M2)",
+    (0x61, 0x033): "Avalanche (M2)",
+    (0x6D, 0xD49): "Azure Cobalt 100",
+    (0xC0, 0xAC3): "Ampere-1",
+    (0xC0, 0xAC4): "Ampere-1a",
+}

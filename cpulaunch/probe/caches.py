@@ -1,0 +1,85 @@
+"""Caches and who shares them, by shared_cpu_map: cache ids collide on some machines and are not used.
+
+Source: kernel, Documentation/ABI/testing/sysfs-devices-system-cpu (/sys/devices/system/cpu/cpuX/cache).
+"""
+
+import re
+
+from cpulaunch.host import Cache, CacheType
+from cpulaunch.probe.root import Root
+from cpulaunch.probe.topology import CPU, CpuIds, Grouping, Groups, core_members
+
+SIZE = re.compile(r"(\d+)\s*([KMG]?)B?")
+UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+TYPES: dict[str, CacheType] = {"Unified": "Unified", "Data": "Data", "Instruction": "Instruction"}
+LAST_INDEX = "index3"
+"""Where the L3 is on nearly every machine; others are searched."""
+
+
+def read_l3(root: Root, ids: CpuIds) -> tuple[tuple[Cache, ...], Grouping]:
+    """The L3 caches and the L3 of each CPU, with one look per cache."""
+    groups = Groups()
+    caches = []
+    for cpu in sorted(ids.online):
+        if cpu in groups.of:
+            continue
+        directory = _l3_directory(root, cpu)
+        if directory is None:
+            if not groups.of:
+                break
+            continue
+        cpus = groups.add(cpu, _sharers(root, directory, cpu), ids)
+        caches.append(Cache(level=3, type=_type(root, directory), cpus=cpus, bytes=_size(root, directory)))
+    return tuple(caches), groups.of
+
+
+def read_caches(root: Root, ids: CpuIds) -> tuple[tuple[Cache, ...], Grouping]:
+    """All caches, by level, type and lowest CPU, and the L3 of each CPU."""
+    found: dict[tuple[int, CacheType], Groups] = {}
+    caches = []
+    for cpu in sorted(ids.online):
+        for directory in _directories(root, cpu):
+            level = root.integer(f"{directory}/level")
+            if level is None:
+                continue
+            key = level, _type(root, directory)
+            groups = found.setdefault(key, Groups())
+            if cpu not in groups.of:
+                cpus = groups.add(cpu, _sharers(root, directory, cpu), ids)
+                caches.append(Cache(level=level, type=key[1], cpus=cpus, bytes=_size(root, directory)))
+    caches.sort(key=lambda cache: (cache.level, cache.type, min(cache.cpus)))
+    l3 = found.get((3, "Unified")) or found.get((3, "Data")) or Groups()
+    return tuple(caches), l3.of
+
+
+def _directories(root: Root, cpu: int) -> list[str]:
+    base = f"{CPU}/cpu{cpu}/cache"
+    return [f"{base}/{name}" for name in sorted(root.names(base)) if name.startswith("index")]
+
+
+def _l3_directory(root: Root, cpu: int) -> str | None:
+    usual = f"{CPU}/cpu{cpu}/cache/{LAST_INDEX}"
+    if root.text(f"{usual}/level") == "3":
+        return usual
+    return next((name for name in _directories(root, cpu) if root.text(f"{name}/level") == "3"), None)
+
+
+def _sharers(root: Root, directory: str, cpu: int) -> frozenset[int]:
+    """The CPUs that share the cache. Old ia64 kernels write an empty mask: then it is the core's own."""
+    listed = root.cpulist(f"{directory}/shared_cpu_list")
+    shared = root.cpumask(f"{directory}/shared_cpu_map") if listed is None else listed
+    return shared or core_members(root, cpu) or frozenset({cpu})
+
+
+def _type(root: Root, directory: str) -> CacheType:
+    return TYPES.get(root.text(f"{directory}/type") or "", "Unified")
+
+
+def _size(root: Root, directory: str) -> int | None:
+    text = root.text(f"{directory}/size")
+    if text is None:
+        return None
+    match = SIZE.fullmatch(text.upper())
+    if match is None:
+        raise root.malformed("cache size", text, f"{directory}/size")
+    return int(match[1]) * UNIT[match[2]] or None

@@ -1,0 +1,121 @@
+"""This process's cgroups: for each controller, the folders that limit it, from its own up to the mount.
+
+Source: kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/; proc_pid_mountinfo(5), cgroups(7).
+"""
+
+from dataclasses import dataclass
+
+from cpulaunch.probe.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A mounted cgroup hierarchy and this process's path in it. `controllers` is empty for version 2."""
+
+    version: int
+    controllers: frozenset[str]
+    mount: str
+    mount_root: str
+    path: str
+
+    def folders(self, root: Root) -> tuple[str, ...]:
+        """The process's own folder and its ancestors, up to what is mounted; names under the root.
+
+        In a container the path may name a cgroup that is not visible here; then the mount itself is the limit.
+        """
+        path = self.path.rstrip("/")
+        base = self.mount_root.rstrip("/")
+        if base and (path == base or path.startswith(base + "/")):
+            path = path[len(base) :]
+        if "/.." in path or (path and not root.exists(self.mount + path)):
+            path = ""
+        parts = [part for part in path.split("/") if part]
+        paths = ["/".join([self.mount, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+        return tuple(name.lstrip("/") for name in paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroups:
+    """All hierarchies this process is in, and whether their names look like a container's."""
+
+    hierarchies: tuple[Hierarchy, ...]
+    container: bool
+
+    def folders(self, root: Root, controller: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """(version, folders) of every hierarchy that may limit `controller`."""
+        return tuple(
+            (hierarchy.version, hierarchy.folders(root))
+            for hierarchy in self.hierarchies
+            if hierarchy.version == 2 or controller in hierarchy.controllers
+        )
+
+
+CONTAINER_WORDS = ("docker", "kubepods", "containerd", "libpod", "lxc", "crio")
+
+
+def read_cgroups(root: Root) -> Cgroups:
+    """The hierarchies that /proc/self/cgroup names and /proc/self/mountinfo (or /proc/mounts) shows mounted."""
+    text = root.text("proc/self/cgroup") or ""
+    paths = _paths(text)
+    legacy = root.text("proc/self/cpuset")
+    if legacy is not None and not any("cpuset" in names for names in paths):
+        paths[frozenset({"cpuset"})] = legacy
+    hierarchies = []
+    for version, controllers, mount, mount_root in _mounts(root):
+        path = _path_of(paths, version, controllers)
+        if path is not None:
+            hierarchies.append(Hierarchy(version, controllers, mount, mount_root, path))
+    return Cgroups(tuple(hierarchies), container=any(word in text for word in CONTAINER_WORDS))
+
+
+def _paths(text: str) -> dict[frozenset[str], str]:
+    """Path by controllers, of lines "4:cpu,cpuacct:/path"; no controllers: version 2 ("0::/path")."""
+    paths = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon:
+            paths[frozenset(filter(None, controllers.split(",")))] = path
+    return paths
+
+
+def _path_of(paths: dict[frozenset[str], str], version: int, controllers: frozenset[str]) -> str | None:
+    if version == 2:
+        return paths.get(frozenset())
+    return next((path for names, path in paths.items() if names & controllers), None)
+
+
+Mount = tuple[int, frozenset[str], str, str]
+
+
+def _mounts(root: Root) -> list[Mount]:
+    """(version, controllers, mount point, mounted part) of every cgroup mount."""
+    text = root.text("proc/self/mountinfo")
+    if text is not None:
+        return [mount for line in text.splitlines() if (mount := _mount_of(line))]
+    return [mount for line in (root.text("proc/mounts") or "").splitlines() if (mount := _old_mount_of(line))]
+
+
+def _mount_of(line: str) -> Mount | None:
+    fields, dash, tail = line.partition(" - ")
+    words, kind = fields.split(), tail.split()
+    if not dash or len(words) < 5 or len(kind) < 2:
+        return None
+    return _mount(kind[0], point=words[4], part=words[3], options=kind[-1])
+
+
+def _old_mount_of(line: str) -> Mount | None:
+    words = line.split()
+    return _mount(words[2], point=words[1], part="/", options=words[3]) if len(words) >= 4 else None
+
+
+def _mount(kind: str, *, point: str, part: str, options: str) -> Mount | None:
+    if kind == "cgroup2":
+        return 2, frozenset(), _unescape(point), _unescape(part)
+    if kind == "cgroup":
+        return 1, frozenset(options.split(",")), _unescape(point), _unescape(part)
+    return (1, frozenset({"cpuset"}), _unescape(point), "/") if kind == "cpuset" else None
+
+
+def _unescape(text: str) -> str:
+    return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\") if "\\" in text else text

@@ -1,0 +1,75 @@
+"""All facts of a machine, put together. `launch` reads what planning needs; `full` everything."""
+
+import os
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from cpulaunch.host import Gpu, Host, Library
+from cpulaunch.probe.caches import read_caches, read_l3
+from cpulaunch.probe.cgroups import read_cgroups
+from cpulaunch.probe.isa import read_arch, read_cpu_info
+from cpulaunch.probe.kernel import read_kernel
+from cpulaunch.probe.libraries import mkl_dispatch_library, read_libraries
+from cpulaunch.probe.limits import read_limits
+from cpulaunch.probe.numa import read_memory, read_numa_nodes
+from cpulaunch.probe.root import Root
+from cpulaunch.probe.topology import read_cpu_ids, read_cpus
+from cpulaunch.probe.torch_files import environment_prefix, read_torch
+
+Detail = Literal["launch", "full"]
+NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
+CONTAINER_FILES = (".dockerenv", "run/.containerenv")
+
+
+def probe_host(
+    root: Root,
+    *,
+    interpreter: str | None = None,
+    environ: Mapping[str, str] = NO_ENVIRONMENT,
+    detail: Detail = "full",
+) -> Host:
+    """The machine under `root`, as seen by a program of `interpreter` started with `environ`.
+
+    `launch` leaves out L1 and L2 caches, GPUs and whether memory policies are permitted.
+    Raises: ProbeError naming the first file that exists and does not parse.
+    """
+    if root.live and not sys.platform.startswith("linux"):
+        from cpulaunch.probe.portable import probe_portable
+
+        return probe_portable()
+    full = detail == "full"
+    ids = read_cpu_ids(root)
+    nodes = read_numa_nodes(root, ids)
+    caches, l3 = read_caches(root, ids) if full else read_l3(root, ids)
+    arch = os.uname().machine if root.live else read_arch(root)
+    cgroups = read_cgroups(root)
+    prefix = environment_prefix(root, interpreter)
+    return Host(
+        arch=arch,
+        cpu=read_cpu_info(root),
+        cpus=read_cpus(root, ids, nodes=nodes, l3=l3),
+        limits=read_limits(root, ids.online, cgroups),
+        offline_cpus=ids.offline,
+        numa_nodes=nodes,
+        caches=caches,
+        kernel=read_kernel(root, first_cpu=min(ids.online), arch=arch, try_mempolicy=full),
+        memory_bytes=read_memory(root),
+        libraries=_libraries(root, arch, prefix=prefix, environ=environ),
+        gpus=_gpus(root) if full else (),
+        torch=read_torch(root, interpreter, prefix),
+        container=cgroups.container or any(root.exists(name) for name in CONTAINER_FILES),
+        sysroot=None if root.live else root.path,
+    )
+
+
+def _libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[str, str]) -> tuple[Library, ...]:
+    own = mkl_dispatch_library() if root.live else ()
+    return read_libraries(root, arch, prefix=prefix, environ=environ) + own
+
+
+def _gpus(root: Root) -> tuple[Gpu, ...]:
+    from cpulaunch.probe.gpus import read_gpus
+
+    return read_gpus(root)

@@ -1,0 +1,64 @@
+"""NUMA nodes: their online CPUs, memory and distances.
+
+Source: kernel, Documentation/ABI/stable/sysfs-devices-node.
+"""
+
+from cpulaunch.host import NumaNode
+from cpulaunch.probe.root import Root
+from cpulaunch.probe.topology import CpuIds
+
+NODE = "sys/devices/system/node"
+
+
+def read_numa_nodes(root: Root, ids: CpuIds) -> tuple[NumaNode, ...]:
+    """Every NUMA node by id; empty where the kernel has no NUMA."""
+    names = (name[4:] for name in root.names(NODE) if name.startswith("node"))
+    node_ids = sorted(int(name) for name in names if name.isdigit())
+    return tuple(_numa_node(root, node, ids, node_ids) for node in node_ids)
+
+
+def read_memory(root: Root) -> int | None:
+    """The machine's memory in bytes. Source: /proc/meminfo."""
+    return _meminfo(root, "proc/meminfo").get("MemTotal")
+
+
+def _numa_node(root: Root, node: int, ids: CpuIds, node_ids: list[int]) -> NumaNode:
+    base = f"{NODE}/node{node}"
+    listed = root.cpulist(f"{base}/cpulist")
+    cpus = root.cpumask(f"{base}/cpumap") if listed is None else listed
+    memory = _meminfo(root, f"{base}/meminfo")
+    return NumaNode(
+        id=node,
+        cpus=(cpus or frozenset()) & ids.online,
+        memory_bytes=memory.get("MemTotal"),
+        free_bytes=memory.get("MemFree"),
+        distances=_distances(root, f"{base}/distance", node_ids),
+    )
+
+
+def _distances(root: Root, name: str, node_ids: list[int]) -> tuple[tuple[int, int], ...]:
+    """The distance to each online NUMA node, in the order of their ids; empty if the counts differ."""
+    text = root.text(name)
+    if text is None:
+        return ()
+    try:
+        values = [int(word) for word in text.split()]
+    except ValueError:
+        raise root.malformed("row of distances", text, name) from None
+    return tuple(zip(node_ids, values, strict=True)) if len(values) == len(node_ids) else ()
+
+
+def _meminfo(root: Root, name: str) -> dict[str, int]:
+    """Bytes by name, of lines such as "MemTotal: 12 kB" or "Node 0 MemTotal: 12 kB" (the first two that matter)."""
+    found: dict[str, int] = {}
+    for line in (root.text(name) or "").splitlines():
+        key, colon, value = line.partition(":")
+        key = key.rpartition(" ")[2]
+        if colon and key in ("MemTotal", "MemFree"):
+            number = value.split(None, 1)[0] if value.strip() else ""
+            if not number.isdigit():
+                raise root.malformed("size in kB", line, name)
+            found[key] = int(number) << 10
+        if len(found) == 2:
+            break
+    return found

@@ -1,0 +1,84 @@
+"""The torch of the worker's environment, from its files; it is never imported here."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+from cpulaunch.host import Torch
+from cpulaunch.probe.elf import exports
+from cpulaunch.probe.root import Root
+
+VERSION = re.compile(r"^__version__(?:\s*:[^=]*)?\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)[-\w]*\.so[.\d]*")
+MKL_DISPATCH = "mkl_serv_intel_cpu_true"
+
+
+def environment_prefix(root: Root, interpreter: str | None) -> str | None:
+    """The folder of the interpreter's environment ("/opt/env" for /opt/env/bin/python).
+
+    A link to an interpreter elsewhere counts as that one, unless a virtual environment made it.
+    """
+    if interpreter is None or not os.path.isabs(interpreter):
+        return None
+    prefix = os.path.dirname(os.path.dirname(interpreter))
+    if root.exists(f"{prefix}/pyvenv.cfg") or any(_python_folders(root, f"{prefix}/lib")):
+        return prefix
+    try:
+        return os.path.dirname(os.path.dirname(root.trail(interpreter)[-1]))
+    except OSError:
+        return prefix
+
+
+def read_torch(root: Root, interpreter: str | None, prefix: str | None) -> Torch | None:
+    """The torch that this interpreter would import; None if it has none."""
+    for folder in _site_folders(root, interpreter, prefix):
+        match = VERSION.search(root.text(f"{folder}/torch/version.py") or "")
+        if match:
+            library = f"{folder}/torch/lib/libtorch_cpu.so"
+            return Torch(
+                version=match[1],
+                path=f"{folder}/torch",
+                bundled_openmp=_bundled_openmp(root, folder),
+                mkl_dispatch_symbol=root.exists(library) and exports(root.host_path(library), MKL_DISPATCH),
+            )
+    return None
+
+
+def _bundled_openmp(root: Root, folder: str) -> str | None:
+    for place in (f"{folder}/torch/lib", f"{folder}/torch.libs"):
+        for name in sorted(root.names(place)):
+            if OPENMP.fullmatch(name):
+                return f"{place}/{name}"
+    return None
+
+
+def _site_folders(root: Root, interpreter: str | None, prefix: str | None) -> Iterator[str]:
+    """Folders that `import torch` would look in, in order; this process's own if it is the same interpreter."""
+    if root.live and interpreter == sys.executable:
+        yield from (path for path in sys.path if os.path.isabs(path))
+    elif prefix is not None:
+        yield from _packages(root, prefix)
+        yield from _base_packages(root, prefix)
+
+
+def _base_packages(root: Root, prefix: str) -> Iterator[str]:
+    """The packages of the Python a virtual environment was made from, if it may see them (pyvenv.cfg)."""
+    text = root.text(f"{prefix}/pyvenv.cfg") or ""
+    pairs = (line.partition("=") for line in text.splitlines())
+    config = {key.strip().lower(): value.strip() for key, _, value in pairs}
+    if config.get("include-system-site-packages", "").lower() == "true" and config.get("home"):
+        yield from _packages(root, os.path.dirname(config["home"]))
+
+
+def _packages(root: Root, prefix: str) -> Iterator[str]:
+    if prefix == "/usr":
+        yield from (f"{folder}/dist-packages" for folder in _python_folders(root, "/usr/local/lib"))
+    for lib in (f"{prefix}/lib", f"{prefix}/lib64"):
+        for folder in _python_folders(root, lib):
+            yield f"{folder}/site-packages"
+            yield f"{folder}/dist-packages"
+
+
+def _python_folders(root: Root, lib: str) -> Iterator[str]:
+    yield from (f"{lib}/{name}" for name in sorted(root.names(lib)) if name.startswith("python3"))
