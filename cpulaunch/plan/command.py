@@ -30,18 +30,13 @@ def bound_argv(
         return ("taskset", "-c", format_cpulist(cpus), *argv)
     if binder != "numactl":
         return argv
-    options = ("-C", format_cpulist(cpus)) if cpus else ()
-    if mempolicy != "none":
-        options += (_MEMORY_OPTION[mempolicy, len(nodes) > 1], format_cpulist(nodes))
+    options = (*(("-C", format_cpulist(cpus)) if cpus else ()), *numactl_options(mempolicy, nodes))
     return ("numactl", *options, *argv) if options else argv
 
 
-_MEMORY_OPTION = {
-    ("preferred", False): "-p",
-    ("preferred", True): "-P",
-    ("bind", False): "-m",
-    ("bind", True): "-m",
-    ("interleave", False): "-i",
-    ("interleave", True): "-i",
-}
-"""numactl's option by policy and whether there are several nodes (-P, preferred-many, needs numactl 2.0.15)."""
+def numactl_options(mempolicy: MemoryPolicy, nodes: frozenset[int]) -> tuple[str, ...]:
+    """numactl's option for a memory policy; -P (preferred-many) needs numactl 2.0.15."""
+    if mempolicy == "none" or not nodes:
+        return ()
+    option = {"preferred": "-P" if len(nodes) > 1 else "-p", "bind": "-m", "interleave": "-i"}[mempolicy]
+    return (option, format_cpulist(nodes))

@@ -30,12 +30,9 @@ def place_memory(host: Host, request: LaunchRequest, slots: tuple[Slot, ...]) ->
         if (own := slot.numa_nodes) not in homes:
             homes[own] = (own & usable) or _nearest(host, own, usable)
     nodes = tuple(homes[slot.numa_nodes] for slot in slots)
-    reason, warnings = _unset_reason(host, request, usable)
-    if reason is not None:
-        policies: tuple[MemoryPolicy, ...] = ("none",) * len(slots)
-    else:
-        policies = tuple(_policy(request, home) for home in nodes)
-        reason = _reason(request, policies)
+    unset, warnings = _unset_reason(host, request, usable)
+    policies = tuple(_policy(request, home) for home in nodes) if unset is None else _NO_POLICY * len(slots)
+    reason = unset or _reason(request, policies)
     value = ", ".join(sorted(set(policies)))
     origin = request.origin("membind")
     return Memory(
@@ -44,6 +41,9 @@ def place_memory(host: Host, request: LaunchRequest, slots: tuple[Slot, ...]) ->
         notes=(Note(setting="membind", value=value, origin=origin, reason=reason),),
         warnings=warnings,
     )
+
+
+_NO_POLICY: tuple[MemoryPolicy, ...] = ("none",)
 
 
 def check_binder(request: LaunchRequest) -> None:

@@ -103,7 +103,7 @@ def check_size(settings: Settings, cores: int, pool: Pool) -> None:
 
 
 def _pool_source(pool: Pool) -> str:
-    return f"pool {pool.notes[0].value}; {pool.notes[0].reason}"
+    return f"pool {pool.notes[0].value}"
 
 
 def _one_per_node(cores: tuple[Core, ...]) -> Placement:

@@ -90,7 +90,8 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
     """
     chosen: list[str] = []
     names: dict[PreloadKind, str] = {}
-    notes, warnings = [], []
+    notes: list[Note] = []
+    warnings: list[str] = []
     for wanted in _all_wanted(host, request):
         candidate, why = _first_that_starts(_candidates(host, wanted), trials)
         reason = "; ".join(filter(None, (wanted.reason, *why, _missing(host, wanted, candidate))))
@@ -211,7 +212,7 @@ def _first_that_starts(
     candidates: tuple[PreloadCandidate, ...], trials: Trials | None
 ) -> tuple[PreloadCandidate | None, list[str]]:
     """The first candidate whose trial passed, and why those before it are not used."""
-    refused = []
+    refused: list[str] = []
     for candidate in candidates:
         failure = None if trials is None else trials.get(candidate.path, "no trial start was made")
         if failure is None:
@@ -229,11 +230,8 @@ def _first_that_starts(
 
 def _missing(host: Host, wanted: _Wanted, candidate: PreloadCandidate | None) -> str:
     """What to install if nothing of the wanted kind is on the machine."""
-    if (
-        candidate is not None
-        or not wanted.names
-        or any(_matches(x, wanted, n) for x in host.libraries for n in wanted.names)
-    ):
+    present = any(_matches(library, wanted, name) for library in host.libraries for name in wanted.names)
+    if candidate is not None or not wanted.names or present:
         return ""
     return f"none found: {INSTALL[wanted.names[0]]}"
 
