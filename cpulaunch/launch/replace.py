@@ -21,6 +21,17 @@ def restore_dispositions() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def default_dispositions() -> None:
+    """Effect: every signal this Python handles or ignores for itself has its default action.
+
+    For a forked child that unblocks signals before it executes: what arrives then is not lost in a handler.
+    """
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) and signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(number, signal.SIG_DFL)
+    restore_dispositions()
+
+
 def replace_this_process(path: str, *, argv: tuple[str, ...], environ: Mapping[str, str], binding: Binding) -> NoReturn:
     """Effect: this process is the worker: same pid, signals and exit code. Raises: NotExecutableError."""
     sys.stdout.flush()

@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cpulaunch.errors import LaunchError
-from cpulaunch.launch.bind import Say, prepare_bindings
+from cpulaunch.launch.bind import Binding, Say, prepare_bindings
 from cpulaunch.launch.program import child_environ, find_executable
 from cpulaunch.launch.replace import replace_this_process
 from cpulaunch.launch.result import LaunchResult
@@ -44,6 +44,42 @@ def launch(
     if plan.replaces_launcher:
         argv = plan.workers[0].argv
         replace_this_process(paths[0], argv=argv, environ=environments[0], binding=bindings[0])
+    return _supervised(
+        plan, paths=paths, environments=environments, bindings=bindings, memory_events=memory_events, say=say
+    )
+
+
+def _supervised(
+    plan: LaunchPlan,
+    *,
+    paths: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    bindings: Sequence[Binding],
+    memory_events: Path | None,
+    say: Say,
+) -> LaunchResult:
+    """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
+    from cpulaunch.launch.guard import become_guarded
+    from cpulaunch.launch.routing import open_standard_descriptors, open_wiring, worker_stdin
+    from cpulaunch.launch.spawn import Start
     from cpulaunch.launch.supervise import supervise
 
-    return supervise(plan, paths=paths, environments=environments, bindings=bindings, memory_events=memory_events)
+    open_standard_descriptors()
+    guarded = become_guarded(say)
+    # Opened here and not in the guard, so that pipes close when the supervisor closes them.
+    wiring = open_wiring(plan, stdin=worker_stdin(len(plan.workers)))
+    starts = [
+        Start(
+            index=worker.index,
+            path=path,
+            argv=worker.argv,
+            environ=environ,
+            binding=binding,
+            ends=ends,
+            signal_mask=guarded.signal_mask,
+        )
+        for worker, path, environ, binding, ends in zip(
+            plan.workers, paths, environments, bindings, wiring.ends, strict=True
+        )
+    ]
+    return supervise(starts, wiring, plan=plan, guarded=guarded, memory_events=memory_events)

@@ -1,0 +1,195 @@
+"""What to do about what happened: the supervisor's decisions, without a process, a file or a clock.
+
+`step(state, event, now)` returns the next state and what to do. A worker's group is the worker and all it
+started that stayed in its process group; strays are descendants that left it. A group that is told to end
+gets a deadline; a deadline that passes is answered by SIGKILL.
+"""
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from cpulaunch.launch.signals import ENDING
+
+SIGKILL = int(getattr(signal, "SIGKILL", 9))
+SIGCONT = int(getattr(signal, "SIGCONT", 18))
+SIGTERM = int(signal.SIGTERM)
+SIGINT = int(signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """A worker's own process ended; others of its group may live on."""
+
+    index: int
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGone:
+    """Nothing of the worker's group is left."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StraysSeen:
+    """These descendants left their worker's group; all groups are gone."""
+
+    pids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalArrived:
+    """Somebody signalled the launcher."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherGone:
+    """The process the user started was killed: end everything at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFailed:
+    """Output that was asked for can no longer be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing happened until the next deadline."""
+
+
+Event = WorkerEnded | GroupGone | StraysSeen | SignalArrived | LauncherGone | OutputFailed | TimePassed
+
+
+@dataclass(frozen=True, slots=True)
+class SignalGroups:
+    """Send a signal to these workers' process groups."""
+
+    indexes: frozenset[int]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalStrays:
+    """Send a signal to these processes."""
+
+    pids: frozenset[int]
+    number: int
+
+
+Action = SignalGroups | SignalStrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Who lives, who was told to end by when (seconds of the monotonic clock), and why it all ends."""
+
+    grace_seconds: float
+    groups: frozenset[int]
+    deadlines: Mapping[int, float] = field(default_factory=dict)
+    strays: frozenset[int] = frozenset()
+    stray_deadline: float | None = None
+    ending: bool = False
+    killing: bool = False
+    first_failure: int | None = None
+    ended_by: int | None = None
+    output_failed: bool = False
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `TimePassed` is due; None: sleep until something happens."""
+        stray = () if self.stray_deadline is None else (self.stray_deadline,)
+        return min((*self.deadlines.values(), *stray), default=None)
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def step(state: State, event: Event, now: float) -> Step:
+    """The next state and what to do about the event."""
+    match event:
+        case WorkerEnded():
+            return _worker_ended(state, event, now)
+        case GroupGone(index):
+            deadlines = {i: at for i, at in state.deadlines.items() if i != index}
+            return replace(state, groups=state.groups - {index}, deadlines=deadlines), ()
+        case StraysSeen(pids):
+            return _strays_seen(state, pids, now)
+        case SignalArrived(number):
+            return _signal_arrived(state, number, now)
+        case LauncherGone():
+            return _kill_all(replace(state, ended_by=state.ended_by or SIGKILL))
+        case OutputFailed():
+            failed = replace(state, output_failed=True)
+            return (failed, ()) if state.ending else _end_all(failed, now, SIGTERM)
+        case TimePassed():
+            return _time_passed(state, now)
+
+
+def _worker_ended(state: State, event: WorkerEnded, now: float) -> Step:
+    """What the worker left behind ends; the first failure ends all."""
+    if event.failed and not state.ending:
+        return _end_all(replace(state, first_failure=event.index), now, SIGTERM)
+    if event.index in state.deadlines or state.killing:
+        return state, _told(frozenset({event.index}), SIGKILL if state.killing else SIGTERM)
+    deadlines = {**state.deadlines, event.index: now + state.grace_seconds}
+    return replace(state, deadlines=deadlines), _told(frozenset({event.index}), SIGTERM)
+
+
+def _strays_seen(state: State, pids: frozenset[int], now: float) -> Step:
+    if state.killing:
+        return state, (SignalStrays(pids, SIGKILL),)
+    new = pids - state.strays
+    if not new:
+        return state, ()
+    deadline = now + state.grace_seconds if state.stray_deadline is None else state.stray_deadline
+    told = replace(state, strays=state.strays | pids, stray_deadline=deadline)
+    return told, (SignalStrays(new, SIGTERM), SignalStrays(new, SIGCONT))
+
+
+def _signal_arrived(state: State, number: int, now: float) -> Step:
+    """Ending signals end the launch; a Ctrl-C while it ends kills at once; all others are passed on."""
+    if number not in ENDING:
+        return state, (SignalGroups(state.groups, number),) if state.groups else ()
+    if number == SIGINT and state.ending:
+        return _kill_all(state)
+    if state.ending:
+        return state, _told(state.groups, number)
+    return _end_all(replace(state, ended_by=number), now, number)
+
+
+def _end_all(state: State, now: float, number: int) -> Step:
+    """Groups that were told before keep their deadline."""
+    deadlines = {index: state.deadlines.get(index, now + state.grace_seconds) for index in state.groups}
+    return replace(state, ending=True, deadlines=deadlines), _told(state.groups, number)
+
+
+def _kill_all(state: State) -> Step:
+    killed = replace(state, ending=True, killing=True, deadlines={}, stray_deadline=None)
+    return killed, (*_told(state.groups, SIGKILL), *_told_strays(state.strays, SIGKILL))
+
+
+def _time_passed(state: State, now: float) -> Step:
+    overdue = frozenset(index for index, at in state.deadlines.items() if at <= now)
+    deadlines = {index: at for index, at in state.deadlines.items() if index not in overdue}
+    strays_overdue = state.stray_deadline is not None and state.stray_deadline <= now
+    if strays_overdue:
+        state = replace(state, killing=True, stray_deadline=None)
+    strays = state.strays if strays_overdue else frozenset()
+    return replace(state, deadlines=deadlines), (*_told(overdue, SIGKILL), *_told_strays(strays, SIGKILL))
+
+
+def _told(indexes: Iterable[int], number: int) -> tuple[Action, ...]:
+    """Signal these groups; a stopped process acts on a signal only when it goes on."""
+    groups = frozenset(indexes)
+    if not groups:
+        return ()
+    sent = SignalGroups(groups, number)
+    return (sent,) if number == SIGKILL else (sent, SignalGroups(groups, SIGCONT))
+
+
+def _told_strays(pids: frozenset[int], number: int) -> tuple[Action, ...]:
+    return (SignalStrays(pids, number),) if pids else ()

@@ -1,0 +1,107 @@
+"""The process the user started, while its child supervises: it passes signals on and waits.
+
+Two processes, so that each can end everything if the other is killed. The supervisor sees its pipe from
+the guard close when the guard dies; the guard sees its child end. Both adopt orphans, so no descendant of
+a worker escapes: it belongs to whichever of the two is left. Signals arrive once, through the guard: the
+supervisor has its own process group and blocks all it can.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cpulaunch.launch.libc import adopt_orphans
+from cpulaunch.launch.processes import kill_children, own_children
+from cpulaunch.launch.signals import passed_on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """What the supervisor gets from its guard.
+
+    `control` yields one byte per signal that arrived, and ends when the guard dies; `signal_mask` is the
+    mask this launch was started with.
+    """
+
+    control: int
+    signal_mask: frozenset[int]
+
+
+def become_guarded(say: Callable[[str], None]) -> Guarded:
+    """The child's view of its guard.
+
+    Effect: forks; only the child returns. The calling process ends with the child's exit code.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signals = passed_on(signal.valid_signals())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD, signal.SIGTTOU})
+    for number in signals | {signal.SIGCHLD}:
+        # Never called, as all are blocked; but some systems drop signals that would be ignored, and a
+        # SIGCHLD that the parent ignored would leave no exit codes.
+        signal.signal(number, lambda *_: None)
+    before = own_children()  # `exec cpulaunch` in a shell with jobs
+    adopt_orphans()
+    read, write = os.pipe()
+    supervisor = os.fork()
+    if supervisor:
+        os.close(read)
+        os.set_blocking(write, False)
+        _guard(supervisor, control=write, signals=signals, spared=before, say=say)
+    os.close(write)
+    os.setpgid(0, 0)
+    adopt_orphans()
+    return Guarded(control=read, signal_mask=frozenset(int(number) for number in mask))
+
+
+def _guard(
+    supervisor: int, *, control: int, signals: frozenset[int], spared: frozenset[int], say: Callable[[str], None]
+) -> NoReturn:
+    """Effect: waits for the supervisor, passing signals on, and ends with its exit code."""
+    while True:
+        number = signal.sigwait(signals | {signal.SIGCHLD})
+        if number == signal.SIGCHLD:
+            code = _reaped(supervisor)
+            if code is not None:
+                break
+        elif number != signal.SIGTSTP:
+            _pass_on(control, number)
+        elif _can_be_resumed():
+            _pass_on(control, number)
+            os.kill(os.getpid(), signal.SIGSTOP)
+    if code < 0:
+        kill_children(spared)
+        say(f"the supervisor was killed by signal {-code}; every worker was ended")
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _pass_on(control: int, number: int) -> None:
+    try:
+        os.write(control, bytes([number]))
+    except (BlockingIOError, BrokenPipeError):
+        return  # Thousands are waiting already, or the supervisor is ending.
+
+
+def _reaped(supervisor: int) -> int | None:
+    """The supervisor's exit code (negative: its signal) if it has ended. Effect: reaps every ended child."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == supervisor:
+            return os.waitstatus_to_exitcode(status)
+        if pid == 0:
+            return None
+
+
+def _can_be_resumed() -> bool:
+    """Whether a shell watches this process group (else Ctrl-Z would stop it for ever).
+
+    Source: POSIX, orphaned process group: the kernel discards SIGTSTP for them.
+    """
+    parent = os.getppid()
+    try:
+        return parent > 0 and os.getsid(parent) == os.getsid(0) and os.getpgid(parent) != os.getpgrp()
+    except OSError:
+        return False

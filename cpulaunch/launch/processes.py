@@ -1,0 +1,93 @@
+"""Children: which there are, which have ended, and signals to those that may be gone."""
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+
+
+def children_of(parent: int) -> frozenset[int]:
+    """The pids whose parent is `parent`, ended and unreaped ones included; empty without /proc.
+
+    Source: proc(5), /proc/PID/stat: "pid (name) state ppid …"; the name may hold anything, ")" too.
+    """
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return frozenset()
+    return frozenset(pid for pid in pids if _parent_of(pid) == parent)
+
+
+def own_children() -> frozenset[int]:
+    """The pids of this process's children, ended and unreaped ones included; usually one system call."""
+    if hasattr(os, "waitid"):
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return frozenset()
+    return children_of(os.getpid())
+
+
+def kill_children(spared: frozenset[int] = frozenset()) -> None:
+    """Effect: no child of this process is left, nor any that becomes one when its parent is killed."""
+    while pids := own_children() - spared:
+        for pid in pids:
+            signal_process(pid, signal.SIGKILL)
+        for pid in pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A child that ended: its exit code, or minus its signal. `unreaped`: its pid is not free yet."""
+
+    pid: int
+    status: int
+    unreaped: bool
+
+
+def ended_child() -> Ended | None:
+    """A child that has ended, left unreaped where the system can do that (Python < 3.13 on macOS cannot)."""
+    with suppress(ChildProcessError):
+        if not hasattr(os, "waitid"):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            return Ended(pid=pid, status=os.waitstatus_to_exitcode(status), unreaped=False) if pid else None
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid:
+            status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            return Ended(pid=ended.si_pid, status=status, unreaped=True)
+    return None
+
+
+def reap(ended: Ended) -> None:
+    """Effect: the ended child's pid is free."""
+    if ended.unreaped:
+        os.waitpid(ended.pid, 0)
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Effect: the process has the signal, unless it is gone."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Whether the process group has any member. Effect: they have the signal (0: only asks)."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # Only members of other users (a setuid program) are left.
+    return True

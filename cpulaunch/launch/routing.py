@@ -1,0 +1,149 @@
+"""Which worker's output goes where, decided and opened before anything starts."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cpulaunch.errors import LaunchError
+from cpulaunch.launch.output import Route, Stream
+from cpulaunch.launch.sink import Sink
+from cpulaunch.plan.model import LaunchPlan
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnds:
+    """The descriptors one worker gets as 0, 1 and 2; `owned` are closed once it has them."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    owned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """All sinks, and for each worker its descriptors, its streams (stderr last) and its log's path."""
+
+    sinks: tuple[Sink, ...]
+    ends: tuple[WorkerEnds, ...]
+    streams: tuple[tuple[Stream, ...], ...]
+    logs: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terminal:
+    """The launcher's own stdout and stderr; one sink if they are the same file."""
+
+    out: Sink
+    err: Sink
+    prefixed: bool
+
+    @property
+    def merged(self) -> bool:
+        return self.out is self.err
+
+
+def open_wiring(plan: LaunchPlan, *, stdin: int) -> Wiring:
+    """The pipes and files of a launch; `stdin` is what every worker reads.
+
+    Raises: LaunchError if a log cannot be written.
+    """
+    shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
+    logs = open_logs(plan)
+    terminal = _open_terminal(prefixed=sum(shown) > 1)
+    wired = [
+        _wire(terminal if visible else None, log, index=worker.index, stdin=stdin)
+        for worker, visible, log in zip(plan.workers, shown, logs, strict=True)
+    ]
+    own = {id(sink): sink for sink in (terminal.out, terminal.err, *logs) if sink is not None}
+    return Wiring(
+        sinks=tuple(own.values()),
+        ends=tuple(ends for ends, _ in wired),
+        streams=tuple(streams for _, streams in wired),
+        logs=tuple(None if log is None else log.name for log in logs),
+    )
+
+
+def worker_stdin(workers: int) -> int:
+    """What workers read: one worker reads what cpulaunch would (a file or pipe), several nothing.
+
+    Nobody reads a terminal: workers are in process groups of their own, which the terminal would stop. A
+    program that asks questions runs without logs, in cpulaunch's place.
+    """
+    if workers == 1 and not os.isatty(STDIN):
+        return os.dup(STDIN)
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def open_standard_descriptors() -> None:
+    """Effect: 0, 1 and 2 are open (on the null device if they were closed), so that no pipe becomes one of them."""
+    for fd in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest free number, which is this one.
+            os.set_inheritable(fd, True)
+
+
+def log_path(log_dir: str, index: int) -> str:
+    """Where a worker's log is."""
+    return os.path.join(log_dir, f"worker-{index}.log")
+
+
+def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
+    """A new, empty log for each worker; None for all without a log directory. Raises: LaunchError."""
+    log_dir = plan.launch.log_dir
+    if log_dir is None:
+        return [None] * len(plan.workers)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    path = log_dir
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+        logs = []
+        for worker in plan.workers:
+            path = log_path(log_dir, worker.index)
+            logs.append(Sink(os.open(path, flags, 0o666), name=path))
+    except OSError as error:
+        hint = "--log-dir needs a directory that can be written"
+        raise LaunchError("log cannot be written", value=path, source=error.strerror, hint=hint) from None
+    return logs
+
+
+def _open_terminal(*, prefixed: bool) -> _Terminal:
+    out = Sink.of_descriptor(STDOUT, name="stdout")
+    err = out if _same_file(STDOUT, STDERR) else Sink.of_descriptor(STDERR, name="stderr")
+    return _Terminal(out=out, err=err, prefixed=prefixed)
+
+
+def _same_file(one: int, other: int) -> bool:
+    a, b = os.fstat(one), os.fstat(other)
+    return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+
+
+def _wire(
+    terminal: _Terminal | None, log: Sink | None, *, index: int, stdin: int
+) -> tuple[WorkerEnds, tuple[Stream, ...]]:
+    """One worker's descriptors and streams: one pipe for both where both go to the same places, in exact order."""
+    prefix = b"[%d] " % index if terminal is not None and terminal.prefixed else b""
+
+    def stream(fd: int, shown: Sink | None, *, alone_in_log: bool) -> Stream:
+        routes = [Route(log, alone=alone_in_log)] if log else []
+        if shown is not None:
+            routes.append(Route(shown, prefix=prefix, alone=not prefix))
+        os.set_blocking(fd, False)
+        return Stream(fd, routes=routes)
+
+    read, write = os.pipe()
+    if terminal is None and log is None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        ends = WorkerEnds(stdin=stdin, stdout=null, stderr=write, owned=(null, write))
+        return ends, (stream(read, None, alone_in_log=True),)
+    if terminal is None or terminal.merged:
+        ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write, owned=(write,))
+        return ends, (stream(read, None if terminal is None else terminal.out, alone_in_log=True),)
+    read_err, write_err = os.pipe()
+    ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write_err, owned=(write, write_err))
+    streams = (stream(read, terminal.out, alone_in_log=False), stream(read_err, terminal.err, alone_in_log=False))
+    return ends, streams

@@ -1,0 +1,23 @@
+"""Which signals are passed on, and which of them end a launch."""
+
+import signal
+from collections.abc import Iterable
+
+ENDING = frozenset(
+    number for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if (number := getattr(signal, name, None)) is not None
+)
+"""A launch ends when one of these arrives; all others are passed on and their effect is the workers' business."""
+
+NOT_PASSED_ON = (
+    *("SIGKILL", "SIGSTOP"),  # cannot be caught
+    *("SIGCHLD", "SIGPIPE", "SIGTTIN", "SIGTTOU"),  # about this process itself
+    *("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS"),  # its own faults: must not be blocked
+)
+
+
+def passed_on(numbers: Iterable[int]) -> frozenset[int]:
+    """Of these signals, those a launcher passes on: not the ones it was started with ignoring (nohup, `&`)."""
+    excluded = {getattr(signal, name, None) for name in NOT_PASSED_ON}
+    return frozenset(
+        int(number) for number in numbers if number not in excluded and signal.getsignal(number) != signal.SIG_IGN
+    )

@@ -1,0 +1,95 @@
+"""One worker process made: its own group, bound, wired and executed, or the exact reason why not."""
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cpulaunch.errors import LaunchError
+from cpulaunch.launch.bind import Binding, apply_binding
+from cpulaunch.launch.decide import SIGKILL
+from cpulaunch.launch.libc import die_with_parent
+from cpulaunch.launch.program import exec_failure
+from cpulaunch.launch.replace import default_dispositions
+from cpulaunch.launch.routing import WorkerEnds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Everything one worker needs to start."""
+
+    index: int
+    path: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    binding: Binding
+    ends: WorkerEnds
+    signal_mask: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A worker's process (`pid` is its group too) and the pipe that says why it was not executed."""
+
+    pid: int
+    failure: int
+
+
+def spawn(start: Start) -> Started:
+    """The forked process; whether it was executed, `confirm_executed` tells. Raises: LaunchError."""
+    read, write = os.pipe()  # Closed by a successful exec.
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        hint = "check `ulimit -u` and the cgroup's pids.max"
+        raise LaunchError("no process for a worker", value=start.index, source=error.strerror, hint=hint) from None
+    if pid == 0:
+        _become_worker(start, parent=parent, failure=write)
+    os.close(write)
+    with suppress(OSError):  # It has executed already, or ended.
+        os.setpgid(pid, pid)  # The child does it too: whoever comes first, the group exists from here on.
+    for fd in start.ends.owned:
+        os.close(fd)
+    return Started(pid=pid, failure=read)
+
+
+def confirm_executed(start: Start, started: Started) -> None:
+    """Effect: waits until the worker's program runs. Raises: LaunchError or NotExecutableError if it never will."""
+    with open(started.failure, "rb") as file:
+        message = file.read().decode(errors="replace")
+    if not message:
+        return
+    stage, _, code = message.partition(" ")
+    if stage == "execve":
+        raise exec_failure(start.path, int(code))
+    reason = os.strerror(int(code))
+    raise LaunchError(
+        f"worker {start.index} could not be started", value=stage, source=reason, hint="try --binder none"
+    )
+
+
+def _become_worker(start: Start, *, parent: int, failure: int) -> NoReturn:
+    """Effect: this forked child is the worker, or has written "STAGE ERRNO" and ended."""
+    stage = "setpgid"
+    try:
+        os.setpgid(0, 0)
+        stage = "prctl"
+        die_with_parent(SIGKILL, parent=parent)
+        stage = "dup2"
+        os.dup2(start.ends.stdin, 0)
+        os.dup2(start.ends.stdout, 1)
+        os.dup2(start.ends.stderr, 2)
+        stage = "binding"
+        apply_binding(start.binding)
+        stage = "signals"
+        default_dispositions()
+        signal.pthread_sigmask(signal.SIG_SETMASK, start.signal_mask)
+        stage = "execve"
+        os.execve(start.path, start.argv, start.environ)
+    except OSError as error:
+        os.write(failure, f"{stage} {error.errno}".encode())
+    finally:
+        os._exit(127)

@@ -1,0 +1,279 @@
+"""The supervisor: starts the workers, sleeps in the kernel until something happens, and ends what it started."""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from cpulaunch.errors import LaunchError
+from cpulaunch.launch.decide import (
+    SIGKILL,
+    Event,
+    GroupGone,
+    LauncherGone,
+    OutputFailed,
+    SignalArrived,
+    SignalGroups,
+    State,
+    StraysSeen,
+    TimePassed,
+    WorkerEnded,
+    step,
+)
+from cpulaunch.launch.guard import Guarded
+from cpulaunch.launch.processes import ended_child, kill_children, own_children, reap, signal_group, signal_process
+from cpulaunch.launch.pump import Pump
+from cpulaunch.launch.result import LaunchResult, WorkerResult, oom_kills
+from cpulaunch.launch.routing import Wiring
+from cpulaunch.launch.signals import ENDING
+from cpulaunch.launch.sink import SinkError
+from cpulaunch.launch.spawn import Start, confirm_executed, spawn
+from cpulaunch.plan.model import LaunchPlan
+
+Clock = Callable[[], float]
+
+
+class Supervisor:
+    """The workers' life: a context in which they are started and run, and after which none is left."""
+
+    def __init__(
+        self, starts: Sequence[Start], wiring: Wiring, *, grace_seconds: float, control: int, clock: Clock
+    ) -> None:
+        self._starts = starts
+        self._wiring = wiring
+        self._control = control
+        self._clock = clock
+        self.state = State(grace_seconds=grace_seconds, groups=frozenset())
+        self.output_error: SinkError | None = None
+        self.pids: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
+        """Per worker: its exit code, or minus the signal that killed it."""
+        self._worker_of: dict[int, int] = {}
+        self._all_gone = False
+        self._impatient = False
+        self._poll = select.poll()
+        self._wakeup = _wake_on_child()
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._poll.register(control, select.POLLIN)
+        streams = [stream for streams in wiring.streams for stream in streams]
+        self._pump = Pump(self._poll, streams=streams, sinks=wiring.sinks)
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Effect: whatever happened, no worker and no descendant of one is left."""
+        for group in self.state.groups:
+            signal_group(self.pids[group], SIGKILL)
+        kill_children()
+
+    def start(self) -> None:
+        """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
+        started = []
+        for start in self._starts:
+            one = spawn(start)
+            started.append(one)
+            self.pids[start.index] = one.pid
+            self._worker_of[one.pid] = start.index
+            self.state = State(grace_seconds=self.state.grace_seconds, groups=self.state.groups | {start.index})
+        for start, one in zip(self._starts, started, strict=True):
+            confirm_executed(start, one)
+
+    def run(self) -> None:
+        """Effect: returns when all workers and all they started have ended and their output is written."""
+        self._reap()
+        while not (self._all_gone and self._output_done()):
+            self._settle()
+            self._wait()
+
+    def _wait(self) -> None:
+        """Effect: sleeps until the next event or deadline, and deals with it."""
+        deadlines = [at for at in (self.state.next_deadline, self._pump.deadline) if at is not None]
+        timeout = max(0.0, min(deadlines) - self._clock()) * 1000 + 1 if deadlines else None
+        ready = self._poll.poll(timeout)
+        for fd, _ in ready:
+            if fd == self._control:
+                self._listen()
+            elif fd != self._wakeup:
+                self._serve(fd)
+        if any(fd == self._wakeup for fd, _ in ready):
+            _empty(self._wakeup)
+            self._reap()
+        due = self.state.next_deadline
+        if due is not None and due <= self._clock():
+            self._happened(TimePassed())
+
+    def _listen(self) -> None:
+        """Effect: signals that arrived at the guard are acted on; its end ends all."""
+        numbers = os.read(self._control, 4096)
+        if not numbers:
+            self._poll.unregister(self._control)
+            self._impatient = True
+            self._happened(LauncherGone())
+        for number in numbers:
+            # With the workers gone, only a slow reader of their output keeps us.
+            self._impatient = self._impatient or (self._all_gone and number in ENDING)
+            self._happened(SignalArrived(number))
+
+    def _serve(self, fd: int) -> None:
+        try:
+            self._pump.serve(fd)
+        except SinkError as error:
+            self._output_failed(error)
+
+    def _settle(self) -> None:
+        try:
+            self._pump.settle(self._clock())
+        except SinkError as error:
+            self._output_failed(error)
+
+    def _output_failed(self, error: SinkError) -> None:
+        if self.output_error is None:
+            self.output_error = error
+            self._happened(OutputFailed())
+
+    def _happened(self, event: Event) -> None:
+        self.state, actions = step(self.state, event, self._clock())
+        for action in actions:
+            if isinstance(action, SignalGroups):
+                for index in action.indexes:
+                    signal_group(self.pids[index], action.number)
+            else:
+                for pid in action.pids:
+                    signal_process(pid, action.number)
+
+    def _reap(self) -> None:
+        """Effect: every ended child is noticed in the order the kernel tells, then groups and strays are looked at."""
+        while ended := ended_child():
+            index = self._worker_of.get(ended.pid)
+            if index is not None:
+                self.statuses[index] = ended.status
+                # Its group is told to end while the unreaped leader still keeps the number from being reused.
+                self._happened(WorkerEnded(index, failed=ended.status != 0))
+            reap(ended)
+        for index in sorted(self.state.groups & self.statuses.keys()):
+            if not signal_group(self.pids[index], 0):
+                self._happened(GroupGone(index))
+        if not self.state.groups:
+            self._look_for_strays()
+
+    def _look_for_strays(self) -> None:
+        strays = own_children()
+        self._all_gone = not strays
+        if strays:
+            self._happened(StraysSeen(strays))
+
+    def _output_done(self) -> bool:
+        """Whether all output is written, or nobody wants to wait for it."""
+        if self._impatient:
+            return True
+        try:
+            self._pump.drain()
+            if self._pump.undrained:
+                return False
+            self._pump.finish()
+        except SinkError as error:
+            self._output_failed(error)
+        return self._pump.idle
+
+
+def _wake_on_child() -> int:
+    """A descriptor that becomes readable when a child ends. Effect: SIGCHLD is handled and unblocked."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        """The wake-up descriptor has it."""
+
+    signal.signal(signal.SIGCHLD, noted)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return read
+
+
+def _empty(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        return
+
+
+def supervise(
+    starts: Sequence[Start],
+    wiring: Wiring,
+    *,
+    plan: LaunchPlan,
+    guarded: Guarded,
+    memory_events: Path | None,
+) -> LaunchResult:
+    """How the workers ended, all of them and all they started.
+
+    Raises: LaunchError if output that was asked for was lost, or a worker could not be started.
+    """
+    kills_before = _oom_kills(memory_events)
+    with Supervisor(
+        starts,
+        wiring,
+        grace_seconds=plan.launch.grace_seconds,
+        control=guarded.control,
+        clock=time.monotonic,
+    ) as supervisor:
+        supervisor.start()
+        supervisor.run()
+    if supervisor.output_error is not None:
+        error = supervisor.output_error
+        raise LaunchError(
+            "output of the workers cannot be written; they were ended",
+            value=error.filename,
+            source=error.strerror,
+            hint="free space there, or choose another --log-dir",
+        )
+    return _result(supervisor, wiring, oom_kills=_more(kills_before, _oom_kills(memory_events)))
+
+
+def _result(supervisor: Supervisor, wiring: Wiring, *, oom_kills: int | None) -> LaunchResult:
+    workers = tuple(
+        WorkerResult(
+            index=index,
+            pid=supervisor.pids[index],
+            exit_code=status if status >= 0 else None,
+            signal=-status if status < 0 else None,
+            last_lines=streams[-1].last_lines(),
+            log=log,
+        )
+        for (index, status), streams, log in zip(
+            sorted(supervisor.statuses.items()), wiring.streams, wiring.logs, strict=True
+        )
+    )
+    state = supervisor.state
+    code = 0
+    if state.first_failure is not None:
+        code = next(worker.status for worker in workers if worker.index == state.first_failure)
+    elif state.ended_by is not None:
+        code = 128 + state.ended_by
+    return LaunchResult(
+        exit_code=code,
+        host=os.uname().nodename,
+        workers=workers,
+        first_failure=state.first_failure,
+        ended_by=state.ended_by,
+        oom_kills=oom_kills,
+    )
+
+
+def _oom_kills(memory_events: Path | None) -> int | None:
+    if memory_events is None:
+        return None
+    try:
+        return oom_kills(memory_events.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _more(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
