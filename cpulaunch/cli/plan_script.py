@@ -1,0 +1,91 @@
+"""A plan as a POSIX shell script that runs the same thing without cpulaunch."""
+
+from shlex import quote
+
+from cpulaunch.cpulist import format_cpulist
+from cpulaunch.errors import UsageError
+from cpulaunch.plan.command import numactl_options
+from cpulaunch.plan.model import LaunchPlan, WorkerPlan
+
+_HEAD = """\
+#!/bin/sh
+# Written by cpulaunch: the plan as plain sh. Binding by numactl, or by taskset where there is no numactl.
+"""
+_BIND = """
+bind() {  # CPUs, numactl's memory option or "", command
+    cpus=$1 memory=$2
+    shift 2
+    if command -v numactl >/dev/null; then
+        exec numactl -C "$cpus" $memory "$@"
+    elif command -v taskset >/dev/null; then
+        exec taskset -c "$cpus" "$@"
+    fi
+    echo "neither numactl nor taskset is installed: not bound" >&2
+    exec "$@"
+}
+"""
+_WAIT = """
+finish() {  # process id; the first failure in the order of the workers is the exit code
+    wait "$1"
+    code=$?
+    while kill -0 "$1" 2>/dev/null; do  # a signal ended the wait, not the worker
+        wait "$1"
+        code=$?
+    done
+    if [ "$status" -eq 0 ] && [ "$code" -ne 0 ]; then
+        status=$code
+        kill $pids 2>/dev/null
+    fi
+}
+
+status=0
+"""
+
+
+def plan_script(plan: LaunchPlan) -> str:
+    """A script that starts the plan's workers with their environment and binding, and ends with their exit code.
+
+    Raises: UsageError if the plan has no program.
+    """
+    if not all(worker.argv for worker in plan.workers):
+        raise UsageError("no program to write a script for", source="--emit sh", hint="name the program to run")
+    bound = any(_binds(plan, worker) for worker in plan.workers)
+    parts = [_HEAD, _BIND if bound else "", *(_function(plan, worker) for worker in plan.workers)]
+    indexes = [worker.index for worker in plan.workers]
+    parts.append(f"\nworker_{indexes[0]}\n" if len(indexes) == 1 else _start_and_wait(indexes))
+    return "".join(parts)
+
+
+def _binds(plan: LaunchPlan, worker: WorkerPlan) -> bool:
+    return plan.launch.binder == "native" and bool(worker.cpus)
+
+
+def _function(plan: LaunchPlan, worker: WorkerPlan) -> str:
+    """The shell function that becomes one worker."""
+    lines = [
+        f"    unset {name}" if value is None else f"    export {name}={quote(value)}"
+        for name, value in worker.env
+        if _is_identifier(name)
+    ]
+    others = [f"{name}={value}" for name, value in worker.env if not _is_identifier(name)]
+    command = " ".join(quote(word) for word in (*(("env", *others) if others else ()), *worker.argv))
+    if _binds(plan, worker):
+        memory = " ".join(numactl_options(worker.mempolicy, worker.numa_nodes))
+        command = f"bind {format_cpulist(worker.cpus)} {quote(memory)} {command}"
+    else:
+        command = f"exec {command}"
+    return "\n".join(["", f"worker_{worker.index}() {{", *lines, f"    {command}", "}", ""])
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether a shell can export a variable of this name; the others go through env(1)."""
+    return name.isascii() and name.isidentifier()
+
+
+def _start_and_wait(indexes: list[int]) -> str:
+    starts = [f'worker_{index} &\npids="$pids $!"' for index in indexes]
+    # Background jobs of a script ignore SIGINT and SIGQUIT (POSIX sh, 2.11), so they are sent SIGTERM.
+    trap = "trap 'kill $pids 2>/dev/null' HUP INT TERM"
+    return "\n".join(
+        [_WAIT + "pids=", *starts, trap, "for pid in $pids; do", '    finish "$pid"', "done", 'exit "$status"', ""]
+    )

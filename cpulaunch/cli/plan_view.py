@@ -1,0 +1,132 @@
+"""A plan for a person and as JSON. The script form is in plan_script."""
+
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+from typing import Any
+
+from cpulaunch.cli.plan_script import plan_script
+from cpulaunch.cpulist import format_cpulist
+from cpulaunch.host import Host
+from cpulaunch.plan.model import LaunchPlan, Note, WorkerPlan
+
+__all__ = ["plan_json", "plan_script", "plan_text"]
+
+MOST_ROWS = 32
+"""Workers listed one by one; the rest is counted."""
+_BOLD, _DIM, _YELLOW, _RESET = "\033[1m", "\033[2m", "\033[33m", "\033[0m"
+
+
+def plan_json(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan in its JSON contract, schema 1."""
+    return {
+        "schema": 1,
+        "mode": plan.mode,
+        "profile": plan.profile,
+        "world_size": plan.world_size,
+        "workers": [_worker_json(worker) for worker in plan.workers],
+        "notes": [
+            {"setting": note.setting, "value": note.value, "origin": note.origin, "reason": note.reason}
+            for note in plan.notes
+        ],
+        "warnings": list(plan.warnings),
+    }
+
+
+def _worker_json(worker: WorkerPlan) -> dict[str, Any]:
+    return {
+        "index": worker.index,
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "cpus": format_cpulist(worker.cpus),
+        "numa_nodes": format_cpulist(worker.numa_nodes),
+        "mempolicy": worker.mempolicy,
+        "threads": worker.threads,
+        "gpu": worker.gpu,
+        "env": dict(worker.env),
+        "argv": list(worker.argv),
+    }
+
+
+def plan_text(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
+    """The plan for a person: workers, who owns which core, every value with its reason, warnings."""
+    bold = _painter(_BOLD, color=color)
+    blocks = [
+        bold(_title(plan)),
+        "\n".join(_worker_table(plan.workers, bold=bold)),
+        core_map(plan, host, width=width, color=color),
+        *(
+            "\n".join([bold(heading), *_note_lines(notes, width=width, color=color)])
+            for heading, notes in _groups(plan.notes)
+        ),
+        "\n".join(_warning_lines(plan.warnings, width=width, color=color)),
+    ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _painter(code: str, *, color: bool) -> Any:
+    return (lambda text: f"{code}{text}{_RESET}") if color else str
+
+
+def _title(plan: LaunchPlan) -> str:
+    workers = "one worker" if plan.world_size == 1 else f"{plan.world_size} instances"
+    if len(plan.workers) < plan.world_size:
+        workers += f", {len(plan.workers)} of them started"
+    return f"{workers}, profile {plan.profile}" if plan.profile else workers
+
+
+def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
+    rows = [("worker", "CPUs", "memory", "threads")]
+    rows += [
+        (
+            str(worker.index),
+            format_cpulist(worker.cpus) or "not bound",
+            f"{worker.mempolicy} {format_cpulist(worker.numa_nodes)}" if worker.mempolicy != "none" else "first touch",
+            str(worker.threads),
+        )
+        for worker in workers[:MOST_ROWS]
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for number, row in enumerate(rows):
+        line = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        yield bold(line) if number == 0 else line
+    if len(workers) > MOST_ROWS:
+        yield f"… and {len(workers) - MOST_ROWS} more (--json lists all)"
+    if workers and workers[0].argv:
+        from shlex import join
+
+        yield f"command: {join(workers[0].argv)}"
+
+
+def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
+    """The machine's sockets, NUMA nodes, L3s and cores with the worker that owns each."""
+    return ""
+
+
+def _groups(notes: Sequence[Note]) -> Iterable[tuple[str, list[Note]]]:
+    settings = [note for note in notes if note.setting.islower()]
+    variables = [note for note in notes if not note.setting.islower()]
+    return [(heading, group) for heading, group in (("settings", settings), ("environment", variables)) if group]
+
+
+def _note_lines(notes: Sequence[Note], *, width: int, color: bool) -> Iterable[str]:
+    dim = _painter(_DIM, color=color)
+    name_width = max(len(note.setting) for note in notes)
+    for note in notes:
+        value = "(unset)" if note.value is None else note.value
+        origin = "" if note.origin == "default" else f" [{note.origin}]"
+        head = f"  {note.setting.ljust(name_width)}  {value}{origin}"
+        indent = " " * (name_width + 4)
+        if len(head) + len(note.reason) + 3 <= width:
+            yield f"{head} {dim('- ' + note.reason)}"
+            continue
+        yield head
+        for line in wrap(note.reason, max(20, width - len(indent))):
+            yield dim(indent + line)
+
+
+def _warning_lines(warnings: Sequence[str], *, width: int, color: bool) -> Iterable[str]:
+    paint = _painter(_YELLOW, color=color)
+    for warning in warnings:
+        first, *rest = wrap(f"warning: {warning}", width, subsequent_indent="  ")
+        yield paint(first)
+        yield from rest
