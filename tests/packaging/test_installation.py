@@ -1,0 +1,118 @@
+"""What an installation brings, from real builds: the profiles, the MKL dispatch library, and no failure without cc."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = "cpulaunch/lib/libcpulaunch_mkl.so"
+PROFILES = sorted(path.name for path in (ROOT / "profiles").glob("*.toml"))
+HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("pip", "hatchling", "editables"))),
+        reason="pip, hatchling and editables are not installed in this environment",
+    ),
+]
+needs_compiler = pytest.mark.skipif(
+    not (HAS_COMPILER and sys.platform == "linux" and os.uname().machine == "x86_64"),
+    reason="the library is built on x86_64 Linux with a C compiler only",
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of the checkout: builds leave nothing in the real one."""
+    return copy_checkout(tmp_path / "source")
+
+
+def copy_checkout(target: Path) -> Path:
+    ignored = shutil.ignore_patterns(".git", ".venv*", "*.so", "__pycache__", ".*_cache", ".hypothesis", "tests")
+    return shutil.copytree(ROOT, target, symlinks=True, ignore=ignored)
+
+
+def run(*command: object, path: str | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH")}
+    if path is not None:
+        environment["PATH"] = path
+    result = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def build_wheel(source: Path, target: Path, path: str | None = None) -> Path:
+    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", target]
+    run(sys.executable, "-m", "pip", "wheel", *options, source, path=path)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+def profiles_in(names: list[str]) -> list[str]:
+    return sorted(Path(name).name for name in names if "cpulaunch/profiles/" in name and name.endswith(".toml"))
+
+
+@needs_compiler
+def test_wheel_has_the_library_and_is_named_for_its_platform(source: Path, tmp_path: Path) -> None:
+    wheel = build_wheel(source, tmp_path / "dist")
+    with zipfile.ZipFile(wheel) as archive:
+        library = Path(archive.extract(LIBRARY, tmp_path))
+        assert profiles_in(archive.namelist()) == PROFILES
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    assert ctypes.CDLL(str(library)).mkl_serv_intel_cpu_true() == 1
+    assert not (source / LIBRARY).exists()
+
+
+def test_wheel_without_a_compiler_is_pure(source: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    wheel = build_wheel(source, tmp_path / "dist", path=str(empty))
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert LIBRARY not in archive.namelist()
+        assert profiles_in(archive.namelist()) == PROFILES
+
+
+def test_wheel_with_a_failing_compiler_is_pure(source: Path, tmp_path: Path) -> None:
+    compilers = tmp_path / "bin"
+    compilers.mkdir()
+    (compilers / "cc").symlink_to(shutil.which("false") or "/bin/false")
+    wheel = build_wheel(source, tmp_path / "dist", path=str(compilers))
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_wheel_from_the_source_archive_is_the_same(source: Path, tmp_path: Path) -> None:
+    build = "import hatchling.build, os, sys; os.chdir(sys.argv[1]); print(hatchling.build.build_sdist(sys.argv[2]))"
+    name = run(sys.executable, "-c", build, source, tmp_path).splitlines()[-1]
+    with tarfile.open(tmp_path / name) as archive:
+        assert profiles_in(archive.getnames()) == PROFILES
+        assert not [member for member in archive.getnames() if member.endswith(".so")]
+    from_checkout = build_wheel(source, tmp_path / "direct")
+    from_archive = build_wheel(tmp_path / name, tmp_path / "indirect")
+    assert from_archive.name == from_checkout.name
+    with zipfile.ZipFile(from_checkout) as direct, zipfile.ZipFile(from_archive) as indirect:
+        assert sorted(indirect.namelist()) == sorted(direct.namelist())
+
+
+def test_editable_installation_finds_profiles_and_library(source: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin/python"
+    site_packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site_packages / "build_tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    options = ["--no-deps", "--no-build-isolation", "--editable", source]
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options)
+    package = Path(run(python, "-P", "-c", "import cpulaunch; print(cpulaunch.__path__[0])").strip())
+    assert package == source / "cpulaunch"
+    assert sorted(path.name for path in (package / "profiles").glob("*.toml")) == PROFILES
+    assert (source / LIBRARY).exists() == HAS_COMPILER
