@@ -1,0 +1,87 @@
+"""Where each key of a TOML text stands; the standard library's parser does not tell."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+Path = tuple[str | int, ...]
+
+_TOKEN = re.compile(
+    r"""
+    (?P<string> \"{3} (?: \\. | [^\\] )*? \"{3,5} | '{3} .*? '{3,5} | " (?: \\. | [^"\\\n] )* " | ' [^'\n]* ' )
+    | (?P<comment> \#[^\n]* )
+    | (?P<newline> \n )
+    | (?P<bare> [A-Za-z0-9_-]+ )
+    | (?P<mark> \[\[ | \]\] | [\[\]{}=.,] )
+    | (?P<other> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def key_lines(text: str) -> Mapping[Path, int]:
+    """The line (from 1) of every table and key of a valid TOML text, by path.
+
+    The second table of `[[applies]]` is ("applies", 1). Keys inside an inline table are not listed.
+    """
+    lines: dict[Path, int] = {}
+    counts: dict[Path, int] = {}
+    table: Path = ()
+    for number, statement in _statements(text):
+        if statement[0] in ("[", "[["):
+            table = _resolve(_keys(statement[1:]), counts)
+            if statement[0] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                lines.setdefault(table, number)
+                table = (*table, counts[table])
+            lines.setdefault(table, number)
+        elif "=" in statement:
+            keys = _keys(statement[: statement.index("=")])
+            for length in range(1, len(keys) + 1):
+                lines.setdefault((*table, *keys[:length]), number)
+    return lines
+
+
+def line_of(path: Sequence[str | int], lines: Mapping[Path, int]) -> int | None:
+    """The line of the longest known beginning of a path."""
+    for length in range(len(path), 0, -1):
+        if (line := lines.get(tuple(path[:length]))) is not None:
+            return line
+    return None
+
+
+def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Each statement as its first line and its tokens; a line that ends inside brackets goes on."""
+    line, start, depth = 1, 1, 0
+    tokens: list[str] = []
+    for match in _TOKEN.finditer(text):
+        kind, token = match.lastgroup, match.group()
+        if kind == "newline" and depth <= 0:
+            if tokens:
+                yield start, tokens
+            tokens, depth = [], 0
+        elif kind in ("string", "bare", "mark"):
+            start = start if tokens else line
+            tokens.append(token)
+            if kind == "mark":
+                depth += token.count("[") + token.count("{") - token.count("]") - token.count("}")
+        line += token.count("\n")
+    if tokens:
+        yield start, tokens
+
+
+def _keys(tokens: Sequence[str]) -> Path:
+    return tuple(_unquoted(token) for token in tokens if token not in (".", "]", "]]"))
+
+
+def _unquoted(token: str) -> str:
+    return token[1:-1] if token[:1] in ("'", '"') else token
+
+
+def _resolve(path: Path, counts: Mapping[Path, int]) -> Path:
+    """A header's path with the current index of every array of tables it goes through."""
+    resolved: Path = ()
+    for position, key in enumerate(path):
+        resolved = (*resolved, key)
+        if position < len(path) - 1 and resolved in counts:
+            resolved = (*resolved, counts[resolved])
+    return resolved
