@@ -3,14 +3,11 @@
 Source: kernel, Documentation/ABI/testing/sysfs-devices-system-cpu (/sys/devices/system/cpu/cpuX/cache).
 """
 
-import re
-
 from cpulaunch.host import Cache, CacheType
 from cpulaunch.probe.root import Root
 from cpulaunch.probe.topology import CPU, CpuIds, Grouping, Groups, core_members
 
-SIZE = re.compile(r"(\d+)\s*([KMG]?)B?")
-UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+UNIT = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TYPES: dict[str, CacheType] = {"Unified": "Unified", "Data": "Data", "Instruction": "Instruction"}
 LAST_INDEX = "index3"
 """Where the L3 is on nearly every machine; others are searched."""
@@ -65,9 +62,13 @@ def _l3_directory(root: Root, cpu: int) -> str | None:
 
 
 def _sharers(root: Root, directory: str, cpu: int) -> frozenset[int]:
-    """The CPUs that share the cache. Old ia64 kernels write an empty mask: then it is the core's own."""
-    listed = root.cpulist(f"{directory}/shared_cpu_list")
-    shared = root.cpumask(f"{directory}/shared_cpu_map") if listed is None else listed
+    """The CPUs that share the cache.
+
+    The mask comes before the list: Linux 3 lists each CPU alone for what an AMD module shares. Old ia64 kernels
+    write an empty mask: then the cache is the core's own.
+    """
+    mask = root.cpumask(f"{directory}/shared_cpu_map")
+    shared = root.cpulist(f"{directory}/shared_cpu_list") if mask is None else mask
     return shared or core_members(root, cpu) or frozenset({cpu})
 
 
@@ -79,7 +80,7 @@ def _size(root: Root, directory: str) -> int | None:
     text = root.text(f"{directory}/size")
     if text is None:
         return None
-    match = SIZE.fullmatch(text.upper())
-    if match is None:
+    number = text.removesuffix("B").rstrip("KMG ")
+    if not number.isdigit():
         raise root.malformed("cache size", text, f"{directory}/size")
-    return int(match[1]) * UNIT[match[2]] or None
+    return int(number) * UNIT.get(text[len(number) :].strip(" B"), 1) or None

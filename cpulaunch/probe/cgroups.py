@@ -3,13 +3,12 @@
 Source: kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/; proc_pid_mountinfo(5), cgroups(7).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpulaunch.probe.root import Root
 
 
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
+class Hierarchy(NamedTuple):
     """A mounted cgroup hierarchy and this process's path in it. `controllers` is empty for version 2."""
 
     version: int
@@ -34,8 +33,7 @@ class Hierarchy:
         return tuple(name.lstrip("/") for name in paths)
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroups:
+class Cgroups(NamedTuple):
     """All hierarchies this process is in, and whether their names look like a container's."""
 
     hierarchies: tuple[Hierarchy, ...]

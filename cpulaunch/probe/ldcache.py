@@ -13,7 +13,7 @@ HEADER_BYTES = 48
 ENTRY = struct.Struct("=iIIIQ")
 
 
-def read_ld_cache(root: Root, prefixes: tuple[bytes, ...]) -> list[str]:
+def read_ld_cache(root: Root, prefixes: tuple[str, ...]) -> list[str]:
     """The paths of the cached libraries whose names start with one of `prefixes`, in the cache's order.
 
     Empty if there is no cache or it is not of the known format: a cache is a convenience.
@@ -26,11 +26,12 @@ def read_ld_cache(root: Root, prefixes: tuple[bytes, ...]) -> list[str]:
     end = start + HEADER_BYTES + count * ENTRY.size
     if end > len(data):
         return []
+    wanted = tuple(prefix.encode() for prefix in prefixes)
     entries = ENTRY.iter_unpack(data[start + HEADER_BYTES : end])
     return [
         _string(data, start + value)
         for _, key, value, _, _ in entries
-        if data.startswith(prefixes, start + key) and start + value < len(data)
+        if data.startswith(wanted, start + key) and start + value < len(data)
     ]
 
 

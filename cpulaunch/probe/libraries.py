@@ -1,10 +1,9 @@
 """Allocators and OpenMP runtimes that a worker could preload, the environment's before the system's."""
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpulaunch.host import Library, LibraryKind
 from cpulaunch.probe.elf import fits
@@ -12,8 +11,7 @@ from cpulaunch.probe.ldcache import read_ld_cache
 from cpulaunch.probe.root import Root
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """A library under the file names it goes by. `stems` come in order of preference."""
 
     kind: LibraryKind
@@ -30,22 +28,21 @@ FAMILIES = (
     Family("openmp", "gnu", ("libgomp",)),
 )
 STEMS = {stem: (family, rank) for family in FAMILIES for rank, stem in enumerate(family.stems)}
-PREFIXES = tuple(f"{stem}.so".encode() for stem in STEMS)
-FILE_NAME = re.compile(rf"({'|'.join(STEMS)})\.so((?:\.\d+)*)")
+NAMES = tuple(f"{stem}.so" for stem in STEMS)
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu", "ppc64le": "powerpc64le-linux-gnu"}
 
 
 def read_libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[str, str]) -> tuple[Library, ...]:
     """Every library found, best first within its kind: environment, LD_LIBRARY_PATH, loader cache, usual folders."""
     paths = [path for folder in _environment_folders(prefix, environ) for path in _matching(root, folder)]
-    paths += sorted(read_ld_cache(root, PREFIXES), key=_preference)
+    paths += sorted(read_ld_cache(root, NAMES), key=_preference)
     paths += [path for folder in _system_folders(arch) for path in _matching(root, folder)]
     found: dict[str, Library] = {}
     for path in paths:
-        match = FILE_NAME.fullmatch(os.path.basename(path))
+        stem, _ = _parts(path)
         real = _real(root, path)
-        if match and real and real not in found and fits(root.bytes(real, limit=20), arch):
-            family = STEMS[match[1]][0]
+        if stem in STEMS and real and real not in found and fits(root.bytes(real, limit=20), arch):
+            family, _ = STEMS[stem]
             untrusted = untrusted_part(root, path) if root.live else None
             found[real] = Library(kind=family.kind, name=family.name, path=path, untrusted=untrusted)
     order = [(family.kind, family.name) for family in FAMILIES]
@@ -106,16 +103,20 @@ def _system_folders(arch: str) -> Iterator[str]:
 
 
 def _matching(root: Root, folder: str) -> list[str]:
-    names = (name for name in root.names(folder) if ".so" in name and FILE_NAME.fullmatch(name))
+    names = (name for name in root.names(folder) if name.startswith(NAMES) and _parts(name)[0] in STEMS)
     return sorted((f"{folder}/{name}" for name in names), key=_preference)
+
+
+def _parts(path: str) -> tuple[str, int]:
+    """("libx", 2) for /usr/lib/libx.so.4.5; ("", 0) for what is no library's name."""
+    stem, _, version = os.path.basename(path).partition(".so")
+    return (stem, version.count(".")) if not version.strip(".0123456789") else ("", 0)
 
 
 def _preference(path: str) -> tuple[int, int, str]:
     """Among one library's names: the preferred variant, then its soname (one number: libx.so.4)."""
-    match = FILE_NAME.fullmatch(os.path.basename(path))
-    if match is None:
-        return 9, 9, path
-    return STEMS[match[1]][1], abs(match[2].count(".") - 1), path
+    stem, numbers = _parts(path)
+    return (STEMS[stem][1] if stem in STEMS else len(STEMS)), abs(numbers - 1), path
 
 
 def _real(root: Root, path: str) -> str | None:

@@ -133,16 +133,24 @@ class Root:
         if self.live:
             return os.open("/" + name.lstrip("/"), READ)
         directory, _, base = name.rpartition("/")
-        real = self._directories.get(directory)
-        if real is None:
-            real = self._directories[directory] = self.host_path(directory)
         if base not in ("", ".", ".."):
             try:
-                return os.open(f"{real}/{base}", READ | NOFOLLOW)
+                return os.open(f"{self._directory(directory)}/{base}", READ | NOFOLLOW)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.EMLINK):
                     raise
         return os.open(self.host_path(name), READ | NOFOLLOW)
+
+    def _directory(self, name: str) -> str:
+        """Where a directory of a captured machine is on this one; each step of the way is looked at once."""
+        real = self._directories.get(name)
+        if real is None:
+            parent, _, part = name.rpartition("/")
+            real = f"{self._directory(parent)}/{part}" if part else self._prefix
+            if part == ".." or os.path.islink(real):
+                real = self.host_path(name)
+            self._directories[name] = real
+        return real
 
 
 def _read(descriptor: int, limit: int) -> bytes:

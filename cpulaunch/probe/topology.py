@@ -5,7 +5,7 @@ Source: kernel, Documentation/admin-guide/cputopology.rst, Documentation/ABI/sta
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cpulaunch.host import CoreKind, LogicalCpu, NumaNode
 from cpulaunch.probe.root import Root
@@ -24,8 +24,7 @@ EFFICIENCY_SHARE = 0.5
 """Arm CPUs below this share of the largest cpu_capacity count as efficiency cores (little cores have a third)."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuIds:
+class CpuIds(NamedTuple):
     """Which logical CPUs there are and which of them are online."""
 
     present: frozenset[int]
@@ -37,12 +36,12 @@ class CpuIds:
         return self.present - self.online
 
 
-@dataclass(slots=True)
 class Groups:
-    """Groups being collected. `conflict`: two files disagreed about a CPU."""
+    """Groups being collected: `of` each CPU. `conflict`: two files disagreed about a CPU."""
 
-    of: Grouping = field(default_factory=dict)
-    conflict: bool = False
+    def __init__(self) -> None:
+        self.of: Grouping = {}
+        self.conflict = False
 
     def add(self, cpu: int, members: frozenset[int], ids: CpuIds) -> frozenset[int]:
         """The group's own online CPUs, once those of earlier groups are taken away."""

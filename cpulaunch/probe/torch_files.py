@@ -1,7 +1,6 @@
 """The torch of the worker's environment, from its files; it is never imported here."""
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 
@@ -9,8 +8,7 @@ from cpulaunch.host import Torch
 from cpulaunch.probe.elf import exports
 from cpulaunch.probe.root import Root
 
-VERSION = re.compile(r"^__version__(?:\s*:[^=]*)?\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
-OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)[-\w]*\.so[.\d]*")
+OPENMP = ("libgomp", "libiomp5", "libomp")
 MKL_DISPATCH = "mkl_serv_intel_cpu_true"
 
 
@@ -33,11 +31,11 @@ def environment_prefix(root: Root, interpreter: str | None) -> str | None:
 def read_torch(root: Root, interpreter: str | None, prefix: str | None) -> Torch | None:
     """The torch that this interpreter would import; None if it has none."""
     for folder in _site_folders(root, interpreter, prefix):
-        match = VERSION.search(root.text(f"{folder}/torch/version.py") or "")
-        if match:
+        version = _version(root.text(f"{folder}/torch/version.py") or "")
+        if version is not None:
             library = f"{folder}/torch/lib/libtorch_cpu.so"
             return Torch(
-                version=match[1],
+                version=version,
                 path=f"{folder}/torch",
                 bundled_openmp=_bundled_openmp(root, folder),
                 mkl_dispatch_symbol=root.exists(library) and exports(root.host_path(library), MKL_DISPATCH),
@@ -45,10 +43,19 @@ def read_torch(root: Root, interpreter: str | None, prefix: str | None) -> Torch
     return None
 
 
+def _version(text: str) -> str | None:
+    """The literal that version.py assigns to __version__."""
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name.partition(":")[0].strip() == "__version__":
+            return value.strip().strip("'\"") or None
+    return None
+
+
 def _bundled_openmp(root: Root, folder: str) -> str | None:
     for place in (f"{folder}/torch/lib", f"{folder}/torch.libs"):
         for name in sorted(root.names(place)):
-            if OPENMP.fullmatch(name):
+            if name.startswith(OPENMP) and ".so" in name:
                 return f"{place}/{name}"
     return None
 
