@@ -75,7 +75,7 @@ def machine(
         ),
         key=lambda cpu: cpu.id,
     )
-    host = Host(
+    return Host(
         arch=arch,
         cpu=CpuInfo(vendor=vendor),
         cpus=tuple(cpus),
@@ -83,7 +83,6 @@ def machine(
         numa_nodes=_nodes(cpus, sockets * nodes) if numa else (),
         memory_bytes=256 * GIB,
     )
-    return host
 
 
 def _limits(cpus: frozenset[int]) -> Limits:

@@ -1,0 +1,22 @@
+"""The planner's table: machine and flags -> one line per worker."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.plan.machines import lines, plan
+from tests.plan.shapes import SHAPES
+
+BLOCKS = Path(__file__).with_name("placements.txt").read_text().split("\n== ")[1:]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[block.partition("\n")[0].replace(" --", "--") for block in BLOCKS])
+def test_placement(block: str) -> None:
+    head, *expected = block.strip().split("\n")
+    shape, _, flags = head.partition(" ")
+    made = plan(SHAPES[shape], flags)
+    assert [*lines(made), *(f"! {warning}" for warning in made.warnings)] == expected
+
+
+def test_every_shape_is_in_the_table() -> None:
+    assert {block.split()[0] for block in BLOCKS} == SHAPES.keys()
