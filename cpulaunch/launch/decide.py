@@ -2,12 +2,14 @@
 
 `step(state, event, now)` returns the next state and what to do. A worker's group is the worker and all it
 started that stayed in its process group; strays are descendants that left it. A group that is told to end
-gets a deadline; a deadline that passes is answered by SIGKILL.
+gets a deadline; a deadline that passes is answered by SIGKILL. Events and actions are named tuples because
+making a dataclass costs half a millisecond of every start.
 """
 
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cpulaunch.launch.signals import ENDING
 
@@ -17,63 +19,54 @@ SIGTERM = int(signal.SIGTERM)
 SIGINT = int(signal.SIGINT)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
+class WorkerEnded(NamedTuple):
     """A worker's own process ended; others of its group may live on."""
 
-    index: int
+    worker: int
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GroupGone:
+class GroupGone(NamedTuple):
     """Nothing of the worker's group is left."""
 
-    index: int
+    worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class StraysSeen:
+class StraysSeen(NamedTuple):
     """These descendants left their worker's group; all groups are gone."""
 
     pids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class SignalArrived:
+class SignalArrived(NamedTuple):
     """Somebody signalled the launcher."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherGone:
+class LauncherGone(NamedTuple):
     """The process the user started was killed: end everything at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFailed:
+class OutputFailed(NamedTuple):
     """Output that was asked for can no longer be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(NamedTuple):
     """Nothing happened until the next deadline."""
 
 
 Event = WorkerEnded | GroupGone | StraysSeen | SignalArrived | LauncherGone | OutputFailed | TimePassed
 
 
-@dataclass(frozen=True, slots=True)
-class SignalGroups:
+class SignalGroups(NamedTuple):
     """Send a signal to these workers' process groups."""
 
-    indexes: frozenset[int]
+    workers: frozenset[int]
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class SignalStrays:
+class SignalStrays(NamedTuple):
     """Send a signal to these processes."""
 
     pids: frozenset[int]
@@ -113,9 +106,9 @@ def step(state: State, event: Event, now: float) -> Step:
     match event:
         case WorkerEnded():
             return _worker_ended(state, event, now)
-        case GroupGone(index):
-            deadlines = {i: at for i, at in state.deadlines.items() if i != index}
-            return replace(state, groups=state.groups - {index}, deadlines=deadlines), ()
+        case GroupGone(worker):
+            deadlines = {i: at for i, at in state.deadlines.items() if i != worker}
+            return replace(state, groups=state.groups - {worker}, deadlines=deadlines), ()
         case StraysSeen(pids):
             return _strays_seen(state, pids, now)
         case SignalArrived(number):
@@ -132,11 +125,11 @@ def step(state: State, event: Event, now: float) -> Step:
 def _worker_ended(state: State, event: WorkerEnded, now: float) -> Step:
     """What the worker left behind ends; the first failure ends all."""
     if event.failed and not state.ending:
-        return _end_all(replace(state, first_failure=event.index), now, SIGTERM)
-    if event.index in state.deadlines or state.killing:
-        return state, _told(frozenset({event.index}), SIGKILL if state.killing else SIGTERM)
-    deadlines = {**state.deadlines, event.index: now + state.grace_seconds}
-    return replace(state, deadlines=deadlines), _told(frozenset({event.index}), SIGTERM)
+        return _end_all(replace(state, first_failure=event.worker), now, SIGTERM)
+    if event.worker in state.deadlines or state.killing:
+        return state, _told(frozenset({event.worker}), SIGKILL if state.killing else SIGTERM)
+    deadlines = {**state.deadlines, event.worker: now + state.grace_seconds}
+    return replace(state, deadlines=deadlines), _told(frozenset({event.worker}), SIGTERM)
 
 
 def _strays_seen(state: State, pids: frozenset[int], now: float) -> Step:

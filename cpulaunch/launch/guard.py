@@ -8,18 +8,16 @@ supervisor has its own process group and blocks all it can.
 
 import os
 import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from cpulaunch.launch.libc import adopt_orphans
 from cpulaunch.launch.processes import kill_children, own_children
+from cpulaunch.launch.replace import flush_python
 from cpulaunch.launch.signals import passed_on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded:
+class Guarded(NamedTuple):
     """What the supervisor gets from its guard.
 
     `control` yields one byte per signal that arrived, and ends when the guard dies; `signal_mask` is the
@@ -35,8 +33,7 @@ def become_guarded(say: Callable[[str], None]) -> Guarded:
 
     Effect: forks; only the child returns. The calling process ends with the child's exit code.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_python()
     signals = passed_on(signal.valid_signals())
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD, signal.SIGTTOU})
     for number in signals | {signal.SIGCHLD}:

@@ -69,11 +69,16 @@ class Route:
             self._rest.clear()
             self.sink.holder = self
         if self._finished and (self._rest or self.sink.holder is self):
-            self._send(bytes(self._rest) + b"\n")
-            self._rest.clear()
-            self.sink.holder = None
+            self._end_line()
         if held and self.sink.holder is None:
             self._let_others()
+
+    def _end_line(self) -> None:
+        """Effect: a last line is as the worker left it in a log, and a whole line among other workers'."""
+        self._send(bytes(self._rest) + (b"\n" if self._prefix else b""))
+        self._rest.clear()
+        self.sink.holder = None
+        self.sink.unfinished = not self._prefix
 
     def _complete(self, *, held: bool) -> int:
         """How much of what waits is whole lines, or states of a progress bar (it redraws its line after \\r)."""
@@ -89,6 +94,9 @@ class Route:
 
     def _send(self, data: bytes) -> None:
         lead = b"" if self.sink.holder is self else self._prefix
+        if self.sink.unfinished:
+            lead = b"\n" + lead
+            self.sink.unfinished = False
         if self._prefix:
             last = data[-1:]
             data = data[:-1].replace(b"\n", b"\n" + self._prefix) + last

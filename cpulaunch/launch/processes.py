@@ -3,7 +3,7 @@
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 def children_of(parent: int) -> frozenset[int]:
@@ -38,8 +38,7 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
                 os.waitpid(pid, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(NamedTuple):
     """A child that ended: its exit code, or minus its signal. `unreaped`: its pid is not free yet."""
 
     pid: int

@@ -52,13 +52,15 @@ class Pump:
 
     def settle(self, now: float) -> None:
         """Effect: after serving, what should be waited for is. Raises: SinkError."""
+        self._break_stalled_lines(now)
         self._watch_sinks()
         if not self._paused and not any(sink.congested or sink.holder for sink in self._sinks.values()):
             return
         for fd, stream in self._streams.items():
             if stream.blocked != (fd in self._paused):
                 self._pause(fd) if stream.blocked else self._resume(fd)
-        self._break_stalled_lines(now)
+        if self._stall_deadline is None and self._held_up():
+            self._stall_deadline = now + STALL_SECONDS
 
     def drain(self) -> None:
         """Effect: all that workers left in their pipes is read. Raises: SinkError."""
@@ -102,18 +104,18 @@ class Pump:
                 self._watched.discard(fd)
                 self._poll.unregister(fd)
 
+    def _held_up(self) -> list[Sink]:
+        """Sinks that full streams cannot write to because another is in the middle of a line."""
+        return [route.sink for fd in self._paused for route in self._streams[fd].routes if route.must_wait]
+
     def _break_stalled_lines(self, now: float) -> None:
         """Effect: a line whose writer has been silent while others are full of waiting is broken in two."""
-        held_up = [route.sink for fd in self._paused for route in self._streams[fd].routes if route.must_wait]
-        if not held_up:
-            self._stall_deadline = None
-        elif self._stall_deadline is None:
-            self._stall_deadline = now + STALL_SECONDS
-        elif now >= self._stall_deadline:
-            self._stall_deadline = None
-            for sink in held_up:
-                if sink.holder is not None:
-                    sink.holder.break_line()
+        if self._stall_deadline is None or now < self._stall_deadline:
+            return
+        self._stall_deadline = None
+        for sink in self._held_up():
+            if sink.holder is not None:
+                sink.holder.break_line()
 
 
 def _readable(fd: int) -> bool:

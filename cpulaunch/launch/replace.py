@@ -13,6 +13,13 @@ IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 """Python ignores these from its start on; a program expects their default. Source: Python/pylifecycle.c."""
 
 
+def flush_python() -> None:
+    """Effect: what this Python has printed is written, before a fork would copy it or exec lose it."""
+    for file in (sys.stdout, sys.stderr):
+        if file is not None:  # None where the descriptor was closed from the start.
+            file.flush()
+
+
 def restore_dispositions() -> None:
     """Effect: signals that this Python ignores for itself have their default action again (exec resets handlers)."""
     for name in IGNORED_BY_PYTHON:
@@ -34,8 +41,7 @@ def default_dispositions() -> None:
 
 def replace_this_process(path: str, *, argv: tuple[str, ...], environ: Mapping[str, str], binding: Binding) -> NoReturn:
     """Effect: this process is the worker: same pid, signals and exit code. Raises: NotExecutableError."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_python()
     apply_binding(binding)
     restore_dispositions()
     try:

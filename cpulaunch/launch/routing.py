@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.output import Route, Stream
@@ -12,8 +12,7 @@ from cpulaunch.plan.model import LaunchPlan
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEnds:
+class WorkerEnds(NamedTuple):
     """The descriptors one worker gets as 0, 1 and 2; `owned` are closed once it has them."""
 
     stdin: int
@@ -22,8 +21,7 @@ class WorkerEnds:
     owned: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class Wiring(NamedTuple):
     """All sinks, and for each worker its descriptors, its streams (stderr last) and its log's path."""
 
     sinks: tuple[Sink, ...]
@@ -32,8 +30,7 @@ class Wiring:
     logs: tuple[str | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Terminal:
+class _Terminal(NamedTuple):
     """The launcher's own stdout and stderr; one sink if they are the same file."""
 
     out: Sink

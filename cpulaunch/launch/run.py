@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.bind import Binding, Say, prepare_bindings
@@ -25,7 +24,7 @@ def launch(
     plan: LaunchPlan,
     *,
     environ: Mapping[str, str],
-    memory_events: Path | None = None,
+    memory_events: str | None = None,
     say: Say = say_on_stderr,
 ) -> LaunchResult:
     """How the workers ended. It takes this process over, so it is the last thing a program does.
@@ -55,7 +54,7 @@ def _supervised(
     paths: Sequence[str],
     environments: Sequence[Mapping[str, str]],
     bindings: Sequence[Binding],
-    memory_events: Path | None,
+    memory_events: str | None,
     say: Say,
 ) -> LaunchResult:
     """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
@@ -70,7 +69,7 @@ def _supervised(
     wiring = open_wiring(plan, stdin=worker_stdin(len(plan.workers)))
     starts = [
         Start(
-            index=worker.index,
+            worker=worker.index,
             path=path,
             argv=worker.argv,
             environ=environ,

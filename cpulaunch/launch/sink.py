@@ -41,8 +41,10 @@ class Sink:
         self.holder: Writer | None = None
         """Whoever is in the middle of a long line here; `waiters` wait for its end."""
         self.waiters: list[Writer] = []
+        self.unfinished = False
+        """Whether the last line here lacks its newline and its writer has gone."""
         self._pending = bytearray()
-        self._hung_up = False
+        self._dead = False
         self._polled: select.poll | None = None
 
     @classmethod
@@ -67,7 +69,7 @@ class Sink:
     @property
     def waiting(self) -> bool:
         """Whether data waits for the reader."""
-        return bool(self._pending)
+        return bool(self._pending) and not self._dead
 
     @property
     def congested(self) -> bool:
@@ -76,21 +78,22 @@ class Sink:
 
     def send(self, data: bytes) -> None:
         """Effect: the data is written, now or by later calls of `flush`. Raises: SinkError."""
-        if self.gone or self._hung_up:
+        if self.gone or self._dead:
             return
         if self._pending:
             self._pending += data
             return
         written = self._write(data)
-        if written < len(data) and not (self.gone or self._hung_up):
+        if written < len(data) and not (self.gone or self._dead):
             self._pending += memoryview(data)[written:]
 
     def flush(self) -> None:
         """Effect: as much of the waiting data as fits is written. Raises: SinkError."""
-        with memoryview(self._pending) as view:
-            written = self._write(view)
-        del self._pending[:written]
-        if self.gone or self._hung_up:
+        if not self._dead:
+            with memoryview(self._pending) as view:
+                written = self._write(view)
+            del self._pending[:written]
+        if self.gone or self._dead:
             self._pending.clear()
 
     def close(self) -> None:
@@ -118,7 +121,7 @@ class Sink:
         return written
 
     def _failed(self, error: OSError) -> None:
+        self._dead = True
         if error.errno in HUNG_UP and not stat.S_ISREG(os.fstat(self.fd).st_mode):
-            self._hung_up = True
             return
         raise SinkError(error.errno, error.strerror, self.name) from None

@@ -4,8 +4,7 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.bind import Binding, apply_binding
@@ -16,11 +15,10 @@ from cpulaunch.launch.replace import default_dispositions
 from cpulaunch.launch.routing import WorkerEnds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """Everything one worker needs to start."""
 
-    index: int
+    worker: int
     path: str
     argv: tuple[str, ...]
     environ: Mapping[str, str]
@@ -29,8 +27,7 @@ class Start:
     signal_mask: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(NamedTuple):
     """A worker's process (`pid` is its group too) and the pipe that says why it was not executed."""
 
     pid: int
@@ -45,7 +42,7 @@ def spawn(start: Start) -> Started:
         pid = os.fork()
     except OSError as error:
         hint = "check `ulimit -u` and the cgroup's pids.max"
-        raise LaunchError("no process for a worker", value=start.index, source=error.strerror, hint=hint) from None
+        raise LaunchError("no process for a worker", value=start.worker, source=error.strerror, hint=hint) from None
     if pid == 0:
         _become_worker(start, parent=parent, failure=write)
     os.close(write)
@@ -67,7 +64,7 @@ def confirm_executed(start: Start, started: Started) -> None:
         raise exec_failure(start.path, int(code))
     reason = os.strerror(int(code))
     raise LaunchError(
-        f"worker {start.index} could not be started", value=stage, source=reason, hint="try --binder none"
+        f"worker {start.worker} could not be started", value=stage, source=reason, hint="try --binder none"
     )
 
 

@@ -5,7 +5,6 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType, TracebackType
 
 from cpulaunch.errors import LaunchError
@@ -76,9 +75,9 @@ class Supervisor:
         for start in self._starts:
             one = spawn(start)
             started.append(one)
-            self.pids[start.index] = one.pid
-            self._worker_of[one.pid] = start.index
-            self.state = State(grace_seconds=self.state.grace_seconds, groups=self.state.groups | {start.index})
+            self.pids[start.worker] = one.pid
+            self._worker_of[one.pid] = start.worker
+            self.state = State(grace_seconds=self.state.grace_seconds, groups=self.state.groups | {start.worker})
         for start, one in zip(self._starts, started, strict=True):
             confirm_executed(start, one)
 
@@ -139,7 +138,7 @@ class Supervisor:
         self.state, actions = step(self.state, event, self._clock())
         for action in actions:
             if isinstance(action, SignalGroups):
-                for index in action.indexes:
+                for index in action.workers:
                     signal_group(self.pids[index], action.number)
             else:
                 for pid in action.pids:
@@ -209,7 +208,7 @@ def supervise(
     *,
     plan: LaunchPlan,
     guarded: Guarded,
-    memory_events: Path | None,
+    memory_events: str | None,
 ) -> LaunchResult:
     """How the workers ended, all of them and all they started.
 
@@ -266,11 +265,12 @@ def _result(supervisor: Supervisor, wiring: Wiring, *, oom_kills: int | None) ->
     )
 
 
-def _oom_kills(memory_events: Path | None) -> int | None:
+def _oom_kills(memory_events: str | None) -> int | None:
     if memory_events is None:
         return None
     try:
-        return oom_kills(memory_events.read_text())
+        with open(memory_events) as file:
+            return oom_kills(file.read())
     except (OSError, ValueError):
         return None
 

@@ -1,0 +1,9 @@
+import pytest
+from launching import Launcher
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.end()

@@ -1,0 +1,54 @@
+"""Run by the tests in a process of its own, which launch() takes over: carries out the plan in a JSON file."""
+
+import json
+import os
+import sys
+
+from cpulaunch.errors import CpulaunchError
+from cpulaunch.launch.result import summary
+from cpulaunch.launch.run import launch
+from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
+
+
+def read_plan(described):
+    workers = tuple(
+        WorkerPlan(
+            index=index,
+            cpus=frozenset(worker.get("cpus", ())),
+            numa_nodes=frozenset(worker.get("numa_nodes", ())),
+            mempolicy=worker.get("mempolicy", "none"),
+            threads=1,
+            env=tuple((name, value) for name, value in worker.get("env", ())),
+            argv=tuple(worker["argv"]),
+        )
+        for index, worker in enumerate(described["workers"])
+    )
+    options = described.get("launch", {})
+    if options.get("show") is not None:
+        options["show"] = frozenset(options["show"])
+    return LaunchPlan(
+        mode="single" if len(workers) == 1 else "instances",
+        profile=None,
+        world_size=len(workers),
+        workers=workers,
+        notes=(),
+        warnings=(),
+        launch=LaunchOptions(**options),
+    )
+
+
+def main(path):
+    with open(path) as file:
+        described = json.load(file)
+    try:
+        result = launch(read_plan(described), environ=os.environ, memory_events=described.get("memory_events"))
+    except CpulaunchError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    for line in summary(result):
+        print(line, file=sys.stderr)
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,97 @@
+"""Exit codes of several workers, and what the summary says."""
+
+import signal
+
+import pytest
+from launching import python, shell
+
+WAIT = "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("workers", "code"),
+    [
+        ((["/bin/true"], ["/bin/true"]), 0),
+        ((["/bin/true"], shell("exit 3")), 3),
+        ((shell("kill -SEGV $$"), ["/bin/true"]), 128 + signal.SIGSEGV),
+        ((shell("kill -KILL $$"), python(WAIT)), 137),
+        ((python(WAIT), python(WAIT), shell("exit 5")), 5),
+    ],
+)
+def test_the_failing_worker_decides(launcher, workers, code):
+    assert launcher.run(*workers).code == code
+
+
+def test_the_first_failure_in_time_decides(launcher, tmp_path):
+    # Worker 0 fails only when it sees worker 1's failure end it.
+    late = python("""
+        import pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+        pathlib.Path("ready").write_text("1")
+        time.sleep(600)
+    """)
+    early = python("""
+        import pathlib, sys, time
+        while not pathlib.Path("ready").exists():
+            time.sleep(0.01)
+        sys.exit(4)
+    """)
+    outcome = launcher.run(late, early)
+    assert outcome.code == 4
+    assert "worker 1" in outcome.error
+
+
+def test_the_summary_names_worker_signal_and_last_lines(launcher):
+    broken = python("""
+        import os, sys
+        print("Traceback: the reason", file=sys.stderr)
+        os.kill(os.getpid(), 11)
+    """)
+    error = launcher.run(python(WAIT), broken).error
+    assert "worker 1" in error
+    assert "killed by SIGSEGV (signal 11: segmentation fault)" in error
+    assert error.rstrip().splitlines()[-1] == "  Traceback: the reason"
+
+
+def test_the_summary_names_the_exit_code_and_the_log(launcher):
+    outcome = launcher.run(shell("echo why >&2; exit 3"), log_dir="logs")
+    assert outcome.code == 3
+    assert "failed: exit code 3" in outcome.error
+    assert "its log: logs/worker-0.log" in outcome.error
+
+
+def test_an_out_of_memory_kill_is_told_apart(launcher, tmp_path):
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\noom 4\noom_kill 4\n")
+    killed = shell("printf 'oom 5\\noom_kill 5\\n' > memory.events; kill -KILL $$")
+    outcome = launcher.run(killed, ["/bin/true"], memory_events=str(events))
+    assert outcome.code == 137
+    assert "out of memory" in outcome.error
+
+
+def test_a_kill_without_an_event_is_not_called_out_of_memory(launcher, tmp_path):
+    events = tmp_path / "memory.events"
+    events.write_text("oom_kill 4\n")
+    outcome = launcher.run(shell("kill -KILL $$"), ["/bin/true"], memory_events=str(events))
+    assert "out of memory" not in outcome.error
+
+
+def test_nothing_is_said_after_success(launcher):
+    assert launcher.run(["/bin/true"], ["/bin/true"]).error == ""
+
+
+def test_a_command_that_cannot_start_starts_nothing(launcher, tmp_path):
+    outcome = launcher.run(shell("touch started"), ["/no/such/program"])
+    assert outcome.code == 127
+    assert not (tmp_path / "started").exists()
+
+
+def test_the_supervisors_memory_stays_small(launcher):
+    code = """
+        import os, sys
+        status = open(f"/proc/{os.getppid()}/status").read()
+        print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+    """
+    peaks = [int(line.split()[-1]) for line in launcher.run(python(code), python(code)).lines]
+    assert len(peaks) == 2
+    assert max(peaks) < 30 * 1024

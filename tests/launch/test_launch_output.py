@@ -1,0 +1,282 @@
+"""What workers write: complete, unmixed, prefixed, logged, and never in the way of a signal."""
+
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import pytest
+from launching import alive, eventually, python, shell
+
+LINES = 20_000
+
+
+def test_long_lines_of_two_workers_never_mix(launcher):
+    code = """
+        import sys
+        for number in range(int(sys.argv[2])):
+            print(sys.argv[1] * 200, number)
+    """
+    outcome = launcher.run(python(code, "a", str(LINES)), python(code, "b", str(LINES)))
+    for index, letter in enumerate("ab"):
+        mine = [line for line in outcome.lines if line.startswith(f"[{index}] ")]
+        assert mine == [f"[{index}] {letter * 200} {number}" for number in range(LINES)]
+    assert len(outcome.lines) == 2 * LINES
+
+
+def test_stderr_goes_to_stderr(launcher):
+    worker = shell("echo out; echo err >&2")
+    outcome = launcher.run(worker, worker)
+    assert sorted(outcome.lines) == ["[0] out", "[1] out"]
+    assert sorted(outcome.error.splitlines()) == ["[0] err", "[1] err"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_hundred_megabytes_arrive_whole(launcher, workers):
+    code = """
+        import os
+        block = b"".join(b"%063d\\n" % number for number in range(16384))
+        for _ in range(100):
+            left = memoryview(block)
+            while left:
+                left = left[os.write(1, left):]
+    """
+    process = launcher.start(*[python(code)] * workers, show=[0] if workers == 1 else None)
+    out, _ = process.communicate()
+    expected = b"".join(b"%063d\n" % number for number in range(16384)) * 100
+    for index in range(workers):
+        prefix = b"[%d] " % index
+        mine = (
+            out
+            if workers == 1
+            else b"".join(
+                line.removeprefix(prefix) for line in out.splitlines(keepends=True) if line.startswith(prefix)
+            )
+        )
+        assert mine == expected
+
+
+def test_a_line_too_long_for_memory_stays_in_one_piece(launcher):
+    long_line = python("""
+        import os
+        for _ in range(20 * 16):
+            os.write(1, b"x" * 65536)
+        os.write(1, b"\\n")
+    """)
+    many = python("""
+        for number in range(50_000):
+            print("line", number)
+    """)
+    outcome = launcher.run(long_line, many)
+    assert sorted(len(line) for line in outcome.lines)[-1] == 20 * 16 * 65536 + len("[0] ")
+    assert [line for line in outcome.lines if line[:4] == "[1] "] == [f"[1] line {n}" for n in range(50_000)]
+
+
+def test_a_silent_worker_amid_a_long_line_holds_nobody_up_for_ever(launcher, tmp_path):
+    # Worker 1 ends only after writing more than all buffers hold; worker 0 waits for that in mid-line.
+    holder = python("""
+        import os, pathlib, time
+        os.write(1, b"x" * (3 << 20))
+        pathlib.Path("holding").write_text("1")
+        while not pathlib.Path("written").exists():
+            time.sleep(0.01)
+        print("end")
+    """)
+    writer = python("""
+        import pathlib, time
+        while not pathlib.Path("holding").exists():
+            time.sleep(0.01)
+        for number in range(60_000):
+            print("line", number, "." * 50)
+        pathlib.Path("written").write_text("1")
+    """)
+    outcome = launcher.run(holder, writer)
+    assert outcome.code == 0
+    assert sum(line.startswith("[1] line ") for line in outcome.lines) == 60_000
+
+
+def test_a_last_line_without_newline_is_shown(launcher):
+    worker = shell("printf 'no newline'")
+    assert sorted(launcher.run(worker, worker).lines) == ["[0] no newline", "[1] no newline"]
+
+
+def test_one_visible_worker_is_passed_through_unchanged(launcher):
+    worker = python("import os; os.write(1, b'a\\r\\nb\\0\\xff no newline')")
+    assert launcher.run(worker, worker, show=[1]).out == b"a\r\nb\0\xff no newline"
+
+
+def test_a_prompt_of_the_only_visible_worker_appears_at_once(launcher):
+    process = launcher.start(python("import os, time; os.write(1, b'Continue? '); time.sleep(600)"), log_dir="logs")
+    assert os.read(process.stdout.fileno(), 100) == b"Continue? "
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+
+
+def test_a_progress_bar_among_several_workers_appears_while_it_runs(launcher):
+    bar = python("""
+        import os, time
+        os.write(1, b"\\r 10%\\r 20%")
+        time.sleep(600)
+    """)
+    process = launcher.start(bar, python("import time; time.sleep(600)"))
+    seen = b""
+    while b"10%" not in seen:
+        seen += os.read(process.stdout.fileno(), 100)
+    assert seen.startswith(b"[0] ")
+
+
+def test_show_chooses_who_reaches_the_terminal(launcher):
+    workers = [shell(f"echo out{index}; echo err{index} >&2") for index in range(3)]
+    outcome = launcher.run(*workers, show=[0, 2])
+    assert sorted(outcome.lines) == ["[0] out0", "[2] out2"]
+    assert sorted(outcome.error.splitlines()) == ["[0] err0", "[2] err2"]
+
+
+def test_a_hidden_worker_that_fails_is_still_quoted(launcher):
+    outcome = launcher.run(shell("sleep 600"), shell("echo reason >&2; exit 3"), show=[0])
+    assert outcome.code == 3
+    assert outcome.error.endswith("  reason\n")
+
+
+def test_logs_hold_each_workers_output_without_prefix(launcher, tmp_path):
+    worker = shell("echo out; echo err >&2")
+    outcome = launcher.run(worker, worker, log_dir="deep/logs")
+    assert sorted(outcome.lines) == ["[0] out", "[1] out"]
+    for index in (0, 1):
+        logged = (tmp_path / "deep/logs" / f"worker-{index}.log").read_text()
+        assert sorted(logged.splitlines()) == ["err", "out"]
+
+
+@pytest.mark.parametrize("options", [{"show": []}, {"popen": {"stderr": subprocess.STDOUT}}], ids=["hidden", "merged"])
+def test_logs_keep_the_order_of_stdout_and_stderr(launcher, tmp_path, options):
+    worker = python("""
+        import os
+        for number in range(3000):
+            os.write(1 + number % 2, b"%d\\n" % number)
+    """)
+    launcher.run(worker, log_dir="logs", **options)
+    logged = (tmp_path / "logs/worker-0.log").read_text()
+    assert logged.splitlines() == [str(number) for number in range(3000)]
+
+
+def test_a_log_starts_empty(launcher, tmp_path):
+    (tmp_path / "worker-0.log").write_text("from the last run\n" * 100)
+    launcher.run(shell("echo new"), log_dir=".")
+    assert (tmp_path / "worker-0.log").read_text() == "new\n"
+
+
+def test_a_log_directory_that_is_a_file_starts_nothing(launcher, tmp_path):
+    (tmp_path / "logs").write_text("")
+    outcome = launcher.run(shell("touch started"), log_dir="logs/here")
+    assert outcome.code == 125
+    assert outcome.error == (
+        "error: log cannot be written: logs/here (Not a directory)\n"
+        "hint: --log-dir needs a directory that can be written\n"
+    )
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
+    (tmp_path / "worker-1.log").symlink_to("/dev/full")
+    outcome = launcher.run(shell("echo $$ > pid; exec sleep 600"), shell("echo text; exec sleep 600"), log_dir=".")
+    assert outcome.code == 125
+    assert outcome.error == (
+        "error: output of the workers cannot be written; they were ended: ./worker-1.log (No space left on device)\n"
+        "hint: free space there, or choose another --log-dir\n"
+    )
+    assert not alive(launcher.pid("pid"))
+
+
+def test_a_full_standard_output_is_a_failure_too(launcher):
+    with open("/dev/full", "wb") as full:
+        outcome = launcher.run(shell("echo text"), ["/bin/true"], popen={"stdout": full})
+    assert outcome.code == 125
+    assert "stdout (No space left on device)" in outcome.error
+
+
+def test_a_reader_that_leaves_ends_the_writers_as_it_would_without_us(launcher):
+    process = launcher.start(["/usr/bin/yes"], ["/usr/bin/yes"])
+    assert process.stdout.readline() in (b"[0] y\n", b"[1] y\n")
+    process.stdout.close()
+    assert process.wait() == 128 + signal.SIGPIPE
+
+
+def test_logging_goes_on_when_the_reader_leaves(launcher, tmp_path):
+    worker = python("""
+        import pathlib, time
+        print("first")
+        while not pathlib.Path("closed").exists():
+            time.sleep(0.01)
+        for number in range(10_000):
+            print(number)
+    """)
+    process = launcher.start(worker, log_dir="logs")
+    process.stdout.readline()
+    process.stdout.close()
+    (tmp_path / "closed").write_text("")
+    assert process.wait() == 0
+    logged = (tmp_path / "logs/worker-0.log").read_text().splitlines()
+    assert logged == ["first", *map(str, range(10_000))]
+
+
+def test_a_reader_that_does_not_read_keeps_no_signal_away(launcher):
+    process = launcher.start(["/usr/bin/yes"], ["/usr/bin/yes"])
+    process.stdout.read(1)
+    time.sleep(0.5)  # All buffers fill up; the assertion below does not depend on it.
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: len(children(process.pid)) == 0 or not group_members(process.pid), "workers end")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+
+
+def children(pid):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in listed.stdout.split()]
+
+
+def group_members(pid):
+    return [grandchild for child in children(pid) for grandchild in children(child)]
+
+
+def test_closed_standard_descriptors_do_no_harm(launcher):
+    closed = ["/bin/sh", "-c", 'exec "$@" <&- >&-', "sh"]
+    outcome = launcher.run(shell("echo out; echo err >&2"), ["/bin/true"], prefix=closed)
+    assert outcome.code == 0
+    assert outcome.error == "[0] err\n"
+
+
+def test_a_terminal_that_hangs_up_ends_no_job_that_ignores_it(launcher, tmp_path):
+    ours, theirs = pty.openpty()
+    worker = python("""
+        import pathlib, time
+        print("first")
+        while not pathlib.Path("closed").exists():
+            time.sleep(0.01)
+        print("second")
+        pathlib.Path("survived").write_text("1")
+    """)
+    process = launcher.start(worker, worker, popen={"stdout": theirs, "stderr": theirs})
+    os.close(theirs)
+    os.read(ours, 1)
+    os.close(ours)
+    (tmp_path / "closed").write_text("")
+    assert process.wait() == 0
+    assert (tmp_path / "survived").exists()
+
+
+def test_two_streams_of_one_terminal_keep_their_order(launcher):
+    worker = python("""
+        import os
+        for number in range(2000):
+            os.write(1 + number % 2, b"%d\\n" % number)
+    """)
+    outcome = launcher.run(worker, ["/bin/true"], popen={"stderr": subprocess.STDOUT})
+    assert outcome.lines == [f"[0] {number}" for number in range(2000)]
+
+
+def test_several_workers_read_nothing_and_one_reads_what_was_given(launcher):
+    for workers, expected in ((1, ["given"]), (2, [])):
+        process = launcher.start(*[["/bin/cat"]] * workers, log_dir="logs", popen={"stdin": subprocess.PIPE})
+        out, _ = process.communicate(b"given\n")
+        assert out.decode().splitlines() == expected
