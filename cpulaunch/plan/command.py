@@ -26,6 +26,8 @@ def bound_argv(
     nodes: frozenset[int],
 ) -> tuple[str, ...]:
     """The command behind the program that binds it, if one does. Source: man numactl, man taskset."""
+    if not argv:
+        return ()
     if binder == "taskset" and cpus:
         return ("taskset", "-c", format_cpulist(cpus), *argv)
     if binder != "numactl":

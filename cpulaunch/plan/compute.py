@@ -13,10 +13,12 @@ OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 class Compute:
     """Threads by worker as they will be, the variables that say so, and what to warn of.
 
-    `malformed`: variables of the user's environment that hold no number of threads and are replaced.
+    `limits`: CPUs of each worker that may run at a time. `malformed`: variables of the user's environment that
+    hold no number of threads and are replaced.
     """
 
     threads: tuple[int, ...]
+    limits: tuple[int, ...]
     wishes: tuple[Wish, ...]
     malformed: frozenset[str]
     warnings: tuple[str, ...]
@@ -40,6 +42,7 @@ def decide_compute(request: LaunchRequest, default: Threads) -> Compute:
     )
     return Compute(
         threads=threads,
+        limits=default.limits,
         wishes=(_wish(OMP, request, default.counts, default.reason), _wish(MKL, request, threads, f"follows {OMP}")),
         malformed=malformed,
         warnings=(*default.warnings, *replaced, *_oversized(decided, source, default.limits)),

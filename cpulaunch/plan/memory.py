@@ -89,7 +89,8 @@ def _unset_reason(host: Host, request: LaunchRequest, usable: frozenset[int]) ->
     if settings.membind == "none":
         return request.reasons.get("membind", "asked for: memory goes where it is first touched"), ()
     if not usable:
-        return "the kernel names no NUMA nodes", ()
+        why = "the kernel names no NUMA node with CPUs and memory"
+        return why, () if settings.membind is None else (f"--membind {settings.membind} is not applied: {why}",)
     if settings.membind is None and len(usable) == 1:
         return "one NUMA node with CPUs and memory: there is nothing to choose", ()
     if host.kernel.mempolicy == "denied":

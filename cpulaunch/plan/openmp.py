@@ -12,7 +12,7 @@ Runtime = Literal["intel", "llvm", "gnu"]
 Waiting = Literal["short", "active", "passive"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """Variables for the OpenMP runtime, and what to warn of."""
 
@@ -25,28 +25,28 @@ def waiting(request: LaunchRequest, runtime: Runtime, shared: str | None) -> Tun
 
     Source: libgomp manual (OMP_WAIT_POLICY, GOMP_SPINCOUNT); LLVM OpenMP reference (KMP_BLOCKTIME, milliseconds).
     """
-    asked = request.settings.wait_policy
-    origin = request.origin("wait_policy")
-    warnings: tuple[str, ...] = ()
-    policy: Waiting = "passive" if shared else "short"
-    if asked == "passive":
-        policy = "passive"
-    elif asked == "active" and shared:
-        origin = "default"
-        warnings = (f"--wait-policy active is not applied: {shared}, and spinning threads would starve each other",)
-    elif asked == "active":
-        policy = "active"
+    asked, origin = request.settings.wait_policy, request.origin("wait_policy")
+    users = request.environ.get("OMP_WAIT_POLICY")
+    if users is not None and origin != "cli":
+        spins = shared and users.lower() == "active"
+        return Tuning((), (f"OMP_WAIT_POLICY={users} in your environment spins although {shared}",) if spins else ())
+    policy = _policy(asked, shared)
+    refused = asked == "active" and policy != "active"
     reason = _wait_reason(request, policy, shared)
-    if asked == "auto":
-        origin = "default"
-    return Tuning(
-        wishes=tuple(
-            Wish(name=name, value=value, origin=origin, reason=reason)
-            for name, value in _WAITING[policy].items()
-            if not name.startswith(_FOREIGN[runtime])
-        ),
-        warnings=warnings,
+    wishes = tuple(
+        Wish(name=name, value=value, origin=origin if asked == policy else "default", reason=reason)
+        for name, value in _WAITING[policy].items()
+        if not name.startswith(_FOREIGN[runtime])
     )
+    if refused and origin == "cli":
+        return Tuning(wishes, (f"--wait-policy active is not applied: {shared}, and spinning threads would starve",))
+    return Tuning(wishes)
+
+
+def _policy(asked: str, shared: str | None) -> Waiting:
+    if asked == "passive" or shared:
+        return "passive"
+    return "active" if asked == "active" else "short"
 
 
 _WAITING: dict[Waiting, dict[str, str]] = {
@@ -80,6 +80,8 @@ def pinning(request: LaunchRequest, runtime: Runtime, slots: Sequence[Slot], *, 
             warnings=(f"--affinity {affinity} is not applied: the workers are not bound to CPUs of their own",),
         )
     origin = request.origin("affinity")
+    if origin != "cli" and any(name in request.environ for name in PINNING):
+        return Tuning((), _inherited_pinning(request))
     reason = request.reasons.get("affinity", f"--affinity {affinity}; forked children inherit one thread's CPU")
     if affinity == "none":
         reason = request.reasons.get("affinity", "--affinity none: threads move freely inside the worker's CPUs")

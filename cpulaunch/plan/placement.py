@@ -42,11 +42,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What instances may not cross, how large they may be, and what they cross instead."""
+    """What instances may not cross, how large they may be, and whether they then cross something."""
 
     region: Region
     largest: int
-    crosses: str | None
+    crosses: bool
 
 
 def slot(cores: Iterable[Core]) -> Slot:
@@ -64,7 +64,7 @@ def place(pool: Pool, settings: Settings) -> Placement:
     cores = tuple(sorted(pool.cores, key=lambda core: (core.numa_node, core.cpus[0])))
     if settings.instances is None and settings.cores_per_instance is None:
         return Placement(slots=(slot(cores),), exclusive=True, reason="one worker over the whole pool")
-    check_size(settings, len(cores), pool)
+    check_size(settings, f"the pool has {len(cores)}", len(cores))
     if settings.instances == "auto" and settings.cores_per_instance is None:
         return _one_per_node(cores)
     count = instance_count(settings, pool)
@@ -90,14 +90,14 @@ def instance_count(settings: Settings, pool: Pool) -> int | None:
     )
 
 
-def check_size(settings: Settings, cores: int, pool: Pool) -> None:
-    """Raises: UsageError if one instance alone is larger than `cores`."""
+def check_size(settings: Settings, have: str, cores: int) -> None:
+    """Raises: UsageError if one instance alone is larger than `cores`, which `have` puts into words."""
     size = settings.cores_per_instance
     if size is not None and size > cores:
         raise UsageError(
-            "an instance larger than the pool",
-            value=f"{size} cores per instance, the pool has {cores}",
-            source=_pool_source(pool),
+            "an instance larger than what there is",
+            value=f"{size} cores per instance, {have}",
+            source="--cores-per-instance",
             hint=f"--cores-per-instance {cores} or less",
         )
 
@@ -123,11 +123,11 @@ def _rules(cores: tuple[Core, ...]) -> Iterator[_Rule]:
     whole = region_of(cores, (outer, by_node, by_l3))
     nodes = region_of(cores, (outer, by_node))
     largest = max((len(part.cores) for part in _nodes_of(cores)), default=0)
-    yield _Rule(whole, largest, None)
-    yield _Rule(nodes, largest, "L3 caches")
-    yield _Rule(whole, len(cores), "NUMA nodes")
-    yield _Rule(region_of(cores, (outer,)), len(cores), "NUMA nodes")
-    yield _Rule(Region(whole.cores), len(cores), "sockets")
+    yield _Rule(whole, largest, crosses=False)
+    yield _Rule(nodes, largest, crosses=True)
+    yield _Rule(whole, len(cores), crosses=True)
+    yield _Rule(region_of(cores, (outer,)), len(cores), crosses=True)
+    yield _Rule(Region(whole.cores), len(cores), crosses=True)
 
 
 def _nodes_of(cores: tuple[Core, ...]) -> tuple[Region, ...]:
@@ -151,7 +151,7 @@ def _divide(cores: tuple[Core, ...], count: int | None, settings: Settings) -> P
         slots=slots,
         exclusive=True,
         reason=_division_reason(count, idle, len(cores)),
-        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle"),
+        warnings=_crossing(rule, slots, f"inside them {strictest_idle} of {len(cores)} cores would idle"),
     )
 
 
@@ -186,7 +186,7 @@ def _fixed_size(cores: tuple[Core, ...], count: int | None, size: int, settings:
         slots=tuple(slots[index % len(slots)] for index in range(wanted)),
         exclusive=wanted <= room,
         reason=_division_reason(wanted, max(0, len(cores) - wanted * size), len(cores)),
-        warnings=_crossing(rule, f"{inside} of {size} cores fit inside them"),
+        warnings=_crossing(rule, slots, f"{inside} of {size} cores fit inside them"),
     )
 
 
@@ -203,8 +203,13 @@ def _rule_for(cores: tuple[Core, ...], count: int | None, size: int) -> _Rule:
     return best
 
 
-def _crossing(rule: _Rule, why: str) -> tuple[str, ...]:
-    return () if rule.crosses is None else (f"instances cross {rule.crosses}: {why}",)
+def _crossing(rule: _Rule, slots: tuple[Slot, ...], why: str) -> tuple[str, ...]:
+    if not rule.crosses:
+        return ()
+    if any(len({core.socket for core in placed.cores}) > 1 for placed in slots):
+        return (f"instances cross sockets: {why}",)
+    nodes = any(len(placed.numa_nodes) > 1 for placed in slots)
+    return (f"instances cross {'NUMA nodes' if nodes else 'L3 caches'}: {why}",)
 
 
 def _division_reason(count: int, idle: int, cores: int) -> str:

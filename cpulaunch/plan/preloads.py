@@ -15,6 +15,7 @@ Trials = Mapping[str, str | None]
 """Library path -> None if the worker's interpreter started with it, else the reason."""
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
+X86 = ("x86_64", "AMD64")
 MKL_VENDORS = frozenset(("AuthenticAMD", "HygonGenuine"))
 INSTALL = {
     "tcmalloc": "apt install libtcmalloc-minimal4",
@@ -56,6 +57,7 @@ class _Wanted:
     origin: Origin
     reason: str
     required: bool = False
+    warning: str | None = None
 
 
 def users_preloads(request: LaunchRequest) -> dict[PreloadKind, str]:
@@ -89,6 +91,7 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
     Raises: UsageError if a library asked for by name is missing, not to be trusted, or failed its trial.
     """
     chosen: list[str] = []
+    origins: list[Origin] = []
     names: dict[PreloadKind, str] = {}
     notes: list[Note] = []
     warnings: list[str] = []
@@ -97,15 +100,16 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
         reason = "; ".join(filter(None, (wanted.reason, *why, _missing(host, wanted, candidate))))
         if candidate is not None:
             chosen.append(candidate.path)
+            origins.append(wanted.origin)
             names[wanted.kind] = candidate.name
             reason += f"; {candidate.path}" + ("" if trials is not None else " (not tried)")
         value = candidate.name if candidate else "off" if wanted.kind == "mkl-dispatch" else "default"
         notes.append(Note(setting=wanted.setting, value=value, origin=wanted.origin, reason=reason.lstrip("; ")))
-        warnings.extend(_distrusted(host, wanted))
+        warnings.extend(_distrusted(host, wanted) if wanted.warning is None else (wanted.warning,))
     users = users_preloads(request)
     return Preloads(
         ld_preload=_joined(host, request, chosen),
-        origin="cli" if any(note.origin == "cli" for note in notes) else "default",
+        origin=next((origin for origin in origins if origin != "default"), "default"),
         runtime=_runtime(host, names.get("openmp") or users.get("openmp")),
         allocator=names.get("allocator") or users.get("allocator") or "default",
         notes=tuple(notes),
@@ -114,19 +118,24 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
 
 
 def _all_wanted(host: Host, request: LaunchRequest) -> tuple[_Wanted, ...]:
-    return (_openmp(host, request), _allocator(request), _mkl_dispatch(host, request))
+    return (_openmp(host, request), _allocator(host, request), _mkl_dispatch(host, request))
 
 
-def _asked(request: LaunchRequest, kind: PreloadKind, setting: str) -> _Wanted | None:
+def _asked(host: Host, request: LaunchRequest, kind: PreloadKind, setting: str) -> _Wanted | None:
     """What decides a kind before `auto` does: the user's own preload, "default", or a name."""
     value: str = getattr(request.settings, setting)
     origin = request.origin(setting)
     why = request.reasons.get(setting, f"--{setting} {value}" if origin == "cli" else "")
     users = users_preloads(request).get(kind)
     if users is not None:
-        return _Wanted(kind, setting, (), "environment", f"your LD_PRELOAD brings {users}, and one is enough")
+        reason = f"your LD_PRELOAD brings {users}, and one is enough"
+        ignored = f"--{setting} {value} is not applied: your LD_PRELOAD brings {users}"
+        refused = origin == "cli" and value not in ("auto", "default", users)
+        return _Wanted(kind, setting, (), "environment", reason, warning=ignored if refused else None)
     if value == "default":
         return _Wanted(kind, setting, (), origin, why)
+    if not host.can_bind:
+        return _Wanted(kind, setting, (), "default", "preloads are a matter of Linux")
     if value != "auto":
         return _Wanted(kind, setting, (value,), origin, why, required=origin == "cli")
     if request.program is not None and request.program.kind == "command":
@@ -135,10 +144,10 @@ def _asked(request: LaunchRequest, kind: PreloadKind, setting: str) -> _Wanted |
 
 
 def _openmp(host: Host, request: LaunchRequest) -> _Wanted:
-    asked = _asked(request, "openmp", "openmp")
+    asked = _asked(host, request, "openmp", "openmp")
     if asked is not None:
-        return asked
-    if host.arch not in ("x86_64", "AMD64"):
+        return _or_else(asked, ("intel",) if host.arch in X86 else ())
+    if host.arch not in X86:
         return _Wanted("openmp", "openmp", (), "default", f"torch's own runtime is the tested one on {host.arch}")
     bundled = "" if host.torch is None else host.torch.bundled_openmp or ""
     if "libiomp5" in bundled:
@@ -146,34 +155,48 @@ def _openmp(host: Host, request: LaunchRequest) -> _Wanted:
     return _Wanted("openmp", "openmp", ("intel",), "default", "short waits, less overhead in small operations")
 
 
-def _allocator(request: LaunchRequest) -> _Wanted:
-    asked = _asked(request, "allocator", "allocator")
+def _allocator(host: Host, request: LaunchRequest) -> _Wanted:
+    asked = _asked(host, request, "allocator", "allocator")
     if asked is None:
         return _Wanted("allocator", "allocator", ALLOCATORS, "default", "tensors are allocated and freed all the time")
-    if asked.names and not asked.required:
-        others = tuple(name for name in ALLOCATORS if name not in asked.names)
-        return _Wanted(asked.kind, asked.setting, asked.names + others, asked.origin, asked.reason)
-    return asked
+    return _or_else(asked, ALLOCATORS)
+
+
+def _or_else(asked: _Wanted, others: tuple[str, ...]) -> _Wanted:
+    """What a profile prefers, then the others: only the command line insists."""
+    if asked.required or not asked.names:
+        return asked
+    names = tuple(dict.fromkeys(asked.names + others))
+    return _Wanted(asked.kind, asked.setting, names, asked.origin, asked.reason)
 
 
 def _mkl_dispatch(host: Host, request: LaunchRequest) -> _Wanted:
     value, origin = request.settings.mkl_dispatch, request.origin("mkl_dispatch")
 
-    def wanted(reason: str, *, use: bool = False, required: bool = False) -> _Wanted:
+    def wanted(reason: str, *, use: bool = False, warning: str | None = None) -> _Wanted:
         names = ("mkl-dispatch",) if use else ()
-        return _Wanted("mkl-dispatch", "mkl_dispatch", names, origin, reason, required=required)
+        required = use and value == "on" and origin == "cli"
+        return _Wanted("mkl-dispatch", "mkl_dispatch", names, origin, reason, required=required, warning=warning)
 
     if value == "off":
         return wanted(request.reasons.get("mkl_dispatch", "--mkl-dispatch off"))
     if value == "on":
-        return wanted(request.reasons.get("mkl_dispatch", "--mkl-dispatch on"), use=True, required=origin == "cli")
+        absent = host.torch is not None and not host.torch.mkl_dispatch_symbol
+        useless = "--mkl-dispatch on has no effect: this torch does not ask MKL's dispatch" if absent else None
+        return wanted(request.reasons.get("mkl_dispatch", "--mkl-dispatch on"), use=True, warning=useless)
     if host.cpu.vendor not in MKL_VENDORS:
-        return wanted("MKL already takes its fast kernels on " + (host.cpu.vendor or "this CPU"))
+        return wanted(_fast_already(host))
     if request.program is not None and request.program.kind == "command":
         return wanted("a preload would reach every program that the command starts")
     if host.torch is None or not host.torch.mkl_dispatch_symbol:
         return wanted("no torch with MKL was found, so there is nothing to dispatch")
     return wanted("MKL takes a slow path on this vendor's CPUs unless told otherwise; same precision", use=True)
+
+
+def _fast_already(host: Host) -> str:
+    if host.arch not in X86:
+        return f"MKL is not used on {host.arch}"
+    return "MKL already takes its fast kernels on " + ("Intel" if host.cpu.vendor == "GenuineIntel" else "this CPU")
 
 
 def _candidates(host: Host, wanted: _Wanted) -> tuple[PreloadCandidate, ...]:

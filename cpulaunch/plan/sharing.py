@@ -15,7 +15,7 @@ def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
     Raises: UsageError if an instance asks for more cores than the quota pays for.
     """
     total = len(pool.cores) if pool.quota_threads is None else pool.quota_threads
-    check_size(settings, total, pool)
+    check_size(settings, f"the CPU quota pays for {total}", total)
     count = _count(settings, pool, total)
     widths = [settings.cores_per_instance or width for width in shares(total, count)]
     nodes = _nodes(host, pool.cores)

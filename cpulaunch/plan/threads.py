@@ -66,7 +66,7 @@ def _quota_warnings(quota: int | None, count: int, limits: tuple[int, ...], requ
     if count > quota:
         return (f"{count} instances on a CPU quota of {quota}: the quota is oversubscribed, workers will be throttled",)
     if size is not None and size > min(limits):
-        return (f"the CPU quota pays for {min(limits)} threads in each instance, not for {size}",)
+        return (f"the CPU quota pays for {min(limits)} of the {size} cores of an instance",)
     return ()
 
 

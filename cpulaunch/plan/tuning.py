@@ -1,0 +1,84 @@
+"""The workers' environment: every decision's wishes, resolved against what the user set."""
+
+from dataclasses import dataclass
+
+from cpulaunch.host import Host
+from cpulaunch.plan.allocator import allocator_wishes, compile_threads, huge_page_warnings
+from cpulaunch.plan.compute import Compute
+from cpulaunch.plan.environment import Environment, Wish, resolve
+from cpulaunch.plan.model import Note
+from cpulaunch.plan.openmp import hazards, pinning, waiting
+from cpulaunch.plan.placement import Placement
+from cpulaunch.plan.pool import Pool
+from cpulaunch.plan.preloads import Preloads
+from cpulaunch.request import LaunchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What has been decided before the environment is made."""
+
+    pool: Pool
+    placement: Placement
+    compute: Compute
+    preloads: Preloads
+    bound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The environment, and what to warn of."""
+
+    environment: Environment
+    warnings: tuple[str, ...]
+
+
+def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
+    """The environment of the workers and the warnings it gives rise to."""
+    preloads, compute = made.preloads, made.compute
+    wait = waiting(request, preloads.runtime, shared_because(made))
+    pins = pinning(request, preloads.runtime, made.placement.slots, bound=made.bound and made.pool.pinned)
+    wishes = (
+        *compute.wishes,
+        Wish(name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks stay with their thread"),
+        *wait.wishes,
+        *pins.wishes,
+        *allocator_wishes(request, preloads.allocator),
+        compile_threads(host, compute.limits),
+    )
+    resolved = resolve(request, wishes, replaced=compute.malformed)
+    return Tuned(
+        _with_preloads(resolved, preloads),
+        (
+            *wait.warnings,
+            *pins.warnings,
+            *hazards(request, compute.threads),
+            *huge_page_warnings(host, request),
+        ),
+    )
+
+
+def shared_because(made: Decisions) -> str | None:
+    """Why a worker's CPUs are not its own; None if they are."""
+    if made.pool.quota_threads is not None or not made.pool.pinned:
+        return "a CPU quota is in force"
+    if not made.placement.exclusive:
+        return "instances share cores (--oversubscribe)"
+    if any(count > limit for count, limit in zip(made.compute.threads, made.compute.limits, strict=True)):
+        return "there are more threads than CPUs"
+    if len(made.placement.slots) > 1 and not made.bound:
+        return "the workers are not bound to CPUs of their own"
+    return None
+
+
+def _with_preloads(environment: Environment, preloads: Preloads) -> Environment:
+    """The environment with the preload list, which holds the user's own too."""
+    if preloads.ld_preload is None:
+        return environment
+    value, name = preloads.ld_preload, "LD_PRELOAD"
+    note = Note(setting=name, value=value, origin=preloads.origin, reason="your own list, then the libraries chosen")
+    return Environment(
+        changes=(*(change for change in environment.changes if change[0] != name), (name, value)),
+        per_worker=environment.per_worker,
+        notes=(*(entry for entry in environment.notes if entry.setting != name), note),
+    )
