@@ -1,0 +1,104 @@
+"""What doctor looks at beyond the Host: shared memory, swap, other packages' OpenMP runtimes, torch's own words."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cpulaunch.cli.torch_question import BrokenTorch, Runner, TorchFacts, ask_torch
+from cpulaunch.host import Host
+from cpulaunch.probe import Root
+
+OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
+SHM = "dev/shm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """Size of /dev/shm and what is free of it."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """Swap space of the machine and what is free of it."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything the checks judge. `live`: this machine, not a captured one; `torch` None: not installed.
+
+    `bundled_openmp`: OpenMP runtimes that packages bring along, by the package's folder.
+    """
+
+    host: Host
+    environ: Mapping[str, str]
+    live: bool
+    shm: SharedMemory | None
+    swap: Swap | None
+    torch: TorchFacts | BrokenTorch | None
+    bundled_openmp: tuple[tuple[str, str], ...] = ()
+    distribution: str = ""
+
+
+def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
+    """All facts. Of a captured machine, nothing of this process or machine. Effect: asks torch, on this machine."""
+    return Facts(
+        host=host,
+        environ=environ if root.live else {},
+        live=root.live,
+        shm=read_shm() if root.live else None,
+        swap=read_swap(root),
+        torch=ask_torch(interpreter, environ, run=run) if root.live else None,
+        bundled_openmp=read_bundled_openmp(root, host),
+        distribution=read_distribution(root),
+    )
+
+
+def read_shm() -> SharedMemory | None:
+    """The /dev/shm of this machine; None where there is none. Source: statvfs(3)."""
+    try:
+        status = os.statvfs("/" + SHM)
+    except (OSError, AttributeError):
+        return None
+    return SharedMemory(total_bytes=status.f_blocks * status.f_frsize, free_bytes=status.f_bavail * status.f_frsize)
+
+
+def read_swap(root: Root) -> Swap | None:
+    """Swap space, from proc/meminfo (kB); None where it does not say."""
+    sizes: dict[str, int] = {}
+    for line in (root.text("proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            sizes[name] = int(words[0]) * 1024
+    if "SwapTotal" not in sizes:
+        return None
+    return Swap(total_bytes=sizes["SwapTotal"], free_bytes=sizes.get("SwapFree", 0))
+
+
+def read_bundled_openmp(root: Root, host: Host) -> tuple[tuple[str, str], ...]:
+    """(package folder, file) of each OpenMP runtime that a wheel beside torch brings in its `….libs` folder."""
+    if host.torch is None:
+        return ()
+    packages = os.path.dirname(host.torch.path)
+    folders = sorted(name for name in root.names(packages) if name.endswith(".libs"))
+    return tuple(
+        (folder, f"{packages}/{folder}/{name}")
+        for folder in folders
+        for name in sorted(root.names(f"{packages}/{folder}"))
+        if name.startswith(OPENMP_FILES) and ".so" in name and folder != "torch.libs"
+    )
+
+
+def read_distribution(root: Root) -> str:
+    """The distribution's id and those it is like ("ubuntu debian"). Source: os-release(5)."""
+    values: dict[str, str] = {}
+    for line in (root.text("etc/os-release") or "").splitlines():
+        name, _, value = line.partition("=")
+        values[name] = value.strip("\"'")
+    return f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".strip()

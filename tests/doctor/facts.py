@@ -1,0 +1,82 @@
+"""Facts of machines as the checks see them."""
+
+from dataclasses import replace
+from typing import Any
+
+from cpulaunch.cli.doctor_facts import Facts, SharedMemory, Swap
+from cpulaunch.cli.torch_question import TorchFacts
+from cpulaunch.host import Budget, CpuInfo, Host, Kernel, Library, Limits, LogicalCpu, NumaNode, Quota
+
+MIB, GIB = 1 << 20, 1 << 30
+TORCH = TorchFacts(
+    version="2.13.0+cpu",
+    mkl=True,
+    onednn=True,
+    openmp=True,
+    capability="AVX512",
+    threads=4,
+    cuda=None,
+    openmp_files=("/env/torch/lib/libgomp.so.1",),
+)
+
+
+def library(kind: Any, name: str, path: str = "/usr/lib/libx.so", untrusted: str | None = None) -> Library:
+    """A library that was found."""
+    return Library(kind=kind, name=name, path=path, untrusted=untrusted)
+
+
+BEST = (library("allocator", "tcmalloc", "/usr/lib/libtcmalloc.so.4"), library("openmp", "intel", "/env/libiomp5.so"))
+
+
+def machine(
+    *,
+    cores: int = 4,
+    smt: int = 1,
+    nodes: int = 1,
+    allowed: frozenset[int] | None = None,
+    quota: float | None = None,
+    **more: Any,
+) -> Host:
+    """An x86 host of `cores` cores with linux numbering of siblings, their NUMA nodes in equal blocks."""
+    cpus = tuple(
+        LogicalCpu(id=core + thread * cores, core=core, socket=0, numa_node=core * nodes // cores)
+        for thread in range(smt)
+        for core in range(cores)
+    )
+    mine = frozenset(cpu.id for cpu in cpus) if allowed is None else allowed
+    threads = len(mine) if quota is None else max(1, round(quota + 0.5))
+    host = Host(
+        arch="x86_64",
+        cpu=CpuInfo(vendor="GenuineIntel", family=6, model=0x8F, isa=frozenset({"avx2", "amx_tile"})),
+        cpus=cpus,
+        limits=Limits(
+            affinity=mine,
+            quota=None if quota is None else Quota(cpus=quota, source="sys/fs/cgroup/cpu.max"),
+            budget=Budget(cpus=mine, threads=threads, limited_by="affinity"),
+        ),
+        numa_nodes=tuple(
+            NumaNode(id=node, cpus=frozenset(cpu.id for cpu in cpus if cpu.numa_node == node)) for node in range(nodes)
+        ),
+        kernel=Kernel(transparent_hugepage="madvise", numa_balancing=False, governor="performance"),
+        libraries=BEST,
+    )
+    return replace(host, **more)
+
+
+def kernel(**settings: Any) -> Kernel:
+    """A well-set kernel but for these settings."""
+    return replace(Kernel(transparent_hugepage="madvise", numa_balancing=False, governor="performance"), **settings)
+
+
+def facts(host: Host | None = None, **more: Any) -> Facts:
+    """Facts of a machine where nothing is wrong, but for what is given."""
+    best = Facts(
+        host=host or machine(),
+        environ={},
+        live=True,
+        shm=SharedMemory(total_bytes=8 * GIB, free_bytes=8 * GIB),
+        swap=Swap(total_bytes=0, free_bytes=0),
+        torch=TORCH,
+        distribution="debian",
+    )
+    return replace(best, **more)

@@ -1,0 +1,296 @@
+"""Each check over the facts that decide it."""
+
+from dataclasses import replace
+
+import pytest
+
+from cpulaunch.cli.doctor import CHECKS, judge
+from cpulaunch.cli.doctor_facts import SharedMemory, Swap
+from cpulaunch.cli.torch_question import BrokenTorch
+from cpulaunch.host import CpuInfo, Torch
+from tests.doctor.facts import GIB, MIB, TORCH, facts, kernel, library, machine
+
+AMD = CpuInfo(vendor="AuthenticAMD", family=25, model=17, isa=frozenset({"avx2"}))
+MKL_TORCH = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", mkl_dispatch_symbol=True)
+WRITABLE = "/opt may be written by everyone"
+
+TABLE = {
+    # name: (check, facts, status, part of what was found, part of the fix)
+    "tcmalloc": ("allocator", facts(), "ok", "tcmalloc (/usr/lib/libtcmalloc.so.4)", None),
+    "no allocator": ("allocator", facts(machine(libraries=())), "advice", "C library", "apt-get install"),
+    "no allocator, Ubuntu": (
+        "allocator",
+        facts(machine(libraries=()), distribution="ubuntu debian"),
+        "advice",
+        "C library",
+        "apt-get install libtcmalloc-minimal4",
+    ),
+    "no allocator, Rocky": (
+        "allocator",
+        facts(machine(libraries=()), distribution="rocky rhel centos fedora"),
+        "advice",
+        "C library",
+        "dnf install gperftools-libs",
+    ),
+    "no allocator, unknown": (
+        "allocator",
+        facts(machine(libraries=()), distribution=""),
+        "advice",
+        "C library",
+        "conda install",
+    ),
+    "allocator others may write": (
+        "allocator",
+        facts(machine(libraries=(library("allocator", "jemalloc", "/opt/libjemalloc.so", WRITABLE),))),
+        "advice",
+        "/opt/libjemalloc.so is not preloaded",
+        "apt-get",
+    ),
+    "OpenMP": ("OpenMP runtime", facts(), "ok", "intel", None),
+    "no OpenMP": ("OpenMP runtime", facts(machine(libraries=())), "advice", "libgomp", "pip install intel-openmp"),
+    "no OpenMP on Arm": ("OpenMP runtime", facts(machine(libraries=(), arch="aarch64")), "ok", "torch's own", None),
+    "OpenMP others may write": (
+        "OpenMP runtime",
+        facts(machine(libraries=(library("openmp", "intel", "/opt/libiomp5.so", WRITABLE),))),
+        "advice",
+        "not preloaded",
+        "pip install intel-openmp",
+    ),
+    "two runtimes preloaded": (
+        "OpenMP in wheels",
+        facts(environ={"LD_PRELOAD": "/a/libiomp5.so:/b/libtcmalloc.so.4 /c/libgomp.so.1"}),
+        "problem",
+        "/a/libiomp5.so and /c/libgomp.so.1",
+        "unset LD_PRELOAD",
+    ),
+    "one runtime preloaded": ("OpenMP in wheels", facts(environ={"LD_PRELOAD": "/a/libiomp5.so"}), "ok", "one", None),
+    "runtime in a wheel": (
+        "OpenMP in wheels",
+        facts(bundled_openmp=(("scikit_learn.libs", "/env/scikit_learn.libs/libgomp-a34b3233.so.1.0.0"),)),
+        "advice",
+        "scikit_learn",
+        "python -m threadpoolctl -i torch sklearn",
+    ),
+    "THP": ("huge pages", facts(), "ok", "madvise", None),
+    "THP never": ("huge pages", facts(machine(kernel=kernel(transparent_hugepage="never"))), "advice", "never", "echo"),
+    "THP unknown": ("huge pages", facts(machine(kernel=kernel(transparent_hugepage=None))), "ok", "not say", None),
+    "balancing": (
+        "NUMA balancing",
+        facts(machine(nodes=2, kernel=kernel(numa_balancing=True))),
+        "advice",
+        "on",
+        "kernel.numa_balancing=0",
+    ),
+    "balancing off": ("NUMA balancing", facts(machine(nodes=2)), "ok", "off", None),
+    "balancing, one NUMA node": (
+        "NUMA balancing",
+        facts(machine(kernel=kernel(numa_balancing=True))),
+        "ok",
+        "no effect",
+        None,
+    ),
+    "governor": ("governor", facts(), "ok", "performance", None),
+    "governor powersave": (
+        "governor",
+        facts(machine(kernel=kernel(governor="powersave"))),
+        "advice",
+        "powersave",
+        "cpupower",
+    ),
+    "no governor": ("governor", facts(machine(kernel=kernel(governor=None))), "ok", "not ours", None),
+    "whole cores": ("SMT siblings", facts(machine(smt=2)), "ok", "whole", None),
+    "half cores": (
+        "SMT siblings",
+        facts(machine(smt=2, allowed=frozenset({0, 1, 4}))),
+        "advice",
+        "1 of 2 cores",
+        "full-pcpus-only",
+    ),
+    "shm": ("/dev/shm", facts(), "ok", "8 GiB, 8 GiB free", None),
+    "shm of Docker": (
+        "/dev/shm",
+        facts(shm=SharedMemory(total_bytes=64 * MIB, free_bytes=64 * MIB)),
+        "problem",
+        "64 MiB",
+        "--shm-size",
+    ),
+    "shm small": (
+        "/dev/shm",
+        facts(shm=SharedMemory(total_bytes=512 * MIB, free_bytes=512 * MIB)),
+        "advice",
+        "512 MiB",
+        "--shm-size",
+    ),
+    "shm full": (
+        "/dev/shm",
+        facts(shm=SharedMemory(total_bytes=8 * GIB, free_bytes=MIB)),
+        "problem",
+        "1 MiB free",
+        "ls -l /dev/shm",
+    ),
+    "no shm": ("/dev/shm", facts(shm=None), "skipped", "no /dev/shm", None),
+    "shm of a captured machine": ("/dev/shm", facts(live=False), "skipped", "captured", None),
+    "policy, one NUMA node": ("memory policy", facts(), "ok", "nothing to place", None),
+    "policy permitted": (
+        "memory policy",
+        facts(machine(nodes=2, kernel=kernel(mempolicy="permitted"))),
+        "ok",
+        "may be set",
+        None,
+    ),
+    "policy denied": (
+        "memory policy",
+        facts(machine(nodes=2, kernel=kernel(mempolicy="denied"))),
+        "advice",
+        "may not",
+        "SYS_NICE",
+    ),
+    "policy unknown": ("memory policy", facts(machine(nodes=2)), "skipped", "the machine itself", None),
+    "no quota": ("CPU quota", facts(), "ok", "none", None),
+    "quota": ("CPU quota", facts(machine(cores=64, quota=7.5)), "advice", "7.5 CPUs of time, 64 CPUs", "cpuset"),
+    "quota as large as the cpuset": ("CPU quota", facts(machine(cores=4, quota=4.0)), "ok", "4 CPUs of time", None),
+    "no swap": ("swap", facts(), "ok", "none", None),
+    "swap unused": ("swap", facts(swap=Swap(total_bytes=8 * GIB, free_bytes=8 * GIB)), "ok", "0 MiB of 8 GiB", None),
+    "swap used": ("swap", facts(swap=Swap(total_bytes=8 * GIB, free_bytes=5 * GIB)), "advice", "3 GiB of 8", "swapoff"),
+    "swap unknown": ("swap", facts(swap=None), "ok", "not say", None),
+    "environment": ("environment", facts(environ={"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "false"}), "ok", "no", None),
+    "OMP_DYNAMIC": ("environment", facts(environ={"OMP_DYNAMIC": "TRUE"}), "problem", "=TRUE", "unset OMP_DYNAMIC"),
+    "OMP_DYNAMIC off": ("environment", facts(environ={"OMP_DYNAMIC": "false"}), "ok", "no variable", None),
+    "thread limit": (
+        "environment",
+        facts(environ={"OMP_THREAD_LIMIT": "2"}),
+        "problem",
+        "=2",
+        "unset OMP_THREAD_LIMIT",
+    ),
+    "thread limit high enough": ("environment", facts(environ={"OMP_THREAD_LIMIT": "4"}), "ok", "no variable", None),
+    "duplicate libraries": (
+        "environment",
+        facts(environ={"KMP_DUPLICATE_LIB_OK": "True"}),
+        "problem",
+        "KMP_DUPLICATE_LIB_OK",
+        "unset",
+    ),
+    "too many threads": ("environment", facts(environ={"OMP_NUM_THREADS": "64,1"}), "advice", "=64,1", "unset"),
+    "no number of threads": ("environment", facts(environ={"MKL_NUM_THREADS": "all"}), "advice", "=all", "unset"),
+    "GOMP_CPU_AFFINITY": ("environment", facts(environ={"GOMP_CPU_AFFINITY": "0-3"}), "advice", "0-3", "unset"),
+    "KMP_AFFINITY": (
+        "environment",
+        facts(environ={"KMP_AFFINITY": "granularity=fine,compact,1,0"}),
+        "advice",
+        "KMP_AFFINITY",
+        "unset",
+    ),
+    "OMP_PROC_BIND": ("environment", facts(environ={"OMP_PROC_BIND": "close"}), "advice", "close", "unset"),
+    "ATEN_CPU_CAPABILITY": (
+        "environment",
+        facts(environ={"ATEN_CPU_CAPABILITY": "default"}),
+        "advice",
+        "=def",
+        "unset",
+    ),
+    "environment of a captured machine": ("environment", facts(live=False), "skipped", "captured", None),
+    "torch": ("torch", facts(), "ok", "2.13.0+cpu, AVX512, oneDNN, MKL, OpenMP, 4 threads", None),
+    "no torch": (
+        "torch",
+        facts(torch=None),
+        "advice",
+        "not installed",
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu",
+    ),
+    "broken torch": (
+        "torch",
+        facts(torch=BrokenTorch(reason="ImportError: libtorch_cpu.so: cannot open")),
+        "problem",
+        "ImportError",
+        "--force-reinstall",
+    ),
+    "torch without oneDNN": (
+        "torch",
+        facts(torch=replace(TORCH, onednn=False)),
+        "problem",
+        "AVX512, MKL",
+        "pip install torch",
+    ),
+    "torch without vectors": (
+        "torch",
+        facts(torch=replace(TORCH, capability="DEFAULT")),
+        "problem",
+        "DEFAULT",
+        "unset ATEN_CPU_CAPABILITY",
+    ),
+    "torch on an old CPU": (
+        "torch",
+        facts(machine(cpu=CpuInfo()), torch=replace(TORCH, capability="DEFAULT")),
+        "ok",
+        "DEFAULT",
+        None,
+    ),
+    "torch of a captured machine": ("torch", facts(live=False, torch=None), "skipped", "cannot be asked", None),
+    "torch with one runtime": ("torch's OpenMP", facts(), "ok", "libgomp.so.1", None),
+    "torch with two runtimes": (
+        "torch's OpenMP",
+        facts(torch=replace(TORCH, openmp_files=("/a/libgomp.so.1", "/b/libiomp5.so"))),
+        "advice",
+        "libgomp.so.1 and libiomp5.so",
+        "one source",
+    ),
+    "torch with a preloaded runtime": (
+        "torch's OpenMP",
+        facts(
+            environ={"LD_PRELOAD": "/b/libiomp5.so"},
+            torch=replace(TORCH, openmp_files=("/a/libgomp.so.1", "/b/libiomp5.so")),
+        ),
+        "ok",
+        "answers for",
+        None,
+    ),
+    "torch that gave no answer": ("torch's OpenMP", facts(torch=None), "skipped", "no answer", None),
+    "MKL on Intel": ("MKL on AMD", facts(machine(torch=MKL_TORCH)), "ok", "not an AMD CPU", None),
+    "MKL on AMD": ("MKL on AMD", facts(machine(cpu=AMD, torch=MKL_TORCH)), "advice", "missing", "C compiler"),
+    "MKL on AMD with the library": (
+        "MKL on AMD",
+        facts(machine(cpu=AMD, torch=MKL_TORCH, libraries=(library("mkl-dispatch", "mkl-dispatch"),))),
+        "ok",
+        "dispatch library",
+        None,
+    ),
+    "torch without MKL on AMD": ("MKL on AMD", facts(machine(cpu=AMD)), "ok", "no MKL", None),
+    "AMX": ("AMX", facts(), "ok", "available", None),
+    "hidden AMX": (
+        "AMX",
+        facts(machine(cpu=CpuInfo(vendor="GenuineIntel", family=6, model=0xCF, isa=frozenset({"avx2"})))),
+        "advice",
+        "hidden",
+        "kernel",
+    ),
+    "no AMX to hide": ("AMX", facts(machine(cpu=AMD)), "ok", "not a CPU with AMX", None),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_check(name):
+    check, given, status, found, fix = TABLE[name]
+    (finding,) = CHECKS[check](given)
+    assert finding.status == status
+    assert found in finding.found
+    if fix is None:
+        assert (finding.why, finding.fix) == (None, None)
+    else:
+        assert finding.why
+        assert fix in str(finding.fix)
+
+
+def test_every_check_is_in_the_table():
+    assert {row[0] for row in TABLE.values()} == set(CHECKS)
+
+
+def test_each_harmful_variable_is_a_finding_of_its_own():
+    findings = CHECKS["environment"](facts(environ={"OMP_DYNAMIC": "1", "KMP_AFFINITY": "compact", "HOME": "/"}))
+    assert [finding.found for finding in findings] == ["OMP_DYNAMIC=1", "KMP_AFFINITY=compact"]
+
+
+def test_nothing_is_wrong_where_nothing_is_wrong():
+    report = judge(facts())
+    assert {finding.status for _, finding in report.findings} == {"ok"}
+    assert report.exit_code == 0

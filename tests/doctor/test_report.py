@@ -1,0 +1,197 @@
+"""Gathering the facts, asking torch, and the report."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cpulaunch.cli.doctor import CHECKS, doctor_report, judge
+from cpulaunch.cli.doctor_facts import Swap, gather_facts, read_bundled_openmp, read_swap
+from cpulaunch.cli.torch_question import QUESTION, Answer, BrokenTorch, ask_torch, run_program
+from cpulaunch.host import Torch
+from cpulaunch.probe import Root, probe_host
+from tests.doctor.facts import TORCH, facts, machine
+from tests.roots import RootSpec, write_root
+
+SAID = {
+    "version": "2.13.0+cpu",
+    "mkl": True,
+    "onednn": True,
+    "openmp": True,
+    "capability": "AVX512",
+    "threads": 4,
+    "cuda": None,
+    "openmp_files": ["/env/torch/lib/libgomp.so.1"],
+}
+
+
+def answering(answer):
+    return lambda argv, environ: answer
+
+
+def ask(answer):
+    return ask_torch("/env/bin/python", {}, run=answering(answer))
+
+
+def test_torch_answers():
+    assert ask(Answer(exit_code=0, stdout="a library's greeting\n" + json.dumps(SAID) + "\n")) == TORCH
+
+
+def test_torch_is_absent():
+    assert ask(Answer(exit_code=0, stdout='{"absent": true}\n')) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            Answer(exit_code=1, stderr="Traceback ...\nOSError: libtorch_cpu.so: truncated\n"),
+            "OSError: libtorch_cpu.so",
+        ),
+        (Answer(exit_code=-11), "killed by signal 11"),
+        (Answer(exit_code=3), "ended with exit code 3"),
+        (Answer(exit_code=None, stderr="no answer within 120 s"), "no answer within 120 s"),
+        (Answer(exit_code=0, stdout=""), "nothing that can be read"),
+        (Answer(exit_code=0, stdout="garbage"), "nothing that can be read"),
+        (Answer(exit_code=0, stdout="[1]"), "nothing that can be read"),
+        (Answer(exit_code=0, stdout='{"version": "2"}'), "nothing that can be read"),
+        (Answer(exit_code=0, stdout=json.dumps(SAID | {"threads": "many"})), "nothing that can be read"),
+    ],
+)
+def test_torch_is_broken(answer, reason):
+    told = ask(answer)
+    assert isinstance(told, BrokenTorch)
+    assert reason in told.reason
+
+
+def test_the_question_is_asked_of_the_named_interpreter_in_the_users_environment():
+    asked = []
+
+    def run(argv, environ):
+        asked.append((argv, environ))
+        return Answer(exit_code=0, stdout='{"absent": true}')
+
+    ask_torch("/env/bin/python", {"A": "1"}, run=run)
+    assert asked == [(["/env/bin/python", "-c", QUESTION], {"A": "1"})]
+
+
+def test_a_torch_that_does_not_import_is_told_by_the_real_question(tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: file too short')\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert ask_torch(sys.executable, environ, run=run_program) == BrokenTorch(
+        reason="OSError: libtorch_cpu.so: file too short"
+    )
+
+
+def test_a_torch_py_in_the_current_folder_is_not_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit(9)\n")
+    done = subprocess.run([sys.executable, "-S", "-c", QUESTION], cwd=tmp_path, capture_output=True, check=False)
+    assert json.loads(done.stdout) == {"absent": True}
+
+
+def test_an_interpreter_that_cannot_be_started(tmp_path):
+    told = ask_torch(str(tmp_path / "python"), {}, run=run_program)
+    assert told == BrokenTorch(reason=f"{tmp_path}/python cannot be started: No such file or directory")
+
+
+def test_a_captured_machine_is_judged_without_this_one(tmp_path):
+    root = Root(str(write_root(tmp_path, RootSpec(sockets=2))))
+
+    def run(argv, environ):
+        raise AssertionError("a captured machine's torch cannot be asked")
+
+    report = doctor_report(probe_host(root), root=root, interpreter="python", environ={"OMP_DYNAMIC": "true"}, run=run)
+    by_name = {name: finding for name, finding in report.findings}
+    for name in ("torch", "torch's OpenMP", "/dev/shm", "environment", "memory policy"):
+        assert by_name[name].status == "skipped", name
+        assert by_name[name].found
+    assert by_name["NUMA balancing"].status == "advice"
+    assert report.exit_code == 0
+
+
+def test_swap_of_a_root(tmp_path):
+    (tmp_path / "proc").mkdir()
+    meminfo = tmp_path / "proc" / "meminfo"
+    root = Root(str(tmp_path))
+    assert read_swap(root) is None
+    meminfo.write_text("MemTotal: 1024 kB\nSwapTotal:       2048 kB\nSwapFree:        1024 kB\n")
+    assert read_swap(root) == Swap(total_bytes=2 << 20, free_bytes=1 << 20)
+
+
+def test_wheels_with_a_runtime_of_their_own(tmp_path):
+    packages = tmp_path / "env" / "site-packages"
+    for name in ("scikit_learn.libs/libgomp-a34b.so.1.0.0", "torch.libs/libgomp-b.so.1", "numpy.libs/libopenblas.so"):
+        (packages / name).parent.mkdir(parents=True)
+        (packages / name).touch()
+    host = machine(torch=Torch(version="2", path="/env/site-packages/torch"))
+    assert read_bundled_openmp(Root(str(tmp_path)), host) == (
+        ("scikit_learn.libs", "/env/site-packages/scikit_learn.libs/libgomp-a34b.so.1.0.0"),
+    )
+    assert read_bundled_openmp(Root(str(tmp_path)), machine()) == ()
+
+
+def test_the_report_as_an_object():
+    report = judge(facts(torch=BrokenTorch(reason="OSError: x"), environ={"OMP_DYNAMIC": "1"}, swap=None))
+    told = json.loads(json.dumps(report.as_json()))
+    assert (told["schema"], told["problems"], told["advice"]) == (1, 2, 0)
+    assert {check["check"] for check in told["checks"]} == set(CHECKS)
+    assert told["checks"][0] == {
+        "check": "torch",
+        "status": "problem",
+        "found": "OSError: x",
+        "why": "`import torch` fails: no program that needs it can start",
+        "fix": "pip install torch --index-url https://download.pytorch.org/whl/cpu --force-reinstall",
+    }
+    assert report.exit_code == 1
+
+
+def test_the_report_for_a_person():
+    lines = judge(facts(machine(libraries=()))).as_text(width=80, color=False).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("advice  allocator"))
+    assert lines[at] == "advice  allocator        only the C library's"
+    assert lines[at + 1].startswith("        why: tensors come and go")
+    assert "        fix: apt-get install libtcmalloc-minimal4" in lines
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "0 problems, 2 pieces of advice"
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_colours_are_on_the_first_word_only():
+    text = judge(facts()).as_text(width=80, color=True)
+    assert text.startswith("\x1b[32mOK      \x1b[0mtorch ")
+    assert text.count("\x1b[32m") == text.count("\x1b[0m") == len(CHECKS)
+
+
+def test_this_machine():
+    root = Root("/")
+    host = probe_host(root, interpreter=sys.executable)
+    report = doctor_report(host, root=root, interpreter=sys.executable, environ=dict(os.environ))
+    assert {name for name, _ in report.findings} == set(CHECKS)
+    assert json.dumps(report.as_json())
+    assert all(finding.found for _, finding in report.findings)
+
+
+def test_facts_of_this_machine():
+    root = Root("/")
+    given = gather_facts(
+        probe_host(root), root=root, interpreter="x", environ={"A": "1"}, run=answering(Answer(exit_code=1))
+    )
+    assert (given.live, given.environ) == (True, {"A": "1"})
+    assert isinstance(given.torch, BrokenTorch)
+    assert given.shm is None or given.shm.total_bytes >= given.shm.free_bytes
+
+
+@pytest.mark.torch
+def test_the_torch_of_this_environment():
+    from importlib import metadata
+
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        pytest.skip("torch is not installed beside pytest")
+    told = ask_torch(sys.executable, dict(os.environ), run=run_program)
+    assert (told.version.split("+")[0], told.openmp) == (version.split("+")[0], True)
+    assert told.threads >= 1
+    assert told.capability
