@@ -4,8 +4,9 @@ Ids of cores, L3 groups, sockets and dies are the lowest logical CPU id of the g
 included: unique on the machine, which the kernel's core_id and physical_package_id are not.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from cpulaunch.record import record
 
 CoreKind = Literal["performance", "efficiency"]
 CacheType = Literal["Unified", "Data", "Instruction"]
@@ -13,7 +14,7 @@ Permission = Literal["permitted", "denied", "unknown"]
 LibraryKind = Literal["allocator", "openmp", "mkl-dispatch"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LogicalCpu:
     """One online logical CPU and the groups it belongs to; None where the machine does not say."""
 
@@ -26,7 +27,7 @@ class LogicalCpu:
     kind: CoreKind | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NumaNode:
     """One NUMA node: its online CPUs, its memory, and its distance to every node (itself too)."""
 
@@ -42,7 +43,7 @@ class NumaNode:
         return not self.cpus and self.memory_bytes != 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Cache:
     """One cache and the online CPUs that share it."""
 
@@ -52,7 +53,7 @@ class Cache:
     bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CpuInfo:
     """Who made the CPU and what it can do; `isa` holds normalized feature names (see FEATURES).
 
@@ -96,7 +97,7 @@ FEATURES = (
 """Feature names every probe answers; `bf16`, `i8mm`, `fp16` are the Arm ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Quota:
     """The tightest CPU bandwidth limit among this process's cgroups, in CPUs, and its file."""
 
@@ -104,7 +105,7 @@ class Quota:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Budget:
     """The CPUs this process may really use and how many threads of them at a time."""
 
@@ -113,7 +114,7 @@ class Budget:
     limited_by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Limits:
     """What confines this process; `memory_nodes` are the NUMA nodes it may allocate on."""
 
@@ -126,7 +127,7 @@ class Limits:
     budget: Budget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Kernel:
     """Kernel settings that change speed; None where the file is absent."""
 
@@ -140,7 +141,7 @@ class Kernel:
     page_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Library:
     """A library found on this machine that a worker can preload.
 
@@ -153,7 +154,7 @@ class Library:
     untrusted: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gpu:
     """One GPU as sysfs shows it, in PCI order."""
 
@@ -165,7 +166,7 @@ class Gpu:
     cpus: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Torch:
     """The torch of the worker's environment, from its files (it is never imported here)."""
 
@@ -175,7 +176,7 @@ class Torch:
     mkl_dispatch_symbol: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Host:
     """Everything known about a machine. `sysroot` is None for the one this process runs on.
 

@@ -1,14 +1,14 @@
 """How a setting's value is written: as text on a command line, as a TOML value in a profile."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from cpulaunch.cpulist import parse_cpulist
+from cpulaunch.record import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Kind:
     """A sort of value. `from_text` and `from_toml` raise ValueError saying what they expected."""
 

@@ -1,10 +1,10 @@
 """What was asked: the program, the merged settings with their origins, and the user's environment."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from cpulaunch.record import field, record
 from cpulaunch.settings import Settings
 
 ProgramKind = Literal["script", "module", "command"]
@@ -12,7 +12,7 @@ Origin = str
 """`cli`, `environment`, `profile:NAME` or `default`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Program:
     """What every worker runs: a Python script, a module (-m) or any command (--no-python)."""
 
@@ -22,7 +22,7 @@ class Program:
     interpreter: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EnvDefault:
     """An environment variable a profile wants, in its own words."""
 
@@ -31,7 +31,7 @@ class EnvDefault:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Layer:
     """Values one source wants; earlier layers win. `reasons` explain a profile's settings."""
 
@@ -41,7 +41,7 @@ class Layer:
     env: tuple[EnvDefault, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LaunchRequest:
     """One launch, fully asked for. `environ` is the environment cpulaunch was started in."""
 

@@ -3,18 +3,18 @@
 A row's flag is its name with dashes (`cores_per_instance` is `--cores-per-instance`, also accepted with underscores).
 """
 
-from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal
 
 from cpulaunch import kinds
 from cpulaunch.kinds import Kind
+from cpulaunch.record import field, fields, record
 
 Count = int | Literal["auto"]
 Group = Literal["Placement", "Memory and threads", "Preloads", "Profile", "Launch"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Row:
     """How one setting is written and explained."""
 
@@ -32,13 +32,10 @@ class Row:
 
 
 def _row(default: Any, kind: Kind, group: Group, help: str, *, in_profile: bool = True) -> Any:  # noqa: A002
-    return field(
-        default=default,
-        metadata={"kind": kind, "group": group, "help": help, "in_profile": in_profile},
-    )
+    return field(default=default, kind=kind, group=group, help=help, in_profile=in_profile)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Settings:
     """The merged value of every setting; None where nobody chose and the planner decides."""
 
@@ -147,7 +144,4 @@ class Settings:
 @cache
 def rows() -> dict[str, Row]:
     """Every setting's row by name, in the order of the help."""
-    return {
-        f.name: Row(name=f.name, default=None if f.default is MISSING else f.default, **f.metadata)
-        for f in fields(Settings)
-    }
+    return {name: Row(name=name, default=row.default, **row.metadata) for name, row in fields(Settings).items()}

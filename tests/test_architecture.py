@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "cpulaunch"
-DATA = {"errors", "cpulist", "kinds", "settings", "host", "request"}
+DATA = {"errors", "cpulist", "record", "kinds", "settings", "host", "request"}
 MAY_IMPORT = {
     "errors": set(),
     "cpulist": set(),
-    "kinds": {"cpulist"},
-    "settings": {"kinds"},
-    "host": set(),
-    "request": {"settings"},
+    "record": set(),
+    "kinds": {"cpulist", "record"},
+    "settings": {"kinds", "record"},
+    "host": {"record"},
+    "request": {"record", "settings"},
     "preset_table": set(),
     "profile_model": DATA,
     "toml_lines": set(),

@@ -5,15 +5,15 @@ argument-parsing library would cost more than probing the machine.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from cpulaunch.errors import UsageError
+from cpulaunch.record import field, record
 from cpulaunch.request import Program, ProgramKind
 from cpulaunch.settings import Row, rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CommandLine:
     """What was typed: settings by name, the program, and how to show the plan."""
 

@@ -1,8 +1,8 @@
 """The plan: exactly what will run. It is printed, written as JSON or a script, and executed."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from cpulaunch.record import record
 from cpulaunch.request import Origin
 
 Mode = Literal["single", "instances", "ranks"]
@@ -11,7 +11,7 @@ Binder = Literal["native", "numactl", "taskset", "none"]
 PreloadKind = Literal["allocator", "openmp", "mkl-dispatch"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerPlan:
     """One process to start. `cpus` empty: not bound. `env`: changes to the inherited environment, None unsets.
 
@@ -31,7 +31,7 @@ class WorkerPlan:
     gpu: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Note:
     """One value in the plan, who chose it and why, in one line."""
 
@@ -41,7 +41,7 @@ class Note:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PreloadCandidate:
     """A library the planner would preload, if a trial start of the worker's interpreter with it succeeds."""
 
@@ -52,7 +52,7 @@ class PreloadCandidate:
     """Asked for by name: a failed trial is an error, not a fallback."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LaunchOptions:
     """How the workers are supervised. `show` None: all workers reach the terminal."""
 
@@ -64,7 +64,7 @@ class LaunchOptions:
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LaunchPlan:
     """Every worker, every value with origin and reason, every warning."""
 
