@@ -22,6 +22,7 @@ from cpulaunch.plan.model import LaunchPlan, WorkerPlan
 Say = Callable[[str], None]
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 PERMIT_HINT = "in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"
+ABSENT_HINT = "this kernel has no NUMA memory policies; --membind none says so"
 PROBE_HINT = "`cpulaunch probe` shows what this process may use"
 
 
@@ -112,7 +113,8 @@ def _try_policy(worker: WorkerPlan, degrade: Degrade) -> Policy | None:
     if error is None:
         return None
     if error.errno in REFUSED:
-        degrade("memory is not bound (CPUs are)", why=_reason("set_mempolicy", error), hint=PERMIT_HINT)
+        hint = ABSENT_HINT if error.errno == errno.ENOSYS else PERMIT_HINT
+        degrade("memory is not bound (CPUs are)", why=_reason("set_mempolicy", error), hint=hint)
         return None
     raise _impossible(worker, f"NUMA nodes {format_cpulist(worker.numa_nodes)}", "set_mempolicy", error)
 
@@ -140,7 +142,8 @@ def _affinity_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        with _refusal_ignored():
+            os.sched_setaffinity(0, before)
 
 
 @contextmanager
@@ -156,11 +159,18 @@ def _policy_kept(plan: LaunchPlan) -> Iterator[None]:
     try:
         yield
     finally:
-        try:
+        with _refusal_ignored():
             set_policy(before)
-        except OSError as error:
-            if error.errno not in REFUSED:
-                raise
+
+
+@contextmanager
+def _refusal_ignored() -> Iterator[None]:
+    """Effect: what was refused when it was tried may be refused again (then nothing needs restoring)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
 
 
 def _reason(call: str, error: OSError) -> str:

@@ -1,0 +1,118 @@
+"""What can never start is refused before anything does: two lines and the exit code of a shell."""
+
+import os
+import sys
+
+import pytest
+
+from cpulaunch.errors import NotExecutableError, NotFoundError
+from cpulaunch.launch.program import check_program, find_executable
+from cpulaunch.request import Program
+
+
+def script(path):
+    return Program(kind="script", target=str(path), interpreter=sys.executable)
+
+
+def test_a_readable_script_is_fine(tmp_path):
+    (tmp_path / "a b.py").write_text("")
+    check_program(script(tmp_path / "a b.py"), {})
+
+
+def test_a_missing_script_names_the_nearest(tmp_path):
+    (tmp_path / "infer.py").write_text("")
+    with pytest.raises(NotFoundError) as error:
+        check_program(script(tmp_path / "infre.py"), {})
+    assert error.value.exit_code == 127
+    assert str(error.value).splitlines() == [
+        f"error: script not found: {tmp_path}/infre.py",
+        f"hint: did you mean {tmp_path}/infer.py?",
+    ]
+
+
+def test_a_missing_script_without_a_near_name_says_where_it_looked(tmp_path):
+    with pytest.raises(NotFoundError, match="looked in"):
+        check_program(script(tmp_path / "train.py"), {})
+
+
+def test_a_script_below_a_missing_directory_says_so(tmp_path):
+    with pytest.raises(NotFoundError, match="there is no directory"):
+        check_program(script(tmp_path / "none" / "train.py"), {})
+
+
+def test_a_script_below_a_file_is_not_found(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotFoundError):
+        check_program(script(tmp_path / "file" / "train.py"), {})
+
+
+def test_a_directory_is_no_script(tmp_path):
+    with pytest.raises(NotExecutableError, match="script is a directory") as error:
+        check_program(script(tmp_path), {})
+    assert error.value.exit_code == 126
+
+
+def test_a_directory_that_python_can_run_is_one(tmp_path):
+    (tmp_path / "__main__.py").write_text("")
+    check_program(script(tmp_path), {})
+
+
+def test_an_odd_name_stays_in_one_line(tmp_path):
+    with pytest.raises(NotFoundError) as error:
+        check_program(script(tmp_path / "a\nb\x1b[31m"), {})
+    assert len(str(error.value).splitlines()) == 2
+    assert "\x1b" not in str(error.value)
+
+
+def test_a_name_too_long_is_an_error(tmp_path):
+    with pytest.raises(NotExecutableError, match="File name too long"):
+        check_program(script(tmp_path / ("x" * 5000)), {})
+
+
+def test_an_unreadable_script_is_126(tmp_path):
+    path = tmp_path / "secret.py"
+    path.write_text("")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything (root)")
+    with pytest.raises(NotExecutableError, match="script cannot be read"):
+        check_program(script(path), {})
+
+
+def test_a_script_behind_a_loop_of_links_is_126(tmp_path):
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    with pytest.raises(NotExecutableError, match="script cannot be read"):
+        check_program(script(tmp_path / "loop.py"), {})
+
+
+def test_standard_input_and_modules_are_pythons_business():
+    check_program(Program(kind="script", target="-", interpreter=sys.executable), {})
+    check_program(Program(kind="module", target="no.such", interpreter=sys.executable), {})
+
+
+def test_a_missing_interpreter_is_named():
+    with pytest.raises(NotFoundError, match="Python interpreter not found: /no/python"):
+        check_program(Program(kind="module", target="m", interpreter="/no/python"), {})
+
+
+def test_commands_come_from_the_path_that_is_given(tmp_path):
+    first, second = tmp_path / "1", tmp_path / "2"
+    for directory in (first, second):
+        directory.mkdir()
+        (directory / "tool").write_text("")
+    (second / "tool").chmod(0o755)
+    assert find_executable("tool", {"PATH": f"{first}:{second}"}) == str(second / "tool")
+    with pytest.raises(NotExecutableError):
+        find_executable("tool", {"PATH": str(first)})
+    with pytest.raises(NotFoundError, match=r"command not found: tool \(PATH\)"):
+        find_executable("tool", {"PATH": str(tmp_path)})
+
+
+def test_an_empty_name_is_not_found():
+    with pytest.raises(NotFoundError):
+        find_executable("", {"PATH": "/bin"})
+
+
+def test_a_directory_is_no_command(tmp_path):
+    with pytest.raises(NotExecutableError, match="command is a directory"):
+        find_executable(str(tmp_path), {})

@@ -1,0 +1,183 @@
+"""Preloads are used only after the interpreter started with them, and the answer is remembered."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.launch.trial import TIMED_OUT, try_preloads
+from cpulaunch.launch.trial_cache import MAX_BYTES, read_verdicts, write_verdicts
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
+
+
+@pytest.fixture
+def library():
+    """A library that this interpreter has loaded or can load: it is on this machine by definition."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split(maxsplit=5)[-1] for line in maps if ".so" in line]
+    return next(path for path in mapped if os.path.basename(path).startswith(("libc.", "libc-", "libm")))
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """An interpreter that counts its starts."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\necho x >> {tmp_path}/starts\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def starts(tmp_path):
+    path = tmp_path / "starts"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def attempt(path, tmp_path, *, interpreter=sys.executable, environ=None, cache_file="cache/trials"):
+    cache = cache_file and str(tmp_path / cache_file)
+    return try_preloads([str(path)], interpreter=interpreter, environ=environ or {}, cache_file=cache)[str(path)]
+
+
+def test_a_good_library_is_good(library, tmp_path):
+    assert attempt(library, tmp_path) is None
+
+
+def test_a_missing_library_is_refused_in_the_loaders_words(tmp_path):
+    assert "cannot open shared object file" in attempt("/no/such.so", tmp_path)
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path):
+    (tmp_path / "lib.so").write_text("text")
+    assert "cannot be preloaded" in attempt(tmp_path / "lib.so", tmp_path)
+
+
+def test_a_path_that_the_variable_cannot_express_is_refused(tmp_path):
+    assert "space or colon" in attempt("/a b/lib.so", tmp_path)
+
+
+def test_an_interpreter_that_fails_is_refused(library, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho the reason >&2\nexit 9\n")
+    broken.chmod(0o755)
+    assert attempt(library, tmp_path, interpreter=str(broken)) == "the trial start ended with exit code 9: the reason"
+
+
+def test_an_interpreter_that_crashes_is_refused(library, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    broken.chmod(0o755)
+    assert "was killed by signal 11" in attempt(library, tmp_path, interpreter=str(broken))
+
+
+def test_an_interpreter_that_does_not_load_it_is_refused(library, tmp_path):
+    silent = tmp_path / "python"
+    silent.write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {sys.executable} -I -S -c "raise SystemExit(77)"\n')
+    silent.chmod(0o755)
+    assert attempt(library, tmp_path, interpreter=str(silent)) == "the interpreter starts without loading it"
+
+
+def test_a_missing_interpreter_is_refused(library, tmp_path):
+    assert "cannot be started" in attempt(library, tmp_path, interpreter="/no/python")
+
+
+def test_the_users_own_preload_is_tried_along(library, tmp_path):
+    shows = tmp_path / "python"
+    shows.write_text('#!/bin/sh\necho "$LD_PRELOAD" >&2\nexit 1\n')
+    shows.chmod(0o755)
+    said = attempt(library, tmp_path, interpreter=str(shows), environ={"LD_PRELOAD": library})
+    assert said.endswith(f"{library}:{library}")
+
+
+def test_a_known_answer_starts_nothing(library, counting, tmp_path):
+    assert attempt(library, tmp_path, interpreter=counting) is None
+    assert starts(tmp_path) == 1
+    assert attempt(library, tmp_path, interpreter=counting) is None
+    assert starts(tmp_path) == 1
+
+
+def test_a_refusal_is_remembered_too(counting, tmp_path):
+    (tmp_path / "lib.so").write_text("text")
+    first = attempt(tmp_path / "lib.so", tmp_path, interpreter=counting)
+    assert attempt(tmp_path / "lib.so", tmp_path, interpreter=counting).split() == first.split()
+    assert starts(tmp_path) == 1
+
+
+@pytest.mark.parametrize("changed", ["library", "interpreter", "preload"])
+def test_a_change_makes_a_new_trial(counting, tmp_path, changed, library):
+    copy = tmp_path / "libcopy.so"
+    copy.write_bytes(Path(library).read_bytes())
+    attempt(copy, tmp_path, interpreter=counting)
+    environ = {}
+    if changed == "library":
+        os.utime(copy, ns=(1, 1))
+    elif changed == "interpreter":
+        os.utime(counting, ns=(1, 1))
+    else:
+        environ = {"LD_PRELOAD": library}
+    attempt(copy, tmp_path, interpreter=counting, environ=environ)
+    assert starts(tmp_path) == 2
+
+
+def test_nothing_to_try_touches_nothing(tmp_path):
+    cache = tmp_path / "cache"
+    assert try_preloads([], interpreter="/no/python", environ={}, cache_file=str(cache / "trials")) == {}
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", b"\xff\xfe\0", b"cpulaunch trials 2\nkey\tgood\n", b"cpulaunch trials 1\n" + b"x" * MAX_BYTES],
+)
+def test_a_corrupt_cache_is_as_none(tmp_path, content):
+    path = tmp_path / "trials"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    assert read_verdicts(str(path)) == {}
+
+
+def test_a_cache_that_others_may_write_is_as_none(tmp_path):
+    path = str(tmp_path / "trials")
+    write_verdicts(path, {"key": None})
+    assert read_verdicts(path) == {"key": None}
+    os.chmod(path, 0o666)
+    assert read_verdicts(path) == {}
+
+
+def test_a_cache_that_is_a_link_is_as_none(tmp_path):
+    write_verdicts(str(tmp_path / "trials"), {"key": None})
+    (tmp_path / "link").symlink_to("trials")
+    assert read_verdicts(str(tmp_path / "link")) == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_cache_of_another_user_is_as_none(tmp_path):
+    path = str(tmp_path / "trials")
+    write_verdicts(path, {"key": None})
+    os.chown(path, 12345, 12345)
+    assert read_verdicts(path) == {}
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(library, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert attempt(library, tmp_path, cache_file="file/trials") is None
+    assert attempt(library, tmp_path, cache_file=None) is None
+
+
+def test_verdicts_survive_writing(tmp_path):
+    path = str(tmp_path / "new" / "trials")
+    verdicts = {"a": None, "b": "why\tnot\nat all"}
+    write_verdicts(path, verdicts)
+    assert read_verdicts(path) == {"a": None, "b": "why not at all"}
+    assert os.listdir(tmp_path / "new") == ["trials"]
+
+
+def test_the_oldest_verdicts_are_forgotten(tmp_path):
+    path = str(tmp_path / "trials")
+    write_verdicts(path, {str(number): None for number in range(1000)})
+    assert list(read_verdicts(path))[-1] == "999"
+    assert len(read_verdicts(path)) < 1000
+
+
+def test_a_time_out_has_words():
+    assert "did not end within" in TIMED_OUT
