@@ -1,15 +1,14 @@
 """OMP_NUM_THREADS and MKL_NUM_THREADS: who decides each, and the thread count that follows."""
 
-from dataclasses import dataclass
-
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.plan.threads import Threads, check_assigned, first_count
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
 OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Compute:
     """Threads by worker as they will be, the variables that say so, and what to warn of.
 

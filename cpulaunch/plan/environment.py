@@ -4,13 +4,13 @@ Order: --env and flags, the user's environment, a profile's own variables, a pro
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from cpulaunch.plan.model import Note
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest, Origin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Wish:
     """A value that a setting gives a variable; None unsets it. `per_worker` has one value for each instead."""
 
@@ -21,7 +21,7 @@ class Wish:
     per_worker: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Environment:
     """The changes to make for every worker, those that differ between workers, and a note for each variable."""
 

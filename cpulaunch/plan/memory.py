@@ -1,15 +1,14 @@
 """Where a worker's memory goes: its own NUMA nodes, never one without CPUs or without memory."""
 
-from dataclasses import dataclass
-
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.plan.model import MemoryPolicy, Note
 from cpulaunch.plan.placement import Slot
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Memory:
     """Policy and NUMA nodes by worker, in the order of the slots."""
 

@@ -1,18 +1,18 @@
 """How OpenMP threads wait and where they sit, in the words of the runtime that will be loaded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.plan.placement import Slot
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
 Runtime = Literal["intel", "llvm", "gnu"]
 Waiting = Literal["short", "active", "passive"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Tuning:
     """Variables for the OpenMP runtime, and what to warn of."""
 

@@ -5,18 +5,18 @@ if that idles more than a quarter of the pool do instances cross, with a warning
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.pool import Core, Pool
 from cpulaunch.plan.regions import Region, by_l3, by_node, capacity, deal, outermost, region_of
+from cpulaunch.record import record
 from cpulaunch.settings import Settings
 
 TOLERATED_IDLE = 4
 """One part in this many of the pool may idle before instances cross NUMA nodes or L3s."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Slot:
     """The place of one worker: its cores, the CPUs it may run on, and how many of them it may fill at a time."""
 
@@ -30,7 +30,7 @@ class Slot:
         return frozenset(core.numa_node for core in self.cores)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Placement:
     """Every worker's slot in order. `exclusive`: no two workers share a CPU."""
 
@@ -40,7 +40,7 @@ class Placement:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Rule:
     """What instances may not cross, how large they may be, and whether they then cross something."""
 

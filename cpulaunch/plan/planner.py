@@ -1,7 +1,6 @@
 """The plan for a request on a host: the one place where all decisions meet."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
@@ -18,6 +17,7 @@ from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
 from cpulaunch.plan.sharing import place_unpinned
 from cpulaunch.plan.threads import default_threads
 from cpulaunch.plan.tuning import Decisions, tune
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
 __all__ = ["make_plan", "preload_candidates"]
@@ -57,7 +57,7 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Seats:
     """What every worker gets, by index."""
 

@@ -1,17 +1,17 @@
 """Which cores a launch may give out: the budget, narrowed by what was asked and by what would slow a worker."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host, LogicalCpu
 from cpulaunch.plan.model import Note
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Core:
     """One core of the pool: the logical CPUs given out, and all of its CPUs that may be used.
 
@@ -25,7 +25,7 @@ class Core:
     l3: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Pool:
     """The cores to give out. `pinned` False: a CPU quota gives no right to particular CPUs.
 

@@ -1,13 +1,13 @@
 """Which libraries a worker starts with: one OpenMP runtime, one allocator, MKL's dispatch; after a trial start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host, Library
 from cpulaunch.plan.model import Note, PreloadCandidate, PreloadKind
 from cpulaunch.plan.openmp import Runtime
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest, Origin
 
 Allocator = Literal["default", "tcmalloc", "jemalloc", "mimalloc"]
@@ -35,7 +35,7 @@ _MARKS: tuple[tuple[str, PreloadKind, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Preloads:
     """The preload list (None: leave LD_PRELOAD alone), what it brings, and who chose what and why."""
 
@@ -47,7 +47,7 @@ class Preloads:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Wanted:
     """What to preload of one kind, best first; `reason` says why nothing or why this."""
 

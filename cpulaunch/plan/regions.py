@@ -1,14 +1,14 @@
 """The pool as nested regions (socket, NUMA node, L3) and how many instances of one size they hold."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from cpulaunch.plan.pool import Core
+from cpulaunch.record import record
 
 Key = Callable[[Core], object]
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Region:
     """Cores that share something, in topological order, and the smaller regions they fall into."""
 

@@ -1,16 +1,16 @@
 """How many compute threads each worker gets when nobody else decides."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.placement import Placement, Slot
 from cpulaunch.plan.pool import Pool
 from cpulaunch.plan.sharing import shares
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Threads:
     """Compute threads by worker, and why that many; `limits`: CPUs of each worker that may run at a time."""
 

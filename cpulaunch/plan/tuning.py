@@ -1,7 +1,5 @@
 """The workers' environment: every decision's wishes, resolved against what the user set."""
 
-from dataclasses import dataclass
-
 from cpulaunch.host import Host
 from cpulaunch.plan.allocator import allocator_wishes, compile_threads, huge_page_warnings
 from cpulaunch.plan.compute import Compute
@@ -11,10 +9,11 @@ from cpulaunch.plan.openmp import hazards, pinning, waiting
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.pool import Pool
 from cpulaunch.plan.preloads import Preloads
+from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Decisions:
     """What has been decided before the environment is made."""
 
@@ -25,7 +24,7 @@ class Decisions:
     bound: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Tuned:
     """The environment, and what to warn of."""
 

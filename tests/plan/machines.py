@@ -1,7 +1,7 @@
 """Machines made of numbers, and requests made of flags, for the planner's tables."""
 
-from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeVar
 
 from cpulaunch.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.host import (
@@ -22,7 +22,14 @@ from cpulaunch.request import EnvDefault, LaunchRequest, Layer, Program, merge
 from cpulaunch.settings import rows
 
 GIB = 1 << 30
+T = TypeVar("T")
 SCRIPT = Program(kind="script", target="infer.py", interpreter="/venv/bin/python")
+
+
+def replace(fact: T, **values: object) -> T:
+    """The record with other values (dataclasses.replace compiles a class each time, which adds up here)."""
+    names = type(fact).__slots__  # type: ignore[attr-defined]
+    return type(fact)(**{name: getattr(fact, name) for name in names} | values)
 
 
 def machine(

@@ -1,13 +1,11 @@
 """Who wins which variable, and what each setting puts into the environment."""
 
-from dataclasses import replace
-
 import pytest
 
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.plan.model import LaunchPlan, Note
-from tests.plan.machines import GIB, kernel, libraries, machine, plan, quota
+from tests.plan.machines import GIB, kernel, libraries, machine, plan, quota, replace
 
 FOUR = machine(cores=4)
 INTEL = libraries(FOUR, "intel")

@@ -1,7 +1,5 @@
 """Which libraries are preloaded: candidates, trials, the user's own list, what is refused."""
 
-from dataclasses import replace
-
 import pytest
 
 from cpulaunch.errors import UsageError
@@ -9,7 +7,7 @@ from cpulaunch.host import CpuInfo, Host, Torch
 from cpulaunch.plan.model import LaunchPlan, Note
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.request import Program
-from tests.plan.machines import ask, libraries, machine, plan
+from tests.plan.machines import ask, libraries, machine, plan, replace
 
 XEON = machine(cores=4)
 EPYC = replace(XEON, cpu=CpuInfo(vendor="AuthenticAMD"))

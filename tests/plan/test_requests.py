@@ -1,14 +1,12 @@
 """What cannot be planned, what is warned of, and the command line of a worker."""
 
-from dataclasses import replace
-
 import pytest
 
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.request import Program
-from tests.plan.machines import GIB, cpuset, kernel, machine, memory, offline, plan, quota
+from tests.plan.machines import GIB, cpuset, kernel, machine, memory, offline, plan, quota, replace
 
 TWO = machine(sockets=2, cores=4, smt=2)
 SMALL = machine(cores=4)
