@@ -1,17 +1,17 @@
 """What a profile is, and whether it is made for a host. Pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from cpulaunch.host import Host
+from cpulaunch.record import record
 
 ProfileKind = Literal["server", "situation", "intent"]
 Conditions = tuple[tuple[str, Any], ...]
 """Names of CONDITIONS with the values they must have, all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Choice:
     """One value a profile chooses for a setting or an environment variable, and who says so."""
 
@@ -22,7 +22,7 @@ class Choice:
     date: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Profile:
     """One profile. `applies` lists alternatives; empty means every host. `path` is None for a preset."""
 

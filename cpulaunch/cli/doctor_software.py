@@ -152,7 +152,7 @@ def _base(path: str) -> str:
 
 def mkl_on_amd(facts: Facts) -> tuple[Finding, ...]:
     """Whether MKL inside torch can take its fast path on AMD."""
-    if facts.host.cpu.vendor != "AuthenticAMD":
+    if facts.host.cpu.vendor not in ("AuthenticAMD", "HygonGenuine"):
         return (Finding(status="ok", found="not an AMD CPU: MKL chooses its fast kernels by itself"),)
     installed = facts.host.torch
     if installed is None or not installed.mkl_dispatch_symbol:
