@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
+from cpulaunch.launch.descriptors import no_process
 from cpulaunch.launch.libc import adopt_orphans
 from cpulaunch.launch.processes import kill_children, own_children
 from cpulaunch.launch.replace import flush_python
@@ -32,6 +33,7 @@ def become_guarded(say: Callable[[str], None]) -> Guarded:
     """The child's view of its guard.
 
     Effect: forks; only the child returns. The calling process ends with the child's exit code.
+    Raises: LaunchError if there is no process to be had.
     """
     flush_python()
     signals = passed_on(signal.valid_signals())
@@ -43,7 +45,10 @@ def become_guarded(say: Callable[[str], None]) -> Guarded:
     before = own_children()  # `exec cpulaunch` in a shell with jobs
     adopt_orphans()
     read, write = os.pipe()
-    supervisor = os.fork()
+    try:
+        supervisor = os.fork()
+    except OSError as error:
+        raise no_process(error) from None
     if supervisor:
         os.close(read)
         os.set_blocking(write, False)

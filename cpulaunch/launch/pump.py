@@ -9,8 +9,6 @@ from cpulaunch.launch.sink import Sink
 STALL_SECONDS = 1.0
 """How long a worker silent in the middle of a long line may hold up others whose buffers are full."""
 
-READABLE = select.POLLIN | select.POLLHUP | select.POLLERR if hasattr(select, "poll") else 0
-
 
 class Pump:
     """Registers what is worth waiting for with a poll object, and serves what became ready."""

@@ -58,15 +58,23 @@ def _supervised(
     say: Say,
 ) -> LaunchResult:
     """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
+    from cpulaunch.launch.descriptors import make_room
     from cpulaunch.launch.guard import become_guarded
     from cpulaunch.launch.routing import open_standard_descriptors, open_wiring, worker_stdin
     from cpulaunch.launch.spawn import Start
     from cpulaunch.launch.supervise import supervise
 
     open_standard_descriptors()
+    descriptor_limit = make_room(len(plan.workers))
     guarded = become_guarded(say)
     # Opened here and not in the guard, so that pipes close when the supervisor closes them.
-    wiring = open_wiring(plan, stdin=worker_stdin(len(plan.workers)))
+    try:
+        wiring = open_wiring(plan, stdin=worker_stdin(len(plan.workers)))
+    except OSError as error:
+        source = error.strerror
+        raise LaunchError(
+            "no pipes for the workers", value=len(plan.workers), source=source, hint="ulimit -n"
+        ) from None
     starts = [
         Start(
             worker=worker.index,
@@ -76,6 +84,7 @@ def _supervised(
             binding=binding,
             ends=ends,
             signal_mask=guarded.signal_mask,
+            descriptor_limit=descriptor_limit,
         )
         for worker, path, environ, binding, ends in zip(
             plan.workers, paths, environments, bindings, wiring.ends, strict=True

@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.bind import Binding, apply_binding
 from cpulaunch.launch.decide import SIGKILL
+from cpulaunch.launch.descriptors import DescriptorLimit, give_back, no_process
 from cpulaunch.launch.libc import die_with_parent
 from cpulaunch.launch.program import exec_failure
 from cpulaunch.launch.replace import default_dispositions
@@ -25,6 +26,7 @@ class Start(NamedTuple):
     binding: Binding
     ends: WorkerEnds
     signal_mask: frozenset[int]
+    descriptor_limit: DescriptorLimit | None
 
 
 class Started(NamedTuple):
@@ -41,8 +43,7 @@ def spawn(start: Start) -> Started:
     try:
         pid = os.fork()
     except OSError as error:
-        hint = "check `ulimit -u` and the cgroup's pids.max"
-        raise LaunchError("no process for a worker", value=start.worker, source=error.strerror, hint=hint) from None
+        raise no_process(error) from None
     if pid == 0:
         _become_worker(start, parent=parent, failure=write)
     os.close(write)
@@ -81,6 +82,9 @@ def _become_worker(start: Start, *, parent: int, failure: int) -> NoReturn:
         os.dup2(start.ends.stderr, 2)
         stage = "binding"
         apply_binding(start.binding)
+        stage = "limits"
+        if start.descriptor_limit is not None:
+            give_back(start.descriptor_limit)
         stage = "signals"
         default_dispositions()
         signal.pthread_sigmask(signal.SIG_SETMASK, start.signal_mask)

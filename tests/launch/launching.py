@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 240
 
 
 def python(code, *args):

@@ -105,3 +105,11 @@ def test_a_file_that_is_not_executable_is_126(launcher, tmp_path):
     outcome = launcher.run([str(tmp_path / "plain")])
     assert outcome.code == 126
     assert "hint: chmod +x" in outcome.error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_environment_too_long_for_the_kernel_is_126(launcher, workers):
+    worker = {"argv": ["/bin/true"], "env": [["LONG", "x" * (1 << 18)]]}
+    outcome = launcher.run(*[worker] * workers)
+    assert outcome.code == 126
+    assert "error: arguments and environment are too long" in outcome.error

@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import socket
 import subprocess
 import time
 
@@ -280,3 +281,31 @@ def test_several_workers_read_nothing_and_one_reads_what_was_given(launcher):
         process = launcher.start(*[["/bin/cat"]] * workers, log_dir="logs", popen={"stdin": subprocess.PIPE})
         out, _ = process.communicate(b"given\n")
         assert out.decode().splitlines() == expected
+
+
+def test_a_socket_is_written_without_blocking(launcher):
+    # A socket cannot be opened a second time, so small writes when it polls writable must do.
+    ours, theirs = socket.socketpair()
+    process = launcher.start(["/usr/bin/yes"], ["/usr/bin/yes"], popen={"stdout": theirs.fileno()})
+    theirs.close()
+    first = b""
+    while first.count(b"\n") < 100_000:
+        first += ours.recv(1 << 16)
+    assert set(first.splitlines()[:100_000]) <= {b"[0] y", b"[1] y"}
+    process.send_signal(signal.SIGTERM)  # With the socket full, this must still arrive.
+    eventually(lambda: not group_members(process.pid), "the end of the workers")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    ours.close()
+
+
+def test_hundreds_of_workers_need_no_higher_limit_of_open_files(launcher):
+    worker = shell("ulimit -Sn")
+    outcome = launcher.run(*[worker] * 40, prefix=["/bin/sh", "-c", 'ulimit -Sn 200; exec "$@"', "sh"])
+    assert sorted(outcome.lines) == sorted(f"[{index}] 200" for index in range(40))
+
+
+def test_too_low_a_hard_limit_of_open_files_is_an_error(launcher):
+    outcome = launcher.run(*[["/bin/true"]] * 40, prefix=["/bin/sh", "-c", 'ulimit -n 200; exec "$@"', "sh"])
+    assert outcome.code == 125
+    assert outcome.error == ("error: too few open files allowed: 200 (40 workers need 384)\nhint: ulimit -Hn 384\n")
