@@ -96,7 +96,7 @@ def _unknown(name: str, config_dir: str | None) -> UsageError:
     own = [os.path.basename(path).removesuffix(".toml") for path in user_profile_paths(config_dir)]
     close = get_close_matches(name, ["auto", "none", *(preset.name for preset in presets()), *own], n=1)
     hint = f"did you mean {close[0]}?" if close else "cpulaunch profiles list"
-    return UsageError("no such profile", value=repr(name), source="--profile", hint=hint)
+    return UsageError("no such profile", value=repr(name), hint=hint)
 
 
 def auto_profiles(host: Host) -> tuple[Profile, ...]:

@@ -52,7 +52,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _unreadable(path: str, why: str) -> UsageError:
-    return UsageError("cannot read profile", value=f"{path}: {why}", source="--profile", hint="name a profile file")
+    return UsageError("cannot read profile", value=f"{path}: {why}", hint="name a profile file")
 
 
 def _error(what: str, *, value: object, place: str, hint: str = HINT) -> UsageError:

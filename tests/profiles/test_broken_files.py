@@ -337,7 +337,8 @@ def test_what_is_no_contradiction():
 def refused(path):
     with pytest.raises(UsageError) as caught:
         read_profile(str(path))
-    return f"{caught.value.what}: {caught.value.value} ({caught.value.source})"
+    place = f" ({caught.value.source})" if caught.value.source else ""
+    return f"{caught.value.what}: {caught.value.value}{place}"
 
 
 def test_files_that_are_no_profiles(tmp_path):
@@ -345,9 +346,9 @@ def test_files_that_are_no_profiles(tmp_path):
     big.write_bytes(b'summary = "' + b"x" * 10_000_000)
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b'summary = "s"\nkind = "\xff\xfe\x00"')
-    assert refused(big) == f"cannot read profile: {big}: larger than {MAX_BYTES // 1024} KiB (--profile)"
+    assert refused(big) == f"cannot read profile: {big}: larger than {MAX_BYTES // 1024} KiB"
     assert refused(binary) == f"profile is not UTF-8 text: byte 22 ({binary}, line 2)"
-    assert refused(tmp_path) == f"cannot read profile: {tmp_path}: Is a directory (--profile)"
+    assert refused(tmp_path) == f"cannot read profile: {tmp_path}: Is a directory"
     assert refused(tmp_path / "no.toml").startswith(f"cannot read profile: {tmp_path}/no.toml: No such file")
 
 
