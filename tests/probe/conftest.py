@@ -1,0 +1,20 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.probe.captured import unpack
+
+
+@pytest.fixture(scope="session")
+def captured_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
+    """Unpacks a captured machine, once in this test process, and gives its root directory."""
+    unpacked: dict[str, Path] = {}
+
+    def root(machine: dict[str, Any]) -> Path:
+        if machine["id"] not in unpacked:
+            unpacked[machine["id"]] = unpack(machine, tmp_path_factory.mktemp("captured"))
+        return unpacked[machine["id"]]
+
+    return root
