@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
+from cpulaunch.cli.machine_map import machine_map
 from cpulaunch.cli.plan_script import plan_script
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.host import Host
@@ -98,8 +99,11 @@ def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
 
 
 def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
-    """The machine's sockets, NUMA nodes, L3s and cores with the worker that owns each."""
-    return ""
+    """The machine's sockets, NUMA nodes, L3s and cores with the worker that owns each; empty if CPUs are shared."""
+    owners = {cpu: worker.index for worker in plan.workers for cpu in worker.cpus}
+    if not owners or len(owners) < sum(len(worker.cpus) for worker in plan.workers):
+        return ""
+    return machine_map(host, width=width, color=color, owners=owners)
 
 
 def _groups(notes: Sequence[Note]) -> Iterable[tuple[str, list[Note]]]:
@@ -120,13 +124,18 @@ def _note_lines(notes: Sequence[Note], *, width: int, color: bool) -> Iterable[s
             yield f"{head} {dim('- ' + note.reason)}"
             continue
         yield head
-        for line in wrap(note.reason, max(20, width - len(indent))):
+        for line in _wrapped(note.reason, max(20, width - len(indent))):
             yield dim(indent + line)
 
 
 def _warning_lines(warnings: Sequence[str], *, width: int, color: bool) -> Iterable[str]:
     paint = _painter(_YELLOW, color=color)
     for warning in warnings:
-        first, *rest = wrap(f"warning: {warning}", width, subsequent_indent="  ")
+        first, *rest = _wrapped(f"warning: {warning}", width, indent="  ")
         yield paint(first)
         yield from rest
+
+
+def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Lines of whole words: a path or package name is never cut."""
+    return wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

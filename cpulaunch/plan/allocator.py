@@ -34,7 +34,7 @@ def allocator_wishes(request: LaunchRequest, allocator: str) -> tuple[Wish, ...]
         reason = "no dedicated arena for large blocks, purge in the background" + (", huge pages" if huge else "")
         wishes.append(Wish(name="MALLOC_CONF", value=JEMALLOC_HUGE if huge else JEMALLOC, origin=origin, reason=reason))
     if huge:
-        reason = request.reasons.get("huge_pages", "--huge-pages: fewer TLB misses on large tensors")
+        reason = request.reasons.get("huge_pages", "huge pages: fewer TLB misses on large tensors")
         wishes.append(Wish(name="THP_MEM_ALLOC_ENABLE", value="1", origin=origin, reason=reason))
         if allocator in _HUGE_PAGES:
             name, value = _HUGE_PAGES[allocator]

@@ -41,6 +41,7 @@ class Preloads:
 
     ld_preload: str | None
     origin: Origin
+    reason: str
     runtime: Runtime
     allocator: str
     notes: tuple[Note, ...]
@@ -107,9 +108,11 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
         notes.append(Note(setting=wanted.setting, value=value, origin=wanted.origin, reason=reason.lstrip("; ")))
         warnings.extend(_distrusted(host, wanted) if wanted.warning is None else (wanted.warning,))
     users = users_preloads(request)
+    own = "your own list, then " if _users_list(request) else ""
     return Preloads(
         ld_preload=_joined(host, request, chosen),
         origin=next((origin for origin in origins if origin != "default"), "default"),
+        reason=f"{own}the libraries chosen above",
         runtime=_runtime(host, names.get("openmp") or users.get("openmp")),
         allocator=names.get("allocator") or users.get("allocator") or "default",
         notes=tuple(notes),

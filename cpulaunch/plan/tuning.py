@@ -75,7 +75,7 @@ def _with_preloads(environment: Environment, preloads: Preloads) -> Environment:
     if preloads.ld_preload is None:
         return environment
     value, name = preloads.ld_preload, "LD_PRELOAD"
-    note = Note(setting=name, value=value, origin=preloads.origin, reason="your own list, then the libraries chosen")
+    note = Note(setting=name, value=value, origin=preloads.origin, reason=preloads.reason)
     return Environment(
         changes=(*(change for change in environment.changes if change[0] != name), (name, value)),
         per_worker=environment.per_worker,
