@@ -52,6 +52,8 @@ class LaunchRequest:
     profile: str | None
     profile_env: tuple[tuple[Origin, EnvDefault], ...]
     environ: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+    """What is odd about the request itself, such as a profile made for another machine."""
 
     def origin(self, setting: str) -> Origin:
         """Who chose a setting's value; "default" if nobody did."""
@@ -64,6 +66,7 @@ def merge(
     program: Program | None,
     profile: str | None,
     environ: Mapping[str, str],
+    warnings: tuple[str, ...] = (),
 ) -> LaunchRequest:
     """The request made of layers in order of precedence (the command line first).
 
@@ -89,4 +92,5 @@ def merge(
         profile=profile,
         profile_env=tuple(env.values()),
         environ=MappingProxyType(dict(environ)),
+        warnings=warnings,
     )

@@ -42,9 +42,13 @@ def host_at(sysroot: str, context: typer.Context) -> Host:
         raise UsageError(
             "--sysroot: no such directory", value=repr(sysroot), source="command line", hint="--sysroot DIR"
         )
+    return probe_host(Root(sysroot), interpreter=interpreter(context), environ=context.obj, detail="full")
+
+
+def interpreter(context: typer.Context) -> str:
+    """The Python that workers would run. Source: torchrun, which reads PYTHON_EXEC too."""
     environ: Mapping[str, str] = context.obj
-    interpreter = environ.get("PYTHON_EXEC") or sys.executable
-    return probe_host(Root(sysroot), interpreter=interpreter, environ=environ, detail="full")
+    return environ.get("PYTHON_EXEC") or sys.executable
 
 
 @app.command()
@@ -82,7 +86,7 @@ def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -
     from cpulaunch.cli.doctor import doctor_report
 
     host = host_at(sysroot, context)
-    report = doctor_report(host, root=Root(sysroot), interpreter=sys.executable, environ=context.obj)
+    report = doctor_report(host, root=Root(sysroot), interpreter=interpreter(context), environ=context.obj)
     if json:
         terminal.print_json(report.as_json())
     else:

@@ -13,7 +13,7 @@ from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.profile import chosen_layers, user_profile_dir
+from cpulaunch.profile import chosen_layers, profile_warnings, user_profile_dir
 from cpulaunch.request import LaunchRequest, Layer, merge
 
 
@@ -75,9 +75,15 @@ def _decide(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, Launch
 def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> LaunchRequest:
     """The command line over the profiles it names or that match the host."""
     names: tuple[str, ...] = line.values.get("profile", ("auto",))
-    layers, label = chosen_layers(names, host, config_dir=user_profile_dir(environ))
-    command_line = Layer(origin="cli", values=line.values)
-    return merge([command_line, *layers], program=line.program, profile=label, environ=environ)
+    folder = user_profile_dir(environ)
+    layers, label = chosen_layers(names, host, config_dir=folder)
+    return merge(
+        [Layer(origin="cli", values=line.values), *layers],
+        program=line.program,
+        profile=label,
+        environ=environ,
+        warnings=profile_warnings(names, host, config_dir=folder),
+    )
 
 
 def _trials(host: Host, request: LaunchRequest, environ: Mapping[str, str]) -> dict[str, str | None] | None:

@@ -43,8 +43,10 @@ def allocator_wishes(request: LaunchRequest, allocator: str) -> tuple[Wish, ...]
 
 
 def huge_page_warnings(host: Host, request: LaunchRequest) -> tuple[str, ...]:
-    """A warning if huge pages are asked for and the kernel gives none."""
-    if not request.settings.huge_pages or host.kernel.transparent_hugepage != "never":
+    """A warning if huge pages are asked for on the command line and the kernel gives none."""
+    if request.origin("huge_pages") != "cli" or not request.settings.huge_pages:
+        return ()
+    if host.kernel.transparent_hugepage != "never":
         return ()
     return (
         "--huge-pages has no effect: /sys/kernel/mm/transparent_hugepage/enabled is never (root can write madvise)",

@@ -50,7 +50,7 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
             *(*preloads.notes, *asked_notes(request), *tuned.environment.notes),
         ),
         warnings=_once(
-            *(_binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
+            *(request.warnings, _binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
             *(memory.warnings, preloads.warnings, tuned.warnings),
         ),
         launch=_launch_options(request),
