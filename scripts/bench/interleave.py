@@ -1,0 +1,62 @@
+"""Interleaved rounds and the statistics of their samples.
+
+On a shared machine absolute figures drift by tens of per cent within minutes. Every round therefore measures each
+variant once, each round starts at another variant, and variants are compared within a round before a median is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Median, smallest and largest of some samples, in their unit."""
+
+    median: float
+    smallest: float
+    largest: float
+
+    def to_json(self) -> dict[str, float]:
+        return {"median": self.median, "min": self.smallest, "max": self.largest}
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """Raises: ValueError without samples."""
+    if not samples:
+        raise ValueError("no samples")
+    return Spread(median=statistics.median(samples), smallest=min(samples), largest=max(samples))
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Raises: ValueError without ratios or with one that is not positive."""
+    if not ratios or min(ratios) <= 0:
+        raise ValueError(f"a geometric mean needs positive ratios: {list(ratios)}")
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+
+
+def paired_ratios(samples: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Sample over reference, round by round."""
+    return [sample / base for sample, base in zip(samples, reference, strict=True)]
+
+
+def paired_differences(samples: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Sample minus reference, round by round."""
+    return [sample - base for sample, base in zip(samples, reference, strict=True)]
+
+
+def rotated(items: Sequence[str], by: int) -> Iterator[str]:
+    """The items once each, starting `by` places further on each round, so that none always runs first."""
+    return (items[(by + place) % len(items)] for place in range(len(items)))
+
+
+def measure_rounds(variants: Sequence[str], measure: Callable[[str], float], *, rounds: int) -> dict[str, list[float]]:
+    """Variant -> one sample per round, measured interleaved."""
+    samples: dict[str, list[float]] = {variant: [] for variant in variants}
+    for number in range(rounds):
+        for variant in rotated(variants, number):
+            samples[variant].append(measure(variant))
+    return samples

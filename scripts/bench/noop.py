@@ -1,0 +1,3 @@
+"""The smallest program: its wall time is the launcher's."""
+
+print("done")

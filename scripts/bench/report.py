@@ -1,0 +1,60 @@
+"""Results as an aligned text table and as a JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from interleave import Spread
+from machine import describe_machine, describe_versions
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns separated by two blanks; the first is set left, the others right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+
+    def set_line(line: Sequence[str]) -> str:
+        cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        return "  ".join([line[0].ljust(widths[0]), *cells]).rstrip()
+
+    return "\n".join([set_line(lines[0]), *map(set_line, lines[1:])])
+
+
+def format_spread(value: Spread) -> str:
+    """`12.3 (11.9-12.8)`: median and range, with three significant digits."""
+    return f"{_digits(value.median)} ({_digits(value.smallest)}-{_digits(value.largest)})"
+
+
+def _digits(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def format_machine(machine: Mapping[str, object], versions: Mapping[str, str]) -> str:
+    """Two lines that name the machine and the versions."""
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{machine['processor']}, {machine['usable_cpus']} CPUs, Linux {machine['kernel']}\n{named}"
+
+
+def envelope(bench: str, *, settings: Mapping[str, object], commands: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The part of the JSON result that every bench has; its figures are added beside it."""
+    return {
+        "schema": 1,
+        "bench": bench,
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "settings": dict(settings),
+        "commands": {name: list(lines) for name, lines in commands.items()},
+    }
+
+
+def write_json(path: Path, result: Mapping[str, object]) -> None:
+    """Effect: replaces the file `path` whole, never half."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,87 @@
+"""The arithmetic of the benches, without running anything."""
+
+import argparse
+
+import pytest
+from arguments import at_least_one, some_of
+from interleave import Spread, geometric_mean, measure_rounds, paired_differences, paired_ratios, rotated, spread
+from rates import format_samples, parse_rates, summarise
+from report import format_table
+
+SAMPLES = {
+    "bert": {"python": [10.0, 20.0, 10.0], "cpulaunch": [20.0, 40.0, 30.0]},
+    "mlp": {"python": [100.0, 100.0, 100.0], "cpulaunch": [800.0, 700.0, 900.0]},
+}
+
+
+def test_spread_is_median_and_range() -> None:
+    assert spread([3.0, 1.0, 2.0]) == Spread(median=2.0, smallest=1.0, largest=3.0)
+    with pytest.raises(ValueError, match="no samples"):
+        spread([])
+
+
+def test_geometric_mean_needs_positive_ratios() -> None:
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    with pytest.raises(ValueError, match="positive"):
+        geometric_mean([1.0, 0.0])
+
+
+def test_samples_are_compared_within_their_round() -> None:
+    assert paired_ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    assert paired_differences([2.0, 9.0], [1.0, 3.0]) == [1.0, 6.0]
+    with pytest.raises(ValueError, match="zip"):
+        paired_ratios([1.0], [1.0, 2.0])
+
+
+def test_every_round_measures_each_variant_once_and_starts_at_another() -> None:
+    order: list[str] = []
+
+    def measure(variant: str) -> float:
+        order.append(variant)
+        return float(len(order))
+
+    samples = measure_rounds(["a", "b", "c"], measure, rounds=2)
+    assert order == ["a", "b", "c", "b", "c", "a"]
+    assert samples == {"a": [1.0, 6.0], "b": [2.0, 4.0], "c": [3.0, 5.0]}
+    assert list(rotated("ab", 3)) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("output", "rates"),
+    [
+        ("bert: 12.34 samples/s\n", [12.34]),
+        ("[0] bert: 1.50 samples/s\n[1] bert: 2.50 samples/s\n", [1.5, 2.5]),
+        ("progress bert: 3.00 samples/s and more\nresnet50: 4.00 samples/s", [4.0]),
+        ("no rate\n", []),
+    ],
+)
+def test_rates_are_found_behind_any_prefix(output: str, rates: list[float]) -> None:
+    assert parse_rates(output) == rates
+
+
+def test_summary_takes_ratios_per_round_and_means_over_models() -> None:
+    summary = summarise(SAMPLES)
+    assert summary["ratios"] == {
+        "python": {"bert": {"python": 1.0, "cpulaunch": 2.0}, "mlp": {"python": 1.0, "cpulaunch": 8.0}}
+    }
+    means = summary["geometric_means"]
+    assert isinstance(means, dict)
+    assert means["python"]["cpulaunch"] == pytest.approx(4.0)
+
+
+def test_table_shows_median_range_and_mean() -> None:
+    table = format_samples(SAMPLES)
+    assert "30.0 (20.0-40.0)" in table
+    assert table.splitlines()[-1].split() == ["cpulaunch", "2.00", "8.00", "4.00"]
+
+
+def test_table_columns_are_aligned() -> None:
+    assert format_table(["what", "ms"], [["a", "1"], ["longer", "20"]]) == "what    ms\na        1\nlonger  20"
+
+
+def test_lists_and_counts_are_checked() -> None:
+    assert some_of(["a", "b"])("b,a") == ("b", "a")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"unknown: c \(known: a, b\)"):
+        some_of(["a", "b"])("a,c")
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 1: 0"):
+        at_least_one("0")
