@@ -4,7 +4,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import LaunchError
@@ -18,6 +17,7 @@ from cpulaunch.launch.mempolicy import (
     set_policy,
 )
 from cpulaunch.plan.model import LaunchPlan, WorkerPlan
+from cpulaunch.record import record
 
 Say = Callable[[str], None]
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
@@ -26,7 +26,7 @@ ABSENT_HINT = "this kernel has no NUMA memory policies; --membind none says so"
 PROBE_HINT = "`cpulaunch probe` shows what this process may use"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Binding:
     """What one worker is bound to, as this kernel takes it. Empty `cpus`, no `policy`: inherited."""
 

@@ -2,16 +2,15 @@
 
 `step(state, event, now)` returns the next state and what to do. A worker's group is the worker and all it
 started that stayed in its process group; strays are descendants that left it. A group that is told to end
-gets a deadline; a deadline that passes is answered by SIGKILL. Events and actions are named tuples because
-making a dataclass costs half a millisecond of every start.
+gets a deadline; a deadline that passes is answered by SIGKILL.
 """
 
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any
 
 from cpulaunch.launch.signals import ENDING
+from cpulaunch.record import field, fields, record
 
 SIGKILL = int(getattr(signal, "SIGKILL", 9))
 SIGCONT = int(getattr(signal, "SIGCONT", 18))
@@ -19,54 +18,63 @@ SIGTERM = int(signal.SIGTERM)
 SIGINT = int(signal.SIGINT)
 
 
-class WorkerEnded(NamedTuple):
+@record(kw_only=False)
+class WorkerEnded:
     """A worker's own process ended; others of its group may live on."""
 
     worker: int
     failed: bool
 
 
-class GroupGone(NamedTuple):
+@record(kw_only=False)
+class GroupGone:
     """Nothing of the worker's group is left."""
 
     worker: int
 
 
-class StraysSeen(NamedTuple):
+@record(kw_only=False)
+class StraysSeen:
     """These descendants left their worker's group; all groups are gone."""
 
     pids: frozenset[int]
 
 
-class SignalArrived(NamedTuple):
+@record(kw_only=False)
+class SignalArrived:
     """Somebody signalled the launcher."""
 
     number: int
 
 
-class LauncherGone(NamedTuple):
+@record(kw_only=False)
+class LauncherGone:
     """The process the user started was killed: end everything at once."""
 
 
-class OutputFailed(NamedTuple):
+@record(kw_only=False)
+class OutputFailed:
     """Output that was asked for can no longer be written."""
 
 
-class TimePassed(NamedTuple):
+@record(kw_only=False)
+class TimePassed:
     """Nothing happened until the next deadline."""
 
 
 Event = WorkerEnded | GroupGone | StraysSeen | SignalArrived | LauncherGone | OutputFailed | TimePassed
 
 
-class SignalGroups(NamedTuple):
+@record(kw_only=False)
+class SignalGroups:
     """Send a signal to these workers' process groups."""
 
     workers: frozenset[int]
     number: int
 
 
-class SignalStrays(NamedTuple):
+@record(kw_only=False)
+class SignalStrays:
     """Send a signal to these processes."""
 
     pids: frozenset[int]
@@ -76,7 +84,7 @@ class SignalStrays(NamedTuple):
 Action = SignalGroups | SignalStrays
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class State:
     """Who lives, who was told to end by when (seconds of the monotonic clock), and why it all ends."""
 
@@ -98,6 +106,11 @@ class State:
         return min((*self.deadlines.values(), *stray), default=None)
 
 
+def _with(state: State, **changes: Any) -> State:
+    """The state with some of its fields changed."""
+    return State(**{name: getattr(state, name) for name in fields(State)} | changes)
+
+
 Step = tuple[State, tuple[Action, ...]]
 
 
@@ -106,17 +119,17 @@ def step(state: State, event: Event, now: float) -> Step:
     match event:
         case WorkerEnded():
             return _worker_ended(state, event, now)
-        case GroupGone(worker):
+        case GroupGone(worker=worker):
             deadlines = {i: at for i, at in state.deadlines.items() if i != worker}
-            return replace(state, groups=state.groups - {worker}, deadlines=deadlines), ()
-        case StraysSeen(pids):
+            return _with(state, groups=state.groups - {worker}, deadlines=deadlines), ()
+        case StraysSeen(pids=pids):
             return _strays_seen(state, pids, now)
-        case SignalArrived(number):
+        case SignalArrived(number=number):
             return _signal_arrived(state, number, now)
         case LauncherGone():
-            return _kill_all(replace(state, ended_by=state.ended_by or SIGKILL))
+            return _kill_all(_with(state, ended_by=state.ended_by or SIGKILL))
         case OutputFailed():
-            failed = replace(state, output_failed=True)
+            failed = _with(state, output_failed=True)
             return (failed, ()) if state.ending else _end_all(failed, now, SIGTERM)
         case TimePassed():
             return _time_passed(state, now)
@@ -125,11 +138,11 @@ def step(state: State, event: Event, now: float) -> Step:
 def _worker_ended(state: State, event: WorkerEnded, now: float) -> Step:
     """What the worker left behind ends; the first failure ends all."""
     if event.failed and not state.ending:
-        return _end_all(replace(state, first_failure=event.worker), now, SIGTERM)
+        return _end_all(_with(state, first_failure=event.worker), now, SIGTERM)
     if event.worker in state.deadlines or state.killing:
         return state, _told(frozenset({event.worker}), SIGKILL if state.killing else SIGTERM)
     deadlines = {**state.deadlines, event.worker: now + state.grace_seconds}
-    return replace(state, deadlines=deadlines), _told(frozenset({event.worker}), SIGTERM)
+    return _with(state, deadlines=deadlines), _told(frozenset({event.worker}), SIGTERM)
 
 
 def _strays_seen(state: State, pids: frozenset[int], now: float) -> Step:
@@ -139,7 +152,7 @@ def _strays_seen(state: State, pids: frozenset[int], now: float) -> Step:
     if not new:
         return state, ()
     deadline = now + state.grace_seconds if state.stray_deadline is None else state.stray_deadline
-    told = replace(state, strays=state.strays | pids, stray_deadline=deadline)
+    told = _with(state, strays=state.strays | pids, stray_deadline=deadline)
     return told, (SignalStrays(new, SIGTERM), SignalStrays(new, SIGCONT))
 
 
@@ -151,17 +164,17 @@ def _signal_arrived(state: State, number: int, now: float) -> Step:
         return _kill_all(state)
     if state.ending:
         return state, _told(state.groups, number)
-    return _end_all(replace(state, ended_by=number), now, number)
+    return _end_all(_with(state, ended_by=number), now, number)
 
 
 def _end_all(state: State, now: float, number: int) -> Step:
     """Groups that were told before keep their deadline."""
     deadlines = {index: state.deadlines.get(index, now + state.grace_seconds) for index in state.groups}
-    return replace(state, ending=True, deadlines=deadlines), _told(state.groups, number)
+    return _with(state, ending=True, deadlines=deadlines), _told(state.groups, number)
 
 
 def _kill_all(state: State) -> Step:
-    killed = replace(state, ending=True, killing=True, deadlines={}, stray_deadline=None)
+    killed = _with(state, ending=True, killing=True, deadlines={}, stray_deadline=None)
     return killed, (*_told(state.groups, SIGKILL), *_told_strays(state.strays, SIGKILL))
 
 
@@ -170,9 +183,9 @@ def _time_passed(state: State, now: float) -> Step:
     deadlines = {index: at for index, at in state.deadlines.items() if index not in overdue}
     strays_overdue = state.stray_deadline is not None and state.stray_deadline <= now
     if strays_overdue:
-        state = replace(state, killing=True, stray_deadline=None)
+        state = _with(state, killing=True, stray_deadline=None)
     strays = state.strays if strays_overdue else frozenset()
-    return replace(state, deadlines=deadlines), (*_told(overdue, SIGKILL), *_told_strays(strays, SIGKILL))
+    return _with(state, deadlines=deadlines), (*_told(overdue, SIGKILL), *_told_strays(strays, SIGKILL))
 
 
 def _told(indexes: Iterable[int], number: int) -> tuple[Action, ...]:

@@ -9,16 +9,18 @@ supervisor has its own process group and blocks all it can.
 import os
 import signal
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from cpulaunch.launch.descriptors import no_process
 from cpulaunch.launch.libc import adopt_orphans
 from cpulaunch.launch.processes import kill_children, own_children
 from cpulaunch.launch.replace import flush_python
 from cpulaunch.launch.signals import passed_on
+from cpulaunch.record import record
 
 
-class Guarded(NamedTuple):
+@record
+class Guarded:
     """What the supervisor gets from its guard.
 
     `control` yields one byte per signal that arrived, and ends when the guard dies; `signal_mask` is the

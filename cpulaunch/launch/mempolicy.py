@@ -3,10 +3,10 @@
 import errno
 import os
 import sys
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from cpulaunch.launch.libc import call
+from cpulaunch.record import record
 
 MPOL_PREFERRED = 1
 MPOL_BIND = 2
@@ -38,7 +38,7 @@ SYSCALLS = {
 arch/powerpc/kernel/syscalls/syscall.tbl, arch/s390/kernel/syscalls/syscall.tbl."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Policy:
     """A memory policy as the kernel takes it: a mode (MPOL_…) and NUMA nodes."""
 

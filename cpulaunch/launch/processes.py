@@ -3,7 +3,8 @@
 import os
 import signal
 from contextlib import suppress
-from typing import NamedTuple
+
+from cpulaunch.record import record
 
 
 def children_of(parent: int) -> frozenset[int]:
@@ -38,7 +39,8 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
                 os.waitpid(pid, 0)
 
 
-class Ended(NamedTuple):
+@record
+class Ended:
     """A child that ended: its exit code, or minus its signal. `unreaped`: its pid is not free yet."""
 
     pid: int

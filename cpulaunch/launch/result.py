@@ -1,10 +1,11 @@
 """What became of a launch, and how it is told."""
 
 import signal
-from dataclasses import dataclass
+
+from cpulaunch.record import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerResult:
     """How one worker ended: an exit code, or the signal that killed it, and its last lines of output."""
 
@@ -21,7 +22,7 @@ class WorkerResult:
         return 128 + self.signal if self.signal is not None else self.exit_code or 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LaunchResult:
     """How the launch ended. `first_failure` is the worker, in time, that decided; `ended_by` the signal that did.
 

@@ -2,17 +2,18 @@
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.output import Route, Stream
 from cpulaunch.launch.sink import Sink
 from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.record import record
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
-class WorkerEnds(NamedTuple):
+@record
+class WorkerEnds:
     """The descriptors one worker gets as 0, 1 and 2; `owned` are closed once it has them."""
 
     stdin: int
@@ -21,7 +22,8 @@ class WorkerEnds(NamedTuple):
     owned: tuple[int, ...]
 
 
-class Wiring(NamedTuple):
+@record
+class Wiring:
     """All sinks, and for each worker its descriptors, its streams (stderr last) and its log's path."""
 
     sinks: tuple[Sink, ...]
@@ -30,7 +32,8 @@ class Wiring(NamedTuple):
     logs: tuple[str | None, ...]
 
 
-class _Terminal(NamedTuple):
+@record
+class _Terminal:
     """The launcher's own stdout and stderr; one sink if they are the same file."""
 
     out: Sink

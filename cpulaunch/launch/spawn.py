@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.bind import Binding, apply_binding
@@ -14,9 +14,11 @@ from cpulaunch.launch.libc import die_with_parent
 from cpulaunch.launch.program import exec_failure
 from cpulaunch.launch.replace import default_dispositions
 from cpulaunch.launch.routing import WorkerEnds
+from cpulaunch.record import record
 
 
-class Start(NamedTuple):
+@record
+class Start:
     """Everything one worker needs to start."""
 
     worker: int
@@ -29,7 +31,8 @@ class Start(NamedTuple):
     descriptor_limit: DescriptorLimit | None
 
 
-class Started(NamedTuple):
+@record
+class Started:
     """A worker's process (`pid` is its group too) and the pipe that says why it was not executed."""
 
     pid: int

@@ -4,10 +4,10 @@ import os
 import select
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 
 from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
+from cpulaunch.record import record
 
 TRIAL_SECONDS = 20.0
 TIMED_OUT = f"the trial start did not end within {TRIAL_SECONDS:g} s"
@@ -57,7 +57,7 @@ def _key(path: str, interpreter: str, own: str) -> str:
     return ascii("\t".join([*parts, own]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Trial:
     """A started interpreter (`pid`) and the read end of its stderr, or why none was started."""
 
