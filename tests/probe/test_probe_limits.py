@@ -1,0 +1,221 @@
+"""What confines a process, from affinity, cpuset, quota and memory files as kernels and containers show them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.cpulist import format_cpulist
+from cpulaunch.errors import ProbeError
+from cpulaunch.host import Limits
+from cpulaunch.probe import Root, probe_host
+from tests.roots import RootSpec, host_of, write_root
+
+
+def limits_with(files: dict[str, str], **spec: object) -> Limits:
+    return host_of(RootSpec(**{"cores_per_l3": 8, **spec, "files": files}), detail="launch").limits  # type: ignore[arg-type]
+
+
+def budget(limits: Limits) -> tuple[str, int, str]:
+    return format_cpulist(limits.budget.cpus), limits.budget.threads, limits.budget.limited_by
+
+
+def test_nothing_confines() -> None:
+    limits = limits_with({})
+    assert budget(limits) == ("0-7", 8, "all 8 online logical CPUs")
+    assert (limits.cpuset, limits.quota, limits.memory_bytes, limits.memory_nodes) == (None,) * 4
+
+
+def test_inherited_affinity() -> None:
+    limits = limits_with({}, affinity="2-3,6", mems_allowed="0")
+    assert limits.affinity == {2, 3, 6}
+    assert limits.memory_nodes == {0}
+    assert budget(limits) == ("2-3,6", 3, "inherited affinity 2-3,6")
+
+
+def test_affinity_as_a_mask() -> None:
+    assert limits_with({"proc/self/status": "Cpus_allowed:\t0000000c\n"}).affinity == {2, 3}
+
+
+def test_affinity_of_this_process() -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system has no CPU affinity")
+    assert probe_host(Root(), detail="launch").limits.affinity == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_cpuset(version: str) -> None:
+    limits = limits_with({}, cgroup=version, cpuset="4-7", offline="7", affinity="0-7")
+    assert limits.cpuset == {4, 5, 6, 7}
+    file = {"v1": "sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", "v2": "sys/fs/cgroup/job/cpuset.cpus.effective"}
+    assert budget(limits) == ("4-6", 3, f"cpuset 4-7 ({file[version]})")
+
+
+def test_affinity_inside_a_cpuset() -> None:
+    limits = limits_with({}, cgroup="v2", cpuset="4-7", affinity="5-6")
+    assert budget(limits) == ("5-6", 2, "inherited affinity 5-6")
+
+
+def test_a_cgroup_without_cpuset_takes_its_ancestors() -> None:
+    limits = limits_with(
+        {"sys/fs/cgroup/a/cpuset.cpus.effective": "0-3", "sys/fs/cgroup/a/b/cpu.max": "max 100000"},
+        cgroup="v2",
+        cgroup_path="/a/b",
+    )
+    assert limits.cpuset == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("quota", "threads"), [(4.0, 4), (2.5, 3), (0.25, 1), (100.0, 8)])
+def test_quota(version: str, quota: float, threads: int) -> None:
+    limits = limits_with({}, cgroup=version, quota_cpus=quota)
+    assert limits.quota is not None
+    assert limits.quota.cpus == quota
+    assert limits.budget.threads == threads
+    assert len(limits.budget.cpus) == 8
+    file = {"v1": "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "v2": "sys/fs/cgroup/job/cpu.max"}[version]
+    expected = f"cgroup CPU quota {quota} ({file})" if threads < 8 else "all 8 online logical CPUs"
+    assert limits.budget.limited_by == expected
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "sys/fs/cgroup/a/cpu.max": "150000 100000",
+            "sys/fs/cgroup/a/b/cpu.max": "400000 100000",
+            "sys/fs/cgroup/a/b/c/cpu.max": "max 100000",
+        },
+        {"sys/fs/cgroup/a/b/c/cpu.max": "75000 50000", "sys/fs/cgroup/a/cpu.max": "200000 100000"},
+    ],
+)
+def test_the_tightest_ancestor_decides(files: dict[str, str]) -> None:
+    limits = limits_with(files, cgroup="v2", cgroup_path="/a/b/c")
+    assert limits.quota is not None
+    assert limits.quota.cpus == 1.5
+    assert limits.budget.threads == 2
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_memory_limit(version: str) -> None:
+    limits = limits_with({}, cgroup=version, memory_limit_bytes=3 << 30)
+    name = {"v1": "sys/fs/cgroup/memory/job/memory.limit_in_bytes", "v2": "sys/fs/cgroup/job/memory.max"}[version]
+    assert (limits.memory_bytes, limits.memory_source) == (3 << 30, name)
+    assert limits_with({}, cgroup=version).memory_bytes is None
+
+
+def test_memory_limit_of_an_ancestor() -> None:
+    files = {"sys/fs/cgroup/a/memory.max": str(1 << 30), "sys/fs/cgroup/a/b/memory.max": str(2 << 30)}
+    limits = limits_with(files, cgroup="v2", cgroup_path="/a/b", memory_limit_bytes=2 << 30)
+    assert (limits.memory_bytes, limits.memory_source) == (1 << 30, "sys/fs/cgroup/a/memory.max")
+
+
+def cgroup(lines: str, mounts: str, **files: str) -> dict[str, str]:
+    return {"proc/self/cgroup": lines, "proc/self/mountinfo": mounts, **files}
+
+
+def test_a_container_of_version_1_sees_its_own_folder_as_the_mount() -> None:
+    files = cgroup(
+        "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc",
+        "50 40 0:30 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n"
+        "51 40 0:31 /docker/abc /sys/fs/cgroup/memory ro master:9 - cgroup cgroup rw,memory",
+    )
+    files["sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us"] = "200000"
+    files["sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us"] = "100000"
+    files["sys/fs/cgroup/memory/memory.limit_in_bytes"] = str(1 << 30)
+    limits = limits_with(files)
+    assert limits.quota is not None
+    assert (limits.quota.cpus, limits.quota.source) == (2.0, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us")
+    assert limits.memory_bytes == 1 << 30
+
+
+def test_a_sub_cgroup_inside_a_container_of_version_1() -> None:
+    files = cgroup("4:cpu:/docker/abc/inner", "50 40 0:30 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu")
+    files["sys/fs/cgroup/cpu/inner/cpu.cfs_quota_us"] = "300000"
+    files["sys/fs/cgroup/cpu/inner/cpu.cfs_period_us"] = "100000"
+    quota = limits_with(files).quota
+    assert quota is not None
+    assert quota.source == "sys/fs/cgroup/cpu/inner/cpu.cfs_quota_us"
+
+
+@pytest.mark.parametrize("path", ["/", "/../outside", "/system.slice/not-visible-here"])
+def test_a_cgroup_namespace_shows_the_mount_only(path: str) -> None:
+    files = cgroup(f"0::{path}", "30 24 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw")
+    files["sys/fs/cgroup/cpu.max"] = "100000 100000"
+    quota = limits_with(files).quota
+    assert quota is not None
+    assert (quota.cpus, quota.source) == (1.0, "sys/fs/cgroup/cpu.max")
+
+
+def test_both_versions_at_once() -> None:
+    files = cgroup(
+        "3:cpu,cpuacct:/job\n1:name=systemd:/job\n0::/job",
+        "30 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+        "31 24 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
+        "32 24 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
+    )
+    files["sys/fs/cgroup/unified/job/memory.max"] = "5000000"
+    files["sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us"] = "100000"
+    files["sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us"] = "50000"
+    limits = limits_with(files)
+    assert limits.quota is not None
+    assert (limits.quota.cpus, limits.memory_bytes) == (2.0, 5_000_000)
+
+
+def test_a_mount_point_with_a_space() -> None:
+    files = cgroup("0::/", "30 24 0:26 / /my\\040groups rw - cgroup2 cgroup2 rw")
+    files["my groups/cpu.max"] = "100000 100000"
+    assert limits_with(files).quota is not None
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/job"},
+        {"proc/self/mountinfo": "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"},
+        {"proc/self/cgroup": "garbage", "proc/self/mountinfo": "garbage\n1 2 3\n - cgroup2"},
+    ],
+)
+def test_missing_mounts_and_paths_are_no_limit(files: dict[str, str]) -> None:
+    limits = limits_with(files)
+    assert (limits.quota, limits.cpuset, limits.memory_bytes) == (None,) * 3
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "text"),
+    [
+        ("v2", "sys/fs/cgroup/job/cpu.max", "plenty 100000"),
+        ("v2", "sys/fs/cgroup/job/cpu.max", "100000 0"),
+        ("v2", "sys/fs/cgroup/job/cpu.max", "100000"),
+        ("v2", "sys/fs/cgroup/job/memory.max", "much"),
+        ("v2", "sys/fs/cgroup/job/cpuset.cpus.effective", "a-b"),
+        ("v1", "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "many"),
+        ("v1", "sys/fs/cgroup/memory/job/memory.limit_in_bytes", "-x"),
+        ("v2", "proc/self/status", "Cpus_allowed_list:\t0-"),
+    ],
+)
+def test_malformed_files_are_named(tmp_path: Path, version: str, name: str, text: str) -> None:
+    root = write_root(tmp_path, RootSpec(cgroup=version, files={name: text}))  # type: ignore[arg-type]
+    with pytest.raises(ProbeError) as caught:
+        probe_host(Root(str(root)), detail="launch")
+    assert caught.value.source == str(root / name)
+    assert text.split()[-1] in str(caught.value.value)
+
+
+def test_sets_that_exclude_one_another_leave_a_budget() -> None:
+    limits = limits_with({}, cgroup="v2", cpuset="6-7", affinity="0-1")
+    assert limits.budget.cpus == {0, 1}
+    assert limits_with({}, affinity="100-101").budget.cpus == set(range(8))
+
+
+@pytest.mark.parametrize(
+    ("files", "container"),
+    [
+        ({".dockerenv": ""}, True),
+        ({"run/.containerenv": ""}, True),
+        ({"proc/self/cgroup": "0::/kubepods/pod1"}, True),
+        ({"proc/self/cgroup": "0::/user.slice"}, False),
+    ],
+)
+def test_containers_are_recognised(files: dict[str, str], container: bool) -> None:
+    assert host_of(RootSpec(files=files)).container is container
