@@ -69,7 +69,7 @@ def _usable_nodes(host: Host) -> frozenset[int]:
 
 
 def _nearest(host: Host, own: frozenset[int], usable: frozenset[int]) -> frozenset[int]:
-    """The usable node at the smallest distance from a worker's own nodes, which have no memory."""
+    """The usable node at the smallest distance from nodes without memory; none if the machine names no distance."""
     distances = [
         (distance, other)
         for node in host.numa_nodes
@@ -77,7 +77,7 @@ def _nearest(host: Host, own: frozenset[int], usable: frozenset[int]) -> frozens
         for other, distance in node.distances
         if other in usable
     ]
-    return frozenset((min(distances)[1],)) if distances else usable
+    return frozenset((min(distances)[1],)) if distances else frozenset()
 
 
 def _unset_reason(host: Host, request: LaunchRequest, usable: frozenset[int]) -> tuple[str | None, tuple[str, ...]]:
@@ -101,6 +101,8 @@ def _unset_reason(host: Host, request: LaunchRequest, usable: frozenset[int]) ->
 
 
 def _policy(request: LaunchRequest, home: frozenset[int]) -> MemoryPolicy:
+    if not home:
+        return "none"
     if request.settings.membind is not None:
         return request.settings.membind
     return "interleave" if len(home) > 1 else "preferred"

@@ -4,6 +4,7 @@ an instance stays inside an L3, NUMA node and socket that it fits inside, sizes 
 if that idles more than a quarter of the pool do instances cross, with a warning.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from cpulaunch.errors import UsageError
@@ -42,11 +43,11 @@ class Placement:
 
 @record(kw_only=False)
 class _Rule:
-    """What instances may not cross, how large they may be, and whether they then cross something."""
+    """What instances may not cross, how large they may be, and what they may cross although they fit inside it."""
 
     region: Region
     largest: int
-    crosses: bool
+    crosses: str | None
 
 
 def slot(cores: Iterable[Core]) -> Slot:
@@ -118,21 +119,16 @@ def _one_per_node(cores: tuple[Core, ...]) -> Placement:
 
 
 def _rules(cores: tuple[Core, ...]) -> Iterator[_Rule]:
-    """From the strictest to none: stay inside L3s, cross L3s, span NUMA nodes, cross NUMA nodes, cross sockets."""
+    """From the strictest to none: stay inside a NUMA node, cross its L3s, span NUMA nodes, cross them, cross all."""
     outer = outermost(cores)
     whole = region_of(cores, (outer, by_node, by_l3))
-    nodes = region_of(cores, (outer, by_node))
-    largest = max((len(part.cores) for part in _nodes_of(cores)), default=0)
-    yield _Rule(whole, largest, crosses=False)
-    yield _Rule(nodes, largest, crosses=True)
-    yield _Rule(whole, len(cores), crosses=True)
-    yield _Rule(region_of(cores, (outer,)), len(cores), crosses=True)
-    yield _Rule(Region(whole.cores), len(cores), crosses=True)
-
-
-def _nodes_of(cores: tuple[Core, ...]) -> tuple[Region, ...]:
-    tree = region_of(cores, (by_node,))
-    return tree.inner or (tree,)
+    largest = max(Counter(core.numa_node for core in cores).values())
+    beyond = "sockets" if largest == len(cores) else "NUMA nodes"
+    yield _Rule(whole, largest, None)
+    yield _Rule(region_of(cores, (outer, by_node)), largest, "L3 caches")
+    yield _Rule(whole, len(cores), beyond)
+    yield _Rule(region_of(cores, (outer,)), len(cores), beyond)
+    yield _Rule(Region(whole.cores), len(cores), "sockets")
 
 
 def _divide(cores: tuple[Core, ...], count: int | None, settings: Settings) -> Placement:
@@ -151,7 +147,7 @@ def _divide(cores: tuple[Core, ...], count: int | None, settings: Settings) -> P
         slots=slots,
         exclusive=True,
         reason=_division_reason(count, idle, len(cores)),
-        warnings=_crossing(rule, slots, f"inside them {strictest_idle} of {len(cores)} cores would idle"),
+        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle"),
     )
 
 
@@ -186,7 +182,7 @@ def _fixed_size(cores: tuple[Core, ...], count: int | None, size: int, settings:
         slots=tuple(slots[index % len(slots)] for index in range(wanted)),
         exclusive=wanted <= room,
         reason=_division_reason(wanted, max(0, len(cores) - wanted * size), len(cores)),
-        warnings=_crossing(rule, slots, f"{inside} of {size} cores fit inside them"),
+        warnings=_crossing(rule, f"{inside} of {size} cores fit inside them"),
     )
 
 
@@ -203,13 +199,8 @@ def _rule_for(cores: tuple[Core, ...], count: int | None, size: int) -> _Rule:
     return best
 
 
-def _crossing(rule: _Rule, slots: tuple[Slot, ...], why: str) -> tuple[str, ...]:
-    if not rule.crosses:
-        return ()
-    if any(len({core.socket for core in placed.cores}) > 1 for placed in slots):
-        return (f"instances cross sockets: {why}",)
-    nodes = any(len(placed.numa_nodes) > 1 for placed in slots)
-    return (f"instances cross {'NUMA nodes' if nodes else 'L3 caches'}: {why}",)
+def _crossing(rule: _Rule, why: str) -> tuple[str, ...]:
+    return () if rule.crosses is None else (f"instances cross {rule.crosses}: {why}",)
 
 
 def _division_reason(count: int, idle: int, cores: int) -> str:

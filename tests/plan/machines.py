@@ -161,6 +161,12 @@ def isolated(host: Host, cpus: str) -> Host:
     return replace(host, kernel=replace(host.kernel, isolated_cpus=parse_cpulist(cpus)))
 
 
+def two_sockets_per_node(host: Host) -> Host:
+    """The host with its NUMA nodes merged in pairs, so that each spans two sockets."""
+    cpus = tuple(replace(cpu, numa_node=(cpu.numa_node or 0) // 2) for cpu in host.cpus)
+    return replace(host, cpus=cpus, numa_nodes=_nodes(list(cpus), len(host.numa_nodes) // 2))
+
+
 def memory(host: Host, node: int, size: int | None, *, free: int | None = None) -> Host:
     """The host with another memory size of a NUMA node; a node that does not exist is added without CPUs."""
     known = {entry.id: entry for entry in host.numa_nodes}

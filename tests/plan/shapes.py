@@ -1,6 +1,17 @@
 """The machines of placements.txt by name."""
 
-from tests.plan.machines import GIB, cpuset, hybrid, isolated, machine, memory, offline, quota, taskset
+from tests.plan.machines import (
+    GIB,
+    cpuset,
+    hybrid,
+    isolated,
+    machine,
+    memory,
+    offline,
+    quota,
+    taskset,
+    two_sockets_per_node,
+)
 
 TWO = machine(sockets=2, cores=4, smt=2)
 
@@ -25,6 +36,8 @@ SHAPES = {
     "taskset-1": taskset(machine(cores=2), "1"),
     "one-cpu": machine(cores=1),
     "no-numa-two-sockets": machine(sockets=2, cores=4, numa=False),
+    "vm-with-a-socket-per-core": machine(sockets=8, cores=1, numa=False),
+    "two-nodes-of-two-sockets": two_sockets_per_node(machine(sockets=4, cores=2)),
     "quota-2.5": quota(TWO, 2.5),
     "quota-1-node-1-freer": quota(
         memory(memory(machine(sockets=2, cores=4), 0, 64 * GIB, free=GIB), 1, 64 * GIB, free=2 * GIB), 1.0
