@@ -95,9 +95,14 @@ class State:
     stray_deadline: float | None = None
     ending: bool = False
     killing: bool = False
+    killed: frozenset[int] = frozenset()
     first_failure: int | None = None
     ended_by: int | None = None
     output_failed: bool = False
+
+    def is_killed(self, worker: int) -> bool:
+        """Whether nothing of the worker's group can live on, so that nobody needs to wait for it."""
+        return self.killing or worker in self.killed
 
     @property
     def next_deadline(self) -> float | None:
@@ -139,10 +144,10 @@ def _worker_ended(state: State, event: WorkerEnded, now: float) -> Step:
     """What the worker left behind ends; the first failure ends all."""
     if event.failed and not state.ending:
         return _end_all(_with(state, first_failure=event.worker), now, SIGTERM)
-    if event.worker in state.deadlines or state.killing:
-        return state, _told(frozenset({event.worker}), SIGKILL if state.killing else SIGTERM)
+    if event.worker in state.deadlines or state.is_killed(event.worker):
+        return state, _told({event.worker}, SIGKILL if state.is_killed(event.worker) else SIGTERM)
     deadlines = {**state.deadlines, event.worker: now + state.grace_seconds}
-    return _with(state, deadlines=deadlines), _told(frozenset({event.worker}), SIGTERM)
+    return _with(state, deadlines=deadlines), _told({event.worker}, SIGTERM)
 
 
 def _strays_seen(state: State, pids: frozenset[int], now: float) -> Step:
@@ -185,7 +190,8 @@ def _time_passed(state: State, now: float) -> Step:
     if strays_overdue:
         state = _with(state, killing=True, stray_deadline=None)
     strays = state.strays if strays_overdue else frozenset()
-    return _with(state, deadlines=deadlines), (*_told(overdue, SIGKILL), *_told_strays(strays, SIGKILL))
+    killed = state.killed | overdue
+    return _with(state, deadlines=deadlines, killed=killed), (*_told(overdue, SIGKILL), *_told_strays(strays, SIGKILL))
 
 
 def _told(indexes: Iterable[int], number: int) -> tuple[Action, ...]:

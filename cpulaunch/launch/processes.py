@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import suppress
 
+from cpulaunch.launch.libc import is_linux
 from cpulaunch.record import record
 
 
@@ -77,16 +78,26 @@ def _parent_of(pid: int) -> int | None:
 
 def signal_process(pid: int, number: int) -> None:
     """Effect: the process has the signal, unless it is gone."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
-def signal_group(group: int, number: int) -> bool:
-    """Whether the process group has any member. Effect: they have the signal (0: only asks)."""
-    try:
+def signal_group(group: int, number: int) -> None:
+    """Effect: every member of the process group that may be signalled has the signal."""
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def group_lives(group: int) -> bool:
+    """Whether the process group of an ended worker has a member whose end will be noticed.
+
+    Effect: where orphans are not adopted (not Linux) its members are killed, as nobody would tell of their end.
+    """
+    if not is_linux():
+        signal_group(group, signal.SIGKILL)
+        return False
+    try:
+        os.killpg(group, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -23,7 +23,15 @@ from cpulaunch.launch.decide import (
     step,
 )
 from cpulaunch.launch.guard import Guarded
-from cpulaunch.launch.processes import ended_child, kill_children, own_children, reap, signal_group, signal_process
+from cpulaunch.launch.processes import (
+    ended_child,
+    group_lives,
+    kill_children,
+    own_children,
+    reap,
+    signal_group,
+    signal_process,
+)
 from cpulaunch.launch.pump import Pump
 from cpulaunch.launch.result import LaunchResult, WorkerResult, oom_kills
 from cpulaunch.launch.routing import Wiring
@@ -104,6 +112,7 @@ class Supervisor:
         due = self.state.next_deadline
         if due is not None and due <= self._clock():
             self._happened(TimePassed())
+            self._look_at_groups()
 
     def _listen(self) -> None:
         """Effect: signals that arrived at the guard are acted on; its end ends all."""
@@ -116,6 +125,7 @@ class Supervisor:
             # With the workers gone, only a slow reader of their output keeps us.
             self._impatient = self._impatient or (self._all_gone and number in ENDING)
             self._happened(SignalArrived(number))
+        self._look_at_groups()
 
     def _serve(self, fd: int) -> None:
         try:
@@ -153,8 +163,15 @@ class Supervisor:
                 # Its group is told to end while the unreaped leader still keeps the number from being reused.
                 self._happened(WorkerEnded(index, failed=ended.status != 0))
             reap(ended)
+        self._look_at_groups()
+
+    def _look_at_groups(self) -> None:
+        """Effect: groups that have ended are noticed. A killed one is not waited for.
+
+        Its last member may be a zombie whose parent, a stray, never asks for it.
+        """
         for index in sorted(self.state.groups & self.statuses.keys()):
-            if not signal_group(self.pids[index], 0):
+            if self.state.is_killed(index) or not group_lives(self.pids[index]):
                 self._happened(GroupGone(index))
         if not self.state.groups:
             self._look_for_strays()

@@ -68,6 +68,10 @@ CASES = {
         [(1, WorkerEnded(0, failed=False)), (5, WorkerEnded(1, failed=False)), (11, TimePassed()), (15, TimePassed())],
         [(1, groups(TERM, 0)), (5, groups(TERM, 1)), (11, groups(KILL, 0)), (15, groups(KILL, 1))],
     ),
+    "what a killed worker leaves is killed too": (
+        [(1, SignalArrived(TERM)), (11, TimePassed()), (12, WorkerEnded(0, failed=True))],
+        [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 1, 2)), (12, groups(KILL, 0))],
+    ),
     "Ctrl-C is passed on": ([(1, SignalArrived(INT))], [(1, groups(INT, 0, 1, 2))]),
     "Ctrl-C twice kills at once": (
         [(1, SignalArrived(INT)), (2, SignalArrived(INT))],

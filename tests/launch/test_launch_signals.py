@@ -154,6 +154,26 @@ def test_a_stubborn_stray_is_killed_after_the_grace(launcher):
     assert not alive(launcher.pid("stray"))
 
 
+def test_a_zombie_that_nobody_asks_for_holds_nobody_up(launcher):
+    # The stray leaves the worker's group after it made a child there, and never waits for that child.
+    worker = python("""
+        import os, pathlib, time
+        if os.fork() == 0:
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+            os.setsid()
+            pathlib.Path("stray.new").write_text(str(os.getpid()))
+            os.rename("stray.new", "stray")
+            time.sleep(600)
+        while not os.path.exists("stray"):
+            time.sleep(0.01)
+    """)
+    outcome = launcher.run(worker, ["/bin/true"], grace_seconds=0.3)
+    assert outcome.code == 0
+    assert not alive(launcher.pid("stray"))
+
+
 def test_ctrl_c_twice_kills_at_once(launcher):
     ignoring = python("""
         import os, signal, sys, time
@@ -351,3 +371,40 @@ def switches(pid):
     """How often the process has been scheduled: a count, not a time."""
     with open(f"/proc/{pid}/status") as file:
         return [line for line in file if "ctxt_switches" in line]
+
+
+def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
+    # Its clock is a seam: this one breaks when the workers run.
+    faulty = python("""
+        import os, sys, time
+        from cpulaunch.launch.bind import UNBOUND
+        from cpulaunch.launch.guard import become_guarded
+        from cpulaunch.launch.routing import open_wiring, worker_stdin
+        from cpulaunch.launch.spawn import Start
+        from cpulaunch.launch.supervise import Supervisor
+        from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
+
+        worker = WorkerPlan(index=0, cpus=frozenset(), numa_nodes=frozenset(), mempolicy="none", threads=1, env=(),
+                            argv=("/bin/sh", "-c", "echo $$ > worker; setsid sleep 600 & echo $! > stray; wait"))
+        plan = LaunchPlan(mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(),
+                          launch=LaunchOptions(show=frozenset()))
+        guarded = become_guarded(print)
+        wiring = open_wiring(plan, stdin=worker_stdin(1))
+        start = Start(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND,
+                      ends=wiring.ends[0], signal_mask=guarded.signal_mask, descriptor_limit=None)
+
+        def clock():
+            while not (os.path.exists("worker") and os.path.exists("stray")):
+                time.sleep(0.01)
+            raise ZeroDivisionError("the clock broke")
+
+        with Supervisor([start], wiring, grace_seconds=1, control=guarded.control, clock=clock) as supervisor:
+            supervisor.start()
+            supervisor.run()
+    """)
+    process = launcher.start(faulty)
+    _, error = process.communicate()
+    assert b"the clock broke" in error
+    assert process.returncode == 1
+    assert not alive(launcher.pid("worker"))
+    assert not alive(launcher.pid("stray"))

@@ -1,0 +1,103 @@
+"""How streams share a sink, without processes: what is fed in which order, and what the file then holds."""
+
+import os
+
+import pytest
+
+from cpulaunch.launch.output import LINE_BYTES, Route, Stream
+from cpulaunch.launch.sink import Sink
+
+LONG = b"x" * LINE_BYTES
+
+
+def written(path, feeds, *, prefixes=(b"[0] ", b"[1] "), finish=True):
+    """What a file holds after routes 0 and 1 were fed (route, data) in this order."""
+    sink = Sink(os.open(path, os.O_WRONLY | os.O_CREAT), name="file")
+    routes = [Route(sink, prefix=prefix, alone=False) for prefix in prefixes]
+    for index, data in feeds:
+        if data is None:
+            routes[index].break_line()
+        else:
+            routes[index].feed(data)
+    if finish:
+        for route in routes:
+            route.finish()
+    sink.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("feeds", "expected"),
+    [
+        ([(0, b"a\n"), (1, b"b\n")], b"[0] a\n[1] b\n"),
+        ([(0, b"a\nb\nc\n")], b"[0] a\n[0] b\n[0] c\n"),
+        ([(0, b"\n\n")], b"[0] \n[0] \n"),
+        ([(0, b"a"), (1, b"b\n"), (0, b"c\n")], b"[1] b\n[0] ac\n"),
+        ([(0, b"a\nb"), (1, b"c\n")], b"[0] a\n[1] c\n[0] b\n"),
+        ([(0, b"a\r\nb\r\n")], b"[0] a\r\n[0] b\r\n"),
+        ([(0, b"a\r"), (1, b"b\n"), (0, b"\n")], b"[1] b\n[0] a\r\n"),
+        ([(0, b"10%\r20%"), (1, b"b\n")], b"[0] 10%\r[1] b\n[0] 20%\n"),
+        ([(0, b"a\rb\n")], b"[0] a\rb\n"),
+        ([(0, LONG), (1, b"b\n"), (0, b"y\n")], b"[0] " + LONG + b"y\n[1] b\n"),
+        ([(0, LONG), (1, b"b"), (0, b"y\nz")], b"[0] " + LONG + b"y\n[0] z\n[1] b\n"),
+        ([(0, LONG), (1, b"b\n"), (0, None), (0, b"y\n")], b"[0] " + LONG + b"\n[1] b\n[0] y\n"),
+        ([(0, LONG), (1, LONG), (0, b"\n")], b"[0] " + LONG + b"\n[1] " + LONG + b"\n"),
+        ([(0, LONG), (1, b"b\n")], b"[0] " + LONG + b"\n[1] b\n"),
+        ([(0, b"\0\xff\n")], b"[0] \0\xff\n"),
+    ],
+)
+def test_lines_stay_whole(tmp_path, feeds, expected):
+    assert written(tmp_path / "file", feeds) == expected
+
+
+@pytest.mark.parametrize(
+    ("feeds", "expected"),
+    [
+        ([(0, b"a\n"), (1, b"b")], b"a\nb"),
+        ([(0, b"a"), (1, b"b\n")], b"b\na"),
+        ([(0, b"a"), (1, b"b")], b"a\nb"),
+    ],
+)
+def test_a_log_ends_as_its_writers_left_it(tmp_path, feeds, expected):
+    assert written(tmp_path / "file", feeds, prefixes=(b"", b"")) == expected
+
+
+def test_a_stream_remembers_its_last_lines():
+    read, write = os.pipe()
+    stream = Stream(read, routes=[])
+    for number in range(100):
+        os.write(write, b"line %d\n" % number)
+    os.write(write, b"no newline \xff")
+    os.close(write)
+    while stream.pump():
+        pass
+    stream.close()
+    assert stream.last_lines() == (*(f"line {number}" for number in range(81, 100)), "no newline \ufffd")
+
+
+def test_a_sink_without_a_reader_is_gone_and_takes_everything():
+    read, write = os.pipe()
+    sink = Sink(write, name="pipe")
+    os.close(read)
+    sink.send(b"text")
+    assert sink.gone
+    sink.send(b"more")
+    assert not sink.waiting
+
+
+def test_a_slow_reader_gets_everything_in_order():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    sink = Sink(write, name="pipe")
+    sent = b"".join(b"%d\n" % number for number in range(300_000))
+    for at in range(0, len(sent), 50_000):
+        sink.send(sent[at : at + 50_000])
+    assert sink.congested
+    got = b""
+    while sink.waiting:
+        got += os.read(read, 1 << 16)
+        sink.flush()
+    sink.close()
+    while data := os.read(read, 1 << 16):
+        got += data
+    assert got == sent
