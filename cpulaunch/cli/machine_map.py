@@ -61,7 +61,7 @@ class _Style:
         """What the marks mean, for those that occur."""
         lines = []
         if not self.all_siblings:
-            lines.append(f"each core is named by its first CPU n; its SMT sibling is CPU n+{self.step}")
+            lines.append(f"n: the first CPU of a core; its SMT sibling: n+{self.step}")
         elif any(len(core.cpus) > 1 for core in self.cores):
             lines.append("a,b: SMT siblings of one core")
         if self.with_owners:

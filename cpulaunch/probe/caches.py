@@ -22,8 +22,8 @@ def read_l3(root: Root, ids: CpuIds) -> tuple[tuple[Cache, ...], Grouping]:
             continue
         directory = _l3_directory(root, cpu)
         if directory is None:
-            if not groups.of:
-                break
+            if not _directories(root, cpu):
+                break  # A kernel that describes no caches of one CPU describes none.
             continue
         cpus = groups.add(cpu, _sharers(root, directory, cpu), ids)
         caches.append(Cache(level=3, type=_type(root, directory), cpus=cpus, bytes=_size(root, directory)))

@@ -36,6 +36,7 @@ def read_limits(root: Root, online: frozenset[int], cgroups: Cgroups) -> Limits:
         quota=quota,
         memory_bytes=memory[0] if memory else None,
         memory_source=memory[1] if memory else None,
+        memory_events=_memory_events(root, cgroups),
         budget=_budget(online, affinity=affinity, cpuset=cpuset, quota=quota),
     )
 
@@ -59,6 +60,15 @@ def read_memory_limit(root: Root, cgroups: Cgroups) -> tuple[int, str] | None:
     return min(limits, default=None)
 
 
+def _memory_events(root: Root, cgroups: Cgroups) -> str | None:
+    """Source: cgroup v2 memory.events; v1 memory.oom_control (Linux >= 4.13 counts there)."""
+    for version, folders in cgroups.folders(root, "memory"):
+        name = f"{folders[0]}/{'memory.events' if version == 2 else 'memory.oom_control'}"
+        if root.exists(name):
+            return name
+    return None
+
+
 def _each_folder(root: Root, cgroups: Cgroups, controller: str, *, read: Callable[[int, str], T | None]) -> list[T]:
     found = (read(version, folder) for version, folders in cgroups.folders(root, controller) for folder in folders)
     return [value for value in found if value is not None]
@@ -73,7 +83,7 @@ def _quota_of(root: Root, version: int, folder: str) -> Quota | None:
         return Quota(cpus=quota / period, source=name)
     name = f"{folder}/cpu.max"
     text = root.text(name)
-    if text is None or text.split()[0] == "max":
+    if text is None or text.split()[:1] == ["max"]:
         return None
     try:
         quota, period = (int(word) for word in text.split())

@@ -1,7 +1,9 @@
 """CPUs and their groups on machines of every shape."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -162,6 +164,14 @@ def test_an_empty_cache_mask_means_the_core(tmp_path: Path) -> None:
     files = {f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_map": "00000000" for cpu in range(4)}
     host = host_of(RootSpec(cores_per_l3=2, smt=2, hex_masks_only=True, files=files))
     assert groups(host, "l3") == {0: "0,2", 1: "1,3"}
+
+
+@pytest.mark.parametrize("detail", ["launch", "full"])
+def test_some_cores_may_have_no_l3(tmp_path: Path, detail: Literal["launch", "full"]) -> None:
+    masks = {f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_map": "0000000e" for cpu in (1, 2, 3)}
+    root = write_root(tmp_path, RootSpec(cores_per_l3=4, files=masks))
+    shutil.rmtree(root / f"{CPU}/cpu0/cache/index3")
+    assert [cpu.l3 for cpu in probe_host(Root(str(root)), detail=detail).cpus] == [None, 1, 1, 1]
 
 
 def test_overlapping_numa_nodes_give_each_cpu_the_smallest() -> None:
