@@ -124,6 +124,8 @@ class Limits:
     quota: Quota | None = None
     memory_bytes: int | None = None
     memory_source: str | None = None
+    memory_events: str | None = None
+    """The file of this process's own cgroup that counts out-of-memory kills, under the root."""
     budget: Budget
 
 

@@ -8,6 +8,7 @@ from cpulaunch.cli.arguments import CommandLine, parse_command_line
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
 from cpulaunch.launch.program import check_program
+from cpulaunch.launch.result import summary
 from cpulaunch.launch.run import launch
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.model import LaunchPlan
@@ -126,4 +127,8 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
         from cpulaunch.cli import plan_view, terminal
 
         print(plan_view.plan_text(plan, host, width=terminal.width(), color=False), file=sys.stderr, flush=True)
-    return launch(plan, environ=environ).exit_code
+    events = host.limits.memory_events
+    result = launch(plan, environ=environ, memory_events=events and f"/{events}")
+    for told in summary(result):
+        print(told, file=sys.stderr)
+    return result.exit_code
