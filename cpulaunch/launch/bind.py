@@ -16,7 +16,7 @@ from cpulaunch.launch.mempolicy import (
     get_policy,
     set_policy,
 )
-from cpulaunch.plan.model import LaunchPlan, WorkerPlan
+from cpulaunch.plan.model import LaunchPlan, MemoryPolicy, WorkerPlan
 from cpulaunch.record import record
 
 Say = Callable[[str], None]
@@ -62,14 +62,14 @@ def prepare_bindings(plan: LaunchPlan, *, say: Say) -> tuple[Binding, ...]:
             said.add(what)
             say(f"warning: {what}: {why}; {hint}")
 
-    policies: dict[tuple[str, frozenset[int]], Policy | None] = {}
+    taken: dict[tuple[str, frozenset[int]], Policy | None] = {}
     bindings = []
     with _affinity_kept(), _policy_kept(plan):
         for worker in plan.workers:
             wanted = (worker.mempolicy, worker.numa_nodes)
-            if wanted not in policies:
-                policies[wanted] = _try_policy(worker, degrade)
-            bindings.append(Binding(cpus=_try_cpus(worker, degrade), policy=policies[wanted]))
+            if wanted not in taken:
+                taken[wanted] = _try_policy(worker, degrade)
+            bindings.append(Binding(cpus=_try_cpus(worker, degrade), policy=taken[wanted]))
     return tuple(bindings)
 
 
@@ -101,7 +101,7 @@ def _try_cpus(worker: WorkerPlan, degrade: Degrade) -> frozenset[int]:
 def _try_policy(worker: WorkerPlan, degrade: Degrade) -> Policy | None:
     """The first policy this kernel takes of those that mean what the worker wants; None for the inherited one."""
     error: OSError | None = None
-    for policy in _policies(worker):
+    for policy in policies(worker.mempolicy, worker.numa_nodes):
         try:
             set_policy(policy)
         except OSError as refused:
@@ -119,14 +119,13 @@ def _try_policy(worker: WorkerPlan, degrade: Degrade) -> Policy | None:
     raise _impossible(worker, f"NUMA nodes {format_cpulist(worker.numa_nodes)}", "set_mempolicy", error)
 
 
-def _policies(worker: WorkerPlan) -> tuple[Policy, ...]:
+def policies(mempolicy: MemoryPolicy, nodes: frozenset[int]) -> tuple[Policy, ...]:
     """What to try, best first: preferred-many is unknown before Linux 5.15 (EINVAL)."""
-    nodes = worker.numa_nodes
-    if not nodes or worker.mempolicy == "none":
+    if not nodes or mempolicy == "none":
         return ()
-    if worker.mempolicy == "bind":
+    if mempolicy == "bind":
         return (Policy(mode=MPOL_BIND, numa_nodes=nodes),)
-    if worker.mempolicy == "interleave":
+    if mempolicy == "interleave":
         return (Policy(mode=MPOL_INTERLEAVE, numa_nodes=nodes),)
     first = Policy(mode=MPOL_PREFERRED, numa_nodes=frozenset({min(nodes)}))
     return (first,) if len(nodes) == 1 else (Policy(mode=MPOL_PREFERRED_MANY, numa_nodes=nodes), first)
@@ -149,7 +148,7 @@ def _affinity_kept() -> Iterator[None]:
 @contextmanager
 def _policy_kept(plan: LaunchPlan) -> Iterator[None]:
     """Effect: this process's memory policy is afterwards what it was before (nothing is asked if none is wanted)."""
-    if not any(_policies(worker) for worker in plan.workers):
+    if not any(policies(worker.mempolicy, worker.numa_nodes) for worker in plan.workers):
         yield
         return
     try:

@@ -3,11 +3,11 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from typing import NoReturn
 
-from cpulaunch.launch.bind import Binding, apply_binding
+from cpulaunch.launch.bind import apply_binding
 from cpulaunch.launch.program import exec_failure
+from cpulaunch.launch.start import Start
 
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 """Python ignores these from its start on; a program expects their default. Source: Python/pylifecycle.c."""
@@ -39,12 +39,12 @@ def default_dispositions() -> None:
     restore_dispositions()
 
 
-def replace_this_process(path: str, *, argv: tuple[str, ...], environ: Mapping[str, str], binding: Binding) -> NoReturn:
+def replace_this_process(start: Start) -> NoReturn:
     """Effect: this process is the worker: same pid, signals and exit code. Raises: NotExecutableError."""
     flush_python()
-    apply_binding(binding)
+    apply_binding(start.binding)
     restore_dispositions()
     try:
-        os.execve(path, argv, environ)
+        os.execve(start.path, start.argv, start.environ)
     except OSError as error:
-        raise exec_failure(path, error.errno or 0) from None
+        raise exec_failure(start.path, error.errno or 0) from None

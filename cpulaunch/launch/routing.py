@@ -45,14 +45,20 @@ class _Terminal:
         return self.out is self.err
 
 
-def open_wiring(plan: LaunchPlan, *, stdin: int) -> Wiring:
-    """The pipes and files of a launch; `stdin` is what every worker reads.
-
-    Raises: LaunchError if a log cannot be written.
-    """
-    shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
+def open_wiring(plan: LaunchPlan) -> Wiring:
+    """The pipes and files of a launch. Raises: LaunchError if a log cannot be written or there are too many pipes."""
     logs = open_logs(plan)
+    try:
+        return _wire_all(plan, logs)
+    except OSError as error:
+        source = error.strerror
+        raise LaunchError("no pipes for the workers", value=len(logs), source=source, hint="ulimit -n 4096") from None
+
+
+def _wire_all(plan: LaunchPlan, logs: Sequence[Sink | None]) -> Wiring:
+    shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
     terminal = _open_terminal(prefixed=sum(shown) > 1)
+    stdin = worker_stdin(len(plan.workers))
     wired = [
         _wire(terminal if visible else None, log, index=worker.index, stdin=stdin)
         for worker, visible, log in zip(plan.workers, shown, logs, strict=True)

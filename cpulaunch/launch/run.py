@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cpulaunch.errors import LaunchError
-from cpulaunch.launch.bind import Binding, Say, prepare_bindings
-from cpulaunch.launch.program import child_environ, find_executable
+from cpulaunch.launch.bind import Say
 from cpulaunch.launch.replace import replace_this_process
 from cpulaunch.launch.result import LaunchResult
+from cpulaunch.launch.start import Start, prepare_starts
 from cpulaunch.plan.model import LaunchPlan
 
 
@@ -37,57 +37,31 @@ def launch(
     """
     if not hasattr(os, "fork"):
         raise LaunchError("cannot start workers", value=sys.platform, hint="run cpulaunch on Linux, macOS or in WSL")
-    environments = [child_environ(environ, worker.env) for worker in plan.workers]
-    paths = [find_executable(worker.argv[0], env) for worker, env in zip(plan.workers, environments, strict=True)]
-    bindings = prepare_bindings(plan, say=say)
+    starts = prepare_starts(plan, environ, say=say)
     if plan.replaces_launcher:
-        argv = plan.workers[0].argv
-        replace_this_process(paths[0], argv=argv, environ=environments[0], binding=bindings[0])
-    return _supervised(
-        plan, paths=paths, environments=environments, bindings=bindings, memory_events=memory_events, say=say
-    )
+        replace_this_process(starts[0])
+    return _supervised(plan, starts, memory_events=memory_events, say=say)
 
 
-def _supervised(
-    plan: LaunchPlan,
-    *,
-    paths: Sequence[str],
-    environments: Sequence[Mapping[str, str]],
-    bindings: Sequence[Binding],
-    memory_events: str | None,
-    say: Say,
-) -> LaunchResult:
+def _supervised(plan: LaunchPlan, starts: Sequence[Start], *, memory_events: str | None, say: Say) -> LaunchResult:
     """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
     from cpulaunch.launch.descriptors import make_room
     from cpulaunch.launch.guard import become_guarded
-    from cpulaunch.launch.routing import open_standard_descriptors, open_wiring, worker_stdin
-    from cpulaunch.launch.spawn import Start
+    from cpulaunch.launch.routing import open_standard_descriptors, open_wiring
+    from cpulaunch.launch.spawn import Inherited
     from cpulaunch.launch.supervise import supervise
 
     open_standard_descriptors()
-    descriptor_limit = make_room(len(plan.workers))
+    descriptor_limit = make_room(len(starts))
     guarded = become_guarded(say)
     # Opened here and not in the guard, so that pipes close when the supervisor closes them.
-    try:
-        wiring = open_wiring(plan, stdin=worker_stdin(len(plan.workers)))
-    except OSError as error:
-        source = error.strerror
-        raise LaunchError(
-            "no pipes for the workers", value=len(plan.workers), source=source, hint="ulimit -n"
-        ) from None
-    starts = [
-        Start(
-            worker=worker.index,
-            path=path,
-            argv=worker.argv,
-            environ=environ,
-            binding=binding,
-            ends=ends,
-            signal_mask=guarded.signal_mask,
-            descriptor_limit=descriptor_limit,
-        )
-        for worker, path, environ, binding, ends in zip(
-            plan.workers, paths, environments, bindings, wiring.ends, strict=True
-        )
-    ]
-    return supervise(starts, wiring, plan=plan, guarded=guarded, memory_events=memory_events)
+    wiring = open_wiring(plan)
+    inherited = Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit)
+    return supervise(
+        starts,
+        wiring,
+        inherited=inherited,
+        grace_seconds=plan.launch.grace_seconds,
+        control=guarded.control,
+        memory_events=memory_events,
+    )

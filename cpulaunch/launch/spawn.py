@@ -2,33 +2,27 @@
 
 import os
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
 from cpulaunch.errors import LaunchError
-from cpulaunch.launch.bind import Binding, apply_binding
+from cpulaunch.launch.bind import apply_binding
 from cpulaunch.launch.decide import SIGKILL
 from cpulaunch.launch.descriptors import DescriptorLimit, give_back, no_process
 from cpulaunch.launch.libc import die_with_parent
 from cpulaunch.launch.program import exec_failure
 from cpulaunch.launch.replace import default_dispositions
 from cpulaunch.launch.routing import WorkerEnds
+from cpulaunch.launch.start import Start
 from cpulaunch.record import record
 
 
 @record
-class Start:
-    """Everything one worker needs to start."""
+class Inherited:
+    """What every worker gets as this launch got it: the signal mask, and the limit of open files if that was raised."""
 
-    worker: int
-    path: str
-    argv: tuple[str, ...]
-    environ: Mapping[str, str]
-    binding: Binding
-    ends: WorkerEnds
     signal_mask: frozenset[int]
-    descriptor_limit: DescriptorLimit | None
+    descriptor_limit: DescriptorLimit | None = None
 
 
 @record
@@ -39,7 +33,7 @@ class Started:
     failure: int
 
 
-def spawn(start: Start) -> Started:
+def spawn(start: Start, *, ends: WorkerEnds, inherited: Inherited) -> Started:
     """The forked process; whether it was executed, `confirm_executed` tells. Raises: LaunchError."""
     read, write = os.pipe()  # Closed by a successful exec.
     parent = os.getpid()
@@ -48,11 +42,11 @@ def spawn(start: Start) -> Started:
     except OSError as error:
         raise no_process(error) from None
     if pid == 0:
-        _become_worker(start, parent=parent, failure=write)
+        _become_worker(start, ends=ends, inherited=inherited, parent=parent, failure=write)
     os.close(write)
     with suppress(OSError):  # It has executed already, or ended.
         os.setpgid(pid, pid)  # The child does it too: whoever comes first, the group exists from here on.
-    for fd in start.ends.owned:
+    for fd in ends.owned:
         os.close(fd)
     return Started(pid=pid, failure=read)
 
@@ -72,7 +66,7 @@ def confirm_executed(start: Start, started: Started) -> None:
     )
 
 
-def _become_worker(start: Start, *, parent: int, failure: int) -> NoReturn:
+def _become_worker(start: Start, *, ends: WorkerEnds, inherited: Inherited, parent: int, failure: int) -> NoReturn:
     """Effect: this forked child is the worker, or has written "STAGE ERRNO" and ended."""
     stage = "setpgid"
     try:
@@ -80,17 +74,17 @@ def _become_worker(start: Start, *, parent: int, failure: int) -> NoReturn:
         stage = "prctl"
         die_with_parent(SIGKILL, parent=parent)
         stage = "dup2"
-        os.dup2(start.ends.stdin, 0)
-        os.dup2(start.ends.stdout, 1)
-        os.dup2(start.ends.stderr, 2)
+        os.dup2(ends.stdin, 0)
+        os.dup2(ends.stdout, 1)
+        os.dup2(ends.stderr, 2)
         stage = "binding"
         apply_binding(start.binding)
         stage = "limits"
-        if start.descriptor_limit is not None:
-            give_back(start.descriptor_limit)
+        if inherited.descriptor_limit is not None:
+            give_back(inherited.descriptor_limit)
         stage = "signals"
         default_dispositions()
-        signal.pthread_sigmask(signal.SIG_SETMASK, start.signal_mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
         stage = "execve"
         os.execve(start.path, start.argv, start.environ)
     except OSError as error:

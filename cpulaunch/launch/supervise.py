@@ -22,7 +22,6 @@ from cpulaunch.launch.decide import (
     WorkerEnded,
     step,
 )
-from cpulaunch.launch.guard import Guarded
 from cpulaunch.launch.processes import (
     ended_child,
     group_lives,
@@ -34,11 +33,11 @@ from cpulaunch.launch.processes import (
 )
 from cpulaunch.launch.pump import Pump
 from cpulaunch.launch.result import LaunchResult, WorkerResult, oom_kills
-from cpulaunch.launch.routing import Wiring
+from cpulaunch.launch.routing import Wiring, WorkerEnds
 from cpulaunch.launch.signals import ENDING
 from cpulaunch.launch.sink import SinkError
-from cpulaunch.launch.spawn import Start, confirm_executed, spawn
-from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.launch.spawn import Inherited, confirm_executed, spawn
+from cpulaunch.launch.start import Start
 
 Clock = Callable[[], float]
 
@@ -46,11 +45,7 @@ Clock = Callable[[], float]
 class Supervisor:
     """The workers' life: a context in which they are started and run, and after which none is left."""
 
-    def __init__(
-        self, starts: Sequence[Start], wiring: Wiring, *, grace_seconds: float, control: int, clock: Clock
-    ) -> None:
-        self._starts = starts
-        self._wiring = wiring
+    def __init__(self, wiring: Wiring, *, grace_seconds: float, control: int, clock: Clock) -> None:
         self._control = control
         self._clock = clock
         self.state = State(grace_seconds=grace_seconds, groups=frozenset())
@@ -77,16 +72,16 @@ class Supervisor:
             signal_group(self.pids[group], SIGKILL)
         kill_children()
 
-    def start(self) -> None:
+    def start(self, starts: Sequence[Start], ends: Sequence[WorkerEnds], inherited: Inherited) -> None:
         """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
         started = []
-        for start in self._starts:
-            one = spawn(start)
+        for start, its_ends in zip(starts, ends, strict=True):
+            one = spawn(start, ends=its_ends, inherited=inherited)
             started.append(one)
             self.pids[start.worker] = one.pid
             self._worker_of[one.pid] = start.worker
-            self.state = State(grace_seconds=self.state.grace_seconds, groups=self.state.groups | {start.worker})
-        for start, one in zip(self._starts, started, strict=True):
+            self.state = State(grace_seconds=self.state.grace_seconds, groups=frozenset(self.pids))
+        for start, one in zip(starts, started, strict=True):
             confirm_executed(start, one)
 
     def run(self) -> None:
@@ -223,8 +218,9 @@ def supervise(
     starts: Sequence[Start],
     wiring: Wiring,
     *,
-    plan: LaunchPlan,
-    guarded: Guarded,
+    inherited: Inherited,
+    grace_seconds: float,
+    control: int,
     memory_events: str | None,
 ) -> LaunchResult:
     """How the workers ended, all of them and all they started.
@@ -232,14 +228,8 @@ def supervise(
     Raises: LaunchError if output that was asked for was lost, or a worker could not be started.
     """
     kills_before = _oom_kills(memory_events)
-    with Supervisor(
-        starts,
-        wiring,
-        grace_seconds=plan.launch.grace_seconds,
-        control=guarded.control,
-        clock=time.monotonic,
-    ) as supervisor:
-        supervisor.start()
+    with Supervisor(wiring, grace_seconds=grace_seconds, control=control, clock=time.monotonic) as supervisor:
+        supervisor.start(starts, wiring.ends, inherited)
         supervisor.run()
     if supervisor.output_error is not None:
         error = supervisor.output_error

@@ -8,7 +8,16 @@ import sys
 import pytest
 from launching import HERE, python
 
-from cpulaunch.launch.mempolicy import MPOL_INTERLEAVE, Policy, get_policy, set_policy
+from cpulaunch.launch.bind import policies
+from cpulaunch.launch.mempolicy import (
+    MPOL_BIND,
+    MPOL_INTERLEAVE,
+    MPOL_PREFERRED,
+    MPOL_PREFERRED_MANY,
+    Policy,
+    get_policy,
+    set_policy,
+)
 
 CPUS = sorted(os.sched_getaffinity(0))
 NODES = os.path.isdir("/sys/devices/system/node/node0")
@@ -176,3 +185,18 @@ def test_no_ctypes_without_a_memory_policy(launcher):
     outcome = launcher.run({"argv": ["/bin/true"], "cpus": [CPUS[0]]}, env={"PYTHONVERBOSE": "1"})
     assert "cpulaunch.launch.bind" in outcome.error
     assert "ctypes" not in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("mempolicy", "nodes", "tried"),
+    [
+        ("none", {0, 1}, []),
+        ("preferred", set(), []),
+        ("preferred", {3}, [(MPOL_PREFERRED, {3})]),
+        ("preferred", {1, 0}, [(MPOL_PREFERRED_MANY, {0, 1}), (MPOL_PREFERRED, {0})]),
+        ("bind", {1, 0}, [(MPOL_BIND, {0, 1})]),
+        ("interleave", {1, 0}, [(MPOL_INTERLEAVE, {0, 1})]),
+    ],
+)
+def test_kernels_before_preferred_many_get_the_first_node(mempolicy, nodes, tried):
+    assert [(policy.mode, set(policy.numa_nodes)) for policy in policies(mempolicy, frozenset(nodes))] == tried

@@ -379,8 +379,9 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
         import os, sys, time
         from cpulaunch.launch.bind import UNBOUND
         from cpulaunch.launch.guard import become_guarded
-        from cpulaunch.launch.routing import open_wiring, worker_stdin
-        from cpulaunch.launch.spawn import Start
+        from cpulaunch.launch.routing import open_wiring
+        from cpulaunch.launch.spawn import Inherited
+        from cpulaunch.launch.start import Start
         from cpulaunch.launch.supervise import Supervisor
         from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
 
@@ -389,17 +390,17 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
         plan = LaunchPlan(mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(),
                           launch=LaunchOptions(show=frozenset()))
         guarded = become_guarded(print)
-        wiring = open_wiring(plan, stdin=worker_stdin(1))
-        start = Start(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND,
-                      ends=wiring.ends[0], signal_mask=guarded.signal_mask, descriptor_limit=None)
+        wiring = open_wiring(plan)
+        start = Start(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND)
+        inherited = Inherited(signal_mask=guarded.signal_mask)
 
         def clock():
             while not (os.path.exists("worker") and os.path.exists("stray")):
                 time.sleep(0.01)
             raise ZeroDivisionError("the clock broke")
 
-        with Supervisor([start], wiring, grace_seconds=1, control=guarded.control, clock=clock) as supervisor:
-            supervisor.start()
+        with Supervisor(wiring, grace_seconds=1, control=guarded.control, clock=clock) as supervisor:
+            supervisor.start([start], wiring.ends, inherited)
             supervisor.run()
     """)
     process = launcher.start(faulty)

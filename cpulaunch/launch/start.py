@@ -1,0 +1,33 @@
+"""What it takes to start each worker, resolved and tried before anything starts."""
+
+from collections.abc import Mapping
+
+from cpulaunch.launch.bind import Binding, Say, prepare_bindings
+from cpulaunch.launch.program import child_environ, find_executable
+from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.record import record
+
+
+@record
+class Start:
+    """One worker: what to execute, with which environment, bound to what."""
+
+    worker: int
+    path: str
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    binding: Binding
+
+
+def prepare_starts(plan: LaunchPlan, environ: Mapping[str, str], *, say: Say) -> tuple[Start, ...]:
+    """A start for each worker, its command found in its own PATH, its binding tried out.
+
+    Raises: NotFoundError, NotExecutableError, LaunchError.
+    """
+    environments = [child_environ(environ, worker.env) for worker in plan.workers]
+    paths = [find_executable(worker.argv[0], env) for worker, env in zip(plan.workers, environments, strict=True)]
+    bindings = prepare_bindings(plan, say=say)
+    return tuple(
+        Start(worker=worker.index, path=path, argv=worker.argv, environ=env, binding=binding)
+        for worker, path, env, binding in zip(plan.workers, paths, environments, bindings, strict=True)
+    )
