@@ -7,7 +7,8 @@ from cpulaunch.cpulist import parse_cpulist, parse_cpumask
 from cpulaunch.errors import ProbeError
 
 MAX_LINKS = 40
-READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Not blocking: a captured tree may hold a pipe."""
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 PADDING = b"\0 \t\r\n"
 

@@ -106,6 +106,12 @@ def test_a_limit_stops_reading(tmp_path: Path) -> None:
     assert len(root.bytes("big") or b"") == 200_000
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_does_not_stop_the_probe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    assert Root(str(tmp_path)).text("file") is None
+
+
 def test_only_the_real_root_is_live(tmp_path: Path) -> None:
     assert Root().live
     assert Root("/").live
