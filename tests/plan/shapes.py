@@ -28,6 +28,7 @@ SHAPES = {
     "only-efficiency-cores": hybrid(machine(cores=4), "0-3"),
     "offline-cpus": offline(machine(sockets=2, cores=4, smt=2), "1,8,12-13"),
     "hbm-nodes": memory(memory(machine(sockets=2, cores=4), 2, GIB), 3, GIB),
+    "one-node-and-cxl": memory(machine(cores=4), 1, GIB),
     "memory-less-node": memory(machine(sockets=2, cores=4), 1, 0),
     "cpuset-in-a-socket": cpuset(TWO, "2-3,10-11"),
     "cpuset-of-single-siblings": cpuset(machine(cores=4, smt=2), "1,4,6"),
