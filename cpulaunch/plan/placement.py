@@ -82,12 +82,12 @@ def instance_count(settings: Settings, pool: Pool) -> int | None:
     if count is None or settings.oversubscribe or count * size <= len(pool.cores):
         return count
     if settings.cores_per_instance is None:
-        what, value = "more instances than cores", f"{count} instances, {len(pool.cores)} cores"
+        what, value = "more instances than cores", f"{count} instances on {len(pool.cores)}"
     else:
         what = "more cores asked for than there are"
         value = f"{count} instances of {size} cores are {count * size}, the pool has {len(pool.cores)}"
     raise UsageError(
-        what, value=value, source=_pool_source(pool), hint="fewer or smaller instances, or --oversubscribe to share"
+        what, value=value, source=pool.source, hint="fewer or smaller instances, or --oversubscribe to share cores"
     )
 
 
@@ -101,10 +101,6 @@ def check_size(settings: Settings, have: str, cores: int) -> None:
             source="--cores-per-instance",
             hint=f"--cores-per-instance {cores} or less",
         )
-
-
-def _pool_source(pool: Pool) -> str:
-    return f"pool {pool.notes[0].value}"
 
 
 def _one_per_node(cores: tuple[Core, ...]) -> Placement:

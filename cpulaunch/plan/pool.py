@@ -29,12 +29,14 @@ class Core:
 class Pool:
     """The cores to give out. `pinned` False: a CPU quota gives no right to particular CPUs.
 
-    `quota_threads`: threads the quota pays for, all workers together; None if it limits nothing.
+    `quota_threads`: threads the quota pays for, all workers together; None if it limits nothing. `source`: what the
+    pool is and who made it so small, for error messages.
     """
 
     cores: tuple[Core, ...]
     pinned: bool
     quota_threads: int | None
+    source: str
     notes: tuple[Note, ...]
     warnings: tuple[str, ...]
 
@@ -61,6 +63,7 @@ def select_pool(host: Host, request: LaunchRequest) -> Pool:
         cores=cores,
         pinned=pinned,
         quota_threads=_quota_threads(host, cores),
+        source=_source(host, request, chosen),
         notes=_notes(host, request, cores, passed_over=passed_over, pinned=pinned),
         warnings=(*warnings, *_partial_cores(host, online, chosen, budget)),
     )
@@ -192,6 +195,11 @@ def _partial_cores(
         f"the cpuset holds single SMT siblings: CPUs {format_cpulist(foreign)} share cores with ours "
         "and belong to others, so speed will vary",
     )
+
+
+def _source(host: Host, request: LaunchRequest, chosen: frozenset[int]) -> str:
+    asked = [flag for flag, name in (("--cpus", "cpus"), ("--numa-nodes", "numa_nodes")) if name in request.origins]
+    return f"CPUs {format_cpulist(chosen)}: {', '.join(asked) or host.limits.budget.limited_by}"
 
 
 def _notes(
