@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -14,22 +15,27 @@ PR_SET_CHILD_SUBREAPER = 36
 @cache
 def libc() -> Any:
     """The process's C library (importing ctypes takes about 3 ms, so only those who need it pay)."""
-    import ctypes
+    return ctypes_module().CDLL(None, use_errno=True)
 
-    return ctypes.CDLL(None, use_errno=True)
+
+def ctypes_module() -> Any:
+    """The module ctypes. Raises: OSError ENOSYS where this Python was built without it."""
+    try:
+        import ctypes
+    except ImportError:
+        raise OSError(errno.ENOSYS, "this Python has no ctypes") from None
+    return ctypes
 
 
 def call(name: str, *args: Any) -> int:
     """What the C function returned. Raises: OSError with its errno if that is negative or it does not exist."""
-    import ctypes
-
     try:
         function = getattr(libc(), name)
     except AttributeError:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
     result = int(function(*args))
     if result < 0:
-        code = ctypes.get_errno()
+        code = ctypes_module().get_errno()
         raise OSError(code, os.strerror(code))
     return result
 
@@ -42,19 +48,21 @@ def is_linux() -> bool:
 def die_with_parent(signum: int, *, parent: int) -> None:
     """Effect: the kernel sends this process `signum` when the thread that made it ends; exec keeps that.
 
+    Where that is refused or unknown, the guard is what is left.
     Source: prctl(2) PR_SET_PDEATHSIG. The parent may be gone already, hence the comparison.
     """
-    if not is_linux():
-        return
-    call("prctl", PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if is_linux():
+        with suppress(OSError):
+            call("prctl", PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
 
 
 def adopt_orphans() -> None:
-    """Effect: descendants whose parent ends become children of this process (not inherited by fork).
+    """Effect: descendants whose parent ends become children of this process, unless that is refused or unknown.
 
-    Source: prctl(2) PR_SET_CHILD_SUBREAPER, Linux 3.4.
+    Source: prctl(2) PR_SET_CHILD_SUBREAPER, Linux 3.4; fork does not inherit it.
     """
     if is_linux():
-        call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        with suppress(OSError):
+            call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from cpulaunch.launch.libc import call
+from cpulaunch.launch.libc import call, ctypes_module
 from cpulaunch.record import record
 
 MPOL_PREFERRED = 1
@@ -48,8 +48,7 @@ class Policy:
 
 def get_policy() -> Policy:
     """The calling thread's policy. Raises: OSError (EPERM, ENOSYS) where the kernel does not say."""
-    import ctypes
-
+    ctypes = ctypes_module()
     mode = ctypes.c_int()
     mask = (ctypes.c_ubyte * (MAX_NUMA_NODES // 8))()
     size = ctypes.c_ulong(MAX_NUMA_NODES)
@@ -63,8 +62,7 @@ def set_policy(policy: Policy) -> None:
 
     Raises: OSError (EPERM in containers, ENOSYS without NUMA, EINVAL for NUMA nodes that are not allowed).
     """
-    import ctypes
-
+    ctypes = ctypes_module()
     bits = sum(1 << node for node in policy.numa_nodes)
     mask = (ctypes.c_ulong * (MAX_NUMA_NODES // 64))(
         *(bits >> shift & (1 << 64) - 1 for shift in range(0, MAX_NUMA_NODES, 64))
@@ -89,6 +87,4 @@ def _numbers() -> _Numbers:
 
 
 def _syscall(number: int, *args: object) -> None:
-    import ctypes
-
-    call("syscall", ctypes.c_long(number), *args)
+    call("syscall", ctypes_module().c_long(number), *args)

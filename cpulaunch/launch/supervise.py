@@ -39,6 +39,9 @@ from cpulaunch.launch.sink import SinkError
 from cpulaunch.launch.spawn import Inherited, confirm_executed, spawn
 from cpulaunch.launch.start import Start
 
+MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
+"""The timeout of poll(2) is an int."""
+
 Clock = Callable[[], float]
 
 
@@ -94,7 +97,8 @@ class Supervisor:
     def _wait(self) -> None:
         """Effect: sleeps until the next event or deadline, and deals with it."""
         deadlines = [at for at in (self.state.next_deadline, self._pump.deadline) if at is not None]
-        timeout = max(0.0, min(deadlines) - self._clock()) * 1000 + 1 if deadlines else None
+        wait = max(0.0, min(deadlines) - self._clock()) * 1000 + 1 if deadlines else None
+        timeout = None if wait is None else min(wait, MAX_POLL_MILLISECONDS)
         ready = self._poll.poll(timeout)
         for fd, _ in ready:
             if fd == self._control:

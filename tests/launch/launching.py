@@ -96,3 +96,8 @@ class Outcome:
     @property
     def error(self):
         return self.err.decode()
+
+
+def refusing(*calls, code):
+    """A command line under which the kernel refuses these system calls with this errno."""
+    return [sys.executable, str(HERE / "refusing.py"), ",".join(calls), str(code)]

@@ -13,8 +13,8 @@ PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 LOAD_NUMBER, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 NUMBERS = {
-    "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "sched_setaffinity": 203},
-    "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236, "sched_setaffinity": 122},
+    "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "sched_setaffinity": 203, "prctl": 157},
+    "aarch64": {"set_mempolicy": 237, "get_mempolicy": 236, "sched_setaffinity": 122, "prctl": 167},
 }
 
 

@@ -6,7 +6,7 @@ import platform
 import sys
 
 import pytest
-from launching import HERE, python
+from launching import python, refusing
 
 from cpulaunch.launch.bind import policies
 from cpulaunch.launch.mempolicy import (
@@ -110,10 +110,6 @@ def test_numa_nodes_that_do_not_exist_are_an_error(launcher):
     assert outcome.code == 125
     assert "error: worker 0 cannot be bound: NUMA nodes 900 (set_mempolicy: Invalid argument)" in outcome.error
     assert not (launcher.dir / "started").exists()
-
-
-def refusing(*calls, code):
-    return [sys.executable, str(HERE / "refusing.py"), ",".join(calls), str(code)]
 
 
 @needs_filter

@@ -1,8 +1,10 @@
 """Signals reach the workers, and nothing outlives the launcher, however it ends."""
 
+import errno
 import fcntl
 import json
 import os
+import platform
 import pty
 import signal
 import subprocess
@@ -12,7 +14,7 @@ import textwrap
 import time
 
 import pytest
-from launching import HERE, alive, eventually, python, shell
+from launching import HERE, alive, eventually, python, refusing, shell
 
 
 def telling(name):
@@ -172,6 +174,20 @@ def test_a_zombie_that_nobody_asks_for_holds_nobody_up(launcher):
     outcome = launcher.run(worker, ["/bin/true"], grace_seconds=0.3)
     assert outcome.code == 0
     assert not alive(launcher.pid("stray"))
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the test lacks its system call numbers")
+def test_a_sandbox_that_refuses_prctl_still_ends_the_groups(launcher):
+    worker = shell("sleep 600 & echo $! > child; echo $$ > pid; wait")
+    process = launcher.start(worker, telling("other"), prefix=refusing("prctl", code=errno.EPERM))
+    pids = [launcher.pid("pid"), launcher.pid("child"), launcher.pid("other")]
+    process.kill()
+    nobody_left(pids)
+
+
+def test_a_grace_longer_than_poll_can_wait_is_fine(launcher):
+    outcome = launcher.run(shell("exit 3"), shell("exec sleep 600"), grace_seconds=1e9)
+    assert outcome.code == 3
 
 
 def test_ctrl_c_twice_kills_at_once(launcher):
