@@ -21,6 +21,8 @@ from cpulaunch.probe.torch_files import environment_prefix, read_torch
 Detail = Literal["launch", "full"]
 NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 CONTAINER_FILES = (".dockerenv", "run/.containerenv")
+GPU_DRIVERS = ("nvidia", "amdgpu", "xe")
+"""Looking for these takes microseconds; listing a server's PCI devices takes milliseconds."""
 
 
 def probe_host(
@@ -32,7 +34,7 @@ def probe_host(
 ) -> Host:
     """The machine under `root`, as seen by a program of `interpreter` started with `environ`.
 
-    `launch` leaves out L1 and L2 caches, GPUs and whether memory policies are permitted.
+    `launch` leaves out L1 and L2 caches, GPUs without a driver, and whether memory policies are permitted.
     Raises: ProbeError naming the first file that exists and does not parse.
     """
     if root.live and not sys.platform.startswith("linux"):
@@ -57,7 +59,7 @@ def probe_host(
         kernel=read_kernel(root, first_cpu=min(ids.online), arch=arch, try_mempolicy=full),
         memory_bytes=read_memory(root),
         libraries=_libraries(root, arch, prefix=prefix, environ=environ),
-        gpus=_gpus(root) if full else (),
+        gpus=_gpus(root, all_of_them=full),
         torch=read_torch(root, interpreter, prefix),
         container=cgroups.container or any(root.exists(name) for name in CONTAINER_FILES),
         sysroot=None if root.live else root.path,
@@ -69,7 +71,9 @@ def _libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[st
     return read_libraries(root, arch, prefix=prefix, environ=environ) + own
 
 
-def _gpus(root: Root) -> tuple[Gpu, ...]:
+def _gpus(root: Root, *, all_of_them: bool) -> tuple[Gpu, ...]:
+    if not all_of_them and not any(root.exists(f"sys/bus/pci/drivers/{name}") for name in GPU_DRIVERS):
+        return ()
     from cpulaunch.probe.gpus import read_gpus
 
     return read_gpus(root)

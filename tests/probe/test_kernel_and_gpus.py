@@ -86,3 +86,9 @@ def test_a_malformed_pci_class_is_named(tmp_path: Path) -> None:
     root = write_root(tmp_path, RootSpec(files=device("0000:17:00.0", **{"class": "display"})))
     with pytest.raises(ProbeError, match="hexadecimal"):
         probe_host(Root(str(root)))
+
+
+@pytest.mark.parametrize(("driver", "found"), [("nvidia", 4), ("amdgpu", 4), ("xe", 4), ("ast", 0)])
+def test_a_launch_looks_for_gpus_only_where_a_driver_is_loaded(driver: str, found: int) -> None:
+    files = DEVICES | {f"sys/bus/pci/drivers/{driver}/bind": ""}
+    assert len(host_of(RootSpec(files=files), detail="launch").gpus) == found
