@@ -120,9 +120,17 @@ def fields(cls: type) -> dict[str, Field]:
 
 
 class _DataclassFields:
-    """`__dataclass_fields__`, made only when somebody asks."""
+    """`__dataclass_fields__`, made when somebody asks for the first time."""
+
+    __slots__ = ("made",)
 
     def __get__(self, instance: object, owner: Any) -> dict[str, Any]:
+        if not hasattr(self, "made"):
+            self.made = self._make(owner)
+        return self.made
+
+    @staticmethod
+    def _make(owner: Any) -> dict[str, Any]:
         import dataclasses
 
         named = [(name, owner.__annotations__[name]) for name in owner.__slots__]
