@@ -10,6 +10,8 @@ import time
 import pytest
 from launching import alive, eventually, python, shell
 
+from cpulaunch.launch.processes import children_of
+
 LINES = 20_000
 
 
@@ -226,18 +228,13 @@ def test_a_reader_that_does_not_read_keeps_no_signal_away(launcher):
     process.stdout.read(1)
     time.sleep(0.5)  # All buffers fill up; the assertion below does not depend on it.
     process.send_signal(signal.SIGTERM)
-    eventually(lambda: len(children(process.pid)) == 0 or not group_members(process.pid), "workers end")
+    eventually(lambda: not workers_of(process.pid), "the end of the workers")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
 
 
-def children(pid):
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
-    return [int(word) for word in listed.stdout.split()]
-
-
-def group_members(pid):
-    return [grandchild for child in children(pid) for grandchild in children(child)]
+def workers_of(pid):
+    return [worker for supervisor in children_of(pid) for worker in children_of(supervisor)]
 
 
 def test_closed_standard_descriptors_do_no_harm(launcher):
@@ -293,7 +290,7 @@ def test_a_socket_is_written_without_blocking(launcher):
         first += ours.recv(1 << 16)
     assert set(first.splitlines()[:100_000]) <= {b"[0] y", b"[1] y"}
     process.send_signal(signal.SIGTERM)  # With the socket full, this must still arrive.
-    eventually(lambda: not group_members(process.pid), "the end of the workers")
+    eventually(lambda: not workers_of(process.pid), "the end of the workers")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
     ours.close()

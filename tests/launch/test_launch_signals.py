@@ -372,15 +372,16 @@ def test_an_idle_supervisor_uses_no_cpu(launcher):
     launcher.start(telling("a"), telling("b"))
     supervisor = parent(launcher.pid("a"))
     launcher.pid("b")
-    eventually(lambda: sleeping(supervisor), "a sleeping supervisor")
+    eventually(lambda: settled(supervisor), "a sleeping supervisor")
     before = switches(supervisor)
     time.sleep(2)
     assert switches(supervisor) == before
 
 
-def sleeping(pid):
-    with open(f"/proc/{pid}/wchan") as file:
-        return "poll" in file.read()
+def settled(pid):
+    before = switches(pid)
+    time.sleep(0.2)
+    return switches(pid) == before
 
 
 def switches(pid):
