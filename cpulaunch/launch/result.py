@@ -4,6 +4,9 @@ import signal
 
 from cpulaunch.record import record
 
+KILLED = 128 + 9
+"""What SIGKILL leaves, of the worker itself or of what a shell wrapped around it ran."""
+
 
 @record
 class WorkerResult:
@@ -53,7 +56,7 @@ def _failure(worker: WorkerResult, result: LaunchResult, *, many: bool) -> list[
     ended = f"killed by {signal_words(worker.signal)}" if worker.signal is not None else f"exit code {worker.exit_code}"
     others = " first; the others were ended" if many else ""
     lines = [f"cpulaunch: worker {worker.index} on {result.host} failed{others}: {ended}"]
-    if worker.signal == getattr(signal, "SIGKILL", 9) and result.oom_kills:
+    if worker.status == KILLED and result.oom_kills:
         count = result.oom_kills
         lines.append(f"cpulaunch: out of memory: the kernel killed {count} process(es) at this cgroup's memory limit")
     if worker.log is not None:

@@ -29,6 +29,10 @@ def test_memory_is_blamed_only_where_the_kernel_says_so(signal, oom, told):
     assert ("out of memory" in "\n".join(summary(result(signal=signal, oom=oom)))) == told
 
 
+def test_memory_is_blamed_through_a_shell_too():
+    assert "out of memory" in "\n".join(summary(result(exit_code=137, oom=1)))
+
+
 def test_the_last_lines_are_quoted():
     assert summary(result(exit_code=1, lines=["a", "b"]))[1:] == ("cpulaunch: its last lines:", "  a", "  b")
 
