@@ -183,16 +183,14 @@ class Supervisor:
 
     def _output_done(self) -> bool:
         """Whether all output is written, or nobody wants to wait for it."""
-        if self._impatient:
-            return True
         try:
             self._pump.drain()
-            if self._pump.undrained:
+            if self._pump.undrained and not self._impatient:
                 return False
             self._pump.finish()
         except SinkError as error:
             self._output_failed(error)
-        return self._pump.idle
+        return self._pump.idle or self._impatient
 
 
 def _wake_on_child() -> int:

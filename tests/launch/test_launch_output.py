@@ -163,6 +163,14 @@ def test_logs_keep_the_order_of_stdout_and_stderr(launcher, tmp_path, options):
     assert logged.splitlines() == [str(number) for number in range(3000)]
 
 
+def test_a_log_is_complete_when_the_launcher_is_killed(launcher, tmp_path):
+    process = launcher.start(shell("printf 'no newline'; echo $$ > pid; exec sleep 600"), log_dir="logs")
+    pid = launcher.pid("pid")
+    process.kill()
+    eventually(lambda: not alive(pid), "the end of the worker")
+    eventually(lambda: (tmp_path / "logs/worker-0.log").read_text() == "no newline", "a complete log")
+
+
 def test_a_log_starts_empty(launcher, tmp_path):
     (tmp_path / "worker-0.log").write_text("from the last run\n" * 100)
     launcher.run(shell("echo new"), log_dir=".")
