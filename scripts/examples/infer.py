@@ -34,7 +34,7 @@ def main() -> None:
     """Warm up, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("bert", "resnet50"), default="bert")
-    parser.add_argument("--seconds", type=float, default=8.0, help="how long to measure")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
     options = parser.parse_args()
     torch.manual_seed(0)
     model, request = bert() if options.model == "bert" else resnet50()
