@@ -1,6 +1,10 @@
 """The kernel's list format for CPU and NUMA node ids: "0-3,8" <-> frozenset of ints."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_ID = 1 << 20
 

@@ -4,14 +4,18 @@ Ids of cores, L3 groups, sockets and dies are the lowest logical CPU id of the g
 included: unique on the machine, which the kernel's core_id and physical_package_id are not.
 """
 
-from typing import Literal
+from __future__ import annotations
 
 from cpulaunch.record import record
 
-CoreKind = Literal["performance", "efficiency"]
-CacheType = Literal["Unified", "Data", "Instruction"]
-Permission = Literal["permitted", "denied", "unknown"]
-LibraryKind = Literal["allocator", "openmp", "mkl-dispatch"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+CoreKind: TypeAlias = 'Literal["performance", "efficiency"]'
+CacheType: TypeAlias = 'Literal["Unified", "Data", "Instruction"]'
+Permission: TypeAlias = 'Literal["permitted", "denied", "unknown"]'
+LibraryKind: TypeAlias = 'Literal["allocator", "openmp", "mkl-dispatch"]'
 
 
 @record

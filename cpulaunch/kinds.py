@@ -1,11 +1,14 @@
 """How a setting's value is written: as text on a command line, as a TOML value in a profile."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from __future__ import annotations
 
 from cpulaunch.cpulist import parse_cpulist
 from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 @record
@@ -38,7 +41,11 @@ def _toml_integer(minimum: int, value: object) -> int:
 
 def integer(*, minimum: int) -> Kind:
     """Whole numbers from `minimum` up."""
-    return Kind(metavar="N", from_text=partial(_integer, minimum), from_toml=partial(_toml_integer, minimum))
+    return Kind(
+        metavar="N",
+        from_text=lambda text: _integer(minimum, text),
+        from_toml=lambda value: _toml_integer(minimum, value),
+    )
 
 
 def _count(word: str, text: str) -> int | str:
@@ -51,7 +58,9 @@ def _toml_count(word: str, value: object) -> int | str:
 
 def count(word: str) -> Kind:
     """A positive whole number or `word`."""
-    return Kind(metavar=f"N|{word}", from_text=partial(_count, word), from_toml=partial(_toml_count, word))
+    return Kind(
+        metavar=f"N|{word}", from_text=lambda text: _count(word, text), from_toml=lambda value: _toml_count(word, value)
+    )
 
 
 def _number(minimum: float, text: str) -> float:
@@ -72,7 +81,11 @@ def _toml_number(minimum: float, value: object) -> float:
 
 def number(*, minimum: float) -> Kind:
     """Finite numbers from `minimum` up."""
-    return Kind(metavar="SECONDS", from_text=partial(_number, minimum), from_toml=partial(_toml_number, minimum))
+    return Kind(
+        metavar="SECONDS",
+        from_text=lambda text: _number(minimum, text),
+        from_toml=lambda value: _toml_number(minimum, value),
+    )
 
 
 def _choice(choices: tuple[str, ...], value: object) -> str:
@@ -83,7 +96,10 @@ def _choice(choices: tuple[str, ...], value: object) -> str:
 
 def choice(*choices: str) -> Kind:
     """One of the named words."""
-    one_of = partial(_choice, choices)
+
+    def one_of(value: object) -> str:
+        return _choice(choices, value)
+
     return Kind(metavar="|".join(choices), from_text=one_of, from_toml=one_of, choices=choices)
 
 

@@ -2,7 +2,11 @@
 
 # ruff: noqa: E501
 # fmt: off
-from typing import Any
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # name, kind, summary, not_for, applies, settings and env (name, value, reason, source, date)
 PRESETS: tuple[tuple[str, str, str, str, Any, Any, Any], ...] = (

@@ -3,23 +3,31 @@
 Presets come from a generated table (no TOML is parsed for a launch that names none); a user's own profiles are files.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Any
 
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.profile_model import Choice, Profile, matches, specificity
 from cpulaunch.request import EnvDefault, Layer
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
-@cache
+
+_made: list[Profile] = []
+
+
 def presets() -> tuple[Profile, ...]:
-    """The profiles that come with cpulaunch, by name."""
+    """The profiles that come with cpulaunch, by name; made when first asked for."""
     from cpulaunch.preset_table import PRESETS
 
-    return tuple(_preset(row) for row in PRESETS)
+    if not _made:
+        _made.extend(_preset(row) for row in PRESETS)
+    return tuple(_made)
 
 
 def _preset(row: tuple[Any, ...]) -> Profile:

@@ -1,13 +1,18 @@
 """What a profile is, and whether it is made for a host. Pure."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from __future__ import annotations
 
 from cpulaunch.host import Host
 from cpulaunch.record import record
 
-ProfileKind = Literal["server", "situation", "intent"]
-Conditions = tuple[tuple[str, Any], ...]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Literal, TypeAlias
+
+ProfileKind: TypeAlias = 'Literal["server", "situation", "intent"]'
+PROFILE_KINDS = ("server", "situation", "intent")
+Conditions: TypeAlias = "tuple[tuple[str, Any], ...]"
 """Names of CONDITIONS with the values they must have, all of them."""
 
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any, get_args
+from typing import Any
 
 from cpulaunch.host import FEATURES
-from cpulaunch.profile_model import Choice, Profile, ProfileKind
+from cpulaunch.profile_model import PROFILE_KINDS, Choice, Profile
 
 MAX_TEXT = 500
 """Characters in a reason, a summary or a value: they are printed on one line of the plan."""
@@ -24,8 +24,8 @@ def text(value: object) -> str:
 
 def kind(value: object) -> str:
     """One of the kinds of profile. Raises: ValueError."""
-    if value not in get_args(ProfileKind):
-        raise ValueError("expected one of " + ", ".join(get_args(ProfileKind)))
+    if value not in PROFILE_KINDS:
+        raise ValueError("expected one of " + ", ".join(PROFILE_KINDS))
     return str(value)
 
 

@@ -3,12 +3,24 @@
 `dataclasses.dataclass` compiles the methods of every class it makes: about 1 ms each, and 20 ms for the import, which
 for the sixty classes a launch needs is more than all of its work. A record's methods are shared functions instead. It
 is a dataclass to whoever asks (`dataclasses.replace`, `fields` and `asdict` work), and to type checkers.
+
+For the same reason the modules of a launch import `typing` and `collections.abc` only for type checkers: that would
+take as long as starting Python itself.
 """
 
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, dataclass_transform, overload
+from __future__ import annotations
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn, TypeVar, dataclass_transform, overload
+
+    T = TypeVar("T")
+else:
+
+    def dataclass_transform(**_: object) -> object:
+        """Stands in for typing.dataclass_transform."""
+        return lambda function: function
 
 
 class Field:
@@ -27,10 +39,14 @@ def field(*, default: Any = None, default_factory: Callable[[], Any] | None = No
     return Field(default, default_factory, metadata)
 
 
-@overload
-def record(cls: type[T]) -> type[T]: ...
-@overload
-def record(*, kw_only: bool = True) -> Callable[[type[T]], type[T]]: ...
+if TYPE_CHECKING:
+
+    @overload
+    def record(cls: type[T]) -> type[T]: ...
+    @overload
+    def record(*, kw_only: bool = True) -> Callable[[type[T]], type[T]]: ...
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def record(cls: type[T] | None = None, *, kw_only: bool = True) -> Any:
     """The class made of an annotated class body: immutable, compared and hashed by value, without a `__dict__`."""

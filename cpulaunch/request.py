@@ -1,13 +1,18 @@
 """What was asked: the program, the merged settings with their origins, and the user's environment."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
 from types import MappingProxyType
-from typing import Any, Literal
 
 from cpulaunch.record import field, record
 from cpulaunch.settings import Settings
 
-ProgramKind = Literal["script", "module", "command"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Literal, TypeAlias
+
+ProgramKind: TypeAlias = 'Literal["script", "module", "command"]'
 Origin = str
 """`cli`, `environment`, `profile:NAME` or `default`."""
 

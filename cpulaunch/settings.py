@@ -3,15 +3,18 @@
 A row's flag is its name with dashes (`cores_per_instance` is `--cores-per-instance`, also accepted with underscores).
 """
 
-from functools import cache
-from typing import Any, Literal
+from __future__ import annotations
 
 from cpulaunch import kinds
 from cpulaunch.kinds import Kind
 from cpulaunch.record import field, fields, record
 
-Count = int | Literal["auto"]
-Group = Literal["Placement", "Memory and threads", "Preloads", "Profile", "Launch"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, TypeAlias
+
+Count: TypeAlias = 'int | Literal["auto"]'
+Group: TypeAlias = 'Literal["Placement", "Memory and threads", "Preloads", "Profile", "Launch"]'
 
 
 @record
@@ -141,7 +144,9 @@ class Settings:
     )
 
 
-@cache
+_ROWS = {name: Row(name=name, default=row.default, **row.metadata) for name, row in fields(Settings).items()}
+
+
 def rows() -> dict[str, Row]:
     """Every setting's row by name, in the order of the help."""
-    return {name: Row(name=name, default=row.default, **row.metadata) for name, row in fields(Settings).items()}
+    return _ROWS

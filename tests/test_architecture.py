@@ -1,6 +1,8 @@
 """The layers: who may import whom, and where effects live. The table is the architecture."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,30 @@ def test_planning_is_pure(path):
 def test_files_stay_readable_in_one_sitting(path):
     lines = path.read_text().splitlines()
     assert len(lines) <= 400 or path.name == "preset_table.py"
+
+
+HEAVY = (
+    "typing",
+    "re",
+    "enum",
+    "dataclasses",
+    "contextlib",
+    "functools",
+    "collections",
+    "json",
+    "pathlib",
+    "subprocess",
+)
+HOT_PATH = "import cpulaunch.cli.main, cpulaunch.cli.run, cpulaunch.launch.replace, cpulaunch.preset_table"
+
+
+def test_a_launch_imports_little():
+    """Each of these costs a launch 2 to 20 ms; see record.py."""
+    loaded = f"import sys; {HOT_PATH}; print(*(m for m in {HEAVY} if m in sys.modules))"
+    out = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); {loaded}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.split() == []

@@ -4,13 +4,17 @@ Written by hand because everything after the program belongs to it untouched, an
 argument-parsing library would cost more than probing the machine.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
 
 from cpulaunch.errors import UsageError
 from cpulaunch.record import field, record
 from cpulaunch.request import Program, ProgramKind
 from cpulaunch.settings import Row, rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 
 @record

@@ -1,10 +1,15 @@
 """The one place that reads the environment, catches errors and decides the exit code."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Mapping, Sequence
 
 from cpulaunch.errors import CpulaunchError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 INSPECTING = ("probe", "profiles", "doctor")
 INTERRUPTED = 130

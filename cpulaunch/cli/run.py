@@ -1,14 +1,14 @@
 """run and plan: probe, merge, plan, try the preloads, then print or launch."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Mapping, Sequence
 
 from cpulaunch.cli.arguments import CommandLine, parse_command_line
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
 from cpulaunch.launch.program import check_program
-from cpulaunch.launch.result import summary
 from cpulaunch.launch.run import launch
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.model import LaunchPlan
@@ -16,6 +16,10 @@ from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.profile import chosen_layers, profile_warnings, user_profile_dir
 from cpulaunch.request import LaunchRequest, Layer, merge
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -> int:
@@ -129,6 +133,8 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
         print(plan_view.plan_text(plan, host, width=terminal.width(), color=False), file=sys.stderr, flush=True)
     events = host.limits.memory_events
     result = launch(plan, environ=environ, memory_events=events and f"/{events}")
+    from cpulaunch.launch.result import summary
+
     for told in summary(result):
         print(told, file=sys.stderr)
     return result.exit_code

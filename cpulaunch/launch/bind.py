@@ -1,9 +1,9 @@
 """Binding to CPUs and NUMA memory, tried on this very process before anything starts."""
 
+from __future__ import annotations
+
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import LaunchError
@@ -19,7 +19,12 @@ from cpulaunch.launch.mempolicy import (
 from cpulaunch.plan.model import LaunchPlan, MemoryPolicy, WorkerPlan
 from cpulaunch.record import record
 
-Say = Callable[[str], None]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+Say: TypeAlias = "Callable[[str], None]"
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 PERMIT_HINT = "in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"
 ABSENT_HINT = "this kernel has no NUMA memory policies; --membind none says so"
@@ -64,16 +69,19 @@ def prepare_bindings(plan: LaunchPlan, *, say: Say) -> tuple[Binding, ...]:
 
     taken: dict[tuple[str, frozenset[int]], Policy | None] = {}
     bindings = []
-    with _affinity_kept(), _policy_kept(plan):
+    cpus, policy = _own_cpus(), _own_policy(plan)
+    try:
         for worker in plan.workers:
             wanted = (worker.mempolicy, worker.numa_nodes)
             if wanted not in taken:
                 taken[wanted] = _try_policy(worker, degrade)
             bindings.append(Binding(cpus=_try_cpus(worker, degrade), policy=taken[wanted]))
+    finally:
+        _restore(cpus, policy)
     return tuple(bindings)
 
 
-Degrade = Callable[..., None]
+Degrade: TypeAlias = "Callable[..., None]"
 
 
 def _try_cpus(worker: WorkerPlan, degrade: Degrade) -> frozenset[int]:
@@ -131,45 +139,30 @@ def policies(mempolicy: MemoryPolicy, nodes: frozenset[int]) -> tuple[Policy, ..
     return (first,) if len(nodes) == 1 else (Policy(mode=MPOL_PREFERRED_MANY, numa_nodes=nodes), first)
 
 
-@contextmanager
-def _affinity_kept() -> Iterator[None]:
-    """Effect: this process's CPUs are afterwards what they were before."""
-    if not hasattr(os, "sched_getaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
+def _restore(cpus: set[int] | None, policy: Policy | None) -> None:
+    """Effect: this process is bound as before (None: as it is). What was refused may be refused again."""
     try:
-        yield
-    finally:
-        with _refusal_ignored():
-            os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def _policy_kept(plan: LaunchPlan) -> Iterator[None]:
-    """Effect: this process's memory policy is afterwards what it was before (nothing is asked if none is wanted)."""
-    if not any(policies(worker.mempolicy, worker.numa_nodes) for worker in plan.workers):
-        yield
-        return
-    try:
-        before = get_policy()
-    except OSError:
-        before = Policy(mode=0, numa_nodes=frozenset())
-    try:
-        yield
-    finally:
-        with _refusal_ignored():
-            set_policy(before)
-
-
-@contextmanager
-def _refusal_ignored() -> Iterator[None]:
-    """Effect: what was refused when it was tried may be refused again (then nothing needs restoring)."""
-    try:
-        yield
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+        if policy is not None:
+            set_policy(policy)
     except OSError as error:
         if error.errno not in REFUSED:
             raise
+
+
+def _own_cpus() -> set[int] | None:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
+def _own_policy(plan: LaunchPlan) -> Policy | None:
+    """This process's memory policy; None if no worker wants one (then nothing is asked and nothing changes)."""
+    if not any(policies(worker.mempolicy, worker.numa_nodes) for worker in plan.workers):
+        return None
+    try:
+        return get_policy()
+    except OSError:
+        return Policy(mode=0, numa_nodes=frozenset())
 
 
 def _reason(call: str, error: OSError) -> str:

@@ -5,12 +5,17 @@ started that stayed in its process group; strays are descendants that left it. A
 gets a deadline; a deadline that passes is answered by SIGKILL.
 """
 
+from __future__ import annotations
+
 import signal
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 from cpulaunch.launch.signals import ENDING
 from cpulaunch.record import field, fields, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
 SIGKILL = int(getattr(signal, "SIGKILL", 9))
 SIGCONT = int(getattr(signal, "SIGCONT", 18))

@@ -1,9 +1,11 @@
 """Room for the descriptors of many workers: pipes, logs, and the pipes that report failed starts."""
 
+from __future__ import annotations
+
 import os
-from typing import NamedTuple
 
 from cpulaunch.errors import LaunchError
+from cpulaunch.record import record
 
 PER_WORKER = 8
 """At most: two pipes with two ends, a log, a null device, and a failure pipe with two ends."""
@@ -11,7 +13,8 @@ PER_WORKER = 8
 SPARE = 64
 
 
-class DescriptorLimit(NamedTuple):
+@record(kw_only=False)
+class DescriptorLimit:
     """RLIMIT_NOFILE as it was: workers get it back, since programs that use select(2) rely on a low one."""
 
     soft: int
@@ -42,7 +45,7 @@ def give_back(limit: DescriptorLimit) -> None:
     """Effect: the limit is what it was."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit.soft, limit.hard))
 
 
 def no_process(error: OSError) -> LaunchError:

@@ -6,10 +6,10 @@ a worker escapes: it belongs to whichever of the two is left. Signals arrive onc
 supervisor has its own process group and blocks all it can.
 """
 
+from __future__ import annotations
+
 import os
 import signal
-from collections.abc import Callable
-from typing import NoReturn
 
 from cpulaunch.launch.descriptors import no_process
 from cpulaunch.launch.libc import adopt_orphans
@@ -17,6 +17,11 @@ from cpulaunch.launch.processes import kill_children, own_children
 from cpulaunch.launch.replace import flush_python
 from cpulaunch.launch.signals import passed_on
 from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
 
 
 @record

@@ -1,21 +1,28 @@
 """The C library's calls that Python does not offer; ctypes is imported only when one is needed."""
 
+from __future__ import annotations
+
 import errno
 import os
 import sys
-from contextlib import suppress
-from functools import cache
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """Source: Linux, include/uapi/linux/prctl.h."""
 
 
-@cache
+_opened: list[Any] = []
+
+
 def libc() -> Any:
     """The process's C library (importing ctypes takes about 3 ms, so only those who need it pay)."""
-    return ctypes_module().CDLL(None, use_errno=True)
+    if not _opened:
+        _opened.append(ctypes_module().CDLL(None, use_errno=True))
+    return _opened[0]
 
 
 def ctypes_module() -> Any:
@@ -52,8 +59,7 @@ def die_with_parent(signum: int, *, parent: int) -> None:
     Source: prctl(2) PR_SET_PDEATHSIG. The parent may be gone already, hence the comparison.
     """
     if is_linux():
-        with suppress(OSError):
-            call("prctl", PR_SET_PDEATHSIG, signum, 0, 0, 0)
+        _control(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
 
@@ -64,5 +70,13 @@ def adopt_orphans() -> None:
     Source: prctl(2) PR_SET_CHILD_SUBREAPER, Linux 3.4; fork does not inherit it.
     """
     if is_linux():
-        with suppress(OSError):
-            call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _control(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _control(option: int, value: int) -> bool:
+    """Whether prctl(2) took it; a sandbox may refuse."""
+    try:
+        call("prctl", option, value, 0, 0, 0)
+    except OSError:
+        return False
+    return True

@@ -1,9 +1,10 @@
 """The calling thread's NUMA memory policy, by direct system calls: no numactl or libnuma needed."""
 
+from __future__ import annotations
+
 import errno
 import os
 import sys
-from typing import NamedTuple
 
 from cpulaunch.launch.libc import call, ctypes_module
 from cpulaunch.record import record
@@ -18,7 +19,8 @@ MAX_NUMA_NODES = 1024
 """Source: Linux, NODES_SHIFT is at most 10 on every architecture."""
 
 
-class _Numbers(NamedTuple):
+@record(kw_only=False)
+class _Numbers:
     get: int
     set: int
 

@@ -1,9 +1,14 @@
 """What the workers write: whole lines with a prefix, into sinks that several of them share."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Sequence
 
 from cpulaunch.launch.sink import Sink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 READ_BYTES = 1 << 16
 LINE_BYTES = 1 << 20

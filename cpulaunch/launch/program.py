@@ -1,12 +1,17 @@
 """Finding what is to be executed, before anything starts."""
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
 
 from cpulaunch.errors import CpulaunchError, NotExecutableError, NotFoundError
 from cpulaunch.request import Program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 BINDERS = ("numactl", "taskset")
 

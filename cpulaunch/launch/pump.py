@@ -1,10 +1,15 @@
 """All streams and sinks of a launch, moved as they become ready and never further than memory allows."""
 
+from __future__ import annotations
+
 import select
-from collections.abc import Iterable
 
 from cpulaunch.launch.output import Stream
 from cpulaunch.launch.sink import Sink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 STALL_SECONDS = 1.0
 """How long a worker silent in the middle of a long line may hold up others whose buffers are full."""
@@ -13,7 +18,7 @@ STALL_SECONDS = 1.0
 class Pump:
     """Registers what is worth waiting for with a poll object, and serves what became ready."""
 
-    def __init__(self, poll: "select.poll", *, streams: Iterable[Stream], sinks: Iterable[Sink]) -> None:
+    def __init__(self, poll: select.poll, *, streams: Iterable[Stream], sinks: Iterable[Sink]) -> None:
         self._poll = poll
         self._streams = {stream.fd: stream for stream in streams}
         self._sinks = {sink.fd: sink for sink in sinks}

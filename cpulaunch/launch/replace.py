@@ -1,13 +1,17 @@
 """One worker without logs: this process becomes it."""
 
+from __future__ import annotations
+
 import os
-import signal
 import sys
-from typing import NoReturn
 
 from cpulaunch.launch.bind import apply_binding
 from cpulaunch.launch.program import exec_failure
 from cpulaunch.launch.start import Start
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 """Python ignores these from its start on; a program expects their default. Source: Python/pylifecycle.c."""
@@ -22,6 +26,8 @@ def flush_python() -> None:
 
 def restore_dispositions() -> None:
     """Effect: signals that this Python ignores for itself have their default action again (exec resets handlers)."""
+    import signal
+
     for name in IGNORED_BY_PYTHON:
         number = getattr(signal, name, None)
         if number is not None:
@@ -33,6 +39,8 @@ def default_dispositions() -> None:
 
     For a forked child that unblocks signals before it executes: what arrives then is not lost in a handler.
     """
+    import signal
+
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(number, signal.SIG_DFL)
@@ -43,7 +51,8 @@ def replace_this_process(start: Start) -> NoReturn:
     """Effect: this process is the worker: same pid, signals and exit code. Raises: NotExecutableError."""
     flush_python()
     apply_binding(start.binding)
-    restore_dispositions()
+    if not os.path.basename(start.path).startswith("python"):  # It would ignore them again; `signal` takes 3 ms.
+        restore_dispositions()
     try:
         os.execve(start.path, start.argv, start.environ)
     except OSError as error:

@@ -1,13 +1,18 @@
 """Which worker's output goes where, decided and opened before anything starts."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Sequence
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.output import Route, Stream
 from cpulaunch.launch.sink import Sink
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 

@@ -1,15 +1,21 @@
 """A plan carried out: the one entry point of this package."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Mapping, Sequence
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.bind import Say
 from cpulaunch.launch.replace import replace_this_process
-from cpulaunch.launch.result import LaunchResult
 from cpulaunch.launch.start import Start, prepare_starts
 from cpulaunch.plan.model import LaunchPlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cpulaunch.launch.result import LaunchResult
 
 
 def say_on_stderr(line: str) -> None:

@@ -1,7 +1,12 @@
 """Which signals are passed on, and which of them end a launch."""
 
+from __future__ import annotations
+
 import signal
-from collections.abc import Iterable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ENDING = frozenset(
     number for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if (number := getattr(signal, name, None)) is not None

@@ -1,10 +1,25 @@
 """Where output goes: the terminal, a pipe or a file, written without ever blocking on a slow reader."""
 
+from __future__ import annotations
+
 import errno
 import os
 import select
 import stat
-from typing import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Writer(Protocol):
+        """Something that writes lines into a sink, and can be told that it is its turn."""
+
+        def advance(self) -> None:
+            """Effect: what may be written now is on its way."""
+
+        def break_line(self) -> None:
+            """Effect: its unfinished line ends here."""
+
 
 BUFFER_BYTES = 1 << 20
 CAREFUL_BYTES = 4096
@@ -12,16 +27,6 @@ CAREFUL_BYTES = 4096
 
 HUNG_UP = (errno.EIO, errno.ENXIO)
 """What a terminal whose other side is gone answers."""
-
-
-class Writer(Protocol):
-    """Something that writes lines into a sink, and can be told that it is its turn."""
-
-    def advance(self) -> None:
-        """Effect: what may be written now is on its way."""
-
-    def break_line(self) -> None:
-        """Effect: its unfinished line ends here."""
 
 
 class SinkError(OSError):
@@ -48,7 +53,7 @@ class Sink:
         self._polled: select.poll | None = None
 
     @classmethod
-    def of_descriptor(cls, fd: int, *, name: str) -> "Sink":
+    def of_descriptor(cls, fd: int, *, name: str) -> Sink:
         """The sink for an inherited descriptor, whose flags (shared with other processes) stay as they are."""
         mode = os.fstat(fd).st_mode
         terminal = os.isatty(fd)

@@ -1,9 +1,10 @@
 """One worker process made: its own group, bound, wired and executed, or the exact reason why not."""
 
+from __future__ import annotations
+
 import os
 import signal
 from contextlib import suppress
-from typing import NoReturn
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.bind import apply_binding
@@ -15,6 +16,10 @@ from cpulaunch.launch.replace import default_dispositions
 from cpulaunch.launch.routing import WorkerEnds
 from cpulaunch.launch.start import Start
 from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 @record

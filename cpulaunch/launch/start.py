@@ -1,11 +1,15 @@
 """What it takes to start each worker, resolved and tried before anything starts."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
 from cpulaunch.launch.bind import Binding, Say, prepare_bindings
 from cpulaunch.launch.program import child_environ, find_executable
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @record

@@ -1,11 +1,11 @@
 """The supervisor: starts the workers, sleeps in the kernel until something happens, and ends what it started."""
 
+from __future__ import annotations
+
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.decide import (
@@ -39,10 +39,16 @@ from cpulaunch.launch.sink import SinkError
 from cpulaunch.launch.spawn import Inherited, confirm_executed, spawn
 from cpulaunch.launch.start import Start
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType, TracebackType
+    from typing import TypeAlias
+
 MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 """The timeout of poll(2) is an int."""
 
-Clock = Callable[[], float]
+Clock: TypeAlias = "Callable[[], float]"
 
 
 class Supervisor:
@@ -66,7 +72,7 @@ class Supervisor:
         streams = [stream for streams in wiring.streams for stream in streams]
         self._pump = Pump(self._poll, streams=streams, sinks=wiring.sinks)
 
-    def __enter__(self) -> "Supervisor":
+    def __enter__(self) -> Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

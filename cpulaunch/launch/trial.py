@@ -1,13 +1,15 @@
 """Trial starts: does the worker's interpreter start with a library preloaded? Answers are remembered."""
 
+from __future__ import annotations
+
 import os
-import select
-import signal
-from collections.abc import Mapping, Sequence
-from time import monotonic
 
 from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
 from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 TRIAL_SECONDS = 20.0
 TIMED_OUT = f"the trial start did not end within {TRIAL_SECONDS:g} s"
@@ -68,6 +70,8 @@ class _Trial:
 
 
 def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial:
+    import signal  # Here and below: verdicts are mostly known, and then nothing of this is needed.
+
     if any(separator in path for separator in " :"):
         return _Trial(path=path, refused="its path has a space or colon, which LD_PRELOAD cannot express")
     own = environ.get("LD_PRELOAD")
@@ -91,6 +95,8 @@ def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial
 
 def _verdict(trial: _Trial) -> str | None:
     """Why the trial failed; None if it succeeded. Effect: its process has ended."""
+    import signal
+
     if trial.refused is not None:
         return trial.refused
     said, in_time = _read_until_closed(trial.stderr)
@@ -119,6 +125,9 @@ def _ended(status: int) -> str:
 
 def _read_until_closed(fd: int) -> tuple[bytes, bool]:
     """What was written (its first 64 KiB) and whether all writers closed within the time limit."""
+    import select
+    from time import monotonic
+
     deadline = monotonic() + TRIAL_SECONDS
     said = b""
     poll = select.poll()

@@ -1,8 +1,13 @@
 """The remembered verdicts of trial starts: a small text file that only its owner can have written."""
 
+from __future__ import annotations
+
 import os
 import stat
-from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HEADER = "cpulaunch trials 1"
 GOOD = "good"

@@ -1,10 +1,14 @@
 """Variables for the memory allocator that will be loaded, huge pages, and torch's compile workers."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from cpulaunch.host import Host
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 JEMALLOC = "oversize_threshold:1,background_thread:true,metadata_thp:auto"
 """Arenas for large blocks too, purging in the background. Source: jemalloc TUNING.md."""

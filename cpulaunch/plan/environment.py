@@ -3,11 +3,15 @@
 Order: --env and flags, the user's environment, a profile's own variables, a profile's settings, defaults.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
 
 from cpulaunch.plan.model import Note
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest, Origin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @record

@@ -1,14 +1,18 @@
 """The plan: exactly what will run. It is printed, written as JSON or a script, and executed."""
 
-from typing import Literal
+from __future__ import annotations
 
 from cpulaunch.record import record
 from cpulaunch.request import Origin
 
-Mode = Literal["single", "instances", "ranks"]
-MemoryPolicy = Literal["preferred", "bind", "interleave", "none"]
-Binder = Literal["native", "numactl", "taskset", "none"]
-PreloadKind = Literal["allocator", "openmp", "mkl-dispatch"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+Mode: TypeAlias = 'Literal["single", "instances", "ranks"]'
+MemoryPolicy: TypeAlias = 'Literal["preferred", "bind", "interleave", "none"]'
+Binder: TypeAlias = 'Literal["native", "numactl", "taskset", "none"]'
+PreloadKind: TypeAlias = 'Literal["allocator", "openmp", "mkl-dispatch"]'
 
 
 @record

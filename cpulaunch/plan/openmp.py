@@ -1,15 +1,19 @@
 """How OpenMP threads wait and where they sit, in the words of the runtime that will be loaded."""
 
-from collections.abc import Sequence
-from typing import Literal
+from __future__ import annotations
 
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.plan.placement import Slot
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
-Runtime = Literal["intel", "llvm", "gnu"]
-Waiting = Literal["short", "active", "passive"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal, TypeAlias
+
+Runtime: TypeAlias = 'Literal["intel", "llvm", "gnu"]'
+Waiting: TypeAlias = 'Literal["short", "active", "passive"]'
 
 
 @record(kw_only=False)

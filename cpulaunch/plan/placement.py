@@ -4,14 +4,17 @@ an instance stays inside an L3, NUMA node and socket that it fits inside, sizes 
 if that idles more than a quarter of the pool do instances cross, with a warning.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from __future__ import annotations
 
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.pool import Core, Pool
 from cpulaunch.plan.regions import Region, by_l3, by_node, capacity, deal, outermost, region_of
 from cpulaunch.record import record
 from cpulaunch.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 TOLERATED_IDLE = 4
 """One part in this many of the pool may idle before instances cross NUMA nodes or L3s."""
@@ -118,7 +121,8 @@ def _rules(cores: tuple[Core, ...]) -> Iterator[_Rule]:
     """From the strictest to none: stay inside a NUMA node, cross its L3s, span NUMA nodes, cross them, cross all."""
     outer = outermost(cores)
     whole = region_of(cores, (outer, by_node, by_l3))
-    largest = max(Counter(core.numa_node for core in cores).values())
+    nodes = [core.numa_node for core in cores]
+    largest = max(nodes.count(node) for node in set(nodes))
     beyond = "sockets" if largest == len(cores) else "NUMA nodes"
     yield _Rule(whole, largest, None)
     yield _Rule(region_of(cores, (outer, by_node)), largest, "L3 caches")

@@ -1,6 +1,6 @@
 """The plan for a request on a host: the one place where all decisions meet."""
 
-from collections.abc import Iterable
+from __future__ import annotations
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
@@ -19,6 +19,10 @@ from cpulaunch.plan.threads import default_threads
 from cpulaunch.plan.tuning import Decisions, tune
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["make_plan", "preload_candidates"]
 

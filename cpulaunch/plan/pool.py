@@ -1,6 +1,7 @@
 """Which cores a launch may give out: the budget, narrowed by what was asked and by what would slow a worker."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
 from math import ceil
 
 from cpulaunch.cpulist import format_cpulist
@@ -9,6 +10,10 @@ from cpulaunch.host import Host, LogicalCpu
 from cpulaunch.plan.model import Note
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @record(kw_only=False)

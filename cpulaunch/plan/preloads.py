@@ -1,7 +1,6 @@
 """Which libraries a worker starts with: one OpenMP runtime, one allocator, MKL's dispatch; after a trial start."""
 
-from collections.abc import Mapping
-from typing import Literal
+from __future__ import annotations
 
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host, Library
@@ -10,8 +9,13 @@ from cpulaunch.plan.openmp import Runtime
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest, Origin
 
-Allocator = Literal["default", "tcmalloc", "jemalloc", "mimalloc"]
-Trials = Mapping[str, str | None]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal, TypeAlias
+
+Allocator: TypeAlias = 'Literal["default", "tcmalloc", "jemalloc", "mimalloc"]'
+Trials: TypeAlias = "Mapping[str, str | None]"
 """Library path -> None if the worker's interpreter started with it, else the reason."""
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")

@@ -1,11 +1,16 @@
 """The pool as nested regions (socket, NUMA node, L3) and how many instances of one size they hold."""
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
 
 from cpulaunch.plan.pool import Core
 from cpulaunch.record import record
 
-Key = Callable[[Core], object]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+Key: TypeAlias = "Callable[[Core], object]"
 
 
 @record(kw_only=False)
@@ -13,7 +18,7 @@ class Region:
     """Cores that share something, in topological order, and the smaller regions they fall into."""
 
     cores: tuple[Core, ...]
-    inner: tuple["Region", ...] = ()
+    inner: tuple[Region, ...] = ()
 
     @property
     def nodes(self) -> int:

@@ -1,11 +1,15 @@
 """Placement under a CPU quota without a cpuset: the CPUs are not ours, only so many threads at a time are."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from cpulaunch.host import Host
 from cpulaunch.plan.placement import Placement, Slot, check_size, instance_count
 from cpulaunch.plan.pool import Core, Pool
 from cpulaunch.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:

@@ -1,6 +1,6 @@
 """How many compute threads each worker gets when nobody else decides."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.placement import Placement, Slot
@@ -8,6 +8,10 @@ from cpulaunch.plan.pool import Pool
 from cpulaunch.plan.sharing import shares
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @record

@@ -3,12 +3,14 @@
 Source: kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/; proc_pid_mountinfo(5), cgroups(7).
 """
 
-from typing import NamedTuple
+from __future__ import annotations
 
 from cpulaunch.probe.root import Root
+from cpulaunch.record import record
 
 
-class Hierarchy(NamedTuple):
+@record(kw_only=False)
+class Hierarchy:
     """A mounted cgroup hierarchy and this process's path in it. `controllers` is empty for version 2."""
 
     version: int
@@ -33,7 +35,8 @@ class Hierarchy(NamedTuple):
         return tuple(name.lstrip("/") for name in paths)
 
 
-class Cgroups(NamedTuple):
+@record(kw_only=False)
+class Cgroups:
     """All hierarchies this process is in, and whether their names look like a container's."""
 
     hierarchies: tuple[Hierarchy, ...]

@@ -3,9 +3,14 @@
 Source: System V ABI (gABI) chapters 4 and 5; GNU hash sections as glibc reads them.
 """
 
+from __future__ import annotations
+
 import os
 import struct
-from collections.abc import Iterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MACHINES = {
     "x86_64": (2, 62),

@@ -1,10 +1,10 @@
 """All facts of a machine, put together. `launch` reads what planning needs; `full` everything."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
 
 from cpulaunch.host import Gpu, Host, Library
 from cpulaunch.probe.caches import read_caches, read_l3
@@ -18,7 +18,12 @@ from cpulaunch.probe.root import Root
 from cpulaunch.probe.topology import read_cpu_ids, read_cpus
 from cpulaunch.probe.torch_files import environment_prefix, read_torch
 
-Detail = Literal["launch", "full"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal, TypeAlias
+
+Detail: TypeAlias = 'Literal["launch", "full"]'
 NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 GPU_DRIVERS = ("nvidia", "amdgpu", "xe")

@@ -4,8 +4,6 @@ Source: /proc/cpuinfo. Its x86 and Arm flag names are the kernel's (arch/x86/inc
 Documentation/arch/arm64/elf_hwcaps.rst).
 """
 
-import re
-
 from cpulaunch.host import FEATURES, CpuInfo
 from cpulaunch.probe.arm_parts import IMPLEMENTERS, PARTS
 from cpulaunch.probe.root import Root
@@ -92,13 +90,18 @@ def _features(entries: dict[str, str]) -> frozenset[str]:
     found = {ALIASES.get(word, word) for word in words}
     if {"fphp", "asimdhp"} <= found:
         found.add("fp16")
-    power = re.match(r"POWER(\d+)", entries.get("cpu", ""))
-    if power and int(power[1]) >= 7:
+    if _power_generation(entries) >= 7:
         found.add("vsx")
-    riscv = re.match(r"rv\d+([a-z]+)", entries.get("isa", ""))
-    if riscv and "v" in riscv[1]:
+    if "v" in entries.get("isa", "").partition("_")[0].removeprefix("rv"):
         found.add("rvv")
     return frozenset(FEATURES) & found
+
+
+def _power_generation(entries: dict[str, str]) -> int:
+    """8 for "POWER8E (raw), altivec supported"; 0 for other processors."""
+    name = entries.get("cpu", "")
+    digits = name.removeprefix("POWER")[:2] if name.startswith("POWER") else ""
+    return int(digits if digits.isdigit() else digits[:1] if digits[:1].isdigit() else 0)
 
 
 def _inferred_arch(entries: dict[str, str]) -> str:
@@ -109,8 +112,8 @@ def _inferred_arch(entries: dict[str, str]) -> str:
         ("i686", bool(flags)),
         ("aarch64", architecture in ("8", "9", "AArch64")),
         ("armv7l", bool(architecture)),
-        ("ppc64le", re.match(r"POWER([89]|1\d)", entries.get("cpu", "")) is not None),
-        ("ppc64", re.match(r"POWER|Cell", entries.get("cpu", "")) is not None),
+        ("ppc64le", _power_generation(entries) >= 8),
+        ("ppc64", entries.get("cpu", "").startswith(("POWER", "Cell"))),
         ("ppc", "clock" in entries and "revision" in entries),
         ("riscv64", entries.get("isa", "").startswith("rv64")),
         ("loongarch64", "loongarch64" in entries.get("ISA", "")),

@@ -1,7 +1,6 @@
 """Kernel settings that change speed. Source: /sys and /proc/sys, as named in each line."""
 
 import os
-import re
 
 from cpulaunch.host import Kernel, Permission
 from cpulaunch.probe.root import Root
@@ -49,5 +48,4 @@ def mempolicy_permission(arch: str) -> Permission:
 
 def _chosen(text: str | None) -> str | None:
     """The word in brackets of "always [madvise] never"."""
-    match = re.search(r"\[(\w+)\]", text or "")
-    return match[1] if match else None
+    return (text or "").partition("[")[2].partition("]")[0] or None

@@ -1,17 +1,23 @@
 """Allocators and OpenMP runtimes that a worker could preload, the environment's before the system's."""
 
+from __future__ import annotations
+
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from cpulaunch.host import Library, LibraryKind
 from cpulaunch.probe.elf import fits
 from cpulaunch.probe.ldcache import read_ld_cache
 from cpulaunch.probe.root import Root
+from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
-class Family(NamedTuple):
+@record(kw_only=False)
+class Family:
     """A library under the file names it goes by. `stems` come in order of preference."""
 
     kind: LibraryKind

@@ -1,14 +1,21 @@
 """What confines this process, and the budget that is left: affinity, cpuset, CPU quota, memory."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Callable
 from math import ceil
-from typing import TypeVar
 
 from cpulaunch.cpulist import format_cpulist, parse_cpulist, parse_cpumask
 from cpulaunch.host import Budget, Limits, Quota
 from cpulaunch.probe.cgroups import Cgroups
 from cpulaunch.probe.root import Root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as the largest multiple of a page below 2**63."""
@@ -16,7 +23,6 @@ UNLIMITED_BYTES = 1 << 60
 CPUSET_FILES = {2: ("cpuset.cpus.effective",), 1: ("cpuset.effective_cpus", "cpuset.cpus", "cpus")}
 MEMSET_FILES = {2: ("cpuset.mems.effective",), 1: ("cpuset.effective_mems", "cpuset.mems", "mems")}
 
-T = TypeVar("T")
 Named = tuple[frozenset[int], str]
 """Ids and the file that says so."""
 

@@ -4,11 +4,15 @@ One file is read per group, not per CPU: a group's file names all its members.
 Source: kernel, Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/sysfs-devices-system-cpu.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from __future__ import annotations
 
 from cpulaunch.host import CoreKind, LogicalCpu, NumaNode
 from cpulaunch.probe.root import Root
+from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CPU = "sys/devices/system/cpu"
 Grouping = dict[int, int]
@@ -24,7 +28,8 @@ EFFICIENCY_SHARE = 0.5
 """Arm CPUs below this share of the largest cpu_capacity count as efficiency cores (little cores have a third)."""
 
 
-class CpuIds(NamedTuple):
+@record(kw_only=False)
+class CpuIds:
     """Which logical CPUs there are and which of them are online."""
 
     present: frozenset[int]

@@ -1,12 +1,17 @@
 """The torch of the worker's environment, from its files; it is never imported here."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Iterator
 
 from cpulaunch.host import Torch
 from cpulaunch.probe.elf import exports
 from cpulaunch.probe.root import Root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OPENMP = ("libgomp", "libiomp5", "libomp")
 MKL_DISPATCH = "mkl_serv_intel_cpu_true"
