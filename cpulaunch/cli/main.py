@@ -20,7 +20,8 @@ def run_command_line(arguments: Sequence[str]) -> int:
     """The exit code for a command line. Effect: runs it; errors go to stderr in two lines."""
     try:
         code = dispatch(arguments, os.environ)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where the descriptor was closed from the start.
+            sys.stdout.flush()
     except CpulaunchError as error:
         print(error, file=sys.stderr)
         return error.exit_code

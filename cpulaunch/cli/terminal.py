@@ -14,7 +14,7 @@ def width() -> int:
 
 def color(environ: Mapping[str, str]) -> bool:
     """Whether to colour stdout. Source: no-color.org."""
-    return sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    return sys.stdout is not None and sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def print_json(value: Any) -> None:
