@@ -6,7 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_ID = 1 << 20
+MAX_ID = 1 << 14
+"""Twice what any kernel can be built for; a larger id is no id. Source: Linux, arch/x86/Kconfig (NR_CPUS_RANGE_END)."""
 
 
 def parse_cpulist(text: str) -> frozenset[int]:
@@ -48,11 +49,14 @@ def _number(text: str) -> int:
 def parse_cpumask(text: str) -> frozenset[int]:
     """The ids set in a hexadecimal mask such as "00000000,000000ff" (most significant word first).
 
-    Raises: ValueError if it is not hexadecimal.
+    Raises: ValueError if it is not hexadecimal, or names an id above MAX_ID.
     Source: kernel, bitmap_print_to_pagebuf (32-bit words separated by commas).
     """
     words = text.strip().strip("\0").strip()
-    mask = int(words.replace(",", "").replace("0x", ""), 16) if words else 0
+    digits = words.replace(",", "").replace("0x", "")
+    if len(digits) > MAX_ID // 4 or not (digits or "0").isalnum():
+        raise ValueError(f"malformed CPU mask {words[:40]!r}")
+    mask = int(digits, 16) if digits else 0
     ids: set[int] = set()
     while mask:
         low = mask & -mask

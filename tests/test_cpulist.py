@@ -25,7 +25,7 @@ def test_lists(text, ids):
     assert parse_cpulist(text) == ids
 
 
-@pytest.mark.parametrize("text", ["a", "3-1", "-1", "1-", "0-3:0", "0-3:5/4", "1--2", "0x1", "٣", "0-9999999"])
+@pytest.mark.parametrize("text", ["a", "3-1", "-1", "1-", "0-3:0", "0-3:5/4", "1--2", "0x1", "٣", "0-99999"])
 def test_malformed_lists(text):
     with pytest.raises(ValueError, match="malformed CPU list part"):
         parse_cpulist(text)
@@ -44,6 +44,12 @@ def test_malformed_lists(text):
 )
 def test_masks(text, ids):
     assert parse_cpumask(text) == ids
+
+
+@pytest.mark.parametrize("text", ["-1", "f_f", "g", "-f,00000001", "0x-1", "f" * 5000])
+def test_malformed_masks(text):
+    with pytest.raises(ValueError, match=r"malformed|invalid literal"):
+        parse_cpumask(text)
 
 
 @given(st.frozensets(st.integers(0, 2000)))
