@@ -4,7 +4,7 @@ Source: kernel, Documentation/ABI/testing/sysfs-devices-system-cpu (/sys/devices
 """
 
 from cpulaunch.host import Cache, CacheType
-from cpulaunch.probe.root import Root
+from cpulaunch.probe.root import Root, natural
 from cpulaunch.probe.topology import CPU, CpuIds, Grouping, Groups, core_members
 
 UNIT = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -80,7 +80,8 @@ def _size(root: Root, directory: str) -> int | None:
     text = root.text(f"{directory}/size")
     if text is None:
         return None
-    number = text.removesuffix("B").rstrip("KMG ")
-    if not number.isdigit():
+    digits = text.removesuffix("B").rstrip("KMG ")
+    number = natural(digits)
+    if number is None:
         raise root.malformed("cache size", text, f"{directory}/size")
-    return int(number) * UNIT.get(text[len(number) :].strip(" B"), 1) or None
+    return number * UNIT.get(text[len(digits) :].strip(" B"), 1) or None

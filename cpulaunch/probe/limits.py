@@ -8,7 +8,7 @@ from math import ceil
 from cpulaunch.cpulist import format_cpulist, parse_cpulist, parse_cpumask
 from cpulaunch.host import Budget, Limits, Quota
 from cpulaunch.probe.cgroups import Cgroups
-from cpulaunch.probe.root import Root
+from cpulaunch.probe.root import Root, natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,11 +91,10 @@ def _quota_of(root: Root, version: int, folder: str) -> Quota | None:
     text = root.text(name)
     if text is None or text.split()[:1] == ["max"]:
         return None
-    try:
-        quota, period = (int(word) for word in text.split())
-        return Quota(cpus=quota / period, source=name)
-    except (ValueError, ZeroDivisionError):
-        raise root.malformed("CPU quota", text, name) from None
+    match [natural(word) for word in text.split()]:
+        case [int() as quota, int() as period] if period > 0:
+            return Quota(cpus=quota / period, source=name)
+    raise root.malformed("CPU quota", text, name)
 
 
 def _memory_of(root: Root, version: int, folder: str) -> tuple[int, str] | None:

@@ -4,7 +4,7 @@ Source: kernel, Documentation/ABI/stable/sysfs-devices-node.
 """
 
 from cpulaunch.host import NumaNode
-from cpulaunch.probe.root import Root
+from cpulaunch.probe.root import Root, natural
 from cpulaunch.probe.topology import CpuIds
 
 NODE = "sys/devices/system/node"
@@ -12,8 +12,8 @@ NODE = "sys/devices/system/node"
 
 def read_numa_nodes(root: Root, ids: CpuIds) -> tuple[NumaNode, ...]:
     """Every NUMA node by id; empty where the kernel has no NUMA."""
-    names = (name[4:] for name in root.names(NODE) if name.startswith("node"))
-    node_ids = sorted(int(name) for name in names if name.isdigit())
+    numbers = (natural(name[4:]) for name in root.names(NODE) if name.startswith("node"))
+    node_ids = sorted(number for number in numbers if number is not None)
     return tuple(_numa_node(root, node, ids, node_ids) for node in node_ids)
 
 
@@ -55,10 +55,10 @@ def _meminfo(root: Root, name: str) -> dict[str, int]:
         key, colon, value = line.partition(":")
         key = key.rpartition(" ")[2]
         if colon and key in ("MemTotal", "MemFree"):
-            number = value.split(None, 1)[0] if value.strip() else ""
-            if not number.isdigit():
+            number = natural(value.split(None, 1)[0]) if value.strip() else None
+            if number is None:
                 raise root.malformed("size in kB", line, name)
-            found[key] = int(number) << 10
+            found[key] = number << 10
         if len(found) == 2:
             break
     return found

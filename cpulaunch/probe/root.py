@@ -11,6 +11,8 @@ READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Not blocking: a captured tree may hold a pipe."""
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 PADDING = b"\0 \t\r\n"
+MAX_DIGITS = 20
+"""Of an unsigned 64-bit number, the largest the kernel writes."""
 
 
 class Root:
@@ -49,10 +51,10 @@ class Root:
         text = self.text(name)
         if text is None:
             return None
-        try:
-            return int(text)
-        except ValueError:
-            raise self.malformed("number", text, name) from None
+        size = natural(text.removeprefix("-"))
+        if size is None:
+            raise self.malformed("number", text, name)
+        return -size if text.startswith("-") else size
 
     def cpulist(self, name: str) -> frozenset[int] | None:
         """The ids of a list file; None if absent or empty. Raises: ProbeError if malformed."""
@@ -152,6 +154,11 @@ class Root:
                 real = self.host_path(name)
             self._directories[name] = real
         return real
+
+
+def natural(text: str) -> int | None:
+    """The number that a text of decimal digits is; None for any other text, and for what fills no 64 bits."""
+    return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else None
 
 
 def _read(descriptor: int, limit: int) -> bytes:

@@ -7,7 +7,7 @@ Source: kernel, Documentation/admin-guide/cputopology.rst, Documentation/ABI/sta
 from __future__ import annotations
 
 from cpulaunch.host import CoreKind, LogicalCpu, NumaNode
-from cpulaunch.probe.root import Root
+from cpulaunch.probe.root import Root, natural
 from cpulaunch.record import record
 
 TYPE_CHECKING = False
@@ -104,7 +104,8 @@ def core_members(root: Root, cpu: int) -> frozenset[int] | None:
 
 def _numbered(names: list[str], prefix: str) -> list[int]:
     size = len(prefix)
-    return [int(name[size:]) for name in names if name.startswith(prefix) and name[size:].isdigit()]
+    numbers = (natural(name[size:]) for name in names if name.startswith(prefix))
+    return [number for number in numbers if number is not None]
 
 
 def _switched_on(root: Root, directories: frozenset[int]) -> frozenset[int]:
@@ -118,7 +119,8 @@ def _cpus_of_stat(root: Root) -> frozenset[int]:
 
 def _cpus_of_cpuinfo(root: Root) -> frozenset[int]:
     pairs = (line.partition(":") for line in (root.text("proc/cpuinfo") or "").splitlines())
-    return frozenset(int(value) for key, _, value in pairs if key.strip() == "processor" and value.strip().isdigit())
+    numbers = (natural(value.strip()) for key, _, value in pairs if key.strip() == "processor")
+    return frozenset(number for number in numbers if number is not None)
 
 
 def _members(root: Root, cpu: int, files: tuple[str, ...]) -> frozenset[int] | None:

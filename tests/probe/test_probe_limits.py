@@ -186,6 +186,8 @@ def test_missing_mounts_and_paths_are_no_limit(files: dict[str, str]) -> None:
     [
         ("v2", "sys/fs/cgroup/job/cpu.max", "plenty 100000"),
         ("v2", "sys/fs/cgroup/job/cpu.max", "100000 0"),
+        ("v2", "sys/fs/cgroup/job/cpu.max", f"{'9' * 60} 1"),
+        ("v2", "sys/fs/cgroup/job/cpu.max", "-5 100000"),
         ("v2", "sys/fs/cgroup/job/cpu.max", "100000"),
         ("v2", "sys/fs/cgroup/job/memory.max", "much"),
         ("v2", "sys/fs/cgroup/job/cpuset.cpus.effective", "a-b"),

@@ -80,7 +80,17 @@ def test_links_in_a_circle_are_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "content"), [("integer", "12x"), ("cpulist", "0-x"), ("cpulist", "5-2"), ("cpumask", "zz,1")]
+    ("method", "content"),
+    [
+        ("integer", "1_2"),
+        ("integer", "٣"),
+        ("integer", "9" * 21),
+        ("cpumask", "-1"),
+        ("integer", "12x"),
+        ("cpulist", "0-x"),
+        ("cpulist", "5-2"),
+        ("cpumask", "zz,1"),
+    ],
 )
 def test_what_does_not_parse_is_named(tmp_path: Path, method: str, content: str) -> None:
     file = write(tmp_path / "sys/file", content)

@@ -208,9 +208,12 @@ def test_a_node_cpumap_may_name_offline_cpus() -> None:
         (f"{CPU}/cpu0/topology/core_siblings_list", "3-1"),
         (f"{CPU}/cpu0/cache/index3/shared_cpu_map", "xyz"),
         (f"{CPU}/cpu0/cache/index3/size", "big"),
+        (f"{CPU}/cpu0/cache/index3/size", "²K"),
+        (f"{CPU}/cpu0/cache/index3/size", "9" * 400),
         ("sys/devices/system/node/node0/cpulist", "1,,x"),
         ("sys/devices/system/node/node0/distance", "10 x"),
         ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: lots kB"),
+        ("sys/devices/system/node/node0/meminfo", f"Node 0 MemTotal: {'9' * 5000} kB"),
     ],
 )
 @pytest.mark.parametrize("detail", ["launch", "full"])
@@ -219,6 +222,12 @@ def test_corrupt_files_are_named(tmp_path: Path, name: str, text: str, detail: s
     with pytest.raises(ProbeError) as caught:
         probe_host(Root(str(root)), detail=detail)  # type: ignore[arg-type]
     assert caught.value.source == str(root / name)
+
+
+def test_names_with_other_digits_are_no_ids() -> None:
+    host = host_of(RootSpec(files={f"{CPU}/cpu²/online": "1", "sys/devices/system/node/node²/cpulist": "0"}))
+    assert [node.id for node in host.numa_nodes] == [0]
+    assert host.offline_cpus == frozenset()
 
 
 class CountingRoot(Root):
