@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+from cpulaunch.probe.root import READ
+
 MACHINES = {
     "x86_64": (2, 62),
     "i686": (1, 3),
@@ -30,6 +32,8 @@ PT_LOAD, PT_DYNAMIC = 1, 2
 DT_STRTAB, DT_SYMTAB, DT_GNU_HASH = 5, 6, 0x6FFFFEF5
 SYMBOL_BYTES = 24
 CHAIN_WORDS = 64
+TABLE_BYTES = 1 << 16
+"""Segment and dynamic tables of real libraries have a few hundred bytes; a damaged header may claim any size."""
 
 
 def fits(header: bytes | None, arch: str) -> bool:
@@ -46,12 +50,12 @@ def exports(path: str, symbol: str) -> bool:
     Reads a few pages, however large the library is.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, READ)
     except OSError:
         return False
     try:
         return _exports(descriptor, symbol.encode())
-    except (struct.error, KeyError, ValueError, OSError):
+    except (struct.error, LookupError, ArithmeticError, ValueError, OSError):
         return False
     finally:
         os.close(descriptor)
@@ -74,15 +78,16 @@ def _segments(file: int, header: bytes) -> Iterator[tuple[int, int, int, int]]:
     """(type, file offset, address, bytes in the file) of each segment."""
     (start,) = struct.unpack_from("<Q", header, 32)
     size, count = struct.unpack_from("<HH", header, 54)
-    table = os.pread(file, size * count, start)
+    table = os.pread(file, min(size * count, TABLE_BYTES), start)
     for at in range(0, size * count, size):
         kind, _, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, at)
         yield kind, offset, address, length
 
 
 def _dynamic(file: int, segments: list[tuple[int, int, int, int]]) -> dict[int, int]:
-    offset, length = next((offset, length) for kind, offset, _, length in segments if kind == PT_DYNAMIC)
-    data = os.pread(file, length, offset)
+    places = {kind: (offset, length) for kind, offset, _, length in segments}
+    offset, length = places[PT_DYNAMIC]
+    data = os.pread(file, min(length, TABLE_BYTES), offset)
     return dict(struct.iter_unpack("<QQ", data[: len(data) // 16 * 16]))
 
 

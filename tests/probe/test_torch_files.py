@@ -1,6 +1,8 @@
 """The environment's torch, found without importing it, and names looked up in real libraries."""
 
 import ctypes
+import os
+import struct
 import sys
 import sysconfig
 from pathlib import Path
@@ -108,9 +110,41 @@ def test_a_name_that_is_only_used_is_not_defined() -> None:
     assert not exports(str(modules[0]), "PyObject_Free")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF\x02\x01" + bytes(58), b"text" * 100])
+def elf(*segments: tuple[int, int, int], rest: bytes = b"") -> bytes:
+    """A library of one table of segments (type, offset = address, bytes), then `rest` at 0x200."""
+    table = b"".join(struct.pack("<IIQQQQQQ", kind, 4, at, at, 0, size, size, 8) for kind, at, size in segments)
+    head = b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", 64).ljust(22, b"\0")
+    return (head + struct.pack("<HH", 56, len(segments))).ljust(64, b"\0") + table.ljust(0x1C0, b"\0") + rest
+
+
+LOAD, DYNAMIC = 1, 2
+EMPTY_HASH = struct.pack("<QQQQQQ", 0x6FFFFEF5, 0x300, 6, 0x300, 5, 0x300).ljust(0x200, b"\0")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x7fELF",
+        b"\x7fELF\x02\x01" + bytes(58),
+        b"text" * 100,
+        elf((LOAD, 0, 0x1000)),
+        elf((LOAD, 0, 0x1000), (DYNAMIC, 0x200, 1 << 62)),
+        elf((LOAD, 0, 0x1000), (DYNAMIC, 0x200, 48), rest=EMPTY_HASH),
+    ],
+)
 def test_damaged_files_define_nothing(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "libtorch_cpu.so"
     file.write_bytes(content)
     assert not exports(str(file), "malloc")
     assert not exports(str(tmp_path / "absent"), "malloc")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_in_the_place_of_torch_does_not_stop_the_probe(root: Path) -> None:
+    site = "/env/lib/python3.12/site-packages"
+    install(root, site)
+    os.mkfifo(root / site.lstrip("/") / "torch/lib/libtorch_cpu.so")
+    torch = torch_of(root, "/env/bin/python")
+    assert torch is not None
+    assert not torch.mkl_dispatch_symbol
