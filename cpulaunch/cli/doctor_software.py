@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from cpulaunch.cli.doctor_checks import Finding, Status, skipped
 from cpulaunch.cli.doctor_facts import Facts
 from cpulaunch.cli.torch_question import BrokenTorch, TorchFacts
+from cpulaunch.plan.threads import first_count
 
 TORCH_INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 
 def _true(value: str) -> bool:
     return value.strip().lower() in ("true", "1", "yes", "on")
-
-
-def _count(value: str) -> int | None:
-    first = value.split(",")[0].strip()
-    return int(first) if first.isdecimal() else None
 
 
 def _pins(value: str) -> bool:
@@ -39,7 +35,7 @@ HAZARDS = (
     _Hazard(name="OMP_DYNAMIC", harmful=lambda value, _: _true(value), status="problem", why=_FEWER),
     _Hazard(
         name="OMP_THREAD_LIMIT",
-        harmful=lambda value, threads: (_count(value) or threads) < threads,
+        harmful=lambda value, threads: (first_count(value) or threads) < threads,
         status="problem",
         why=_FEWER,
     ),
@@ -51,13 +47,13 @@ HAZARDS = (
     ),
     _Hazard(
         name="OMP_NUM_THREADS",
-        harmful=lambda value, threads: _count(value) is None or (_count(value) or 0) > threads,
+        harmful=lambda value, threads: (first_count(value) or threads + 1) > threads,
         status="advice",
         why="it is no number, or more threads than the CPUs this process may use: they take turns",
     ),
     _Hazard(
         name="MKL_NUM_THREADS",
-        harmful=lambda value, threads: _count(value) is None or (_count(value) or 0) > threads,
+        harmful=lambda value, threads: (first_count(value) or threads + 1) > threads,
         status="advice",
         why="it is no number, or more threads than the CPUs this process may use: they take turns",
     ),

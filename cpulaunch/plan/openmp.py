@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.plan.placement import Slot
+from cpulaunch.plan.threads import first_count
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
@@ -150,8 +151,8 @@ def hazards(request: LaunchRequest, threads: Sequence[int]) -> tuple[str, ...]:
     warnings = []
     if environ.get("OMP_DYNAMIC", "").lower() in ("true", "1", "yes"):
         warnings.append("OMP_DYNAMIC=true may start fewer threads than torch was compiled for: wrong results")
-    limit = environ.get("OMP_THREAD_LIMIT", "")
-    if limit.isdigit() and int(limit) < max(threads):
+    limit = first_count(environ.get("OMP_THREAD_LIMIT", ""))
+    if limit is not None and limit < max(threads):
         warnings.append(f"OMP_THREAD_LIMIT={limit} is below the {max(threads)} threads of a worker: wrong results")
     if environ.get("KMP_DUPLICATE_LIB_OK", "").lower() in ("true", "1", "yes"):
         warnings.append("KMP_DUPLICATE_LIB_OK lets two OpenMP runtimes run in one process: crashes, wrong results")

@@ -13,6 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MAX_DIGITS = 9
+"""OpenMP runtimes keep the number of threads in 32 bits."""
+
 
 @record
 class Threads:
@@ -80,7 +83,8 @@ def first_count(text: str) -> int | None:
     Source: OpenMP 5.2, section 21.1.2: a list gives one number per nesting level.
     """
     first = text.split(",")[0].strip()
-    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
+    count = int(first) if len(first) <= MAX_DIGITS and first.isascii() and first.isdigit() else 0
+    return count or None
 
 
 def check_assigned(request: LaunchRequest, assigned: Mapping[str, str]) -> None:

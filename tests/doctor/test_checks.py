@@ -172,6 +172,7 @@ TABLE = {
         "unset",
     ),
     "too many threads": ("environment", facts(environ={"OMP_NUM_THREADS": "64,1"}), "advice", "=64,1", "unset"),
+    "no number": ("environment", facts(environ={"OMP_NUM_THREADS": "9" * 5000}), "advice", "=99", "unset"),
     "no number of threads": ("environment", facts(environ={"MKL_NUM_THREADS": "all"}), "advice", "=all", "unset"),
     "GOMP_CPU_AFFINITY": ("environment", facts(environ={"GOMP_CPU_AFFINITY": "0-3"}), "advice", "0-3", "unset"),
     "KMP_AFFINITY": (

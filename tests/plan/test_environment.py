@@ -63,7 +63,7 @@ def test_a_users_value_is_noted_with_what_it_replaces() -> None:
     assert "STATIC" in entry.reason
 
 
-@pytest.mark.parametrize("text", ["abc", "0", "-2", "", "1e3", "²"])
+@pytest.mark.parametrize("text", ["abc", "0", "-2", "", "1e3", "²", "9" * 5000])
 def test_a_malformed_thread_count_in_the_environment_is_replaced(text: str) -> None:
     made = plan(FOUR, environ={"OMP_NUM_THREADS": text})
     assert env(made)["OMP_NUM_THREADS"] == "4"
@@ -217,7 +217,7 @@ def test_variables_that_give_wrong_results_are_warned_of(environ: dict[str, str]
     assert not environ.keys() & env(made).keys()
 
 
-@pytest.mark.parametrize("environ", [{"OMP_DYNAMIC": "false"}, {"OMP_THREAD_LIMIT": "4"}])
+@pytest.mark.parametrize("environ", [{"OMP_DYNAMIC": "false"}, {"OMP_THREAD_LIMIT": "4"}, {"OMP_THREAD_LIMIT": "²"}])
 def test_harmless_values_of_those_are_not(environ: dict[str, str]) -> None:
     assert not plan(FOUR, environ=environ).warnings
 
