@@ -39,10 +39,14 @@ def decide_compute(request: LaunchRequest, default: Threads) -> Compute:
         f"{name}={request.environ[name]} in your environment is not a number of threads: replaced"
         for name in sorted(malformed)
     )
+    omp = _wish(OMP, request, default.counts, default.reason)
+    mkl = per_worker(MKL, [str(count) for count in threads], origin="default", reason=f"follows {OMP}")
+    if decided == request.settings.threads:
+        mkl = _wish(MKL, request, threads, mkl.reason)
     return Compute(
         threads=threads,
         limits=default.limits,
-        wishes=(_wish(OMP, request, default.counts, default.reason), _wish(MKL, request, threads, f"follows {OMP}")),
+        wishes=(omp, mkl),
         malformed=malformed,
         warnings=(*default.warnings, *replaced, *_oversized(decided, source, default.limits)),
     )

@@ -52,6 +52,11 @@ def test_each_variable_has_its_own_precedence() -> None:
     made = plan(FOUR, environ={"MKL_NUM_THREADS": "1"})
     assert env(made)["OMP_NUM_THREADS"] == "4"
     assert "MKL_NUM_THREADS" not in env(made)
+    for made in (
+        plan(FOUR, environ={"OMP_NUM_THREADS": "2"}, profile={"threads": 4}),
+        plan(FOUR, "--env OMP_NUM_THREADS=2", profile={"threads": 4}),
+    ):
+        assert env(made)["MKL_NUM_THREADS"] == "2"
     made = plan(FOUR, "--threads 2 --env MKL_NUM_THREADS=1")
     assert (env(made)["OMP_NUM_THREADS"], env(made)["MKL_NUM_THREADS"]) == ("2", "1")
 
