@@ -31,10 +31,12 @@ def waiting(request: LaunchRequest, runtime: Runtime, shared: str | None) -> Tun
     Source: libgomp manual (OMP_WAIT_POLICY, GOMP_SPINCOUNT); LLVM OpenMP reference (KMP_BLOCKTIME, milliseconds).
     """
     asked, origin = request.settings.wait_policy, request.origin("wait_policy")
-    users = request.environ.get("OMP_WAIT_POLICY")
-    if users is not None and origin != "cli":
+    assigned = dict(request.settings.env).get("OMP_WAIT_POLICY")
+    users = request.environ.get("OMP_WAIT_POLICY") if assigned is None else assigned
+    if users is not None and (origin != "cli" or assigned is not None):
+        place = "in your environment" if assigned is None else "(--env)"
         spins = shared and users.lower() == "active"
-        return Tuning((), (f"OMP_WAIT_POLICY={users} in your environment spins although {shared}",) if spins else ())
+        return Tuning((), (f"OMP_WAIT_POLICY={users} {place} spins although {shared}",) if spins else ())
     policy = _policy(asked, shared)
     refused = asked == "active" and policy != "active"
     reason = _wait_reason(request, policy, shared)

@@ -147,6 +147,9 @@ def test_the_users_wait_policy_stays_alone() -> None:
     made = plan(QUOTA, environ={"OMP_WAIT_POLICY": "active"})
     assert not set(_WAITING) & env(made).keys()
     assert any("OMP_WAIT_POLICY=active" in warning for warning in made.warnings)
+    made = plan(QUOTA, "--env OMP_WAIT_POLICY=active")
+    assert set(_WAITING) & env(made).keys() == {"OMP_WAIT_POLICY"}
+    assert any("OMP_WAIT_POLICY=active (--env)" in warning for warning in made.warnings)
     assert env(plan(QUOTA, "--wait-policy passive", environ={"OMP_WAIT_POLICY": "active"}))["GOMP_SPINCOUNT"] == "0"
 
 
