@@ -113,11 +113,13 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
         warnings.extend(_distrusted(host, wanted) if wanted.warning is None else (wanted.warning,))
     users = users_preloads(request)
     own = "your own list, then " if _users_list(request) else ""
+    runtime = names.get("openmp") or users.get("openmp")
+    first = [] if runtime else _torch_runtime(host)
     return Preloads(
-        ld_preload=_joined(host, request, chosen),
+        ld_preload=":".join(dict.fromkeys([*first, *_users_list(request), *chosen])) if chosen else None,
         origin=next((origin for origin in origins if origin != "default"), "default"),
         reason=f"{own}the libraries chosen above",
-        runtime=_runtime(host, names.get("openmp") or users.get("openmp")),
+        runtime=_runtime(host, runtime),
         allocator=names.get("allocator") or users.get("allocator") or "default",
         notes=tuple(notes),
         warnings=tuple(warnings),
@@ -223,9 +225,13 @@ def _matches(library: Library, wanted: _Wanted, name: str) -> bool:
 
 def _distrust(library: Library) -> str | None:
     """Why a library cannot be preloaded. The loader splits LD_PRELOAD at spaces and colons (man 8 ld.so)."""
-    if any(character in library.path for character in " :\t\n"):
+    if _splits(library.path):
         return f"{library.path}: the loader cannot preload a path with spaces or colons"
     return None if library.untrusted is None else f"{library.path}: {library.untrusted}"
+
+
+def _splits(path: str) -> bool:
+    return any(character in path for character in " :\t\n")
 
 
 def _unavailable(wanted: _Wanted, found: list[Library]) -> UsageError:
@@ -283,15 +289,11 @@ def _runtime(host: Host, name: str | None) -> Runtime:
     return "intel" if name == "intel" else "llvm" if name == "llvm" else "gnu"
 
 
-def _joined(host: Host, request: LaunchRequest, chosen: list[str]) -> str | None:
-    """The user's own list first, then ours; on Arm torch's OpenMP runtime leads.
+def _torch_runtime(host: Host) -> list[str]:
+    """Torch's own OpenMP runtime where it has to lead a preload list, which is on Arm.
 
     Loaded late there, it finds no room left for its thread-local storage ("cannot allocate memory in static
     TLS block"). Source: pytorch and glibc bug reports; NVIDIA/DALI issue 5519.
     """
-    if not chosen:
-        return None
-    users = _users_list(request)
-    torch = host.torch
-    first = [torch.bundled_openmp] if host.arch == "aarch64" and torch and torch.bundled_openmp else []
-    return ":".join(dict.fromkeys([*first, *users, *chosen]))
+    path = host.torch.bundled_openmp if host.torch is not None and host.arch == "aarch64" else None
+    return [] if path is None or _splits(path) else [path]

@@ -202,6 +202,12 @@ def test_on_arm_torchs_own_runtime_leads_the_list() -> None:
     host = libraries(ARM, "tcmalloc", torch=MKL)
     assert preloaded(plan(host)) == "/venv/libgomp.so.1:/usr/lib/libtcmalloc.so"
     assert preloaded(plan(libraries(ARM, torch=MKL))) is None
+    both = libraries(ARM, "llvm", "tcmalloc", torch=MKL)
+    assert preloaded(plan(both, "--openmp llvm")) == "/usr/lib/libllvm.so:/usr/lib/libtcmalloc.so"
+    own = {"LD_PRELOAD": "/my/libgomp.so.1"}
+    assert preloaded(plan(host, environ=own)) == "/my/libgomp.so.1:/usr/lib/libtcmalloc.so"
+    spaced = replace(MKL, bundled_openmp="/my env/libgomp.so.1")
+    assert preloaded(plan(libraries(ARM, "tcmalloc", torch=spaced))) == "/usr/lib/libtcmalloc.so"
 
 
 def test_torch_that_brings_intels_runtime_needs_no_other() -> None:
