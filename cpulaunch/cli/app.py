@@ -68,7 +68,7 @@ def probe(
     if json:
         terminal.print_json(probe_json(host))
     elif svg is None:
-        print(probe_text(host, width=terminal.width(), color=terminal.color(context.obj)))
+        terminal.show(probe_text(host, width=terminal.width(), color=terminal.color(context.obj)))
 
 
 def _write(path: str, text: str) -> None:
@@ -90,7 +90,7 @@ def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -
     if json:
         terminal.print_json(report.as_json())
     else:
-        print(report.as_text(width=terminal.width(), color=terminal.color(context.obj)))
+        terminal.show(report.as_text(width=terminal.width(), color=terminal.color(context.obj)))
     return report.exit_code
 
 
@@ -103,7 +103,7 @@ def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot =
     if json:
         terminal.print_json(list_json(host, config_dir=folder))
     else:
-        print(list_text(host, config_dir=folder, width=terminal.width()))
+        terminal.show(list_text(host, config_dir=folder, width=terminal.width()))
 
 
 @profiles.command("show")
@@ -115,7 +115,7 @@ def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
     if json:
         terminal.print_json(show_json(name, config_dir=folder))
     else:
-        print(show_text(name, config_dir=folder, width=terminal.width()))
+        terminal.show(show_text(name, config_dir=folder, width=terminal.width()))
 
 
 @profiles.command("validate")
@@ -123,4 +123,4 @@ def validate_profile(file: str) -> None:
     """Check a profile file; an error names file, line and key."""
     from cpulaunch.cli.profiles import validate_text
 
-    print(validate_text(os.fspath(file)))
+    terminal.show(validate_text(os.fspath(file)))

@@ -38,15 +38,16 @@ def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -
 
 
 def _show_help(line: CommandLine) -> int:
+    from cpulaunch.cli import terminal
+
     if "--version" in line.switches:
         import cpulaunch
 
-        print(f"cpulaunch {cpulaunch.__version__}")
+        terminal.show(f"cpulaunch {cpulaunch.__version__}")
         return 0
-    from cpulaunch.cli import terminal
     from cpulaunch.cli.usage import run_help
 
-    print(run_help(terminal.width()), end="")
+    terminal.show(run_help(terminal.width()), end="")
     return 0
 
 
@@ -112,9 +113,9 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
     if "--json" in line.switches:
         terminal.print_json(plan_view.plan_json(plan))
     elif line.emit == "sh":
-        print(plan_view.plan_script(plan), end="")
+        terminal.show(plan_view.plan_script(plan), end="")
     else:
-        print(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
+        terminal.show(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
 
 
 def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import struct
 
+from cpulaunch.probe.root import READ
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-from cpulaunch.probe.root import READ
 
 MACHINES = {
     "x86_64": (2, 62),

@@ -164,6 +164,30 @@ def test_a_closed_stdout_is_no_traceback(cpulaunch, script):
     assert "Traceback" not in cpulaunch("plan", "job.py", shell='"$@" >&-').stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", [("plan", "job.py"), ("plan", "--json", "job.py"), ("probe",), ("--help",)])
+def test_a_full_disk_is_two_lines(cpulaunch, command):
+    two_lines(cpulaunch(*command, shell='exec "$@" >/dev/full'), 125, "stdout")
+
+
+@pytest.mark.parametrize("command", ["plan", "probe", "doctor"])
+@pytest.mark.parametrize("env", [{"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "1"}])
+def test_poor_terminals_are_no_traceback(cpulaunch, tmp_path, command, env):
+    root = write_root(tmp_path / "machine", RootSpec())
+    result = cpulaunch(command, "--sysroot", root, env=env)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout
+
+
+def test_an_emitted_script_keeps_the_bytes_of_an_odd_name(cpulaunch, script, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/\xff.py"
+    with open(odd, "w") as file:
+        file.write("print('odd')")
+    environ = {"PYTHONIOENCODING": "utf-8:strict"}
+    assert cpulaunch("plan", "--emit", "sh", odd, env=environ, shell='"$@" >plan.sh').returncode == 0
+    assert subprocess.run(["sh", tmp_path / "plan.sh"], capture_output=True, check=True).stdout == b"odd\n"
+
+
 def test_help_and_version(cpulaunch):
     for arguments in (["--help"], ["-h"], ["run", "--help"], ["plan", "-h"], []):
         result = cpulaunch(*arguments)
