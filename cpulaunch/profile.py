@@ -50,18 +50,24 @@ def _choices(rows: Iterable[tuple[str, Any, str, str, str]]) -> tuple[Choice, ..
     )
 
 
-def user_profile_dir(environ: Mapping[str, str]) -> str | None:
-    """The folder of the user's own profiles; None where there is no home.
+def user_folder(environ: Mapping[str, str], variable: str, under_home: str) -> str | None:
+    """cpulaunch's own folder among a user's, in `variable` or else under the home; None where there is no home.
 
-    Source: XDG Base Directory Specification (a relative XDG_CONFIG_HOME is to be ignored).
+    Source: XDG Base Directory Specification (relative values are to be ignored).
     """
-    base = environ.get("XDG_CONFIG_HOME", "")
+    base = environ.get(variable, "")
     if not os.path.isabs(base):
         home = environ.get("HOME", "")
         if not os.path.isabs(home):
             return None
-        base = os.path.join(home, ".config")
-    return os.path.join(base, "cpulaunch", "profiles")
+        base = os.path.join(home, under_home)
+    return os.path.join(base, "cpulaunch")
+
+
+def user_profile_dir(environ: Mapping[str, str]) -> str | None:
+    """The folder of the user's own profiles; None where there is no home."""
+    folder = user_folder(environ, "XDG_CONFIG_HOME", ".config")
+    return folder and os.path.join(folder, "profiles")
 
 
 def find_profile(name: str, *, config_dir: str | None) -> Profile:

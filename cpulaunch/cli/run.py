@@ -14,7 +14,7 @@ from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.profile import chosen_layers, profile_warnings, user_profile_dir
+from cpulaunch.profile import chosen_layers, profile_warnings, user_folder, user_profile_dir
 from cpulaunch.request import LaunchRequest, Layer, merge
 
 TYPE_CHECKING = False
@@ -103,8 +103,8 @@ def _trials(host: Host, request: LaunchRequest, environ: Mapping[str, str]) -> d
 
 
 def _trial_cache(environ: Mapping[str, str]) -> str | None:
-    base = environ.get("XDG_CACHE_HOME") or (environ["HOME"] + "/.cache" if environ.get("HOME") else None)
-    return base and f"{base}/cpulaunch/trials"
+    folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
+    return folder and f"{folder}/trials"
 
 
 def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> None:

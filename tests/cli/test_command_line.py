@@ -145,10 +145,11 @@ def test_strict_turns_a_warning_into_an_error(cpulaunch, script, tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_nothing_breaks_without_a_home(cpulaunch, script):
+def test_nothing_breaks_without_a_home(cpulaunch, script, tmp_path):
     script("print('ran')")
     result = cpulaunch("job.py", env={"HOME": "", "XDG_CACHE_HOME": "relative", "LC_ALL": "C"})
     assert (result.returncode, result.stdout) == (0, "ran\n")
+    assert not (tmp_path / "relative").exists()
 
 
 def test_a_closed_reader_is_no_traceback(cpulaunch, script):
