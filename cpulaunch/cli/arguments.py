@@ -155,6 +155,8 @@ def parse_command_line(tokens: Sequence[str], *, interpreter: str) -> CommandLin
         raise UsageError(
             "--emit: unknown form", value=repr(emit), source="command line", hint="cpulaunch plan --emit sh"
         )
+    if emit is not None and "--json" in reader.switches:
+        raise UsageError("contradicting options", value="--json and --emit", source="command line", hint="drop one")
     return CommandLine(
         values=reader.values,
         program=_program(reader, interpreter),

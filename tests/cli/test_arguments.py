@@ -79,6 +79,7 @@ def test_everything_after_the_program_is_its_own(tokens, kind, target, args):
         (["--smt=maybe", "a.py"], ["option takes no value: --smt=maybe"]),
         (["--emit", "bat", "a.py"], ["--emit: unknown form: 'bat'"]),
         (["-m", "--no-python", "x"], ["contradicting options"]),
+        (["--emit", "sh", "--json", "a.py"], ["contradicting options: --json and --emit"]),
     ],
 )
 def test_what_cannot_be_meant_is_two_lines(tokens, parts):
