@@ -23,9 +23,16 @@ class Kind:
     repeatable: bool = False
 
 
+def _plain(text: str) -> str:
+    """The text of a number, without what only Python takes for one ("1_0", "٢"). Raises: ValueError."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return text
+
+
 def _integer(minimum: int, text: str) -> int:
     try:
-        value = int(text)
+        value = int(_plain(text))
     except ValueError:
         raise ValueError(f"expected a whole number, at least {minimum}") from None
     if value < minimum:
@@ -65,7 +72,7 @@ def count(word: str) -> Kind:
 
 def _number(minimum: float, text: str) -> float:
     try:
-        value = float(text)
+        value = float(_plain(text))
     except ValueError:
         raise ValueError(f"expected a number, at least {minimum:g}") from None
     if not minimum <= value < float("inf"):
