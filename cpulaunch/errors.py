@@ -27,7 +27,14 @@ class CpulaunchError(Exception):
             first += f": {self.value}"
         if self.source is not None:
             first += f" ({self.source})"
-        return first if self.hint is None else f"{first}\nhint: {self.hint}"
+        return _line(first) if self.hint is None else f"{_line(first)}\nhint: {_line(self.hint)}"
+
+
+def _line(text: str) -> str:
+    """The text in one line: line ends and control characters of a file's name or content are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class UsageError(CpulaunchError):

@@ -82,6 +82,8 @@ def test_everything_after_the_program_is_its_own(tokens, kind, target, args):
         (["--smt=maybe", "a.py"], ["option takes no value: --smt=maybe"]),
         (["--emit", "bat", "a.py"], ["--emit: unknown form: 'bat'"]),
         (["-m", "--no-python", "x"], ["contradicting options"]),
+        (["--odd\nname", "a.py"], ["unknown option: --odd\\nname"]),
+        (["--json=\x1b[31m\n", "a.py"], ["--json=\\x1b[31m\\n"]),
         (["--emit", "sh", "--json", "a.py"], ["contradicting options: --json and --emit"]),
     ],
 )
