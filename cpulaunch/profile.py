@@ -108,7 +108,8 @@ def _unknown(name: str, config_dir: str | None) -> UsageError:
     from difflib import get_close_matches
 
     own = [os.path.basename(path).removesuffix(".toml") for path in user_profile_paths(config_dir)]
-    close = get_close_matches(name, ["auto", "none", *(preset.name for preset in presets()), *own], n=1)
+    known = {"auto", "none", *(preset.name for preset in presets()), *own} - {name}
+    close = [] if name in ("auto", "none") else get_close_matches(name, sorted(known), n=1)
     hint = f"did you mean {close[0]}?" if close else "cpulaunch profiles list"
     return UsageError("no such profile", value=repr(name), hint=hint)
 

@@ -15,8 +15,8 @@ from cpulaunch.host import Host
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.profile import user_profile_dir
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
-profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List, show or validate profiles.")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+profiles = typer.Typer(rich_markup_mode=None, help="List, show or validate profiles.")
 app.add_typer(profiles, name="profiles")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -26,7 +26,8 @@ Sysroot = Annotated[str, typer.Option(metavar="DIR", help="Read the captured mac
 def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit code of an inspecting command. Raises: UsageError for a command line that cannot be meant."""
     try:
-        code = app(list(arguments), prog_name="cpulaunch", standalone_mode=False, obj=environ)
+        asked = [*arguments, "--help"] if list(arguments) == ["profiles"] else list(arguments)
+        code = app(asked, prog_name="cpulaunch", standalone_mode=False, obj=environ)
     except TyperException as error:
         raise UsageError(
             error.format_message().rstrip(".").lower(),

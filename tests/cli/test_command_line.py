@@ -97,6 +97,7 @@ def test_the_exit_code_is_the_programs(cpulaunch, script, options):
         (["probe", "--jsn"], 2, ["--jsn"]),
         (["profiles", "show", "no-such"], 2, ["no-such"]),
         (["profiles", "validate", "broken.toml"], 2, ["broken.toml", "line 2"]),
+        (["profiles", "show", "auto"], 2, ["hint: cpulaunch profiles list"]),
         (["profiles", "frobnicate"], 2, ["frobnicate"]),
     ],
 )
@@ -187,6 +188,12 @@ def test_an_emitted_script_keeps_the_bytes_of_an_odd_name(cpulaunch, script, tmp
     environ = {"PYTHONIOENCODING": "utf-8:strict"}
     assert cpulaunch("plan", "--emit", "sh", odd, env=environ, shell='"$@" >plan.sh').returncode == 0
     assert subprocess.run(["sh", tmp_path / "plan.sh"], capture_output=True, check=True).stdout == b"odd\n"
+
+
+def test_profiles_alone_is_its_help(cpulaunch):
+    result = cpulaunch("profiles")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "validate" in result.stdout
 
 
 def test_help_and_version(cpulaunch):
