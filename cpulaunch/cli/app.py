@@ -10,6 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cpulaunch.cli import terminal
+from cpulaunch.cli.sysroot import machine_root
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
 from cpulaunch.probe import Root, probe_host
@@ -39,11 +40,8 @@ def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def host_at(sysroot: str, context: typer.Context) -> Host:
     """Everything about this machine, or about the captured one under `sysroot`."""
-    if not Path(sysroot).is_dir():
-        raise UsageError(
-            "--sysroot: no such directory", value=repr(sysroot), source="command line", hint="--sysroot DIR"
-        )
-    return probe_host(Root(sysroot), interpreter=interpreter(context), environ=context.obj, detail="full")
+    root = machine_root(sysroot)
+    return probe_host(root, interpreter=interpreter(context), environ=context.obj, detail="full")
 
 
 def interpreter(context: typer.Context) -> str:

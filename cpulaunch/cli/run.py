@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from cpulaunch.cli.arguments import CommandLine, parse_command_line
@@ -71,11 +70,17 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
 
 def _decide(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, LaunchPlan]:
     interpreter = line.program.interpreter if line.program else sys.executable
-    if line.sysroot is not None and not os.path.isdir(line.sysroot):
-        raise UsageError("no such directory", value=line.sysroot, source="--sysroot", hint="name a captured machine")
-    host = probe_host(Root(line.sysroot or "/"), interpreter=interpreter, environ=environ, detail="launch")
+    host = probe_host(_root(line), interpreter=interpreter, environ=environ, detail="launch")
     request = request_for(line, host, environ)
     return host, make_plan(host, request, trials=_trials(host, request, environ))
+
+
+def _root(line: CommandLine) -> Root:
+    if line.sysroot is None:
+        return Root()
+    from cpulaunch.cli.sysroot import machine_root
+
+    return machine_root(line.sysroot)
 
 
 def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> LaunchRequest:
