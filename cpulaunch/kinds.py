@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.cpulist import parse_cpulist
+from cpulaunch.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.record import record
 
 TYPE_CHECKING = False
@@ -135,10 +135,15 @@ def _text(text: str) -> str:
 
 
 def _cpulist(text: str) -> frozenset[int]:
-    ids = parse_cpulist(text)
+    ids: set[int] = set()
+    for part in text.split(","):
+        found = parse_cpulist(part)
+        if twice := found & ids:
+            raise ValueError(f"overlapping list, {format_cpulist(twice)} is in it twice")
+        ids |= found
     if not ids:
         raise ValueError("expected a list such as 0-3,8")
-    return ids
+    return frozenset(ids)
 
 
 def _names(text: str) -> tuple[str, ...]:

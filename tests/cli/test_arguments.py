@@ -72,6 +72,8 @@ def test_everything_after_the_program_is_its_own(tokens, kind, target, args):
         (["--grace", "1_0", "a.py"], ["expected a number"]),
         (["--cpus", "3-1", "a.py"], ["malformed CPU list part '3-1'"]),
         (["--cpus", "", "a.py"], ["expected a list"]),
+        (["--cpus", "0-3,2-5", "a.py"], ["--cpus: overlapping list, 2-3 is in it twice: '0-3,2-5'"]),
+        (["--show", "0,0", "a.py"], ["--show: overlapping list"]),
         (["--cpus", "0-99999999999", "a.py"], ["malformed CPU list part"]),
         (["--env", "NOVALUE", "a.py"], ["expected NAME=VALUE"]),
         (["--env", "=1", "a.py"], ["expected NAME=VALUE"]),
