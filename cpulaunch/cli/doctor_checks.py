@@ -89,9 +89,12 @@ def openmp(facts: Facts) -> tuple[Finding, ...]:
     found = [library for library in _libraries(facts, "openmp") if library.name in ("intel", "llvm")]
     usable = [library for library in found if library.untrusted is None]
     if usable:
-        return _ok(", ".join(dict.fromkeys(library.name for library in usable)) + f" ({usable[0].path})")
+        only_asked = "" if usable[0].name == "intel" else ": --openmp llvm uses it"
+        return _ok(", ".join(dict.fromkeys(library.name for library in usable)) + f" ({usable[0].path}){only_asked}")
     if facts.host.arch != "x86_64":
         return _ok("torch's own: the best choice here")
+    if facts.host.torch is not None and "libiomp5" in (facts.host.torch.bundled_openmp or ""):
+        return _ok("torch brings Intel's")
     if found:
         return _advice(
             f"{found[0].path} is not preloaded",

@@ -48,6 +48,20 @@ TABLE = {
     ),
     "OpenMP": ("OpenMP runtime", facts(), "ok", "intel", None),
     "no OpenMP": ("OpenMP runtime", facts(machine(libraries=())), "advice", "libgomp", "pip install intel-openmp"),
+    "LLVM's OpenMP": (
+        "OpenMP runtime",
+        facts(machine(libraries=(library("openmp", "llvm", "/usr/lib/libomp.so.5"),))),
+        "ok",
+        "--openmp llvm",
+        None,
+    ),
+    "OpenMP of conda's torch": (
+        "OpenMP runtime",
+        facts(machine(libraries=(), torch=Torch(version="2", path="/t", bundled_openmp="/t/libiomp5.so"))),
+        "ok",
+        "torch brings",
+        None,
+    ),
     "no OpenMP on Arm": ("OpenMP runtime", facts(machine(libraries=(), arch="aarch64")), "ok", "torch's own", None),
     "OpenMP others may write": (
         "OpenMP runtime",
