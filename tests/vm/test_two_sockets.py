@@ -32,11 +32,8 @@ FOR_EVERYBODY = ["plain", "numactl", "exec"]
 UNPRIVILEGED = "65534"
 PAGES = 4096
 
-# One boot serves all tests of a user: they stay in one test process.
-AS_ROOT = pytest.param("root", marks=pytest.mark.xdist_group("vm-root"))
-AS_NOBODY = pytest.param(UNPRIVILEGED, marks=pytest.mark.xdist_group("vm-nobody"))
-as_root = pytest.mark.parametrize("user", [AS_ROOT])
-as_anybody = pytest.mark.parametrize("user", [AS_ROOT, AS_NOBODY])
+as_root = pytest.mark.parametrize("user", ["root"])
+as_anybody = pytest.mark.parametrize("user", ["root", UNPRIVILEGED])
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,6 +54,7 @@ def in_the_machine(user: str, *command: object) -> subprocess.CompletedProcess[s
 
 @cache
 def launches(user: str) -> subprocess.CompletedProcess[str]:
+    """Every case as this user: one boot serves all tests (scripts/test keeps a file's tests in one process)."""
     cases = {name: options for name, options in CASES.items() if user == "root" or name in FOR_EVERYBODY}
     return in_the_machine(user, sys.executable, CHECK, json.dumps(cases))
 
@@ -122,7 +120,6 @@ def test_unbound_workers_may_run_anywhere(user: str) -> None:
     assert column(user, "unbound", "cpus", "policy") == [("0-7", "default"), ("0-7", "default")]
 
 
-@pytest.mark.xdist_group("vm-cgroup2")
 def test_limits_hold_under_cgroup_version_2() -> None:
     """The live tests again, on a kernel whose cgroups are version 2 whatever the host's are."""
     chosen = "ancestor or worker_under or cpuset or out_of_memory"
