@@ -52,7 +52,7 @@ def select_pool(host: Host, request: LaunchRequest) -> Pool:
     Raises: UsageError if CPUs or NUMA nodes were asked for that are not there or not ours.
     """
     online = {cpu.id: cpu for cpu in host.cpus}
-    budget = host.limits.budget.cpus & online.keys()
+    budget = host.limits.budget.cpus.intersection(online)
     if not budget:
         raise UsageError(
             "none of the CPUs this process may use is online",
@@ -70,7 +70,7 @@ def select_pool(host: Host, request: LaunchRequest) -> Pool:
         quota_threads=_quota_threads(host, cores),
         source=_source(host, request, chosen),
         notes=_notes(host, request, cores, passed_over=passed_over, pinned=pinned),
-        warnings=(*warnings, *_partial_cores(host, online, chosen, budget)),
+        warnings=(*warnings, *_partial_cores(host, online, chosen)),
     )
 
 
@@ -186,9 +186,7 @@ def _quota_threads(host: Host, cores: tuple[Core, ...]) -> int | None:
     return max(1, ceil(quota.cpus))
 
 
-def _partial_cores(
-    host: Host, online: dict[int, LogicalCpu], chosen: frozenset[int], budget: frozenset[int]
-) -> tuple[str, ...]:
+def _partial_cores(host: Host, online: dict[int, LogicalCpu], chosen: frozenset[int]) -> tuple[str, ...]:
     """A warning if a cpuset holds some siblings of a core and other processes may run on the rest."""
     if host.limits.cpuset is None:
         return ()

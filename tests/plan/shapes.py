@@ -45,6 +45,8 @@ SHAPES = {
     ),
     "quota-wider-than-a-node": quota(machine(sockets=2, cores=4), 6.0),
     "quota-above-the-machine": quota(machine(sockets=2, cores=4), 64.0),
+    "quota-hybrid": quota(hybrid(machine(cores=8), "4-7"), 2.0),
+    "quota-isolated-cpus": quota(isolated(machine(cores=8), "4-7"), 2.0),
     "quota-in-a-cpuset": quota(cpuset(machine(sockets=2, cores=4), "0-3"), 1.0),
     "isolated": isolated(machine(cores=4), "2-3"),
     "all-isolated": taskset(isolated(machine(cores=4), "2-3"), "2-3"),
