@@ -59,6 +59,8 @@ install_packages() {
     [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && return
     say "installing $* (pip)"
     quietly "$venv_python" -m pip install --quiet "$@"
+    # pip compiles what it copies, not what it links to (--editable).
+    quietly "$venv_python" -m compileall -q "$root/cpulaunch"
     printf '%s' "$wanted" >"$stamp"
 }
 
