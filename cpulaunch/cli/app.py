@@ -1,7 +1,6 @@
 """The commands that inspect: probe, profiles, doctor. (run and plan are parsed by hand, in arguments.py.)"""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cpulaunch.cli import terminal
+from cpulaunch.cli.run import worker_python
 from cpulaunch.cli.sysroot import machine_root
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
@@ -41,13 +41,7 @@ def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def host_at(sysroot: str, context: typer.Context) -> Host:
     """Everything about this machine, or about the captured one under `sysroot`."""
     root = machine_root(sysroot)
-    return probe_host(root, interpreter=interpreter(context), environ=context.obj, detail="full")
-
-
-def interpreter(context: typer.Context) -> str:
-    """The Python that workers would run. Source: torchrun, which reads PYTHON_EXEC too."""
-    environ: Mapping[str, str] = context.obj
-    return environ.get("PYTHON_EXEC") or sys.executable
+    return probe_host(root, interpreter=worker_python(context.obj), environ=context.obj, detail="full")
 
 
 @app.command()
@@ -85,7 +79,7 @@ def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -
     from cpulaunch.cli.doctor import doctor_report
 
     host = host_at(sysroot, context)
-    report = doctor_report(host, root=Root(sysroot), interpreter=interpreter(context), environ=context.obj)
+    report = doctor_report(host, root=Root(sysroot), interpreter=worker_python(context.obj), environ=context.obj)
     if json:
         terminal.print_json(report.as_json())
     else:

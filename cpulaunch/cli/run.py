@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from cpulaunch.cli.arguments import CommandLine, parse_command_line
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
-from cpulaunch.launch.program import check_program
+from cpulaunch.launch.program import check_program, find_executable
 from cpulaunch.launch.run import launch
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.model import LaunchPlan
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -> int:
     """The exit code of `run` or `plan` with these arguments. Raises: CpulaunchError."""
-    line = parse_command_line(tokens, interpreter=environ.get("PYTHON_EXEC") or sys.executable)
+    line = parse_command_line(tokens, interpreter=worker_python(environ))
     if line.switches & {"--help", "--version"}:
         return _show_help(line)
     printed = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
@@ -34,6 +35,20 @@ def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -
         _print_plan(plan, host, line, environ)
         return 0
     return _carry_out(plan, host, line, environ)
+
+
+def worker_python(environ: Mapping[str, str]) -> str:
+    """The path of the Python that workers run: $PYTHON_EXEC (as written if it cannot be found), else this one.
+
+    Source: torchrun, which reads PYTHON_EXEC too.
+    """
+    asked = environ.get("PYTHON_EXEC", "")
+    if not asked:
+        return sys.executable
+    try:
+        return os.path.abspath(find_executable(asked, environ))
+    except CpulaunchError:
+        return asked
 
 
 def _show_help(line: CommandLine) -> int:

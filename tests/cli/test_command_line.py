@@ -157,6 +157,18 @@ def test_nothing_breaks_without_a_home(cpulaunch, script, tmp_path):
     assert not (tmp_path / "relative").exists()
 
 
+def test_an_interpreter_may_be_named_as_in_a_shell(cpulaunch, script, tmp_path):
+    script("pass")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "snake").symlink_to(sys.executable)
+    for named in ("snake", "bin/snake"):
+        environ = {"PYTHON_EXEC": named, "PATH": f"{folder}:{os.environ['PATH']}"}
+        (worker,) = json.loads(cpulaunch("plan", "--json", "job.py", env=environ).stdout)["workers"]
+        assert worker["argv"][0] == str(folder / "snake")
+    two_lines(cpulaunch("job.py", env={"PYTHON_EXEC": "no-such-snake"}), 127, "no-such-snake")
+
+
 def test_a_closed_reader_is_no_traceback(cpulaunch, script):
     script("pass")
     result = cpulaunch("--help", shell='exec 3>&1; { "$@"; echo "code $?" >&2; } | true')
