@@ -110,7 +110,7 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
             reason += f"; {candidate.path}" + ("" if trials is not None else " (not tried)")
         value = candidate.name if candidate else "off" if wanted.kind == "mkl-dispatch" else "default"
         notes.append(Note(setting=wanted.setting, value=value, origin=wanted.origin, reason=reason.lstrip("; ")))
-        warnings.extend(_distrusted(host, wanted) if wanted.warning is None else (wanted.warning,))
+        warnings.extend(_passed_over(host, wanted, candidate) if wanted.warning is None else (wanted.warning,))
     users = users_preloads(request)
     own = "your own list, then " if _users_list(request) else ""
     runtime = names.get("openmp") or users.get("openmp")
@@ -209,7 +209,7 @@ def _fast_already(host: Host) -> str:
 
 
 def _candidates(host: Host, wanted: _Wanted) -> tuple[PreloadCandidate, ...]:
-    found = [library for name in wanted.names for library in host.libraries if _matches(library, wanted, name)]
+    found = _found(host, wanted)
     usable = [library for library in found if _distrust(library) is None]
     if wanted.required and not usable:
         raise _unavailable(wanted, found)
@@ -217,6 +217,11 @@ def _candidates(host: Host, wanted: _Wanted) -> tuple[PreloadCandidate, ...]:
         PreloadCandidate(kind=wanted.kind, name=library.name, path=library.path, required=wanted.required)
         for library in usable
     )
+
+
+def _found(host: Host, wanted: _Wanted) -> list[Library]:
+    """What is on the machine of it, best first, usable or not."""
+    return [library for name in wanted.names for library in host.libraries if _matches(library, wanted, name)]
 
 
 def _matches(library: Library, wanted: _Wanted, name: str) -> bool:
@@ -266,19 +271,20 @@ def _first_that_starts(
 
 def _missing(host: Host, wanted: _Wanted, candidate: PreloadCandidate | None) -> str:
     """What to install if nothing of the wanted kind is on the machine."""
-    present = any(_matches(library, wanted, name) for library in host.libraries for name in wanted.names)
-    if candidate is not None or not wanted.names or present:
+    if candidate is not None or not wanted.names or _found(host, wanted):
         return ""
     return f"none found: {INSTALL[wanted.names[0]]}"
 
 
-def _distrusted(host: Host, wanted: _Wanted) -> tuple[str, ...]:
-    return tuple(
-        f"not preloaded: {reason}"
-        for library in host.libraries
-        if any(_matches(library, wanted, name) for name in wanted.names)
-        if (reason := _distrust(library)) is not None
-    )
+def _passed_over(host: Host, wanted: _Wanted, chosen: PreloadCandidate | None) -> tuple[str, ...]:
+    """A warning for each library that would have come before the chosen one and is not to be trusted."""
+    warnings = []
+    for library in _found(host, wanted):
+        if chosen is not None and library.path == chosen.path:
+            break
+        if (reason := _distrust(library)) is not None:
+            warnings.append(f"not preloaded: {reason}")
+    return tuple(warnings)
 
 
 def _runtime(host: Host, name: str | None) -> Runtime:

@@ -123,6 +123,12 @@ def test_an_untrusted_library_is_passed_over_with_a_warning() -> None:
     assert any("/opt is writable by others" in warning for warning in made.warnings)
 
 
+def test_an_untrusted_library_that_would_not_be_used_anyway_is_no_warning() -> None:
+    made = plan(untrusted(libraries(XEON, "tcmalloc", "jemalloc"), "jemalloc"))
+    assert preloaded(made) == "/usr/lib/libtcmalloc.so"
+    assert made.warnings == ()
+
+
 def test_an_untrusted_library_asked_for_by_name_is_an_error() -> None:
     with pytest.raises(UsageError, match="/opt is writable by others"):
         plan(untrusted(libraries(XEON, "tcmalloc"), "tcmalloc"), "--allocator tcmalloc")
