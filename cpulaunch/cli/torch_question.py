@@ -32,7 +32,6 @@ print(json.dumps({
     "openmp": torch.backends.openmp.is_available(),
     "capability": torch.backends.cpu.get_cpu_capability(),
     "threads": torch.get_num_threads(),
-    "cuda": torch.version.cuda,
     "openmp_files": sorted(name for name in files if name.rsplit("/", 1)[-1].startswith(names)),
 }))
 """
@@ -60,7 +59,6 @@ class TorchFacts:
     openmp: bool
     capability: str
     threads: int
-    cuda: str | None
     openmp_files: tuple[str, ...]
 
 
@@ -112,7 +110,6 @@ def _facts(said: Mapping[str, Any]) -> TorchFacts:
         openmp=bool(said["openmp"]),
         capability=str(said["capability"]),
         threads=int(said["threads"]),
-        cuda=None if said["cuda"] is None else str(said["cuda"]),
         openmp_files=tuple(str(name) for name in said["openmp_files"]),
     )
 

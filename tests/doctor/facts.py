@@ -15,7 +15,6 @@ TORCH = TorchFacts(
     openmp=True,
     capability="AVX512",
     threads=4,
-    cuda=None,
     openmp_files=("/env/torch/lib/libgomp.so.1",),
 )
 

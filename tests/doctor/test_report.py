@@ -22,7 +22,6 @@ SAID = {
     "openmp": True,
     "capability": "AVX512",
     "threads": 4,
-    "cuda": None,
     "openmp_files": ["/env/torch/lib/libgomp.so.1"],
 }
 
