@@ -13,12 +13,12 @@ _HEAD = """\
 """
 _BIND = """
 bind() {  # CPUs, numactl's memory option or "", command
-    cpus=$1 memory=$2
+    launch_cpus=$1 launch_memory=$2
     shift 2
     if command -v numactl >/dev/null; then
-        exec numactl -C "$cpus" $memory "$@"
+        exec numactl -C "$launch_cpus" $launch_memory "$@"
     elif command -v taskset >/dev/null; then
-        exec taskset -c "$cpus" "$@"
+        exec taskset -c "$launch_cpus" "$@"
     fi
     echo "neither numactl nor taskset is installed: not bound" >&2
     exec "$@"
@@ -27,18 +27,18 @@ bind() {  # CPUs, numactl's memory option or "", command
 _WAIT = """
 finish() {  # process id; the first failure in the order of the workers is the exit code
     wait "$1"
-    code=$?
+    launch_code=$?
     while kill -0 "$1" 2>/dev/null; do  # a signal ended the wait, not the worker
         wait "$1"
-        code=$?
+        launch_code=$?
     done
-    if [ "$status" -eq 0 ] && [ "$code" -ne 0 ]; then
-        status=$code
-        kill $pids 2>/dev/null
+    if [ "$launch_status" -eq 0 ] && [ "$launch_code" -ne 0 ]; then
+        launch_status=$launch_code
+        kill $launch_pids 2>/dev/null
     fi
 }
 
-status=0
+launch_status=0
 """
 
 
@@ -83,9 +83,8 @@ def _is_identifier(name: str) -> bool:
 
 
 def _start_and_wait(indexes: list[int]) -> str:
-    starts = [f'worker_{index} &\npids="$pids $!"' for index in indexes]
+    starts = [f'worker_{index} &\nlaunch_pids="$launch_pids $!"' for index in indexes]
     # Background jobs of a script ignore SIGINT and SIGQUIT (POSIX sh, 2.11), so they are sent SIGTERM.
-    trap = "trap 'kill $pids 2>/dev/null' HUP INT TERM"
-    return "\n".join(
-        [_WAIT + "pids=", *starts, trap, "for pid in $pids; do", '    finish "$pid"', "done", 'exit "$status"', ""]
-    )
+    trap = "trap 'kill $launch_pids 2>/dev/null' HUP INT TERM"
+    wait = ["for pid in $launch_pids; do", '    finish "$pid"', "done", 'exit "$launch_status"', ""]
+    return "\n".join([_WAIT + "launch_pids=", *starts, trap, *wait])

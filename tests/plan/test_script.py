@@ -82,6 +82,13 @@ def test_several_workers_each_with_its_own_binding(tools: Path) -> None:
     assert calls(tools) == ["numactl -C 0-1", "numactl -C 2-3"]
 
 
+def test_the_scripts_own_variables_hide_none_of_the_users(tools: Path) -> None:
+    users = {"memory": "16G", "cpus": "all", "status": "s", "pids": "p", "code": "c"}
+    code = f"import os; print(all(os.environ[name] == value for name, value in {users}.items()))"
+    done = run(plan_script(plan(HOST, "--instances 2", program=python(code))), tools, **users)
+    assert done.stdout == "True\nTrue\n"
+
+
 def test_only_the_workers_chosen_are_started(tools: Path) -> None:
     made = plan(HOST, "--instances 2 --instance-index 1", program=python("print('ran')"))
     assert run(plan_script(made), tools).stdout == "ran\n"
