@@ -20,6 +20,7 @@ Trials: TypeAlias = "Mapping[str, str | None]"
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 X86 = ("x86_64", "AMD64")
+X86_ONLY = ("intel", "mkl-dispatch")
 MKL_VENDORS = frozenset(("AuthenticAMD", "HygonGenuine"))
 INSTALL = {
     "tcmalloc": "apt install libtcmalloc-minimal4",
@@ -212,7 +213,7 @@ def _candidates(host: Host, wanted: _Wanted) -> tuple[PreloadCandidate, ...]:
     found = _found(host, wanted)
     usable = [library for library in found if _distrust(library) is None]
     if wanted.required and not usable:
-        raise _unavailable(wanted, found)
+        raise _unavailable(host, wanted, found)
     return tuple(
         PreloadCandidate(kind=wanted.kind, name=library.name, path=library.path, required=wanted.required)
         for library in usable
@@ -239,9 +240,11 @@ def _splits(path: str) -> bool:
     return any(character in path for character in " :\t\n")
 
 
-def _unavailable(wanted: _Wanted, found: list[Library]) -> UsageError:
+def _unavailable(host: Host, wanted: _Wanted, found: list[Library]) -> UsageError:
     name = wanted.names[0]
     flag = "--" + wanted.setting.replace("_", "-")
+    if name in X86_ONLY and host.arch not in X86:
+        return UsageError(f"{name} exists for x86_64 only", value=host.arch, source=flag, hint=f"leave {flag} out")
     if found:
         return UsageError(
             f"{name} cannot be preloaded safely", value=_distrust(found[0]), source=flag, hint=INSTALL[name]

@@ -117,6 +117,12 @@ def untrusted(host: Host, name: str, reason: str = "/opt is writable by others")
     return replace(host, libraries=changed)
 
 
+@pytest.mark.parametrize("flags", ["--openmp intel", "--mkl-dispatch on"])
+def test_what_arm_cannot_have_is_not_to_be_installed(flags: str) -> None:
+    with pytest.raises(UsageError, match=r"x86_64 only: aarch64[^\n]*\nhint: leave --"):
+        plan(ARM, flags)
+
+
 def test_an_untrusted_library_is_passed_over_with_a_warning() -> None:
     made = plan(untrusted(libraries(XEON, "tcmalloc", "jemalloc"), "tcmalloc"))
     assert preloaded(made) == "/usr/lib/libjemalloc.so"
