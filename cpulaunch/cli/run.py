@@ -31,6 +31,7 @@ def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -
     if not printed:
         _check_runnable(line, environ)
     host, plan = _decide(line, environ)
+    _refuse_degraded(plan)
     if printed:
         _print_plan(plan, host, line, environ)
         return 0
@@ -138,7 +139,7 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
         terminal.show(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
 
 
-def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:
+def _refuse_degraded(plan: LaunchPlan) -> None:
     if plan.launch.strict and plan.warnings:
         raise CpulaunchError(
             "the plan is degraded",
@@ -146,6 +147,9 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
             source="--strict",
             hint="drop --strict, or follow the warning",
         )
+
+
+def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:
     for warning in plan.warnings:
         print(f"cpulaunch: warning: {warning}", file=sys.stderr)
     if "--verbose" in line.switches:
