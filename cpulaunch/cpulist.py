@@ -25,14 +25,14 @@ def parse_cpulist(text: str) -> frozenset[int]:
 
 
 def _parse_range(part: str) -> Iterable[int]:
-    span, _, stride = part.partition(":")
+    span, colon, stride = part.partition(":")
     first, dash, last = span.partition("-")
-    used, _, group = stride.partition("/")
+    used, slash, group = stride.partition("/")
     try:
         start = _number(first)
         end = _number(last) if dash else start
-        width = _number(used) if group else 1
-        step = _number(group or used) if stride else 1
+        width = _number(used) if slash else 1
+        step = _number(group if slash else used) if colon else 1
     except ValueError:
         raise ValueError(f"malformed CPU list part {part!r}") from None
     if end < start or step < 1 or not 1 <= width <= step or end > MAX_ID:

@@ -25,7 +25,9 @@ def test_lists(text, ids):
     assert parse_cpulist(text) == ids
 
 
-@pytest.mark.parametrize("text", ["a", "3-1", "-1", "1-", "0-3:0", "0-3:5/4", "1--2", "0x1", "٣", "0-99999"])
+@pytest.mark.parametrize(
+    "text", ["a", "3-1", "-1", "1-", "0-3:0", "0-3:", "0-7:2/", "0-7:/4", "0-3:5/4", "1--2", "0x1", "٣", "0-99999"]
+)
 def test_malformed_lists(text):
     with pytest.raises(ValueError, match="malformed CPU list part"):
         parse_cpulist(text)
