@@ -18,6 +18,8 @@ BROKEN_PIPE = 141
 
 def run_command_line(arguments: Sequence[str]) -> int:
     """The exit code for a command line. Effect: runs it; errors go to stderr in two lines."""
+    if sys.stderr is None:  # Closed from the start: print(file=None) would write warnings to stdout.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         code = dispatch(arguments, os.environ)
         if sys.stdout is not None:  # None where the descriptor was closed from the start.

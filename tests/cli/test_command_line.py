@@ -177,6 +177,13 @@ def test_a_closed_reader_is_no_traceback(cpulaunch, script):
     assert result.stderr.splitlines()[-1] in ("code 141", "code 0")
 
 
+def test_a_closed_stderr_sends_nothing_to_stdout(cpulaunch, script):
+    script("print('ran')")
+    result = cpulaunch("--threads", "4096", "job.py", shell='"$@" 2>&-')
+    assert (result.returncode, result.stdout) == (0, "ran\n")
+    assert cpulaunch("no-such.py", shell='"$@" 2>&-').stdout == ""
+
+
 def test_a_closed_stdout_is_no_traceback(cpulaunch, script):
     script("pass")
     assert cpulaunch("job.py", shell='"$@" >&-').stderr == ""
