@@ -41,7 +41,8 @@ def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def host_at(sysroot: str, context: typer.Context) -> Host:
     """Everything about this machine, or about the captured one under `sysroot`."""
     root = machine_root(sysroot)
-    return probe_host(root, interpreter=worker_python(context.obj), environ=context.obj, detail="full")
+    environ = context.obj if root.live else {}
+    return probe_host(root, interpreter=worker_python(context.obj), environ=environ, detail="full")
 
 
 @app.command()

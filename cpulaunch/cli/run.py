@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+PROFILE_FOLDERS = ("HOME", "XDG_CONFIG_HOME")
+
+
 def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -> int:
     """The exit code of `run` or `plan` with these arguments. Raises: CpulaunchError."""
     line = parse_command_line(tokens, interpreter=worker_python(environ))
@@ -86,6 +89,9 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
 
 def _decide(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, LaunchPlan]:
     interpreter = line.program.interpreter if line.program else sys.executable
+    if line.sysroot is not None:
+        # Nothing of this process reaches a captured machine's plan; where profiles are kept does.
+        environ = {name: environ[name] for name in PROFILE_FOLDERS if name in environ}
     host = probe_host(_root(line), interpreter=interpreter, environ=environ, detail="launch")
     request = request_for(line, host, environ)
     return host, make_plan(host, request, trials=_trials(host, request, environ))

@@ -39,7 +39,8 @@ def probe_host(
 ) -> Host:
     """The machine under `root`, as seen by a program of `interpreter` started with `environ`.
 
-    `launch` leaves out L1 and L2 caches, GPUs without a driver, and whether memory policies are permitted.
+    `launch` leaves out L1 and L2 caches, GPUs without a driver, and, on one NUMA node, whether memory policies are
+    permitted.
     Raises: ProbeError naming the first file that exists and does not parse.
     """
     if root.live and not sys.platform.startswith("linux"):
@@ -61,7 +62,7 @@ def probe_host(
         offline_cpus=ids.offline,
         numa_nodes=nodes,
         caches=caches,
-        kernel=read_kernel(root, first_cpu=min(ids.online), arch=arch, try_mempolicy=full),
+        kernel=read_kernel(root, first_cpu=min(ids.online), arch=arch, try_mempolicy=full or len(nodes) > 1),
         memory_bytes=read_memory(root),
         libraries=_libraries(root, arch, prefix=prefix, environ=environ),
         gpus=_gpus(root, all_of_them=full),

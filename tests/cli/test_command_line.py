@@ -246,3 +246,12 @@ def test_emitted_scripts_run(cpulaunch, script, tmp_path):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     result = subprocess.run([path], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.startswith('["it\'s $x"] ')
+
+
+def test_nothing_of_this_process_reaches_a_captured_machine(cpulaunch, script, tmp_path):
+    """Neither its variables nor the libraries its variables point to."""
+    script("pass")
+    root = write_root(tmp_path / "root", RootSpec())
+    ours = {"OMP_NUM_THREADS": "1", "LD_PRELOAD": "libabsent.so", "CONDA_PREFIX": str(tmp_path)}
+    arguments = ("plan", "--json", "--sysroot", str(root), "job.py")
+    assert cpulaunch(*arguments, env=ours).stdout == cpulaunch(*arguments).stdout
