@@ -1,13 +1,17 @@
 """`python -m cpulaunch` and the console script."""
 
+import gc
+import os
 import sys
 
-from cpulaunch.cli.main import run_command_line
+gc.disable()  # There is no garbage worth collecting before the program runs; a supervisor enables it again.
+
+from cpulaunch.cli.main import run_command_line  # noqa: E402
 
 
 def main() -> None:
-    """Run the command line of this process and exit with its code."""
-    sys.exit(run_command_line(sys.argv[1:]))
+    """Run the command line of this process and exit with its code, without taking Python apart first."""
+    os._exit(run_command_line(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -17,22 +17,30 @@ BROKEN_PIPE = 141
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """The exit code for a command line. Effect: runs it; errors go to stderr in two lines."""
+    """The exit code for a command line.
+
+    Effect: runs it; errors go to stderr in two lines; all output is written when it returns.
+    """
     if sys.stderr is None:  # Closed from the start: print(file=None) would write warnings to stdout.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code = dispatch(arguments, os.environ)
+        code = _code_of(arguments)
         if sys.stdout is not None:  # None where the descriptor was closed from the start.
             sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _code_of(arguments: Sequence[str]) -> int:
+    try:
+        return dispatch(arguments, os.environ)
     except CpulaunchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    return code
 
 
 def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -51,6 +51,8 @@ def launch(
 
 def _supervised(plan: LaunchPlan, starts: Sequence[Start], *, memory_events: str | None, say: Say) -> LaunchResult:
     """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
+    import gc
+
     from cpulaunch.launch.descriptors import make_room
     from cpulaunch.launch.guard import become_guarded
     from cpulaunch.launch.routing import open_standard_descriptors, open_wiring
@@ -63,6 +65,8 @@ def _supervised(plan: LaunchPlan, starts: Sequence[Start], *, memory_events: str
     # Opened here and not in the guard, so that pipes close when the supervisor closes them.
     wiring = open_wiring(plan)
     inherited = Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit)
+    gc.freeze()  # What exists by now stays until the end.
+    gc.enable()
     return supervise(
         starts,
         wiring,
