@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import cpulaunch
+from cpulaunch.launch.trial import try_preloads
+
 SOURCE = Path(__file__).parents[2] / "cpulaunch/lib/mkl_dispatch.c"
+INSTALLED = Path(cpulaunch.__path__[0], "lib/libcpulaunch_mkl.so")
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 SYMBOL = "mkl_serv_intel_cpu_true"
 
@@ -60,3 +64,20 @@ def test_mkl_inside_torch_asks_the_preloaded_function(library: Path, tmp_path: P
     run_python(MULTIPLY, environment)
     lines = [line for log in tmp_path.glob("bindings.*") for line in log.read_text().splitlines() if SYMBOL in line]
     assert any("libtorch_cpu.so" in line and f"to {library}" in line for line in lines), lines
+
+
+def test_library_passes_the_trial_start_every_preload_has_to_pass(library: Path) -> None:
+    failures = try_preloads([str(library)], interpreter=sys.executable, environ=dict(os.environ), cache_file=None)
+    assert failures == {str(library): None}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not INSTALLED.exists(), reason="cpulaunch was installed without a compiler")
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_on_request_every_worker_gets_the_library(tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text("import os; print(os.environ['LD_PRELOAD'])")
+    command = [sys.executable, "-m", "cpulaunch", "--mkl-dispatch", "on", "--instances", "1", script]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=SOURCE.parents[2])
+    assert result.returncode == 0, result.stderr
+    assert str(INSTALLED) in result.stdout
