@@ -103,9 +103,20 @@ class Route:
             lead = b"\n" + lead
             self.sink.unfinished = False
         if self._prefix:
-            last = data[-1:]
-            data = data[:-1].replace(b"\n", b"\n" + self._prefix) + last
+            if self.sink.redrawn_by not in (None, self):
+                lead = self.sink.over_state + lead
+            self.sink.redrawn_by = self if data.endswith(b"\r") else None
+            data = self._prefixed(data)
         self.sink.send(lead + data)
+
+    def _prefixed(self, data: bytes) -> bytes:
+        """The data with the prefix wherever, after its start, a line begins or is drawn anew (\\r)."""
+        end = 2 if data.endswith(b"\r\n") else 1
+        body, last = data[:-end], data[-end:]
+        if b"\r" in body:
+            again = b"\r" + self._prefix
+            body = body.replace(b"\r", again).replace(again + b"\n", b"\r\n")
+        return body.replace(b"\n", b"\n" + self._prefix) + last
 
 
 class Stream:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 BUFFER_BYTES = 1 << 20
+ERASE_LINE = b"\x1b[K"
+"""To the end of the line. Source: ECMA-48, EL."""
+
 CAREFUL_BYTES = 4096
 """A pipe that polls writable takes this much without blocking. Source: POSIX, PIPE_BUF; pipe(7)."""
 
@@ -48,6 +51,10 @@ class Sink:
         self.waiters: list[Writer] = []
         self.unfinished = False
         """Whether the last line here lacks its newline and its writer has gone."""
+        self.redrawn_by: Writer | None = None
+        """Whose line ended here in \\r, to be drawn anew: another's would be mixed with what stands there."""
+        self.over_state = b"\n"
+        """What must precede another's line then: a new line, or on a terminal the wiping of the old one."""
         self._pending = bytearray()
         self._dead = False
         self._polled: select.poll | None = None
@@ -59,16 +66,13 @@ class Sink:
         terminal = os.isatty(fd)
         if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not terminal):
             return cls(os.dup(fd), name=name)
-        if stat.S_ISFIFO(mode) or terminal:
-            try:
-                # A description of our own of the same pipe or terminal can be non-blocking.
-                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-                return cls(os.open(f"/proc/self/fd/{fd}", flags), name=name)
-            except OSError:
-                pass  # No /proc, or another user's: then small writes that cannot block.
-        sink = cls(os.dup(fd), name=name)
-        sink._polled = select.poll()
-        sink._polled.register(sink.fd, select.POLLOUT)
+        own = _own_description(fd) if stat.S_ISFIFO(mode) or terminal else None
+        sink = cls(os.dup(fd) if own is None else own, name=name)
+        if terminal:
+            sink.over_state = ERASE_LINE
+        if own is None:
+            sink._polled = select.poll()
+            sink._polled.register(sink.fd, select.POLLOUT)
         return sink
 
     @property
@@ -130,3 +134,14 @@ class Sink:
         if error.errno in HUNG_UP and not stat.S_ISREG(os.fstat(self.fd).st_mode):
             return
         raise SinkError(error.errno, error.strerror, self.name) from None
+
+
+def _own_description(fd: int) -> int | None:
+    """A new, non-blocking description of the same pipe or terminal; None if there is none to be had.
+
+    Without /proc, or where it is another user's: then small writes that cannot block must do.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None

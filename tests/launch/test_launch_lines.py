@@ -1,6 +1,8 @@
 """How streams share a sink, without processes: what is fed in which order, and what the file then holds."""
 
 import os
+import pty
+import tty
 
 import pytest
 
@@ -36,8 +38,10 @@ def written(path, feeds, *, prefixes=(b"[0] ", b"[1] "), finish=True):
         ([(0, b"a\nb"), (1, b"c\n")], b"[0] a\n[1] c\n[0] b\n"),
         ([(0, b"a\r\nb\r\n")], b"[0] a\r\n[0] b\r\n"),
         ([(0, b"a\r"), (1, b"b\n"), (0, b"\n")], b"[1] b\n[0] a\r\n"),
-        ([(0, b"10%\r20%"), (1, b"b\n")], b"[0] 10%\r[1] b\n[0] 20%\n"),
-        ([(0, b"a\rb\n")], b"[0] a\rb\n"),
+        ([(0, b"10%\r20%"), (1, b"b\n")], b"[0] 10%\r\n[1] b\n[0] 20%\n"),
+        ([(0, b"10%\r20%"), (0, b"\r30%\n"), (1, b"b\n")], b"[0] 10%\r[0] 20%\r[0] 30%\n[1] b\n"),
+        ([(0, b"a\rb\n")], b"[0] a\r[0] b\n"),
+        ([(0, b"a\rb\r"), (0, b"c\r\n")], b"[0] a\r[0] b\r[0] c\r\n"),
         ([(0, LONG), (1, b"b\n"), (0, b"y\n")], b"[0] " + LONG + b"y\n[1] b\n"),
         ([(0, LONG), (1, b"b"), (0, b"y\nz")], b"[0] " + LONG + b"y\n[0] z\n[1] b\n"),
         ([(0, LONG), (1, b"b\n"), (0, None), (0, b"y\n")], b"[0] " + LONG + b"\n[1] b\n[0] y\n"),
@@ -48,6 +52,21 @@ def written(path, feeds, *, prefixes=(b"[0] ", b"[1] "), finish=True):
 )
 def test_lines_stay_whole(tmp_path, feeds, expected):
     assert written(tmp_path / "file", feeds) == expected
+
+
+def test_a_line_wipes_another_workers_progress_bar_off_a_terminal():
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    sink = Sink.of_descriptor(theirs, name="terminal")
+    bar, other = (Route(sink, prefix=prefix, alone=False) for prefix in (b"[0] ", b"[1] "))
+    bar.feed(b"50%|#####     |\r60%")
+    other.feed(b"line\n")
+    bar.finish()
+    sink.close()
+    shown = os.read(ours, 1000)
+    os.close(ours)
+    os.close(theirs)
+    assert shown == b"[0] 50%|#####     |\r\x1b[K[1] line\n[0] 60%\n"
 
 
 @pytest.mark.parametrize(
