@@ -108,7 +108,8 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
     log_dir = plan.launch.log_dir
     if log_dir is None:
         return [None] * len(plan.workers)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    # Non-blocking: a named pipe that nobody reads is an error at once, not a launch that no signal can end.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
     path = log_dir
     try:
         os.makedirs(log_dir, exist_ok=True)

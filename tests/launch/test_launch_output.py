@@ -188,6 +188,14 @@ def test_a_log_directory_that_is_a_file_starts_nothing(launcher, tmp_path):
     assert not (tmp_path / "started").exists()
 
 
+def test_a_log_that_is_a_pipe_without_reader_starts_nothing(launcher, tmp_path):
+    os.mkfifo(tmp_path / "worker-1.log")
+    outcome = launcher.run(shell("touch started"), shell("touch started"), log_dir=".")
+    assert outcome.code == 125
+    assert outcome.error.startswith("error: log cannot be written: ./worker-1.log (No such device or address)\n")
+    assert not (tmp_path / "started").exists()
+
+
 def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
     (tmp_path / "worker-1.log").symlink_to("/dev/full")
     outcome = launcher.run(shell("echo $$ > pid; exec sleep 600"), shell("echo text; exec sleep 600"), log_dir=".")
