@@ -83,7 +83,7 @@ class Sink:
     @property
     def congested(self) -> bool:
         """Whether more data waits than should be kept in memory."""
-        return len(self._pending) >= BUFFER_BYTES
+        return len(self._pending) >= BUFFER_BYTES and not self._dead
 
     def send(self, data: bytes) -> None:
         """Effect: the data is written, now or by later calls of `flush`. Raises: SinkError."""
@@ -121,7 +121,7 @@ class Sink:
                     written += os.write(self.fd, view[written:end])
                 except BlockingIOError:
                     break
-                except BrokenPipeError:
+                except (BrokenPipeError, ConnectionResetError):
                     self.gone = True
                     break
                 except OSError as error:

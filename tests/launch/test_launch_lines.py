@@ -2,12 +2,14 @@
 
 import os
 import pty
+import socket
+import struct
 import tty
 
 import pytest
 
 from cpulaunch.launch.output import LINE_BYTES, Route, Stream
-from cpulaunch.launch.sink import Sink
+from cpulaunch.launch.sink import Sink, SinkError
 
 LONG = b"x" * LINE_BYTES
 
@@ -102,6 +104,34 @@ def test_a_sink_without_a_reader_is_gone_and_takes_everything():
     assert sink.gone
     sink.send(b"more")
     assert not sink.waiting
+
+
+def test_a_connection_that_is_reset_has_no_reader():
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    sink = Sink(ours.fileno(), name="socket")
+    sink.send(b"text")
+    assert sink.gone
+    ours.close()
+    listener.close()
+
+
+def test_a_sink_that_failed_holds_nobody_up(tmp_path):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    sink = Sink(write, name="pipe")
+    sink.send(b"x" * (2 << 20))
+    assert sink.congested
+    os.dup2(os.open("/dev/full", os.O_WRONLY), write)
+    with pytest.raises(SinkError):
+        sink.flush()
+    assert not sink.congested
+    assert not sink.waiting
+    sink.close()
+    os.close(read)
 
 
 def test_a_slow_reader_gets_everything_in_order():
