@@ -76,11 +76,10 @@ def _guard(
             code = _reaped(supervisor)
             if code is not None:
                 break
-        elif number != signal.SIGTSTP:
+        else:
             _pass_on(control, number)
-        elif _can_be_resumed():
-            _pass_on(control, number)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            if number == signal.SIGTSTP:
+                _stop_like_any_job(control)
     if code < 0:
         kill_children(spared)
         say(f"the supervisor was killed by signal {-code}; every worker was ended")
@@ -104,13 +103,16 @@ def _reaped(supervisor: int) -> int | None:
             return None
 
 
-def _can_be_resumed() -> bool:
-    """Whether a shell watches this process group (else Ctrl-Z would stop it for ever).
+def _stop_like_any_job(control: int) -> None:
+    """Effect: this process is stopped until SIGCONT, which is then pending; the workers go on if it is not stopped.
 
-    Source: POSIX, orphaned process group: the kernel discards SIGTSTP for them.
+    The kernel knows whether a shell watches this job, behind a script or `make` too, and else discards the
+    signal, as nobody would ever resume it. Source: POSIX, orphaned process group.
     """
-    parent = os.getppid()
-    try:
-        return parent > 0 and os.getsid(parent) == os.getsid(0) and os.getpgid(parent) != os.getpgrp()
-    except OSError:
-        return False
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+    signal.signal(signal.SIGTSTP, handler)
+    if signal.SIGCONT not in signal.sigpending():
+        _pass_on(control, signal.SIGCONT)

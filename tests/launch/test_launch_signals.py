@@ -318,13 +318,13 @@ def terminal(launcher):
     terminal.close()
 
 
-def typed(launcher, *workers, **launch):
-    """The command line of the driver for a plan."""
+def typed(launcher, *workers, around="", **launch):
+    """The command line of the driver for a plan, with another command around it."""
     described = [{"argv": worker} for worker in workers]
     path = launcher.dir / "typed.json"
     path.write_text(json.dumps({"workers": described, "launch": launch}))
     root = HERE.parent.parent
-    return f"PYTHONPATH={root} {sys.executable} {HERE / 'driver.py'} {path}; echo $? > code\n"
+    return f"PYTHONPATH={root} {around}{sys.executable} {HERE / 'driver.py'} {path}; echo $? > code\n"
 
 
 def test_ctrl_c_at_a_terminal_ends_all_with_130(launcher, terminal):
@@ -335,14 +335,15 @@ def test_ctrl_c_at_a_terminal_ends_all_with_130(launcher, terminal):
     assert not any(alive(pid) for pid in pids)
 
 
-def test_ctrl_z_stops_the_workers_and_fg_resumes_them(launcher, terminal):
+@pytest.mark.parametrize("around", ["", "/bin/sh -c '\"$@\"; exit $?' sh "], ids=["a job", "a script's"])
+def test_ctrl_z_stops_the_workers_and_fg_resumes_them(launcher, terminal, around):
     worker = python("""
         import os, pathlib, sys, time
         pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
         while not pathlib.Path("go").exists():
             time.sleep(0.01)
     """)
-    terminal.type(typed(launcher, [*worker, "a"], [*worker, "b"]))
+    terminal.type(typed(launcher, [*worker, "a"], [*worker, "b"], around=around))
     pids = [launcher.pid("a"), launcher.pid("b")]
     terminal.type("\x1a")
     eventually(lambda: all(stopped(pid) for pid in pids), "stopped workers")
@@ -350,6 +351,20 @@ def test_ctrl_z_stops_the_workers_and_fg_resumes_them(launcher, terminal):
     eventually(lambda: not any(stopped(pid) for pid in pids), "running workers")
     (launcher.dir / "go").write_text("")
     assert launcher.pid("after") == 0
+
+
+def test_what_nobody_could_resume_is_not_stopped(launcher):
+    worker = python("""
+        import os, pathlib, sys, time
+        pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+    """)
+    process = launcher.start([*worker, "a"], [*worker, "b"], popen={"start_new_session": True})
+    launcher.pid("a"), launcher.pid("b")
+    process.send_signal(signal.SIGTSTP)
+    (launcher.dir / "go").write_text("")
+    assert process.wait() == 0
 
 
 def stopped(pid):
