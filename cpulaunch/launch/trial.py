@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 TRIAL_SECONDS = 20.0
 TIMED_OUT = f"the trial start did not end within {TRIAL_SECONDS:g} s"
+NOT_ITS_FAULT = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGTERM", "SIGXCPU")
+"""Signals that come from outside: a Ctrl-C, a batch system, the kernel out of memory."""
+
 NOT_LOADED = 77
 CHECK = f"import sys; sys.exit({NOT_LOADED} * (sys.argv[1] not in open('/proc/self/maps').read()))"
 """A statically linked interpreter, or one with capabilities, ignores preloads without a word."""
@@ -40,10 +43,9 @@ def try_preloads(
     if unknown:
         trials = [_start(path, interpreter=interpreter, environ=environ) for path in unknown]
         fresh = {trial.path: _verdict(trial) for trial in trials}
-        verdicts |= fresh
+        verdicts |= {path: verdict.refused for path, verdict in fresh.items()}
         if cache_file:
-            # A busy machine's time-out says nothing about the library.
-            lasting = {keys[path]: verdict for path, verdict in fresh.items() if keys[path] and verdict != TIMED_OUT}
+            lasting = {keys[path]: each.refused for path, each in fresh.items() if keys[path] and each.lasts}
             write_verdicts(cache_file, known | lasting)
     return verdicts
 
@@ -60,20 +62,32 @@ def _key(path: str, interpreter: str, own: str) -> str:
 
 
 @record
+class _Verdict:
+    """Why a library cannot be preloaded (None: it can), and whether that will be so next time.
+
+    A busy machine's time-out, a process that was not to be had or was killed say nothing about the library.
+    """
+
+    refused: str | None
+    lasts: bool = True
+
+
+@record
 class _Trial:
-    """A started interpreter (`pid`) and the read end of its stderr, or why none was started."""
+    """A started interpreter (`pid`) and the read end of its stderr, or the verdict without one."""
 
     path: str
     pid: int = 0
     stderr: int = -1
-    refused: str | None = None
+    verdict: _Verdict | None = None
 
 
 def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial:
     import signal  # Here and below: verdicts are mostly known, and then nothing of this is needed.
 
     if any(separator in path for separator in " :"):
-        return _Trial(path=path, refused="its path has a space or colon, which LD_PRELOAD cannot express")
+        reason = "its path has a space or colon, which LD_PRELOAD cannot express"
+        return _Trial(path=path, verdict=_Verdict(refused=reason))
     own = environ.get("LD_PRELOAD")
     env = {**environ, "LD_PRELOAD": f"{path}:{own}" if own else path}
     check = [interpreter, "-I", "-S", "-c", CHECK, os.path.basename(os.path.realpath(path))]
@@ -87,29 +101,35 @@ def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial
         pid = os.posix_spawn(interpreter, check, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
     except OSError as error:
         os.close(read)
-        return _Trial(path=path, refused=f"{interpreter} cannot be started: {error.strerror}")
+        reason = f"{interpreter} cannot be started: {error.strerror}"
+        return _Trial(path=path, verdict=_Verdict(refused=reason, lasts=False))
     finally:
         os.close(write)
     return _Trial(path=path, pid=pid, stderr=read)
 
 
-def _verdict(trial: _Trial) -> str | None:
-    """Why the trial failed; None if it succeeded. Effect: its process has ended."""
+def _verdict(trial: _Trial) -> _Verdict:
+    """What came of the trial. Effect: its process has ended."""
     import signal
 
-    if trial.refused is not None:
-        return trial.refused
+    if trial.verdict is not None:
+        return trial.verdict
     said, in_time = _read_until_closed(trial.stderr)
     os.close(trial.stderr)
     if not in_time:
         os.kill(trial.pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(trial.pid, 0)[1])
     if not in_time:
-        return TIMED_OUT
-    text = said.decode(errors="replace").strip()
+        return _Verdict(refused=TIMED_OUT, lasts=False)
+    reason = _reason(status, said.decode(errors="replace").strip(), path=trial.path)
+    return _Verdict(refused=reason, lasts=-status not in {getattr(signal, name) for name in NOT_ITS_FAULT})
+
+
+def _reason(status: int, text: str, *, path: str) -> str | None:
+    """Why a trial that ended so, and wrote this, failed; None if it succeeded."""
     for line in text.splitlines():
         # glibc: "ERROR: ld.so: object 'X' from LD_PRELOAD cannot be preloaded (reason): ignored."
-        if "cannot be preloaded" in line and trial.path in line:
+        if "cannot be preloaded" in line and path in line:
             return line.strip()
     if status == NOT_LOADED:
         return "the interpreter starts without loading it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -59,7 +60,9 @@ def write_verdicts(path: str, verdicts: Mapping[str, str | None]) -> None:
     except OSError:
         return
     try:
-        os.write(fd, "\n".join(lines).encode("utf-8", "backslashreplace"))
+        data = "\n".join(lines).encode("utf-8", "backslashreplace")
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.replace(temporary, path)
     except OSError:
         os.unlink(temporary)

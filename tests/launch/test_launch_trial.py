@@ -1,6 +1,7 @@
 """Preloads are used only after the interpreter started with them, and the answer is remembered."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from cpulaunch.launch.trial import TIMED_OUT, try_preloads
 from cpulaunch.launch.trial_cache import MAX_BYTES, read_verdicts, write_verdicts
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
 
@@ -101,6 +104,40 @@ def test_a_refusal_is_remembered_too(counting, tmp_path):
     first = attempt(tmp_path / "lib.so", tmp_path, interpreter=counting)
     assert attempt(tmp_path / "lib.so", tmp_path, interpreter=counting).split() == first.split()
     assert starts(tmp_path) == 1
+
+
+@pytest.mark.parametrize("signal", ["KILL", "TERM", "INT"])
+def test_a_trial_that_somebody_ended_is_not_remembered(library, tmp_path, signal):
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\n[ -e {tmp_path}/again ] && exec {sys.executable} "$@"\nkill -{signal} $$\n')
+    interpreter.chmod(0o755)
+    assert "was killed by signal" in attempt(library, tmp_path, interpreter=str(interpreter))
+    (tmp_path / "again").write_text("")
+    assert attempt(library, tmp_path, interpreter=str(interpreter)) is None
+
+
+def test_a_process_that_was_not_to_be_had_is_not_remembered(library, tmp_path):
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/no/such/shell\nexec {sys.executable} "$@"\n')
+    interpreter.chmod(0o755)
+    times = interpreter.stat()
+    assert "cannot be started" in attempt(library, tmp_path, interpreter=str(interpreter))
+    interpreter.write_text(f'#!/////bin/sh   \nexec {sys.executable} "$@"\n')
+    os.utime(interpreter, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert attempt(library, tmp_path, interpreter=str(interpreter)) is None
+
+
+def test_a_full_disk_leaves_the_old_verdicts(tmp_path):
+    path = str(tmp_path / "trials")
+    write_verdicts(path, {"a": None})
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30, 30)); "
+        "from cpulaunch.launch.trial_cache import write_verdicts; write_verdicts(sys.argv[1], {'b' * 20: None})"
+    )
+    subprocess.run([sys.executable, "-c", code, path], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert read_verdicts(path) == {"a": None}
+    assert os.listdir(tmp_path) == ["trials"]
 
 
 @pytest.mark.parametrize("changed", ["library", "interpreter", "preload"])
