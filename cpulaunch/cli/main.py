@@ -37,7 +37,9 @@ def _code_of(arguments: Sequence[str]) -> int:
     try:
         return dispatch(arguments, os.environ)
     except CpulaunchError as error:
-        print(error, file=sys.stderr)
+        from cpulaunch.cli.terminal import complain
+
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -9,7 +9,7 @@ from cpulaunch.cli.arguments import CommandLine, parse_command_line
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
 from cpulaunch.launch.program import check_program, find_executable
-from cpulaunch.launch.run import launch
+from cpulaunch.launch.run import launch, say_on_stderr
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.plan.planner import make_plan, preload_candidates
@@ -157,15 +157,16 @@ def _refuse_degraded(plan: LaunchPlan) -> None:
 
 def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:
     for warning in plan.warnings:
-        print(f"cpulaunch: warning: {warning}", file=sys.stderr)
+        say_on_stderr(f"warning: {warning}")
     if "--verbose" in line.switches:
         from cpulaunch.cli import plan_view, terminal
 
-        print(plan_view.plan_text(plan, host, width=terminal.width(), color=False), file=sys.stderr, flush=True)
+        terminal.complain(plan_view.plan_text(plan, host, width=terminal.width(), color=False))
     events = host.limits.memory_events
     result = launch(plan, environ=environ, memory_events=events and f"/{events}")
-    from cpulaunch.launch.result import summary
+    if result.exit_code:
+        from cpulaunch.cli.terminal import complain
+        from cpulaunch.launch.result import summary
 
-    for told in summary(result):
-        print(told, file=sys.stderr)
+        complain("\n".join(summary(result)))
     return result.exit_code

@@ -44,6 +44,16 @@ def show(text: str, *, end: str = "\n") -> None:
         ) from None
 
 
+def complain(text: str) -> None:
+    """Write text to stderr, if it takes any: an exit code must not be lost because nobody reads why."""
+    left = f"{text}\n".encode(sys.stderr.encoding, "backslashreplace")
+    try:
+        while left:  # Not by print: what cannot be written would stay in Python's buffer, and fail again later.
+            left = left[os.write(sys.stderr.fileno(), left) :]
+    except OSError:
+        return
+
+
 def _on_error(text: str, encoding: str) -> str:
     """How to write what the encoding lacks: bytes of odd file names as they are, unless there is more."""
     try:

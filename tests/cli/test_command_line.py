@@ -196,6 +196,21 @@ def test_a_full_disk_is_two_lines(cpulaunch, command):
     two_lines(cpulaunch(*command, shell='exec "$@" >/dev/full'), 125, "stdout")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("--no-such-option", "job.py"), 2),
+        (("--oversubscribe", "--instances", "2", "job.py"), 3),
+        (("--verbose", "job.py"), 3),
+        (("--numa-nodes", "99", "job.py"), 2),
+    ],
+)
+def test_an_exit_code_survives_a_full_disk_behind_stderr(cpulaunch, script, command, code):
+    script("raise SystemExit(3)")
+    assert cpulaunch(*command, shell='exec "$@" 2>/dev/full').returncode == code
+
+
 @pytest.mark.parametrize("command", ["plan", "probe", "doctor"])
 @pytest.mark.parametrize("env", [{"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "1"}])
 def test_poor_terminals_are_no_traceback(cpulaunch, tmp_path, command, env):
