@@ -8,7 +8,7 @@ from cpulaunch.errors import LaunchError
 from cpulaunch.record import record
 
 PER_WORKER = 8
-"""At most: two pipes with two ends, a log, a null device, and a failure pipe with two ends."""
+"""At most: two pipes with two ends, a log, and a failure pipe with two ends or a read end and a process."""
 
 SPARE = 64
 

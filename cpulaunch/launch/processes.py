@@ -1,6 +1,7 @@
 """Children: which there are, which have ended, and signals to those that may be gone."""
 
 import os
+import select
 import signal
 from contextlib import suppress
 
@@ -49,17 +50,49 @@ class Ended:
     unreaped: bool
 
 
-def ended_child() -> Ended | None:
-    """A child that has ended, left unreaped where the system can do that (Python < 3.13 on macOS cannot)."""
+def ended_child(pid: int | None = None) -> Ended | None:
+    """A child (None: any) that has ended, left unreaped where the system can (Python < 3.13 on macOS cannot)."""
     with suppress(ChildProcessError):
         if not hasattr(os, "waitid"):
             pid, status = os.waitpid(-1, os.WNOHANG)
             return Ended(pid=pid, status=os.waitstatus_to_exitcode(status), unreaped=False) if pid else None
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        which = (os.P_ALL, 0) if pid is None else (os.P_PID, pid)
+        ended = os.waitid(*which, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid:
             status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
             return Ended(pid=ended.si_pid, status=status, unreaped=True)
     return None
+
+
+class EndOrder:
+    """Children in the order of their ends. Alone, waitid(2) tells of those that have ended in the order of their start.
+
+    Where there is no pidfd (before Linux 5.3, other systems, a sandbox), that must do. Source: pidfd_open(2);
+    epoll(7): what became ready first is told first.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll() if hasattr(os, "pidfd_open") else None
+        self._pid_of: dict[int, int] = {}
+
+    def watch(self, pid: int) -> None:
+        """Effect: the child's end has its place among the others'."""
+        if self._epoll is not None:
+            with suppress(OSError):
+                pidfd = os.pidfd_open(pid)
+                self._epoll.register(pidfd, select.EPOLLIN)
+                self._pid_of[pidfd] = pid
+
+    def first(self) -> Ended | None:
+        """The watched child that ended first, then any other that has ended."""
+        ended = ended_child()
+        if ended is None or self._epoll is None:
+            return ended
+        for pidfd, _ in self._epoll.poll(0, 1):
+            self._epoll.unregister(pidfd)
+            os.close(pidfd)
+            return ended_child(self._pid_of.pop(pidfd)) or ended
+        return ended
 
 
 def reap(ended: Ended) -> None:

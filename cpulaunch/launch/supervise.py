@@ -23,7 +23,7 @@ from cpulaunch.launch.decide import (
     step,
 )
 from cpulaunch.launch.processes import (
-    ended_child,
+    EndOrder,
     group_lives,
     kill_children,
     own_children,
@@ -63,6 +63,7 @@ class Supervisor:
         self.statuses: dict[int, int] = {}
         """Per worker: its exit code, or minus the signal that killed it."""
         self._worker_of: dict[int, int] = {}
+        self._ends = EndOrder()
         self._all_gone = False
         self._impatient = False
         self._poll = select.poll()
@@ -87,6 +88,7 @@ class Supervisor:
         for start, its_ends in zip(starts, ends, strict=True):
             one = spawn(start, ends=its_ends, inherited=inherited)
             started.append(one)
+            self._ends.watch(one.pid)
             self.pids[start.worker] = one.pid
             self._worker_of[one.pid] = start.worker
             self.state = State(grace_seconds=self.state.grace_seconds, groups=frozenset(self.pids))
@@ -160,8 +162,8 @@ class Supervisor:
                     signal_process(pid, action.number)
 
     def _reap(self) -> None:
-        """Effect: every ended child is noticed in the order the kernel tells, then groups and strays are looked at."""
-        while ended := ended_child():
+        """Effect: every ended child is noticed, the first that ended first, then groups and strays are looked at."""
+        while ended := self._ends.first():
             index = self._worker_of.get(ended.pid)
             if index is not None:
                 self.statuses[index] = ended.status

@@ -1,9 +1,10 @@
 """Exit codes of several workers, and what the summary says."""
 
+import os
 import signal
 
 import pytest
-from launching import python, shell
+from launching import alive, eventually, python, shell
 
 WAIT = "import time; time.sleep(600)"
 
@@ -39,6 +40,34 @@ def test_the_first_failure_in_time_decides(launcher, tmp_path):
     outcome = launcher.run(late, early)
     assert outcome.code == 4
     assert "worker 1" in outcome.error
+
+
+def test_the_first_of_two_failures_decides_even_if_both_are_seen_at_once(launcher, tmp_path):
+    # The supervisor is stopped meanwhile, as a slow disk or a busy machine may keep it from looking.
+    worker = python("""
+        import os, pathlib, sys, time
+        index = sys.argv[1]
+        pathlib.Path(f"new-{index}").write_text(f"{os.getpid()} {os.getppid()}")
+        os.rename(f"new-{index}", f"pid-{index}")
+        while not pathlib.Path(f"fail-{index}").exists():
+            time.sleep(0.01)
+        sys.exit(3 + int(index))
+    """)
+    process = launcher.start([*worker, "0"], [*worker, "1"])
+    pids = []
+    for index in (0, 1):
+        path = tmp_path / f"pid-{index}"
+        eventually(path.exists, "a started worker")
+        pid, supervisor = map(int, path.read_text().split())
+        pids.append(pid)
+    os.kill(supervisor, signal.SIGSTOP)
+    for index in (1, 0):
+        (tmp_path / f"fail-{index}").touch()
+        eventually(lambda pid=pids[index]: not alive(pid), "the end of a worker")
+    os.kill(supervisor, signal.SIGCONT)
+    _, err = process.communicate()
+    assert process.returncode == 4
+    assert b"worker 1" in err
 
 
 def test_the_summary_names_worker_signal_and_last_lines(launcher):
