@@ -8,7 +8,7 @@ import sys
 from cpulaunch.cli.arguments import CommandLine, parse_command_line
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
-from cpulaunch.launch.program import check_program, find_executable
+from cpulaunch.launch.program import check_program, check_sharable, find_executable
 from cpulaunch.launch.run import launch, say_on_stderr
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.model import LaunchPlan
@@ -156,6 +156,8 @@ def _refuse_degraded(plan: LaunchPlan) -> None:
 
 
 def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:
+    if line.program is not None:
+        check_sharable(line.program, workers=len(plan.workers))
     for warning in plan.warnings:
         say_on_stderr(f"warning: {warning}")
     if "--verbose" in line.switches:

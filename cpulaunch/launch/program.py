@@ -6,13 +6,14 @@ import errno
 import os
 import stat
 
-from cpulaunch.errors import CpulaunchError, NotExecutableError, NotFoundError
+from cpulaunch.errors import CpulaunchError, NotExecutableError, NotFoundError, UsageError
 from cpulaunch.request import Program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 BINDERS = ("numactl", "taskset")
 
 
@@ -38,6 +39,20 @@ def check_program(program: Program, environ: Mapping[str, str]) -> None:
     find_executable(program.interpreter, environ, what="Python interpreter")
     if program.kind == "script" and program.target != "-":
         _check_script(program.target)
+
+
+def check_sharable(program: Program, *, workers: int) -> None:
+    """Effect: none. Raises: UsageError for a script that several workers cannot each read from its start."""
+    if workers < 2 or program.kind != "script":
+        return
+    if program.target not in STANDARD_INPUT and not stat.S_ISFIFO(os.stat(program.target).st_mode):
+        return
+    raise UsageError(
+        f"{workers} workers cannot share a script that is read once",
+        value=printable(program.target),
+        source="several workers get no standard input",
+        hint="save the script as a file",
+    )
 
 
 def _check_script(path: str) -> None:

@@ -196,6 +196,11 @@ def test_a_full_disk_is_two_lines(cpulaunch, command):
     two_lines(cpulaunch(*command, shell='exec "$@" >/dev/full'), 125, "stdout")
 
 
+def test_several_workers_do_not_read_their_script_from_standard_input(cpulaunch):
+    result = cpulaunch("--oversubscribe", "--instances", "2", "-", input="print('ran')")
+    two_lines(result, 2, "2 workers cannot share")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     ("command", "code"),

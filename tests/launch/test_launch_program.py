@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from cpulaunch.errors import NotExecutableError, NotFoundError
-from cpulaunch.launch.program import check_program, find_executable
+from cpulaunch.errors import NotExecutableError, NotFoundError, UsageError
+from cpulaunch.launch.program import check_program, check_sharable, find_executable
 from cpulaunch.request import Program
 
 
@@ -88,6 +88,22 @@ def test_a_script_behind_a_loop_of_links_is_126(tmp_path):
 def test_standard_input_and_modules_are_pythons_business():
     check_program(Program(kind="script", target="-", interpreter=sys.executable), {})
     check_program(Program(kind="module", target="no.such", interpreter=sys.executable), {})
+
+
+@pytest.mark.parametrize("target", ["-", "/dev/stdin", "pipe"])
+def test_several_workers_cannot_share_what_is_read_once(tmp_path, target):
+    os.mkfifo(tmp_path / "pipe")
+    program = Program(kind="script", target=os.path.join(tmp_path, target) if target == "pipe" else target)
+    check_sharable(program, workers=1)
+    with pytest.raises(UsageError, match="2 workers cannot share a script that is read once"):
+        check_sharable(program, workers=2)
+
+
+def test_several_workers_share_a_file_or_a_module(tmp_path):
+    (tmp_path / "a.py").write_text("")
+    check_sharable(script(tmp_path / "a.py"), workers=2)
+    check_sharable(script(tmp_path), workers=2)
+    check_sharable(Program(kind="module", target="-", interpreter=sys.executable), workers=2)
 
 
 def test_a_missing_interpreter_is_named():
