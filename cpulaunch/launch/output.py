@@ -157,6 +157,9 @@ class Stream:
             route.finish()
 
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines it carried, at most 20."""
-        whole = self._tail if len(self._tail) < TAIL_BYTES else self._tail.partition(b"\n")[2]
-        return tuple(line.decode(errors="replace") for line in whole.splitlines()[-TAIL_LINES:])
+        """The last lines it carried, at most 20, each as a terminal leaves it: the last state of a progress bar."""
+        lines = self._tail.removesuffix(b"\n").split(b"\n") if self._tail else []
+        if len(self._tail) >= TAIL_BYTES and len(lines) > 1:
+            del lines[0]  # Its beginning may be lost.
+        shown = [line.removesuffix(b"\r").rpartition(b"\r")[2] for line in lines[-TAIL_LINES:]]
+        return tuple(line.decode(errors="replace") for line in shown)

@@ -96,6 +96,28 @@ def test_a_stream_remembers_its_last_lines():
     assert stream.last_lines() == (*(f"line {number}" for number in range(81, 100)), "no newline \ufffd")
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (b"", ()),
+        (b"\n", ("",)),
+        (b"a\r\nb\r\n", ("a", "b")),
+        (b"\r 10%\r 20%\r 30%\nreason\n", (" 30%", "reason")),
+        (b"\r 99%" * 5000, (" 99%",)),
+        (b"\r 99%" * 5000 + b"\nreason\n", ("reason",)),
+    ],
+)
+def test_last_lines_are_as_a_terminal_leaves_them(text, lines):
+    read, write = os.pipe()
+    stream = Stream(read, routes=[])
+    os.write(write, text)
+    os.close(write)
+    while stream.pump():
+        pass
+    stream.close()
+    assert stream.last_lines() == lines
+
+
 def test_a_sink_without_a_reader_is_gone_and_takes_everything():
     read, write = os.pipe()
     sink = Sink(write, name="pipe")
