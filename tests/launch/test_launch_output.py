@@ -198,7 +198,8 @@ def test_a_log_that_is_a_pipe_without_reader_starts_nothing(launcher, tmp_path):
 
 def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
     (tmp_path / "worker-1.log").symlink_to("/dev/full")
-    outcome = launcher.run(shell("echo $$ > pid; exec sleep 600"), shell("echo text; exec sleep 600"), log_dir=".")
+    late = shell("until [ -s pid ]; do sleep 0.01; done; echo text; exec sleep 600")
+    outcome = launcher.run(shell("echo $$ > pid; exec sleep 600"), late, log_dir=".")
     assert outcome.code == 125
     assert outcome.error == (
         "error: output of the workers cannot be written; they were ended: ./worker-1.log (No space left on device)\n"
