@@ -160,12 +160,25 @@ def _assignment(text: str) -> tuple[tuple[str, str], ...]:
     return ((name, value),)
 
 
+def _pattern(text: str) -> str:
+    import re
+
+    try:
+        groups = re.compile(_text(text)).groups
+    except re.error as error:
+        raise ValueError(f"expected a regular expression ({error})") from None
+    if groups != 1:
+        raise ValueError("expected a regular expression with one group, the number")
+    return text
+
+
 def _never(value: object) -> Any:
     raise ValueError("cannot be set in a profile")
 
 
 FLAG = Kind(metavar="", from_text=_text_bool, from_toml=_toml_bool, flag=True)
 TEXT = Kind(metavar="PATH", from_text=_text, from_toml=_toml_text)
+PATTERN = Kind(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = Kind(metavar="LIST", from_text=_cpulist, from_toml=_never)
 NAMES = Kind(metavar="NAME|FILE|auto|none", from_text=_names, from_toml=_never)
 ASSIGNMENTS = Kind(metavar="K=V", from_text=_assignment, from_toml=_never, repeatable=True)

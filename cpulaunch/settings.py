@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
 Count: TypeAlias = 'int | Literal["auto"]'
-Group: TypeAlias = 'Literal["Placement", "Memory and threads", "Preloads", "Profile", "Launch"]'
+Group: TypeAlias = (
+    'Literal["Placement", "Memory and threads", "Preloads", "Inside torch", "Data loading", "Profile", "Launch"]'
+)
 
 
 @record
@@ -120,6 +122,59 @@ class Settings:
         "on AMD, let MKL choose its fast kernels (same precision)",
     )
 
+    graph: Literal["off", "onednn", "inductor", "zentorch"] = _row(
+        "off",
+        kinds.choice("off", "onednn", "inductor", "zentorch"),
+        "Inside torch",
+        "capture modules in eval mode: fused oneDNN graphs, torch.compile with freezing, or AMD's zentorch",
+    )
+    graph_signatures: int = _row(
+        8,
+        kinds.integer(minimum=1),
+        "Inside torch",
+        "input signatures captured for each module; further ones run eagerly",
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = _row(
+        None,
+        kinds.choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        "Inside torch",
+        "torch.compile's mode for --graph inductor",
+    )
+    precision: Literal["fp32", "tf32", "medium", "bf16", "fp16"] | None = _row(
+        None,
+        kinds.choice("fp32", "tf32", "medium", "bf16", "fp16"),
+        "Inside torch",
+        "bf16, fp16: autocast around modules; tf32, medium, fp32: precision of fp32 matrix products",
+    )
+    channels_last: bool = _row(False, kinds.FLAG, "Inside torch", "convolution weights in channels_last order")
+    inference_mode: bool = _row(
+        False, kinds.FLAG, "Inside torch", "no gradients for modules in eval mode, where the program forgot no_grad"
+    )
+    debug_apis: bool = _row(
+        True, kinds.FLAG, "Inside torch", "--no-debug-apis: anomaly detection, emit_nvtx and gradcheck do nothing"
+    )
+    flush_denormal: bool = _row(False, kinds.FLAG, "Inside torch", "numbers too small for full precision become zero")
+    interop_threads: int | None = _row(
+        None, kinds.integer(minimum=1), "Inside torch", "threads for operations that run side by side"
+    )
+    cudnn_benchmark: bool = _row(False, kinds.FLAG, "Inside torch", "cuDNN times its algorithms for each shape (GPU)")
+    mmap_weights: bool = _row(
+        False, kinds.FLAG, "Inside torch", "torch.load maps checkpoints: instances share one copy in the page cache"
+    )
+    ipex: bool = _row(False, kinds.FLAG, "Inside torch", "ipex.optimize, as ipexrun --auto-ipex (torch 2.8 or older)")
+
+    dataloader_workers: Count | None = _row(
+        None,
+        kinds.count("auto"),
+        "Data loading",
+        "DataLoader workers where the program asks for none, on cores of their own",
+    )
+    pin_memory: bool = _row(False, kinds.FLAG, "Data loading", "DataLoaders pin memory for copies to a GPU")
+    prefetch: int | None = _row(
+        None, kinds.integer(minimum=1), "Data loading", "batches each DataLoader worker loads ahead"
+    )
+    persistent_workers: bool = _row(False, kinds.FLAG, "Data loading", "DataLoader workers live on from epoch to epoch")
+
     profile: tuple[str, ...] = _row(
         ("auto",),
         kinds.NAMES,
@@ -141,6 +196,23 @@ class Settings:
     )
     buffered: bool = _row(
         False, kinds.FLAG, "Launch", "let Python workers buffer their output (default: -u behind a pipe)"
+    )
+    report: str | None = _row(
+        None, kinds.TEXT, "Launch", "write what took effect in every worker to FILE.json (-: stdout)", in_profile=False
+    )
+    metric: str | None = _row(
+        None,
+        kinds.PATTERN,
+        "Launch",
+        "read a figure from the output, e.g. 'samples/s: ([0-9.]+)'; the last one counts, summed over workers",
+        in_profile=False,
+    )
+    start_barrier: bool = _row(
+        False,
+        kinds.FLAG,
+        "Launch",
+        "release all workers together, at cpulaunch.ready() or their first forward",
+        in_profile=False,
     )
 
 

@@ -1,0 +1,1 @@
+"""What happens inside a worker: the only package that imports torch."""

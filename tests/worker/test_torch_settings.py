@@ -1,0 +1,53 @@
+"""The variable that carries a worker's settings: what is encoded is what is decoded, and it is JSON."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpulaunch.record import fields
+from cpulaunch.settings import rows
+from cpulaunch.torch_settings import TorchSettings, decode, encode
+from cpulaunch.worker import autoload
+
+# What an environment can hold: undecodable bytes arrive as lone surrogates (PEP 383).
+variable = st.binary(max_size=40).map(lambda data: os.fsdecode(data.replace(b"\0", b"")))
+
+
+@given(variable, st.integers(0, 4096), st.booleans(), st.sampled_from([None, "bf16", "fp32"]))
+def test_what_is_encoded_is_decoded(preload: str, threads: int, flag: bool, precision: str | None) -> None:
+    settings = TorchSettings(
+        threads=threads, ld_preload=preload, restore_preload=flag, debug_apis=flag, precision=precision
+    )
+    text = encode(settings)
+    assert decode(text) == settings
+    assert set(json.loads(text)) <= set(fields(TorchSettings))
+    assert decode(os.fsdecode(os.fsencode(text))) == settings
+
+
+def test_defaults_are_left_out() -> None:
+    assert encode(TorchSettings()) == "{}"
+
+
+def test_names_of_another_version_are_left_out() -> None:
+    assert decode('{"threads": 3, "no_such_setting": 1}') == TorchSettings(threads=3)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "{", "null"])
+def test_what_is_not_an_object_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(text)
+
+
+def test_fields_named_like_a_setting_have_its_default() -> None:
+    table = rows()
+    shared = {name: entry.default for name, entry in fields(TorchSettings).items() if name in table and name != "cpus"}
+    assert shared == {name: table[name].default for name in shared}
+
+
+def test_the_variable_has_one_name() -> None:
+    from cpulaunch.torch_settings import VARIABLE
+
+    assert autoload.VARIABLE == VARIABLE
