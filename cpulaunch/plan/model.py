@@ -66,6 +66,19 @@ class LaunchOptions:
     show: frozenset[int] | None = None
     buffered: bool = False
     strict: bool = False
+    report: str | None = None
+    metric: str | None = None
+    start_barrier: bool = False
+
+    @property
+    def watched(self) -> bool:
+        """Whether the workers tell the launch about themselves, through a directory of this run."""
+        return self.report is not None or self.metric is not None or self.start_barrier
+
+    @property
+    def supervised(self) -> bool:
+        """Whether even a single worker needs a supervisor beside it."""
+        return self.log_dir is not None or self.show is not None or self.watched
 
 
 @record
@@ -83,4 +96,4 @@ class LaunchPlan:
     @property
     def replaces_launcher(self) -> bool:
         """Whether the one worker takes over this process (exec): same pid, nothing resident."""
-        return self.world_size == 1 and self.launch.log_dir is None and self.launch.show is None
+        return self.world_size == 1 and not self.launch.supervised

@@ -109,6 +109,9 @@ def _launch_options(request: LaunchRequest) -> LaunchOptions:
         show=settings.show,
         buffered=settings.buffered,
         strict=settings.strict,
+        report=settings.report,
+        metric=settings.metric,
+        start_barrier=settings.start_barrier,
     )
 
 
@@ -116,7 +119,7 @@ def _workers(
     request: LaunchRequest, started: tuple[int, ...], seats: _Seats, environment: Environment
 ) -> tuple[WorkerPlan, ...]:
     settings = request.settings
-    replaces_launcher = len(seats.slots) == 1 and settings.log_dir is None and settings.show is None
+    replaces_launcher = len(seats.slots) == 1 and not _launch_options(request).supervised
     argv = program_argv(request.program, unbuffered=not (replaces_launcher or settings.buffered))
     return tuple(_worker(request, index, seats, environment, argv=argv) for index in started)
 
