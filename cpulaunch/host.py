@@ -172,14 +172,24 @@ class Gpu:
     cpus: frozenset[int] = frozenset()
 
 
+EXTENSIONS = ("intel_extension_for_pytorch", "zentorch")
+"""Packages that settings ask for by name."""
+
+
 @record
 class Torch:
-    """The torch of the worker's environment, from its files (it is never imported here)."""
+    """The torch of the worker's environment, from its files (it is never imported here).
+
+    `extensions`: packages beside it that change how it computes, of EXTENSIONS. `plugin`: whether torch will find
+    cpulaunch's entry point there.
+    """
 
     version: str
     path: str
     bundled_openmp: str | None = None
     mkl_dispatch_symbol: bool = False
+    extensions: tuple[str, ...] = ()
+    plugin: bool = False
 
 
 @record

@@ -151,7 +151,7 @@ class Settings:
         False, kinds.FLAG, "Inside torch", "no gradients for modules in eval mode, where the program forgot no_grad"
     )
     debug_apis: bool = _row(
-        True, kinds.FLAG, "Inside torch", "--no-debug-apis: anomaly detection, emit_nvtx and gradcheck do nothing"
+        True, kinds.FLAG, "Inside torch", "let anomaly detection, emit_nvtx and gradcheck do nothing"
     )
     flush_denormal: bool = _row(False, kinds.FLAG, "Inside torch", "numbers too small for full precision become zero")
     interop_threads: int | None = _row(

@@ -20,7 +20,8 @@ class TorchSettings:
     """One worker's settings. The fields named like a row of settings.py have its meaning and values.
 
     `cpus` and `loader_cpus` are cpulists; empty: not bound, and the worker's own. `ld_preload` is what programs that
-    the worker starts get as LD_PRELOAD (None: unset) if `restore_preload`.
+    the worker starts get as LD_PRELOAD (None: unset) if `restore_preload`. `graph_memory_bytes` bounds the frozen
+    copies of weights that this worker's captured graphs may hold (None: nobody knows how much memory there is).
     """
 
     index: int = 0
@@ -33,6 +34,7 @@ class TorchSettings:
 
     graph: Literal["off", "onednn", "inductor", "zentorch"] = "off"
     graph_signatures: int = 8
+    graph_memory_bytes: int | None = None
     compile_mode: str | None = None
     precision: Literal["fp32", "tf32", "medium", "bf16", "fp16"] | None = None
     channels_last: bool = False

@@ -21,10 +21,20 @@ FEW_CORES = 32
 """Up to this many cores all SMT siblings are written out; on larger machines a legend says how they are numbered."""
 
 
-def machine_map(host: Host, *, width: int = 80, color: bool = False, owners: Owners | None = None) -> str:
-    """The map, at most `width` columns wide where the machine allows; with `owners` it shows each core's worker."""
+def machine_map(
+    host: Host,
+    *,
+    width: int = 80,
+    color: bool = False,
+    owners: Owners | None = None,
+    loaders: frozenset[int] = frozenset(),
+) -> str:
+    """The map, at most `width` columns wide where the machine allows; with `owners` it shows each core's worker.
+
+    `loaders`: the logical CPUs that are for their worker's DataLoader workers.
+    """
     sockets = machine_shape(host, owners)
-    style = _Style(host, sockets, width=width, color=color, with_owners=owners is not None)
+    style = _Style(host, sockets, width=width, color=color, marks=None if owners is None else loaders)
     lines = style.boxes(sockets)
     lines += [node_title(host, node) for node in host.numa_nodes if not node.cpus]
     return "\n".join([*lines, *style.legend(host)])
@@ -34,12 +44,19 @@ class _Style:
     """How cells are written on one map: what they show and how wide they are."""
 
     def __init__(
-        self, host: Host, sockets: tuple[SocketGroup, ...], *, width: int, color: bool, with_owners: bool
+        self,
+        host: Host,
+        sockets: tuple[SocketGroup, ...],
+        *,
+        width: int,
+        color: bool,
+        marks: frozenset[int] | None,
     ) -> None:
         cores = [core for socket in sockets for node in socket.nodes for l3 in node.l3s for core in l3.cores]
         self.inside = max(20, width - 4)
         self.color = color
-        self.with_owners = with_owners
+        self.with_owners = marks is not None
+        self.loaders = marks or frozenset()
         self.step = sibling_step(host)
         self.all_siblings = self.step is None or len(cores) <= FEW_CORES
         self.cores = cores
@@ -65,7 +82,8 @@ class _Style:
         elif any(len(core.cpus) > 1 for core in self.cores):
             lines.append("a,b: SMT siblings of one core")
         if self.with_owners:
-            lines.append("wN: worker N    ·: no worker")
+            loading = "    lN: for worker N's DataLoader workers" if self.loaders else ""
+            lines.append(f"wN: worker N{loading}    ·: no worker")
         if any(core.efficiency for core in self.cores):
             lines.append("e: efficiency core")
         if not all(core.usable for core in self.cores):
@@ -107,7 +125,8 @@ class _Style:
     def _texts(self, core: Core) -> list[str]:
         name = ",".join(map(str, core.cpus if self.all_siblings else core.cpus[:1]))
         marks = ("e" if core.efficiency else "") + ("" if core.usable else "x")
-        workers = "w" + "+".join(map(str, core.owners)) if core.owners else "·"
+        letter = "w" if self.loaders.isdisjoint(core.cpus) else "l"
+        workers = letter + "+".join(map(str, core.owners)) if core.owners else "·"
         return [name + marks, workers] if self.with_owners else [name + marks]
 
     def _paint(self, core: Core) -> list[str]:

@@ -39,6 +39,7 @@ def _worker_json(worker: WorkerPlan) -> dict[str, Any]:
         "rank": worker.rank,
         "local_rank": worker.local_rank,
         "cpus": format_cpulist(worker.cpus),
+        "loader_cpus": format_cpulist(worker.loader_cpus),
         "numa_nodes": format_cpulist(worker.numa_nodes),
         "mempolicy": worker.mempolicy,
         "threads": worker.threads,
@@ -76,17 +77,11 @@ def _title(plan: LaunchPlan) -> str:
 
 
 def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
-    rows = [("worker", "CPUs", "memory", "threads")]
-    rows += [
-        (
-            str(worker.index),
-            format_cpulist(worker.cpus) or "not bound",
-            f"{worker.mempolicy} {format_cpulist(worker.numa_nodes)}" if worker.mempolicy != "none" else "first touch",
-            str(worker.threads),
-        )
-        for worker in workers[:MOST_ROWS]
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    rows: list[tuple[str, ...]] = [("worker", "CPUs", "memory", "threads", "loader CPUs")]
+    rows += [_worker_cells(worker) for worker in workers[:MOST_ROWS]]
+    if not any(worker.loader_cpus for worker in workers):
+        rows = [row[:-1] for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for number, row in enumerate(rows):
         line = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
         yield bold(line) if number == 0 else line
@@ -98,12 +93,23 @@ def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
         yield f"command: {join(workers[0].argv)}"
 
 
+def _worker_cells(worker: WorkerPlan) -> tuple[str, ...]:
+    return (
+        str(worker.index),
+        format_cpulist(worker.cpus) or "not bound",
+        f"{worker.mempolicy} {format_cpulist(worker.numa_nodes)}" if worker.mempolicy != "none" else "first touch",
+        str(worker.threads),
+        format_cpulist(worker.loader_cpus) or "-",
+    )
+
+
 def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
     """The machine's sockets, NUMA nodes, L3s and cores with the worker that owns each; empty if CPUs are shared."""
-    owners = {cpu: worker.index for worker in plan.workers for cpu in worker.cpus}
-    if not owners or len(owners) < sum(len(worker.cpus) for worker in plan.workers):
+    owners = {cpu: worker.index for worker in plan.workers for cpu in worker.cpus | worker.loader_cpus}
+    loaders = frozenset(cpu for worker in plan.workers for cpu in worker.loader_cpus)
+    if not owners or len(owners) < sum(len(worker.cpus | worker.loader_cpus) for worker in plan.workers):
         return ""
-    return machine_map(host, width=width, color=color, owners=owners)
+    return machine_map(host, width=width, color=color, owners=owners, loaders=loaders)
 
 
 def _groups(notes: Sequence[Note]) -> Iterable[tuple[str, list[Note]]]:

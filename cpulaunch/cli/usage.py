@@ -12,7 +12,8 @@ Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
        cpulaunch COMMAND ...
 
 Runs a PyTorch program, unedited, bound to the right cores and memory, and shows
-why. Everything after SCRIPT belongs to it.
+why. Everything after SCRIPT belongs to it. Switches have an opposite: --no-smt
+overrules a profile's smt.
 
 Commands:
   run         run a program (the default)
@@ -25,7 +26,7 @@ Commands:
 
 def _label(row: Row) -> str:
     if row.kind.flag:
-        return f"{row.flag} / --no-{row.flag[2:]}"
+        return f"--no-{row.flag[2:]}" if row.default else row.flag
     return f"{row.flag} {row.kind.metavar}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.host import Host
 from cpulaunch.plan.environment import Wish, per_worker
+from cpulaunch.plan.memory import memory_budget
 from cpulaunch.request import LaunchRequest
 
 TYPE_CHECKING = False
@@ -59,8 +60,8 @@ def huge_page_warnings(host: Host, request: LaunchRequest) -> tuple[str, ...]:
 
 def compile_threads(host: Host, cores: Sequence[int]) -> Wish:
     """torch.compile's workers: one per core of the worker, within its share of the memory and torch's limit."""
-    sizes = [size for size in (host.limits.memory_bytes, host.memory_bytes) if size]
-    share = min(sizes) // len(cores) // COMPILE_WORKER_BYTES if sizes else MOST_COMPILE_WORKERS
+    budget = memory_budget(host)
+    share = MOST_COMPILE_WORKERS if budget is None else budget // len(cores) // COMPILE_WORKER_BYTES
     most = max(1, min(MOST_COMPILE_WORKERS // len(cores) if len(cores) > 1 else MOST_COMPILE_WORKERS, share))
     return per_worker(
         "TORCHINDUCTOR_COMPILE_THREADS",

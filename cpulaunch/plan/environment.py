@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
 @record
 class Wish:
-    """A value that a setting gives a variable; None unsets it. `per_worker` has one value for each instead."""
+    """A value that a setting gives a variable; None unsets it. `per_worker` has one value for each instead.
+
+    `shown` stands for a value that nobody wants to read.
+    """
 
     name: str
     value: str | None
     origin: Origin
     reason: str
     per_worker: tuple[str, ...] = ()
+    shown: str | None = None
 
 
 @record
@@ -78,6 +82,8 @@ def _or_users(wish: Wish, environ: Mapping[str, str]) -> Wish:
 
 def _note(wish: Wish) -> Note:
     value = distinct(wish.per_worker) if wish.per_worker else wish.value
+    if wish.shown is not None:
+        value = wish.shown
     return Note(setting=wish.name, value=value, origin=wish.origin, reason=wish.reason)
 
 
@@ -87,8 +93,8 @@ def distinct(values: Sequence[str]) -> str:
     return ", ".join(seen[:4]) + (", …" if len(seen) > 4 else "")
 
 
-def per_worker(name: str, values: Sequence[str], *, origin: Origin, reason: str) -> Wish:
+def per_worker(name: str, values: Sequence[str], *, origin: Origin, reason: str, shown: str | None = None) -> Wish:
     """The wish for one value per worker, a plain one if all are equal."""
     if len(set(values)) == 1:
-        return Wish(name=name, value=values[0], origin=origin, reason=reason)
-    return Wish(name=name, value=None, origin=origin, reason=reason, per_worker=tuple(values))
+        return Wish(name=name, value=values[0], origin=origin, reason=reason, shown=shown)
+    return Wish(name=name, value=None, origin=origin, reason=reason, per_worker=tuple(values), shown=shown)

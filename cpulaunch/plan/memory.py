@@ -58,6 +58,11 @@ def check_binder(request: LaunchRequest) -> None:
         )
 
 
+def memory_budget(host: Host) -> int | None:
+    """Memory that all workers together may use, in bytes: the machine's or a limit's; None if nothing says."""
+    return min((size for size in (host.limits.memory_bytes, host.memory_bytes) if size), default=None)
+
+
 def _usable_nodes(host: Host) -> frozenset[int]:
     """NUMA nodes with CPUs and memory that this process may allocate on."""
     allowed = host.limits.memory_nodes

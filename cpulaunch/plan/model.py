@@ -19,6 +19,7 @@ PreloadKind: TypeAlias = 'Literal["allocator", "openmp", "mkl-dispatch"]'
 class WorkerPlan:
     """One process to start. `cpus` empty: not bound. `env`: changes to the inherited environment, None unsets.
 
+    `loader_cpus` are for its DataLoader workers alone and not among `cpus`; empty: they run where the worker does.
     `argv` is complete: with the numactl or taskset binder it begins with that program and its options, and
     the launcher then binds nothing itself.
     """
@@ -30,6 +31,7 @@ class WorkerPlan:
     threads: int
     env: tuple[tuple[str, str | None], ...]
     argv: tuple[str, ...]
+    loader_cpus: frozenset[int] = frozenset()
     rank: int | None = None
     local_rank: int | None = None
     gpu: int | None = None

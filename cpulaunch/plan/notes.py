@@ -1,16 +1,22 @@
 """Notes on the settings that no decision of its own explains."""
 
+from __future__ import annotations
+
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.host import Host
 from cpulaunch.plan.model import Note
 from cpulaunch.plan.placement import Placement
 from cpulaunch.request import LaunchRequest
-from cpulaunch.settings import rows
+from cpulaunch.settings import Row, rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _EXPLAINED = frozenset(
     (
         *("instances", "cores_per_instance", "cpus", "numa_nodes", "membind", "binder", "threads"),
-        *("openmp", "allocator", "mkl_dispatch", "profile", "env"),
+        *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env"),
     )
 )
 """Settings with a note of their own, or that are the notes on variables."""
@@ -39,21 +45,48 @@ def binder_note(host: Host, request: LaunchRequest) -> Note:
     return Note(setting="binder", value=binder, origin=request.origin("binder"), reason=reason)
 
 
-def asked_notes(request: LaunchRequest) -> tuple[Note, ...]:
-    """A note on each other setting that somebody chose."""
+def asked_notes(request: LaunchRequest, refused: Mapping[str, str]) -> tuple[Note, ...]:
+    """A note on each other setting that somebody chose. `refused`: why those that are not applied are not."""
     return tuple(
         Note(
             setting=name,
-            value=_text(getattr(request.settings, name)),
+            value=_text(row.default if name in refused else getattr(request.settings, name)),
             origin=request.origin(name),
-            reason=request.reasons.get(name, row.help),
+            reason=f"not applied: {refused[name]}" if name in refused else _reason(request, row),
         )
         for name, row in rows().items()
         if name in request.origins and name not in _EXPLAINED
     )
 
 
+def _reason(request: LaunchRequest, row: Row) -> str:
+    value = getattr(request.settings, row.name)
+    usual = row.kind.flag and value == row.default
+    meant = "as it is by default" if usual else _MEANINGS.get((row.name, value), row.help)
+    return request.reasons.get(row.name, meant)
+
+
+_MEANINGS = {
+    (
+        "graph",
+        "onednn",
+    ): "modules in eval mode run as frozen graphs of fused oneDNN operations; results differ by rounding",
+    ("graph", "inductor"): "torch.compile with freezing for modules in eval mode; the first calls take seconds",
+    ("graph", "zentorch"): "AMD's compiler for modules in eval mode; the first calls take seconds",
+    ("graph", "off"): "modules run as they are written",
+    ("precision", "bf16"): "autocast: products with 8 bits of precision, results differ in the third digit",
+    ("precision", "fp16"): "autocast: products with 11 bits of precision, and nothing above 65504",
+    ("precision", "tf32"): "fp32 products may be computed with 11 bits of precision, where the hardware has such",
+    ("precision", "medium"): "fp32 products may be computed in bf16, with 8 bits of precision",
+    ("precision", "fp32"): "fp32 products in full precision",
+    ("debug_apis", False): "anomaly detection, emit_nvtx and gradcheck do nothing",
+}
+"""What a choice does, where the help has one line for several."""
+
+
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if value is None:
+        return "default"
     return format_cpulist(value) if isinstance(value, frozenset) else str(value)

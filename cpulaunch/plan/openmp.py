@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from cpulaunch.host import Host
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.plan.placement import Slot
 from cpulaunch.plan.threads import first_count
+from cpulaunch.plan.torch_checks import torch_version
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
@@ -73,14 +75,14 @@ def _wait_reason(request: LaunchRequest, policy: Waiting, shared: str | None) ->
     return "spin for 1 ms after a parallel region (the runtime's default is 200), then sleep"
 
 
-def pinning(request: LaunchRequest, runtime: Runtime, slots: Sequence[Slot], *, bound: bool) -> Tuning:
-    """Where OpenMP threads sit inside the worker's CPUs.
+def pinning(request: LaunchRequest, runtime: Runtime, slots: Sequence[Slot], *, bound: bool, guarded: bool) -> Tuning:
+    """Where OpenMP threads sit inside the worker's CPUs. `guarded`: the worker plugin gives children all of them.
 
     Source: OpenMP 5.2, 21.1.6 and 21.1.7; LLVM OpenMP reference (KMP_AFFINITY wins over OMP_PROC_BIND).
     """
     affinity = request.settings.affinity
     if affinity == "mask":
-        return Tuning(wishes=(), warnings=_inherited_pinning(request))
+        return Tuning(wishes=(), warnings=() if guarded else _inherited_pinning(request))
     if affinity != "none" and not bound:
         return Tuning(
             wishes=(),
@@ -88,13 +90,16 @@ def pinning(request: LaunchRequest, runtime: Runtime, slots: Sequence[Slot], *, 
         )
     origin = request.origin("affinity")
     if origin != "cli" and any(name in request.environ for name in PINNING):
-        return Tuning((), _inherited_pinning(request))
-    reason = request.reasons.get("affinity", f"--affinity {affinity}; forked children inherit one thread's CPU")
+        return Tuning((), () if guarded else _inherited_pinning(request))
+    children = "get the worker's CPUs back from the plugin" if guarded else "inherit one thread's CPU"
+    reason = request.reasons.get("affinity", f"--affinity {affinity}; forked children {children}")
     if affinity == "none":
         reason = request.reasons.get("affinity", "--affinity none: threads move freely inside the worker's CPUs")
     if affinity == "explicit":
         name, values = _explicit(runtime, slots)
         wishes = [per_worker(name, values, origin=origin, reason=reason)]
+        if name == "OMP_PLACES":
+            wishes.append(Wish(name="OMP_PROC_BIND", value="close", origin=origin, reason=reason))
     else:
         wishes = [
             Wish(name=name, value=value, origin=origin, reason=reason)
@@ -121,9 +126,13 @@ def _pins(runtime: Runtime, affinity: str, smt: bool) -> dict[str, str]:
 
 
 def _explicit(runtime: Runtime, slots: Sequence[Slot]) -> tuple[str, list[str]]:
+    """A place for each CPU, in order. Not GOMP_CPU_AFFINITY: with it some pip torch runs one thread.
+
+    Source: OpenMP 5.2, 21.1.6; pytorch issue 149422.
+    """
     cpus = [[str(cpu) for core in slot.cores for cpu in core.cpus] for slot in slots]
     if runtime == "gnu":
-        return "GOMP_CPU_AFFINITY", [" ".join(ids) for ids in cpus]
+        return "OMP_PLACES", [",".join(f"{{{id_}}}" for id_ in ids) for ids in cpus]
     return "KMP_AFFINITY", [f"granularity=fine,proclist=[{','.join(ids)}],explicit" for ids in cpus]
 
 
@@ -146,8 +155,11 @@ def _inherited_pinning(request: LaunchRequest) -> tuple[str, ...]:
     return (f"{', '.join(set_)} pins threads: forked DataLoader workers would inherit one CPU (--affinity none)",)
 
 
-def hazards(request: LaunchRequest, threads: Sequence[int]) -> tuple[str, ...]:
-    """Warnings for variables with which torch computes wrongly or crashes. Source: pytorch issue 168965."""
+def hazards(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[str, ...]:
+    """Warnings for variables with which torch computes wrongly, crashes or runs one thread.
+
+    Source: pytorch issues 168965 and 149422 (seen with torch 2.6, not with 2.13).
+    """
     profile = {variable.name: variable.value for _, variable in request.profile_env}
     environ = {**profile, **request.environ, **dict(request.settings.env)}
     warnings = []
@@ -158,4 +170,11 @@ def hazards(request: LaunchRequest, threads: Sequence[int]) -> tuple[str, ...]:
         warnings.append(f"OMP_THREAD_LIMIT={limit} is below the {max(threads)} threads of a worker: wrong results")
     if environ.get("KMP_DUPLICATE_LIB_OK", "").lower() in ("true", "1", "yes"):
         warnings.append("KMP_DUPLICATE_LIB_OK lets two OpenMP runtimes run in one process: crashes, wrong results")
+    version = torch_version(host)
+    bundled = host.torch is not None and "libgomp" in (host.torch.bundled_openmp or "")
+    affinity = environ.get("GOMP_CPU_AFFINITY")
+    if affinity and bundled and version is not None and version < (2, 13):
+        warnings.append(
+            f"GOMP_CPU_AFFINITY={affinity}: torch before 2.13 may run one thread with it (OMP_PLACES and OMP_PROC_BIND)"
+        )
     return tuple(warnings)

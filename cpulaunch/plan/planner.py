@@ -8,6 +8,7 @@ from cpulaunch.host import Host
 from cpulaunch.plan.command import bound_argv, program_argv
 from cpulaunch.plan.compute import decide_compute
 from cpulaunch.plan.environment import Environment
+from cpulaunch.plan.loaders import plan_loaders
 from cpulaunch.plan.memory import Memory, check_binder, place_memory
 from cpulaunch.plan.model import LaunchOptions, LaunchPlan, Mode, WorkerPlan
 from cpulaunch.plan.notes import asked_notes, binder_note, instances_note
@@ -16,6 +17,8 @@ from cpulaunch.plan.pool import select_pool
 from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
 from cpulaunch.plan.sharing import place_unpinned
 from cpulaunch.plan.threads import default_threads
+from cpulaunch.plan.torch_checks import choose_torch
+from cpulaunch.plan.torch_plugin import check_own_variables, graph_notes
 from cpulaunch.plan.tuning import Decisions, tune
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
@@ -35,15 +38,19 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     Raises: UsageError if the request cannot be met on this host.
     """
     check_binder(request)
+    check_own_variables(request)
     pool = select_pool(host, request)
-    placement = place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
-    started = _started(request, len(placement.slots))
-    compute = decide_compute(request, default_threads(pool, placement, request))
-    memory = place_memory(host, request, placement.slots)
-    preloads = choose_preloads(host, request, trials)
     bound = host.can_bind and request.settings.binder != "none"
-    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, bound))
-    seats = _Seats(placement.slots, compute.threads, memory, bound)
+    whole = place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
+    started = _started(request, len(whole.slots))
+    loaders = plan_loaders(host, request, pool, whole, bound=bound)
+    placement = loaders.placement
+    compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
+    memory = place_memory(host, request, whole.slots)
+    preloads = choose_preloads(host, request, trials)
+    choices = choose_torch(host, request)
+    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound))
+    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
@@ -51,11 +58,12 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
         workers=_workers(request, started, seats, tuned.environment),
         notes=(
             *(instances_note(request, placement), *pool.notes, *memory.notes, binder_note(host, request)),
-            *(*preloads.notes, *asked_notes(request), *tuned.environment.notes),
+            *(*preloads.notes, *asked_notes(request, choices.refused), *loaders.notes),
+            *(*graph_notes(host, choices, len(whole.slots)), *tuned.environment.notes),
         ),
         warnings=_once(
             *(request.warnings, _binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
-            *(memory.warnings, preloads.warnings, tuned.warnings),
+            *(memory.warnings, preloads.warnings, loaders.warnings, tuned.warnings),
         ),
         launch=_launch_options(request),
     )
@@ -67,6 +75,7 @@ class _Seats:
 
     slots: tuple[Slot, ...]
     threads: tuple[int, ...]
+    loader_cpus: tuple[frozenset[int], ...]
     memory: Memory
     bound: bool
 
@@ -133,6 +142,7 @@ def _worker(
     return WorkerPlan(
         index=index,
         cpus=cpus,
+        loader_cpus=seats.loader_cpus[index],
         numa_nodes=nodes,
         mempolicy=policy,
         threads=seats.threads[index],

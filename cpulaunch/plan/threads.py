@@ -27,26 +27,30 @@ class Threads:
     warnings: tuple[str, ...] = ()
 
 
-def default_threads(pool: Pool, placement: Placement, request: LaunchRequest) -> Threads:
+def default_threads(pool: Pool, placement: Placement, request: LaunchRequest, *, loaders: int = 0) -> Threads:
     """One thread per logical CPU given out, less the reserve, within the worker's share of the quota.
 
+    `loaders`: DataLoader workers of each worker that take from its CPU time, at most half of it.
     Raises: UsageError if --reserve leaves a worker nothing.
     """
     slots = placement.slots
     quota = pool.quota_threads
     paid = [slot.width for slot in slots] if quota is None else shares(quota, len(slots))
-    limits = tuple(min(slot.width, share) for slot, share in zip(slots, paid, strict=True))
+    whole = tuple(min(slot.width, share) for slot, share in zip(slots, paid, strict=True))
+    limits = tuple(limit - min(loaders, limit // 2) for limit in whole)
     counts = tuple(_count(slot, limit, request) for slot, limit in zip(slots, limits, strict=True))
     parts = ["one thread per " + ("logical CPU" if request.settings.smt else "core")]
     if quota is not None:
         parts.append(f"limited by the CPU quota, which pays for {quota}")
     if request.settings.reserve:
         parts.append(f"{request.settings.reserve} kept free by --reserve")
+    if loaders:
+        parts.append(f"the time of {loaders} left to DataLoader workers")
     return Threads(
         counts=counts,
         limits=limits,
         reason=", ".join(parts),
-        warnings=_quota_warnings(quota, len(slots), limits, request),
+        warnings=_quota_warnings(quota, len(slots), whole, request),
     )
 
 

@@ -4,11 +4,14 @@ from cpulaunch.host import Host
 from cpulaunch.plan.allocator import allocator_wishes, compile_threads, huge_page_warnings
 from cpulaunch.plan.compute import Compute
 from cpulaunch.plan.environment import Environment, Wish, resolve
+from cpulaunch.plan.loaders import Loaders
 from cpulaunch.plan.model import Note
 from cpulaunch.plan.openmp import hazards, pinning, waiting
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.pool import Pool
 from cpulaunch.plan.preloads import Preloads
+from cpulaunch.plan.torch_checks import TorchChoices
+from cpulaunch.plan.torch_plugin import OWN_VARIABLES, Seat, compile_cache, plugin_wishes, torch_settings
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
@@ -21,6 +24,8 @@ class Decisions:
     placement: Placement
     compute: Compute
     preloads: Preloads
+    loaders: Loaders
+    choices: TorchChoices
     bound: bool
 
 
@@ -36,7 +41,13 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
     """The environment of the workers and the warnings it gives rise to."""
     preloads, compute = made.preloads, made.compute
     wait = waiting(request, preloads.runtime, shared_because(made))
-    pins = pinning(request, preloads.runtime, made.placement.slots, bound=made.bound and made.pool.pinned)
+    pins = pinning(
+        request,
+        preloads.runtime,
+        made.placement.slots,
+        bound=made.bound and made.pool.pinned,
+        guarded=made.choices.absence is None,
+    )
     wishes = (
         *compute.wishes,
         Wish(name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks stay with their thread"),
@@ -44,16 +55,33 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
         *pins.wishes,
         *allocator_wishes(request, preloads.allocator),
         compile_threads(host, compute.limits),
+        *compile_cache(host, request, compute.threads),
+        *_plugin(host, request, made),
     )
-    resolved = resolve(request, wishes, replaced=compute.malformed)
+    resolved = resolve(request, wishes, replaced=compute.malformed | OWN_VARIABLES)
     return Tuned(
         _with_preloads(resolved, preloads),
         (
             *wait.warnings,
             *pins.warnings,
-            *hazards(request, compute.threads),
+            *hazards(host, request, compute.threads),
+            *made.choices.warnings,
             *huge_page_warnings(host, request),
         ),
+    )
+
+
+def _plugin(host: Host, request: LaunchRequest, made: Decisions) -> tuple[Wish, ...]:
+    """The variable that tells every worker's torch what to do."""
+    seats = [
+        Seat(threads, slot.cpus if made.bound else frozenset(), loader_cpus)
+        for threads, slot, loader_cpus in zip(
+            made.compute.threads, made.placement.slots, made.loaders.cpus, strict=True
+        )
+    ]
+    return plugin_wishes(
+        request,
+        torch_settings(host, request, seats=seats, choices=made.choices, loaders=made.loaders, preloads=made.preloads),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cpulaunch.host import Torch
+from cpulaunch.host import EXTENSIONS, Torch
 from cpulaunch.probe.elf import exports
 from cpulaunch.probe.root import Root
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 OPENMP = ("libgomp", "libiomp5", "libomp")
 MKL_DISPATCH = "mkl_serv_intel_cpu_true"
+PLUGIN, PLUGIN_GROUP = "cpulaunch-", "[torch.backends]"
+METADATA = (".dist-info", ".egg-info")
 
 
 def environment_prefix(root: Root, interpreter: str | None) -> str | None:
@@ -35,7 +37,8 @@ def environment_prefix(root: Root, interpreter: str | None) -> str | None:
 
 def read_torch(root: Root, interpreter: str | None, prefix: str | None) -> Torch | None:
     """The torch that this interpreter would import; None if it has none."""
-    for folder in _site_folders(root, interpreter, prefix):
+    folders = tuple(_site_folders(root, interpreter, prefix))
+    for folder in folders:
         version = _version(root.text(f"{folder}/torch/version.py") or "")
         if version is not None:
             library = f"{folder}/torch/lib/libtorch_cpu.so"
@@ -44,8 +47,22 @@ def read_torch(root: Root, interpreter: str | None, prefix: str | None) -> Torch
                 path=f"{folder}/torch",
                 bundled_openmp=_bundled_openmp(root, folder),
                 mkl_dispatch_symbol=root.exists(library) and exports(root.host_path(library), MKL_DISPATCH),
+                extensions=tuple(name for name in EXTENSIONS if any(root.exists(f"{at}/{name}") for at in folders)),
+                plugin=any(_has_plugin(root, at) for at in (folder, *folders)),
             )
     return None
+
+
+def _has_plugin(root: Root, folder: str) -> bool:
+    """Whether a folder's cpulaunch, if it has one, tells torch of its plugin.
+
+    Source: Core metadata specifications, "Recording installed projects"; entry points specification.
+    """
+    return any(
+        PLUGIN_GROUP in (root.text(f"{folder}/{name}/entry_points.txt") or "")
+        for name in root.names(folder)
+        if name.startswith(PLUGIN) and name.endswith(METADATA)
+    )
 
 
 def _version(text: str) -> str | None:

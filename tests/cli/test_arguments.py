@@ -108,7 +108,7 @@ def test_no_program_is_allowed_for_a_plan():
 def test_help_names_every_setting():
     text = run_help(80)
     for row in rows().values():
-        assert row.flag in text
+        assert f"\n  {'--no-' + row.flag[2:] if row.default is True else row.flag}" in text
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -159,7 +159,7 @@ def test_the_users_wait_policy_stays_alone() -> None:
         (FOUR, "", {}),
         (FOUR, "--affinity close", {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}),
         (FOUR, "--affinity spread", {"OMP_PLACES": "cores", "OMP_PROC_BIND": "spread"}),
-        (FOUR, "--affinity explicit", {"GOMP_CPU_AFFINITY": "0 1 2 3"}),
+        (FOUR, "--affinity explicit", {"OMP_PLACES": "{0},{1},{2},{3}", "OMP_PROC_BIND": "close"}),
         (FOUR, "--affinity none", {"OMP_PROC_BIND": "false"}),
         (INTEL, "--affinity close", {"KMP_AFFINITY": "granularity=fine,compact,1,0"}),
         (INTEL, "--affinity spread", {"KMP_AFFINITY": "granularity=fine,scatter"}),
@@ -177,7 +177,7 @@ _PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 def test_explicit_pinning_is_each_workers_own() -> None:
     made = plan(FOUR, "--instances 2 --affinity explicit")
-    assert [env(made, index)["GOMP_CPU_AFFINITY"] for index in range(2)] == ["0 1", "2 3"]
+    assert [env(made, index)["OMP_PLACES"] for index in range(2)] == ["{0},{1}", "{2},{3}"]
 
 
 def test_with_siblings_given_out_places_are_hardware_threads() -> None:

@@ -24,6 +24,7 @@ def test_json_is_the_contract() -> None:
         "rank": None,
         "local_rank": None,
         "cpus": "4-7",
+        "loader_cpus": "",
         "numa_nodes": "1",
         "mempolicy": "preferred",
         "threads": 4,

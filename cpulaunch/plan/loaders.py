@@ -1,0 +1,145 @@
+"""DataLoader workers: how many each instance gets, and which of its cores are theirs alone."""
+
+from __future__ import annotations
+
+from cpulaunch.host import Host
+from cpulaunch.plan.memory import memory_budget
+from cpulaunch.plan.model import Note
+from cpulaunch.plan.placement import Placement, Slot, slot
+from cpulaunch.plan.regions import by_node
+from cpulaunch.record import record
+from cpulaunch.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpulaunch.plan.pool import Core, Pool
+
+FEWEST_CORES = 4
+"""Of an instance with fewer, a core for loading would be a third or more of its computing."""
+MOST_AUTO = 8
+LOADER_BYTES = 300 << 20
+"""Memory to allow for one DataLoader worker: a Python with torch forked or started anew, and two batches ahead."""
+MEMORY_PART = 4
+"""Loader workers should fill at most one part in this many of the memory: the rest is the program's."""
+
+
+@record
+class Loaders:
+    """DataLoader workers of each instance (None: the program's own number), and what they leave to compute on.
+
+    `cpus`: the CPUs set apart for them, by instance. `shared`: how many of an instance take from its CPU time, because
+    they have no cores of their own or a quota counts them too.
+    """
+
+    workers: int | None
+    placement: Placement
+    cpus: tuple[frozenset[int], ...]
+    shared: int = 0
+    notes: tuple[Note, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def plan_loaders(host: Host, request: LaunchRequest, pool: Pool, placement: Placement, *, bound: bool) -> Loaders:
+    """The DataLoader workers asked for. `bound`: the instances are confined to their CPUs.
+
+    Instances whose cores are not theirs alone leave the loader workers time; one of few cores shares them all.
+    """
+    asked = request.settings.dataloader_workers
+    owned = bound and pool.pinned and placement.exclusive
+    workers = _auto(host, pool, placement) if asked == "auto" else asked
+    if workers is None:
+        notes = () if asked is None else (_note(request, None, f"fewer than {FEWEST_CORES} cores, or little memory"),)
+        return Loaders(workers=None, placement=placement, cpus=(frozenset(),) * len(placement.slots), notes=notes)
+    divided = [_carve(each, workers) if owned else (each, frozenset[int]()) for each in placement.slots]
+    reason = _reason([len(cpus) for _, cpus in divided]) if owned else _UNOWNED
+    return Loaders(
+        workers=workers,
+        placement=_with_slots(placement, tuple(compute for compute, _ in divided)),
+        cpus=tuple(cpus for _, cpus in divided),
+        shared=0 if owned and pool.quota_threads is None else workers,
+        notes=(_note(request, workers, reason),),
+        warnings=_memory_warnings(host, workers, len(placement.slots)),
+    )
+
+
+_UNOWNED = "compute threads leave them time: the CPUs are not this launch's own"
+
+
+def _with_slots(placement: Placement, slots: tuple[Slot, ...]) -> Placement:
+    return Placement(slots=slots, exclusive=placement.exclusive, reason=placement.reason, warnings=placement.warnings)
+
+
+def _note(request: LaunchRequest, workers: int | None, reason: str) -> Note:
+    name = "dataloader_workers"
+    value = "the program's own" if workers is None else str(workers)
+    why = "; ".join(filter(None, (request.reasons.get(name, ""), reason)))
+    return Note(setting=name, value=value, origin=request.origin(name), reason=why)
+
+
+def _reason(carved: Sequence[int]) -> str:
+    if not any(carved):
+        return f"they share the instance's cores: it has fewer than {FEWEST_CORES}"
+    some = "" if all(carved) else f"; an instance of fewer than {FEWEST_CORES} cores shares its own"
+    return f"CPUs of their own, which no compute thread uses{some}"
+
+
+def _auto(host: Host, pool: Pool, placement: Placement) -> int | None:
+    """A quarter of the smallest instance's cores, as many as memory allows; None for the program's own number."""
+    cores = min(min(each.width, len(each.cores)) for each in placement.slots)
+    if pool.quota_threads is not None:
+        cores = min(cores, pool.quota_threads // len(placement.slots))
+    if cores < FEWEST_CORES:
+        return None
+    workers = min(max(1, cores // 4), MOST_AUTO)
+    budget = memory_budget(host)
+    if budget is not None:
+        workers = min(workers, budget // MEMORY_PART // (LOADER_BYTES * len(placement.slots)))
+    return workers or None
+
+
+def _memory_warnings(host: Host, workers: int, instances: int) -> tuple[str, ...]:
+    budget = memory_budget(host)
+    need = workers * instances * LOADER_BYTES
+    if budget is None or need * MEMORY_PART <= budget:
+        return ()
+    return (
+        f"{workers * instances} DataLoader workers need about {need / (1 << 30):.1f} GiB ({LOADER_BYTES >> 20} MiB "
+        f"each), more than a quarter of the {budget / (1 << 30):.1f} GiB there is (--dataloader-workers auto fits)",
+    )
+
+
+def _carve(whole: Slot, workers: int) -> tuple[Slot, frozenset[int]]:
+    """What remains of an instance to compute on, and the CPUs of the cores that its loader workers get."""
+    if len(whole.cores) < FEWEST_CORES:
+        return whole, frozenset()
+    taken = _taken(whole.cores, min(workers, len(whole.cores) // 2))
+    rest = slot(core for core in whole.cores if core not in taken)
+    return rest, frozenset(cpu for core in taken for cpu in core.cpus)
+
+
+def _taken(cores: Sequence[Core], count: int) -> frozenset[Core]:
+    """`count` cores: as many of every NUMA node and socket, each time the last ones, of the last L3 first."""
+    nodes: dict[object, list[Core]] = {}
+    for core in cores:
+        nodes.setdefault(by_node(core), []).append(core)
+    regions = [_by_l3(members) for members in nodes.values()]
+    room = [len(region) - 1 for region in regions]
+    if sum(room) < count:  # Every NUMA node has a core or two: some are left to the loaders alone.
+        room = [len(region) for region in regions]
+    shares = [0] * len(regions)
+    for _ in range(count):
+        open_ = [index for index in range(len(regions)) if shares[index] < room[index]]
+        shares[min(open_, key=lambda index: (shares[index], -index))] += 1
+    return frozenset(
+        core for region, share in zip(regions, shares, strict=True) for core in region[len(region) - share :]
+    )
+
+
+def _by_l3(cores: Sequence[Core]) -> list[Core]:
+    """The cores of one node, those of one L3 next to each other."""
+    groups: dict[int, list[Core]] = {}
+    for core in cores:
+        groups.setdefault(core.l3, []).append(core)
+    return [core for group in groups.values() for core in group]
