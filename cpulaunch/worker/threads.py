@@ -1,0 +1,37 @@
+"""Thread counts: those of the plan, whatever the environment or the OpenMP runtime made of them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import torch
+
+from cpulaunch.cpulist import format_cpulist
+from cpulaunch.torch_settings import TorchSettings
+from cpulaunch.worker.pinning import pins
+from cpulaunch.worker.trouble import warned
+
+
+def set_threads(settings: TorchSettings) -> str:
+    """Effect: operations use the planned number of threads; a warning where they have fewer CPUs than that."""
+    planned = settings.threads or 1
+    if torch.get_num_threads() != planned:
+        torch.set_num_threads(planned)
+    with suppress(OSError, AttributeError):  # Not on macOS and Windows.
+        _check_cpus(settings, planned)
+    return f"{planned} threads"
+
+
+def _check_cpus(settings: TorchSettings, planned: int) -> None:
+    """Source: sched_getaffinity(2); an OpenMP runtime that pins has bound this thread to one CPU on purpose."""
+    cpus = os.sched_getaffinity(0)
+    if len(cpus) < planned and not pins():
+        warned(settings, f"{planned} threads share {len(cpus)} CPUs ({format_cpulist(cpus)})")
+
+
+def set_interop_threads(settings: TorchSettings) -> str:
+    """Effect: torch's pool for operations side by side has this size. Raises: RuntimeError once it has started."""
+    count = settings.interop_threads or 1
+    torch.set_num_interop_threads(count)
+    return f"{count} threads for operations side by side"
