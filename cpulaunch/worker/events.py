@@ -6,7 +6,6 @@ was told survives however the process ends. Source: open(2), O_APPEND; POSIX wri
 
 from __future__ import annotations
 
-import json
 import os
 
 from cpulaunch.torch_settings import EVENTS_VARIABLE
@@ -21,6 +20,8 @@ def tell(event: str, **facts: Any) -> None:
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return
+    import json
+
     line = json.dumps({"event": event, "pid": os.getpid(), **facts}, default=str) + "\n"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -32,3 +33,31 @@ def tell(event: str, **facts: Any) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+def tell_metric(name: str, value: float) -> None:
+    """Effect: the launch has the figure. Raises: TypeError or ValueError, with a launch and without one alike."""
+    checked = _checked_name(name), _checked_value(value)
+    tell("metric", name=checked[0], value=checked[1])
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a metric's name is a text, not {type(name).__name__}")
+    if not name.strip() or not name.isprintable():
+        raise ValueError(f"a metric's name is one line of text, not {name!r}")
+    return name.strip()
+
+
+def _checked_value(value: object) -> float:
+    """The number as a float: any that knows how to become one, such as numpy's and torch's scalars."""
+    convertible = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
+    if not convertible or isinstance(value, bool):
+        raise TypeError(f"a metric's value is a number, not {type(value).__name__}")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (ValueError, RuntimeError, OverflowError) as error:  # Tensors of several elements; too large an int.
+        raise ValueError(f"a metric's value is a number: {error}") from None
+    if number != number or abs(number) == float("inf"):
+        raise ValueError(f"a metric's value is a finite number, not {number}")
+    return number

@@ -1,0 +1,87 @@
+"""What a program may call: cpulaunch.metric and cpulaunch.ready, with a launch and without one."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+import cpulaunch
+from cpulaunch.torch_settings import EVENTS_VARIABLE
+
+CALL = "import cpulaunch, sys; cpulaunch.metric(*eval(sys.argv[1])); cpulaunch.ready(); print('done')"
+
+
+def call(arguments, **environ):
+    """A process of its own that calls metric with these arguments."""
+    inherited = {name: value for name, value in os.environ.items() if name != EVENTS_VARIABLE}
+    return subprocess.run(
+        [sys.executable, "-c", CALL, arguments], env=inherited | environ, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_without_a_launch_nothing_happens():
+    assert call("('samples/s', 3)").stdout == "done\n"
+
+
+def test_a_launch_that_is_over_is_no_error(tmp_path):
+    assert call("('samples/s', 3)", **{EVENTS_VARIABLE: str(tmp_path / "gone" / "worker-0.jsonl")}).stdout == "done\n"
+
+
+def test_a_full_disk_is_no_error():
+    assert call("('samples/s', 3)", **{EVENTS_VARIABLE: "/dev/full"}).stdout == "done\n"
+
+
+def test_a_launch_gets_the_figure(tmp_path):
+    file = tmp_path / "worker-0.jsonl"
+    file.write_text("")
+    call("(' Sätze/s ', 3)", **{EVENTS_VARIABLE: str(file)})
+    event = json.loads(file.read_text())
+    assert isinstance(event.pop("pid"), int)
+    assert event == {"event": "metric", "name": "Sätze/s", "value": 3.0}
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0b"])
+def test_an_empty_or_broken_name_is_refused(name):
+    with pytest.raises(ValueError, match="one line of text"):
+        cpulaunch.metric(name, 1)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"samples/s"])
+def test_a_name_is_a_text(name):
+    with pytest.raises(TypeError, match="a metric's name is a text"):
+        cpulaunch.metric(name, 1)
+
+
+@pytest.mark.parametrize("value", ["3", None, [3], 3j, True, b"3"])
+def test_a_value_is_a_number(value):
+    with pytest.raises(TypeError, match="a metric's value is a number"):
+        cpulaunch.metric("samples/s", value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
+def test_a_value_is_finite(value):
+    with pytest.raises(ValueError, match="a metric.s value is a"):
+        cpulaunch.metric("samples/s", value)
+
+
+@pytest.mark.torch
+def test_a_tensor_with_one_number_is_a_number():
+    import torch
+
+    cpulaunch.metric("loss", torch.tensor(0.5))
+    with pytest.raises(ValueError, match="a metric's value is a number"):
+        cpulaunch.metric("loss", torch.zeros(2))
+
+
+HEAVY = ("json", "typing", "re", "torch", "cpulaunch.launch", "cpulaunch.settings")
+
+
+def test_a_call_without_a_launch_imports_next_to_nothing():
+    code = f"import cpulaunch, sys; cpulaunch.metric('a', 1); print(*(m for m in {HEAVY} if m in sys.modules))"
+    root = os.path.dirname(os.path.dirname(cpulaunch.__file__))
+    start = f"import sys; sys.path.insert(0, {root!r}); {code}"
+    out = subprocess.run([sys.executable, "-I", "-S", "-c", start], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == []
