@@ -8,7 +8,7 @@ import os
 from cpulaunch.torch_settings import EVENTS_VARIABLE, TorchSettings
 from cpulaunch.worker.events import tell
 from cpulaunch.worker.origin import is_worker
-from cpulaunch.worker.trouble import warned
+from cpulaunch.worker.trouble import degraded, warned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ def install(settings: TorchSettings) -> None:
 def _finish(settings: TorchSettings, process: int, preload: str) -> None:
     if os.getpid() != process:  # A forked child that ends like its parent.
         return
+    try:
+        _tell_live(settings, preload)
+    except Exception as error:  # noqa: BLE001 - the program has ended well
+        degraded(settings, "report", f"{type(error).__name__}: {error}")
+
+
+def _tell_live(settings: TorchSettings, preload: str) -> None:
     from cpulaunch.live import snapshot
 
     listens = bool(os.environ.get(EVENTS_VARIABLE))
@@ -31,7 +38,6 @@ def _finish(settings: TorchSettings, process: int, preload: str) -> None:
     if listens:
         tell("live", **live)
     _check_openmp(settings, live["openmp"], preload)
-    _check_threads(settings)
 
 
 def _check_openmp(settings: TorchSettings, loaded: Sequence[str], preload: str) -> None:
@@ -55,12 +61,3 @@ def openmp_kind(path: str) -> str | None:
     name = os.path.basename(path)
     kinds = {"libgomp": "GNU", "libiomp5": "Intel", "libomp": "LLVM", "libomp5": "LLVM"}
     return kinds.get(name.partition(".so")[0].partition("-")[0])
-
-
-def _check_threads(settings: TorchSettings) -> None:
-    """Effect: a warning if the program left torch with fewer threads than planned."""
-    import torch
-
-    count = torch.get_num_threads()
-    if settings.threads and count < settings.threads:
-        warned(settings, f"the program set torch's threads to {count}; the plan gave it {settings.threads}")

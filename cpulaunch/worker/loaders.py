@@ -65,7 +65,12 @@ def _filling(plain: Callable[..., None], settings: TorchSettings) -> Callable[..
 
     @wraps(plain)
     def init(self: Any, *arguments: Any, **named: Any) -> None:
-        plain(self, *arguments, **named, **_filled_in(known, (self, *arguments), named, settings))
+        try:
+            added = _filled_in(known, (self, *arguments), named, settings)
+        except Exception as error:  # noqa: BLE001 - the program gets the DataLoader it wrote
+            added = {}
+            _tell_once(settings, f"a DataLoader stays as it is: {type(error).__name__}: {error}")
+        plain(self, *arguments, **named, **added)
 
     return init
 
@@ -81,7 +86,7 @@ def _filled_in(
     added = {name: value for name, value in _defaults.items() if name not in said}
     if "num_workers" in added and (reason := _why_not(said["dataset"])):
         del added["num_workers"]
-        _tell_once(settings, reason)
+        _tell_once(settings, f"--dataloader-workers: {reason}")
     if not _several(said, added):
         added = {name: value for name, value in added.items() if name not in ("prefetch_factor", "persistent_workers")}
     if "pin_memory" in added and not torch.cuda.is_available():
@@ -115,4 +120,4 @@ def _forks() -> bool:
 def _tell_once(settings: TorchSettings, reason: str) -> None:
     if reason not in _told:
         _told.add(reason)
-        warned(settings, f"--dataloader-workers: {reason}")
+        warned(settings, reason)

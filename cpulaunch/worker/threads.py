@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import suppress
 
@@ -9,6 +10,7 @@ import torch
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.torch_settings import TorchSettings
+from cpulaunch.worker.origin import is_worker
 from cpulaunch.worker.pinning import pins
 from cpulaunch.worker.trouble import warned
 
@@ -20,6 +22,8 @@ def set_threads(settings: TorchSettings) -> str:
         torch.set_num_threads(planned)
     with suppress(OSError, AttributeError):  # Not on macOS and Windows.
         _check_cpus(settings, planned)
+    if is_worker():
+        atexit.register(_check_at_end, settings, planned, os.getpid())
     return f"{planned} threads"
 
 
@@ -28,6 +32,13 @@ def _check_cpus(settings: TorchSettings, planned: int) -> None:
     cpus = os.sched_getaffinity(0)
     if len(cpus) < planned and not pins():
         warned(settings, f"{planned} threads share {len(cpus)} CPUs ({format_cpulist(cpus)})")
+
+
+def _check_at_end(settings: TorchSettings, planned: int, process: int) -> None:
+    """Effect: a warning if the program itself left torch with fewer threads; not in its forked children."""
+    count = torch.get_num_threads()
+    if count < planned and os.getpid() == process:
+        warned(settings, f"the program set torch's threads to {count}; the plan gave it {planned}")
 
 
 def set_interop_threads(settings: TorchSettings) -> str:

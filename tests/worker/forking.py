@@ -1,4 +1,4 @@
-"""Run by the tests: imports torch once, then each case in a forked process of its own, as if torch had just been imported.
+"""Run by the tests: imports torch once, then each case in a forked process, as if torch had just been imported there.
 
 A case is {"env": {…}, "before": code, "program": code}; the answer {"code", "out", "err"} for each, as JSON on stdout.
 """
@@ -39,7 +39,7 @@ def in_child(case):
         exec(case["program"], names)
     except SystemExit as end:
         code = end.code or 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - reported to the test
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()

@@ -1,0 +1,119 @@
+"""A setting that fails inside the worker is one line on stderr and nothing else; under --strict it is exit code 125."""
+
+import pytest
+from applying import case, events, run_cases, run_python
+
+from cpulaunch.torch_settings import TorchSettings, encode
+from cpulaunch.worker.apply import ROWS
+
+pytestmark = pytest.mark.torch
+
+BROKEN = """
+    def broken(*arguments, **named):
+        raise RuntimeError("broken on purpose")
+"""
+NO_DATASETS = "import torch.utils.data; del torch.utils.data.IterableDataset"
+NO_GPU = "torch.version.cuda = torch.version.hip = None"
+
+FAULTS = {
+    # row: (the settings that want it, what makes it fail, what the line names)
+    "report": ({}, "import atexit; atexit.register = broken", "--report"),
+    "children": ({"cpus": "0"}, "import subprocess; del subprocess._fork_exec", "children"),
+    "affinity": ({"loader_cpus": "0"}, "del torch.utils.data._utils.worker._worker_loop", "--affinity"),
+    "threads": ({"threads": 3}, "torch.set_num_threads = broken", "--threads"),
+    "interop_threads": ({"interop_threads": 2}, "torch.set_num_interop_threads = broken", "--interop-threads"),
+    "precision": ({"precision": "tf32"}, "torch.set_float32_matmul_precision = broken", "--precision"),
+    "flush_denormal": ({"flush_denormal": True}, "torch.set_flush_denormal = lambda on: False", "--flush-denormal"),
+    "cudnn_benchmark": ({"cudnn_benchmark": True}, NO_GPU, "--cudnn-benchmark"),
+    "debug_apis": ({"debug_apis": False}, "del torch.autograd.profiler.emit_nvtx", "--debug-apis"),
+    "mmap_weights": ({"mmap_weights": True}, "del torch.serialization.load", "--mmap-weights"),
+    "dataloader_workers": ({"dataloader_workers": 2}, NO_DATASETS, "--dataloader-workers"),
+    "pin_memory": ({"pin_memory": True}, NO_GPU, "--pin-memory"),
+    "prefetch": ({"prefetch": 4}, NO_DATASETS, "--prefetch"),
+    "persistent_workers": ({"persistent_workers": True}, NO_DATASETS, "--persistent-workers"),
+    "ipex": ({"ipex": True}, "torch.__version__ = '0.0'", "--ipex"),
+    "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.calls'] = None", "calls"),
+}
+AT_RUN_TIME = {
+    # what fails later: (settings, what breaks it, program, what the line says)
+    "a loader": (
+        {"pin_memory": True},
+        "torch.version.cuda = '12'; torch.cuda.is_available = broken",
+        "from torch.utils.data import DataLoader; DataLoader([1, 2])",
+        "a DataLoader stays as it is",
+    ),
+    "the end": ({}, "import cpulaunch.live; cpulaunch.live.snapshot = broken", "", "--report: RuntimeError"),
+    "CPUs that went away": ({"cpus": "4095"}, "", "os.environ['OMP_PROC_BIND'] = 'true'; os.system('true')", None),
+}
+UNREADABLE = ("", "{", "[]", "null", "nonsense")
+
+
+def breaking(name, *, strict):
+    settings, breaker, _ = FAULTS[name]
+    return case("print('alive')", before=BROKEN + "\n    " + breaker, strict=strict, **settings)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    cases = {name: breaking(name, strict=False) for name in FAULTS}
+    cases |= {f"strict {name}": breaking(name, strict=True) for name in FAULTS}
+    cases |= {text: case("print('alive')", settings=text) for text in UNREADABLE}
+    for name, (settings, breaker, program, _) in AT_RUN_TIME.items():
+        before = BROKEN + "\n    " + breaker
+        cases[name] = case(program + "\nprint('alive')", before=before, **settings)
+    return run_cases(cases, tmp_path_factory.mktemp("faults"))
+
+
+def test_every_row_has_a_fault():
+    assert set(FAULTS) == {row.name for row in ROWS}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_line(outcomes, name):
+    outcome = outcomes[name]
+    assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert outcome.err.startswith(f"cpulaunch: worker 0: {FAULTS[name][2]}: ")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_under_strict_ends_the_worker(outcomes, name):
+    outcome = outcomes[f"strict {name}"]
+    assert (outcome.code, outcome.out) == (125, ""), outcome.err
+    assert [line.startswith("cpulaunch: worker 0: ") for line in outcome.err.splitlines()] == [True, True]
+
+
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_a_fault_at_run_time_spares_the_program(outcomes, name):
+    outcome, text = outcomes[name], AT_RUN_TIME[name][3]
+    assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
+    assert len(outcome.err.splitlines()) == (text is not None)
+    assert text is None or text in outcome.err
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_an_unreadable_variable_is_one_line_and_applies_nothing(outcomes, text):
+    outcome = outcomes[text]
+    assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert "settings: nothing is applied" in outcome.err
+
+
+def test_children_do_not_repeat_it(tmp_path):
+    program = tmp_path / "spawning.py"
+    program.write_text(
+        "import multiprocessing, torch\n"
+        "def work(): print(torch.get_float32_matmul_precision())\n"
+        "if __name__ == '__main__':\n"
+        "    for method in ('spawn', 'fork'):\n"
+        "        child = multiprocessing.get_context(method).Process(target=work)\n"
+        "        child.start(); child.join()\n"
+    )
+    told = tmp_path / "events"
+    told.touch()
+    settings = encode(TorchSettings(precision="tf32", ipex=True, index=3))
+    outcome = run_python(program, env={"CPULAUNCH_WORKER": settings, "CPULAUNCH_EVENTS": str(told)})
+    assert (outcome.code, outcome.out) == (0, "high\nhigh\n"), outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert "worker 3: --ipex: " in outcome.err
+    assert [event["event"] for event in events(told)] == ["applied", "degraded", "live"]
