@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cpulaunch.cpulist import format_cpulist
 from cpulaunch.host import Host
 from cpulaunch.plan.memory import memory_budget
 from cpulaunch.plan.model import Note
@@ -53,7 +54,7 @@ def plan_loaders(host: Host, request: LaunchRequest, pool: Pool, placement: Plac
         notes = () if asked is None else (_note(request, None, f"fewer than {FEWEST_CORES} cores, or little memory"),)
         return Loaders(workers=None, placement=placement, cpus=(frozenset(),) * len(placement.slots), notes=notes)
     divided = [_carve(each, workers) if owned else (each, frozenset[int]()) for each in placement.slots]
-    reason = _reason([len(cpus) for _, cpus in divided]) if owned else _UNOWNED
+    reason = _reason([cpus for _, cpus in divided]) if owned else _UNOWNED
     return Loaders(
         workers=workers,
         placement=_with_slots(placement, tuple(compute for compute, _ in divided)),
@@ -64,7 +65,7 @@ def plan_loaders(host: Host, request: LaunchRequest, pool: Pool, placement: Plac
     )
 
 
-_UNOWNED = "compute threads leave them time: the CPUs are not this launch's own"
+_UNOWNED = "compute threads leave them time: the instances have no CPUs of their own"
 
 
 def _with_slots(placement: Placement, slots: tuple[Slot, ...]) -> Placement:
@@ -78,11 +79,11 @@ def _note(request: LaunchRequest, workers: int | None, reason: str) -> Note:
     return Note(setting=name, value=value, origin=request.origin(name), reason=why)
 
 
-def _reason(carved: Sequence[int]) -> str:
+def _reason(carved: Sequence[frozenset[int]]) -> str:
     if not any(carved):
         return f"they share the instance's cores: it has fewer than {FEWEST_CORES}"
     some = "" if all(carved) else f"; an instance of fewer than {FEWEST_CORES} cores shares its own"
-    return f"CPUs of their own, which no compute thread uses{some}"
+    return f"CPUs {format_cpulist(frozenset().union(*carved))} are theirs, no compute thread uses them{some}"
 
 
 def _auto(host: Host, pool: Pool, placement: Placement) -> int | None:

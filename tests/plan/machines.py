@@ -23,6 +23,8 @@ from cpulaunch.settings import rows
 
 GIB = 1 << 30
 T = TypeVar("T")
+TORCH = Torch(version="2.13.0+cpu", path="/venv/site-packages/torch", plugin=True)
+"""A torch that has cpulaunch beside it."""
 SCRIPT = Program(kind="script", target="infer.py", interpreter="/venv/bin/python")
 
 
@@ -224,8 +226,9 @@ def plan(host: Host, flags: str = "", **more: object) -> LaunchPlan:
 
 
 def lines(made: LaunchPlan) -> list[str]:
-    """One line per worker: index, CPUs, memory policy with NUMA nodes, threads."""
+    """One line per worker: index, CPUs, memory policy with NUMA nodes, threads, DataLoader CPUs if it has any."""
     return [
         f"{w.index}: {format_cpulist(w.cpus)} {w.mempolicy}:{format_cpulist(w.numa_nodes)} t{w.threads}"
+        + (f" l{format_cpulist(w.loader_cpus)}" if w.loader_cpus else "")
         for w in made.workers
     ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plan.machines import lines, plan
+from tests.plan.machines import TORCH, lines, plan, replace
 from tests.plan.shapes import SHAPES
 
 BLOCKS = Path(__file__).with_name("placements.txt").read_text().split("\n== ")[1:]
@@ -14,7 +14,7 @@ BLOCKS = Path(__file__).with_name("placements.txt").read_text().split("\n== ")[1
 def test_placement(block: str) -> None:
     head, *expected = block.strip().split("\n")
     shape, _, flags = head.partition(" ")
-    made = plan(SHAPES[shape], flags)
+    made = plan(replace(SHAPES[shape], torch=TORCH), flags)
     assert [*lines(made), *(f"! {warning}" for warning in made.warnings)] == expected
 
 

@@ -13,7 +13,8 @@ import pytest
 from cpulaunch.cli.plan_script import plan_script
 from cpulaunch.errors import UsageError
 from cpulaunch.request import Program
-from tests.plan.machines import machine, plan
+from cpulaunch.torch_settings import decode
+from tests.plan.machines import libraries, machine, plan
 
 HOST = machine(sockets=2, cores=2)
 ODD = ("a b", "$HOME", "*", "it's", 'say "x"', "new\nline", "", "-n", "\\")
@@ -80,6 +81,18 @@ def test_several_workers_each_with_its_own_binding(tools: Path) -> None:
     done = run(plan_script(made), tools)
     assert (done.returncode, done.stdout) == (0, "2\n2\n")
     assert calls(tools) == ["numactl -C 0-1", "numactl -C 2-3"]
+
+
+def test_what_torch_is_told_survives_the_shell(tools: Path) -> None:
+    told = "import os, sys; sys.stdout.write(os.environ['CPULAUNCH_WORKER'])"
+    users = {"LD_PRELOAD": 'it\'s "odd" $HOME \\.so'}
+    made = plan(libraries(HOST, "tcmalloc"), "--graph onednn", program=python(told), environ=users)
+    script = plan_script(made).replace("export LD_PRELOAD=", "export NOT_PRELOADED=")
+    done = run(script, tools)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == dict(made.workers[0].env)["CPULAUNCH_WORKER"]
+    settings = decode(done.stdout)
+    assert (settings.graph, settings.ld_preload, settings.cpus) == ("onednn", users["LD_PRELOAD"], "0-3")
 
 
 def test_the_scripts_own_variables_hide_none_of_the_users(tools: Path) -> None:

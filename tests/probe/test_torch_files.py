@@ -82,6 +82,51 @@ def test_a_version_file_without_version_is_no_torch(root: Path) -> None:
     assert torch_of(root, "/env/bin/python") is None
 
 
+SITE = "/env/lib/python3.12/site-packages"
+
+
+def entry_points(root: Path, site: str, text: str, *, name: str = "cpulaunch-0.2.0.dist-info") -> None:
+    folder = root / site.lstrip("/") / name
+    folder.mkdir(parents=True)
+    (folder / "entry_points.txt").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "found"),
+    [
+        ("[torch.backends]\ncpulaunch = cpulaunch.worker.autoload:activate\n", "cpulaunch-0.2.0.dist-info", True),
+        ("[torch.backends]\ncpulaunch = cpulaunch.worker.autoload:activate\n", "cpulaunch-0.2.0.egg-info", True),
+        ("[console_scripts]\ncpulaunch = cpulaunch.__main__:main\n", "cpulaunch-0.1.0.dist-info", False),
+        ("[torch.backends]\nother = other:start\n", "other-1.0.dist-info", False),
+    ],
+)
+def test_the_plugin_beside_torch(root: Path, text: str, name: str, found: bool) -> None:
+    install(root, SITE)
+    entry_points(root, SITE, text, name=name)
+    torch = torch_of(root, "/env/bin/python")
+    assert torch is not None
+    assert torch.plugin is found
+
+
+def test_the_plugin_and_torch_in_different_folders(root: Path) -> None:
+    install(root, "/usr/lib/python3/dist-packages")
+    (root / "env").mkdir()
+    (root / "env/pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\n")
+    entry_points(root, SITE, "[torch.backends]\ncpulaunch = x:y\n")
+    torch = torch_of(root, "/env/bin/python")
+    assert torch is not None
+    assert torch.plugin
+
+
+def test_extensions_beside_torch(root: Path) -> None:
+    install(root, SITE)
+    for name in ("zentorch", "intel_extension_for_pytorch", "torchvision"):
+        (root / SITE.lstrip("/") / name).mkdir()
+    torch = torch_of(root, "/env/bin/python")
+    assert torch is not None
+    assert torch.extensions == ("intel_extension_for_pytorch", "zentorch")
+
+
 def loaded_libc() -> str | None:
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
