@@ -188,11 +188,13 @@ PRESETS: tuple[tuple[str, str, str, str, Any, Any, Any], ...] = (
         'latency',
         'intent',
         'Answer single requests as soon as possible, on cores of your own',
-        'shared machines and CPU quotas: waiting threads spin, and take the time of whoever else runs there',
+        'shared machines and CPU quotas: waiting threads spin, and take the time of whoever else runs there; programs that need gradients of a model in eval mode',
         (),
         (
             ('wait_policy', 'active', 'a thread that spins starts the next parallel region at once; one that sleeps must be woken', 'https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html', '2026-11-21'),
             ('smt', False, "a sibling's work delays the thread that the request waits for", 'https://docs.pytorch.org/tutorials/intermediate/torchserve_with_ipex.html', '2026-11-21'),
+            ('graph', 'onednn', 'fused oneDNN graphs for modules in eval mode: fewer passes over memory, less Python; results differ by rounding, the first call is slower', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
+            ('inference_mode', True, 'where the program forgot no_grad, every call would record a graph for gradients, and fused graphs would not apply', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
         ),
         (
             ('ONEDNN_PRIMITIVE_CACHE_CAPACITY', '4096', 'requests of many shapes find their primitive instead of compiling it anew (default 1024); costs memory', 'https://intel.github.io/intel-extension-for-pytorch/cpu/latest/tutorials/performance_tuning/tuning_guide.html', '2026-11-21'),
@@ -202,12 +204,14 @@ PRESETS: tuple[tuple[str, str, str, str, Any, Any, Any], ...] = (
         'throughput',
         'intent',
         'As many samples per second as the machine gives, memory to spare',
-        'small memory: freed memory is kept for reuse and huge pages round up',
+        'small memory: freed memory is kept for reuse and huge pages round up; programs that need gradients of a model in eval mode',
         (),
         (
             ('strategy', 'spread', 'instances are dealt over the NUMA nodes, so that every memory controller works', 'https://docs.pytorch.org/tutorials/intermediate/torchserve_with_ipex.html', '2026-11-21'),
             ('smt', False, "matrix products keep a core's vector units busy with one thread", 'https://docs.pytorch.org/tutorials/intermediate/torchserve_with_ipex.html', '2026-11-21'),
             ('huge_pages', True, 'large activations cost fewer page faults and TLB misses', 'https://github.com/aws/aws-graviton-getting-started/blob/main/machinelearning/pytorch.md', '2026-11-21'),
+            ('graph', 'onednn', 'fused oneDNN graphs for modules in eval mode: fewer passes over memory; results differ by rounding, memory for a frozen copy of the weights', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
+            ('inference_mode', True, 'where the program forgot no_grad, every call would record a graph for gradients, and fused graphs would not apply', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
         ),
         (
             ('MALLOC_CONF', 'oversize_threshold:1,background_thread:true,metadata_thp:always,thp:always,dirty_decay_ms:9000000000,muzzy_decay_ms:9000000000', 'where jemalloc is the allocator: huge pages, and freed memory is kept for the next batch instead of returned to the kernel', 'https://intel.github.io/intel-extension-for-pytorch/cpu/latest/tutorials/performance_tuning/tuning_guide.html', '2026-11-21'),
@@ -223,6 +227,7 @@ PRESETS: tuple[tuple[str, str, str, str, Any, Any, Any], ...] = (
             ('affinity', 'mask', 'DataLoader workers are forked: pinned compute threads would leave all of them one CPU', 'https://github.com/pytorch/pytorch/issues/101850', '2026-11-21'),
             ('grace', 120.0, 'a checkpoint after SIGTERM takes longer than the usual 30 seconds', 'https://github.com/pytorch/pytorch/issues/119856', '2026-11-21'),
             ('e_cores', False, 'every step ends when the slowest thread does', 'https://github.com/ggml-org/llama.cpp/issues/842', '2026-11-21'),
+            ('pin_memory', True, 'with a GPU, batches are copied to it from pinned memory while it computes; without one nothing is pinned', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
         ),
         (),
     ),

@@ -176,6 +176,14 @@ def _sets(variables: tuple[Choice, ...], prefix: str) -> bool:
     return any(variable.name.startswith(prefix) for variable in variables)
 
 
+def _without_gpus(name: str) -> Conflict:
+    return Conflict(
+        path=("settings", name, "value"),
+        holds=lambda chosen, profile: bool(chosen.get(name)) and _always(profile, "gpus", False),
+        why="it is for machines with GPUs, and the profile applies where there are none",
+    )
+
+
 PINNED = ("close", "spread", "explicit")
 CONFLICTS = (
     Conflict(
@@ -225,4 +233,16 @@ CONFLICTS = (
         ),
         why="only jemalloc reads the MALLOC_CONF the profile sets",
     ),
+    Conflict(
+        path=("settings", "ipex", "value"),
+        holds=lambda chosen, profile: bool(chosen.get("ipex")) and chosen.get("graph", "off") != "off",
+        why="ipex.optimize and graph take care of the same modules: choose one",
+    ),
+    Conflict(
+        path=("settings", "compile_mode", "value"),
+        holds=lambda chosen, profile: "compile_mode" in chosen and chosen.get("graph") != "inductor",
+        why='only torch.compile has modes: graph = "inductor" in the same profile',
+    ),
+    _without_gpus("pin_memory"),
+    _without_gpus("cudnn_benchmark"),
 )

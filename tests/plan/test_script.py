@@ -86,7 +86,7 @@ def test_several_workers_each_with_its_own_binding(tools: Path) -> None:
 def test_what_torch_is_told_survives_the_shell(tools: Path) -> None:
     told = "import os, sys; sys.stdout.write(os.environ['CPULAUNCH_WORKER'])"
     users = {"LD_PRELOAD": 'it\'s "odd" $HOME \\.so'}
-    made = plan(libraries(HOST, "tcmalloc"), "--graph onednn", program=python(told), environ=users)
+    made = plan(libraries(HOST, "tcmalloc"), "--graph onednn --allocator tcmalloc", program=python(told), environ=users)
     script = plan_script(made).replace("export LD_PRELOAD=", "export NOT_PRELOADED=")
     done = run(script, tools)
     assert done.returncode == 0, done.stderr

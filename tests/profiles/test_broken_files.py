@@ -301,6 +301,21 @@ CONTRADICTIONS = {
         ", line 4, settings.allocator.value",
         "MALLOC_CONF",
     ),
+    "two engines": (
+        HEAD + setting("graph", '"inductor"') + setting("ipex", "true"),
+        ", line 7, settings.ipex.value",
+        "choose one",
+    ),
+    "a mode without torch.compile": (
+        HEAD + setting("graph", '"onednn"') + setting("compile_mode", '"max-autotune"'),
+        ", line 7, settings.compile_mode.value",
+        'graph = "inductor"',
+    ),
+    "pinned memory without GPUs": (
+        'kind = "situation"\nsummary = "s"\n[applies]\ngpus = false\n' + setting("pin_memory", "true"),
+        ", line 6, settings.pin_memory.value",
+        "GPUs",
+    ),
 }
 
 
@@ -331,6 +346,9 @@ def test_what_is_no_contradiction():
     either = "kind = 'situation'\nsummary = 's'\n[[applies]]\nquota = true\n[[applies]]\ngpus = true\n"
     parse_profile(either + setting("wait_policy", '"active"'), name="mine")
     parse_profile(SERVER + setting("mkl_dispatch", '"on"') + setting("openmp", '"intel"'), name="mine")
+    parse_profile(HEAD + setting("graph", '"off"') + setting("ipex", "true"), name="mine")
+    parse_profile(HEAD + setting("graph", '"inductor"') + setting("compile_mode", '"default"'), name="mine")
+    parse_profile(HEAD + setting("pin_memory", "true") + setting("dataloader_workers", '"auto"'), name="mine")
     parse_profile(HEAD + setting("binder", '"numactl"') + setting("membind", '"bind"'), name="mine")
 
 
