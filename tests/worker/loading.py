@@ -1,0 +1,79 @@
+"""Run by the tests through cpulaunch: forked and spawned DataLoader workers, and other children, tell their CPUs.
+
+Prints one JSON object: how a process was started -> its CPUs, and what LD_PRELOAD it has.
+"""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+TELL = "import json, os; print(json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get('LD_PRELOAD')]))"
+
+
+class Cpus(Dataset):
+    """Each sample is the mask of the process that loads it, one truth value for each CPU."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        mask = os.sched_getaffinity(0)
+        return torch.tensor([cpu in mask for cpu in range(os.cpu_count())])
+
+
+def loaded(method):
+    loader = DataLoader(Cpus(), batch_size=2, num_workers=2, multiprocessing_context=method)
+    return [[cpu for cpu, there in enumerate(sample) if there] for batch in loader for sample in batch]
+
+
+def by_multiprocessing(method):
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    child = context.Process(target=tell, args=(queue,))
+    child.start()
+    told = queue.get()
+    child.join()
+    return told
+
+
+def tell(queue):
+    queue.put([sorted(os.sched_getaffinity(0)), os.environ.get("LD_PRELOAD"), preloaded()])
+
+
+def preloaded():
+    return [name for name in ("tcmalloc", "jemalloc", "libiomp5") if name in open("/proc/self/maps").read()]
+
+
+def by_program(*argv, **options):
+    return json.loads(subprocess.run([*argv, "-c", TELL], capture_output=True, text=True, check=True, **options).stdout)
+
+
+def main():
+    torch.randn(300, 300) @ torch.randn(300, 300)  # The first parallel region: here OpenMP pins.
+    link = os.path.join(os.path.dirname(sys.argv[0]), "another-python")
+    loads = "loaders" in sys.argv[2:]
+    told = {
+        "main": sorted(os.sched_getaffinity(0)),
+        "fork": loaded("fork") if loads else None,
+        "spawn": loaded("spawn") if loads else None,
+        "forked child": by_multiprocessing("fork"),
+        "this python": by_program(sys.executable),
+        "another program": by_program(link),
+        "posix_spawn": by_program(link, close_fds=False),
+        "still": sorted(os.sched_getaffinity(0)),
+        "preload": os.environ.get("LD_PRELOAD"),
+        "preloaded": preloaded(),
+    }
+    if "preloads" in sys.argv[2:]:
+        told["spawned child"] = by_multiprocessing("spawn")
+    with open(sys.argv[1], "w") as file:
+        json.dump(told, file)
+
+
+if __name__ == "__main__":
+    main()

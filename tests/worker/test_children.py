@@ -1,0 +1,82 @@
+"""Children of a worker: on the plan's CPUs under every --affinity, with the user's LD_PRELOAD, whoever starts them."""
+
+import json
+import os
+import sys
+from ctypes.util import find_library
+from importlib import metadata
+
+import pytest
+from applying import HERE, run_python
+
+from cpulaunch.cpulist import parse_cpulist
+
+ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two CPUs for a mask to show"),
+]
+AFFINITIES = ("mask", "close", "spread", "explicit", "none")
+CPULAUNCH = (sys.executable, "-m", "cpulaunch")
+
+
+PINNING = ("close", "spread", "explicit")
+
+
+@pytest.fixture
+def children(tmp_path):
+    """Runs the program and answers what its processes told, the settings that its plan gave it, and how it ended."""
+
+    def run(*options, what, env=None):
+        program, told, link = (tmp_path / name for name in ("loading.py", "told.json", "another-python"))
+        program.write_text((HERE / "loading.py").read_text())
+        link.symlink_to(sys.executable)
+        outcome = run_python(*options, program, told, what, argv=CPULAUNCH, env=env)
+        assert outcome.code == 0, outcome.err
+        plan = run_python("plan", "--json", *options, program, argv=CPULAUNCH, env=env)
+        (worker,) = json.loads(plan.out)["workers"]
+        return json.loads(told.read_text()), worker, outcome
+
+    return run
+
+
+def check_masks(children, affinity, openmp):
+    told, worker, outcome = children("--affinity", affinity, "--openmp", openmp, what="loaders")
+    planned = sorted(parse_cpulist(worker["cpus"]))
+    assert planned == ALLOWED
+    assert told["fork"] == [planned] * 4
+    assert told["spawn"] == [planned] * 4
+    for name in ("forked child", "this python", "another program", "posix_spawn"):
+        assert told[name][0] == planned, name
+    assert told["still"] == told["main"], "starting children leaves this thread where it was"
+    assert len(told["main"]) == (1 if affinity in PINNING else len(planned)), "OpenMP pins, or nothing is shown here"
+    assert not outcome.ours
+
+
+@pytest.mark.parametrize("affinity", AFFINITIES)
+def test_children_run_on_the_cpus_of_the_plan(children, affinity):
+    check_masks(children, affinity, "default")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("affinity", AFFINITIES)
+def test_children_run_on_the_cpus_of_the_plan_with_intel_openmp(children, affinity):
+    try:
+        metadata.version("intel-openmp")
+    except metadata.PackageNotFoundError:
+        pytest.skip("intel-openmp is not installed here")
+    check_masks(children, affinity, "intel")
+
+
+@pytest.mark.skipif(not find_library("tcmalloc_minimal"), reason="libtcmalloc_minimal is not installed here")
+@pytest.mark.parametrize("users", [None, "libm.so.6"], ids=["nothing preloaded before", "the user's preload"])
+def test_only_this_interpreter_keeps_the_preloads(children, users):
+    env = {} if users is None else {"LD_PRELOAD": users}
+    told, worker, _ = children("--allocator", "tcmalloc", "--openmp", "default", what="preloads", env=env)
+    assert "tcmalloc" in worker["env"]["LD_PRELOAD"]
+    assert told["preload"] == users
+    assert told["another program"][1] == told["posix_spawn"][1] == users
+    assert told["this python"][1] == worker["env"]["LD_PRELOAD"]
+    assert told["preloaded"] == ["tcmalloc"]
+    assert told["forked child"][1:] == [users, ["tcmalloc"]]
+    assert told["spawned child"][1:] == [users, ["tcmalloc"]]
