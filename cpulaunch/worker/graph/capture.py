@@ -1,0 +1,144 @@
+"""One call of a module captured: asked about, compiled, and compared with what eager execution gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpulaunch.record import record
+from cpulaunch.worker.graph.compare import LOW_PRECISION, ROUNDING, largest_error
+from cpulaunch.worker.graph.onednn import freeze
+from cpulaunch.worker.graph.question import Answer, RefusedError, ask
+from cpulaunch.worker.graph.structure import Spec, UnknownStructureError, rebuild, skeleton, take_apart
+from cpulaunch.worker.graph.weights import Weights
+from cpulaunch.worker.precision import Precision
+
+
+class MismatchError(Exception):
+    """A captured call gave another result than the eager one."""
+
+
+@record
+class Call:
+    """One call of a module: its arguments, and the tensors among them."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[Tensor]
+
+
+@record
+class Captured:
+    """A module's call made fast. `error`: largest one against eager; `seconds` it took; `bytes` of new constants."""
+
+    run: Callable[[Call], Any]
+    holds: Callable[[Call], bool]
+    error: float
+    seconds: float
+    bytes: int
+    low_precision: bool
+
+
+def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> Captured:
+    """The call through oneDNN Graph, once compared with `eager`, its eager result.
+
+    Raises: RefusedError if it cannot be sound, MismatchError if it is not right, and whatever torch raises.
+    """
+    started = time.perf_counter()
+    with random_state_kept():
+        answer = ask(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors)
+        with ExitStack() as contexts:
+            mode = precision.enter(contexts, call.module, cache=False)
+            frozen = freeze(answer.graph, answer.sources, call.inputs, widen=mode.widen)
+        run = _runner(answer, _eager_spec(eager, answer.spec), frozen.run)
+        low = mode.low or _low(answer.tensors)
+        error = check(eager, run(call), low_precision=low)
+    return Captured(
+        run=run,
+        holds=lambda other: answer.holds(other.module, other.args, other.kwargs),
+        error=error,
+        seconds=time.perf_counter() - started,
+        bytes=frozen.bytes,
+        low_precision=low,
+    )
+
+
+def _eager_spec(eager: Any, asked: Spec) -> Spec:
+    """The structure of the result, with the constants of the eager one: Dynamo was asked without autocast.
+
+    They are as constant as the graph: functions of what the guards check. Raises: MismatchError.
+    """
+    spec, _ = _parts(eager)
+    if repr(skeleton(spec)) != repr(skeleton(asked)):
+        raise MismatchError("the result has another structure")
+    return spec
+
+
+def _runner(answer: Answer, spec: Spec, outputs_of: Callable[..., tuple[Tensor, ...]]) -> Callable[[Call], Any]:
+    places = answer.results
+
+    def run(call: Call) -> Any:
+        outputs = outputs_of(*call.inputs)
+        return rebuild(spec, [outputs[place] if place >= 0 else call.inputs[-1 - place] for place in places])
+
+    return run
+
+
+def _low(tensors: tuple[Tensor, ...]) -> bool:
+    return any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
+
+
+def check(eager: Any, graph: Any, *, low_precision: bool) -> float:
+    """The largest absolute difference of two results. Raises: MismatchError."""
+    (spec, tensors), (other_spec, others) = _parts(eager), _parts(graph)
+    if not _alike(spec, other_spec):
+        raise MismatchError("the result has another structure")
+    error, reason = largest_error(tensors, others, LOW_PRECISION if low_precision else ROUNDING)
+    if reason is not None:
+        raise MismatchError(reason)
+    return error
+
+
+def _parts(value: Any) -> tuple[Spec, list[Tensor]]:
+    tensors: list[Tensor] = []
+    try:
+        return take_apart(value, tensors), tensors
+    except UnknownStructureError as error:
+        raise RefusedError(f"it returns {error}") from None
+
+
+def _alike(spec: Spec, other: Spec) -> bool:
+    try:
+        return bool(spec == other)
+    except (RuntimeError, ValueError, TypeError):  # A context whose comparison is not a truth value.
+        return repr(spec) == repr(other)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Effect: the program's random numbers are the same as without what runs inside."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> tuple[Any, str]:
+    """The eager result, and what the call changed in place (empty: nothing)."""
+    inputs = _versions(call.inputs)
+    frozen = _versions(weights.tensors)
+    result = eager()
+    if _versions(call.inputs) != inputs:
+        return result, "it changes an argument in place"
+    return result, "it changes its own tensors in place" if _versions(weights.tensors) != frozen else ""
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]

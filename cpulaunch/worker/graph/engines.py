@@ -1,0 +1,25 @@
+"""The ways to capture: what `--graph` names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpulaunch.torch_settings import TorchSettings
+from cpulaunch.worker.graph.capture import Call, Captured, capture
+from cpulaunch.worker.graph.modules import Captures
+from cpulaunch.worker.graph.weights import Weights
+from cpulaunch.worker.precision import Precision
+
+
+def captures(settings: TorchSettings, precision: Precision) -> Captures:
+    """The captures of this process by the engine the settings name."""
+    if settings.graph == "onednn":
+        return Captures(settings, lambda call, eager, weights: capture(call, eager, weights, precision))
+    from cpulaunch.worker.graph.compiled import Compiler
+
+    compiler = Compiler(settings, precision)
+
+    def engine(call: Call, eager: Any, weights: Weights) -> Captured:
+        return compiler.capture(call, eager)
+
+    return Captures(settings, engine)

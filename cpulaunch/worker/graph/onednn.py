@@ -1,0 +1,132 @@
+"""Dynamo's graph traced, frozen and fused by oneDNN Graph.
+
+Source: pytorch/torch/csrc/jit/codegen/onednn/README.md: enable fusion, trace, freeze, two warm-up calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from cpulaunch.record import record
+from cpulaunch.worker.precision import widened
+
+WARM_UP_CALLS = 2
+"""The first is profiled, at the second the graph is fused and its weights are packed."""
+
+_compiling = threading.RLock()
+
+
+@record
+class Frozen:
+    """`run(*inputs)` gives the graph's outputs; `bytes` are those of constants that are not the module's own memory."""
+
+    run: Callable[..., tuple[Tensor, ...]]
+    bytes: int
+
+
+def freeze(
+    graph: torch.fx.GraphModule, sources: tuple[int | Tensor, ...], inputs: list[Tensor], *, widen: bool
+) -> Frozen:
+    """The graph with its weights as constants, for inputs like these. `widen`: bf16 and fp16 outputs become fp32.
+
+    Effect: none on torch's global JIT settings once it returns. Raises: whatever torch raises.
+    """
+    used = tuple(dict.fromkeys(source for source in sources if isinstance(source, int)))
+    bound = _Bound(graph, sources, used, widen).eval()
+    examples = tuple(inputs[index] for index in used)
+    with _compiling, warnings.catch_warnings(), _fusion():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
+        frozen = torch.jit.freeze(traced)
+        for _ in range(WARM_UP_CALLS):
+            frozen(*examples)
+    own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
+    run = frozen if used == tuple(range(len(inputs))) else _choosing(frozen, used)
+    return Frozen(run=run, bytes=_constant_bytes(frozen, own))
+
+
+def _choosing(frozen: Callable[..., Any], used: tuple[int, ...]) -> Callable[..., tuple[Tensor, ...]]:
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = frozen(*[inputs[index] for index in used])
+        return outputs
+
+    return run
+
+
+class _Bound(nn.Module):
+    """The graph as a function of the call's tensors only."""
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, sources: tuple[int | Tensor, ...], used: tuple[int, ...], widen: bool
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self._sources = sources
+        self._used = used
+        self._widen = widen
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self._used, inputs, strict=True))
+        arguments = [given[source] if isinstance(source, int) else source for source in self._sources]
+        with _Fusible():
+            outputs = self.graph(*arguments)
+        return tuple(widened(output) for output in outputs) if self._widen else tuple(outputs)
+
+
+class _Fusible(TorchFunctionMode):
+    """Writes what oneDNN Graph cannot compile as what it can, with the same result.
+
+    Seen with torch 2.13: a fused addmm with a vector, as in GPT-2's Conv1D, raises "vector::_M_range_check" when it is
+    called; a concatenation with an empty tensor, as of an empty key-value cache, "partition compile failed".
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.addmm and not kwargs and len(args) == 3 and args[0].dim() == 1:
+            bias, matrix, weight = args
+            return F.linear(matrix, weight.t(), bias)
+        if func is torch.cat and args:
+            full = [tensor for tensor in args[0] if tensor.numel()]
+            if len(full) == 1:
+                return full[0].to(_common_type(args[0]), copy=True, memory_format=torch.contiguous_format)
+        return func(*args, **kwargs)
+
+
+def _common_type(tensors: Any) -> torch.dtype:
+    """The type torch.cat gives its result."""
+    common = tensors[0].dtype
+    for tensor in tensors[1:]:
+        common = torch.promote_types(common, tensor.dtype)
+    return common
+
+
+@contextmanager
+def _fusion() -> Iterator[None]:
+    """Effect: while it lasts, graphs are fused by oneDNN, and autocast is what was traced rather than a pass."""
+    fused = torch._C._jit_llga_enabled()
+    autocast = torch._C._jit_set_autocast_mode(False)
+    torch._C._jit_set_llga_enabled(True)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_llga_enabled(fused)
+        torch._C._jit_set_autocast_mode(autocast)
+
+
+def _constant_bytes(frozen: Any, own: set[int]) -> int:
+    """Memory of the graph's constants besides the module's own."""
+    sizes: dict[int, int] = {}
+    for node in frozen.graph.findAllNodes("prim::Constant"):
+        value = node.output().toIValue()
+        if isinstance(value, Tensor) and value.data_ptr() not in own:
+            sizes[value.data_ptr()] = value.untyped_storage().nbytes()
+    return sum(sizes.values())

@@ -1,0 +1,121 @@
+"""The tensors a capture has frozen, and whether they still are what they were."""
+
+from __future__ import annotations
+
+import weakref
+from operator import attrgetter, getitem, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_version = attrgetter("_version")
+
+
+class Weights:
+    """Parameters, buffers and other tensor attributes of a module and all below it, as they are now.
+
+    Noticed are: a tensor or submodule replaced, added to or removed from a module, a tensor changed in place
+    (autograd's version counter), its storage exchanged (`.to`, `.data = …`), and any access to `.data` or `.numpy()`,
+    which may change elements behind the version counter's back. Not noticed: writes through aliases made earlier by
+    `.numpy()`, and through pointers.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._dicts: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._values: list[object] = []
+        self._sizes: list[tuple[dict[str, Any], int]] = []
+        self.tensors: list[Tensor] = []
+        for part in module.modules():
+            self._note(part)
+        self._versions = list(map(_version, self.tensors))
+        self._pointers = list(map(Tensor.data_ptr, self.tensors))
+        self.touched = False
+        _watch(self)
+
+    def _note(self, part: nn.Module) -> None:
+        own = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
+        for table, entries in (
+            *((table, table) for table in (part._parameters, part._buffers, part._modules)),
+            (vars(part), own),
+        ):
+            if table is entries:
+                self._sizes.append((table, len(table)))
+            for name, value in entries.items():
+                self._dicts.append(table)
+                self._names.append(name)
+                self._values.append(value)
+                if isinstance(value, Tensor):
+                    self.tensors.append(value)
+
+    @property
+    def pointers(self) -> frozenset[int]:
+        """Addresses of the tensors' first elements."""
+        return frozenset(self._pointers)
+
+    def unchanged(self) -> bool:
+        """Whether everything is as it was; after a change it stays False."""
+        if self.touched:
+            return False
+        try:
+            same = (
+                all(map(is_, map(getitem, self._dicts, self._names), self._values))
+                and all(len(table) == size for table, size in self._sizes)
+                and list(map(_version, self.tensors)) == self._versions
+                and list(map(Tensor.data_ptr, self.tensors)) == self._pointers
+            )
+        except KeyError:
+            same = False
+        self.touched = not same
+        return same
+
+
+# Access to .data and .numpy()
+
+_watched: dict[int, weakref.WeakSet[Weights]] = {}
+"""Address of a frozen tensor -> who froze it."""
+
+
+def _watch(weights: Weights) -> None:
+    """Effect: access to the tensors' memory is noticed from here on."""
+    _install_once()
+    for pointer in weights.pointers:
+        _watched.setdefault(pointer, weakref.WeakSet()).add(weights)
+
+
+def _note_access(tensor: Tensor) -> None:
+    if _watched and type(tensor) in (Tensor, nn.Parameter):
+        for weights in tuple(_watched.get(tensor.data_ptr(), ())):
+            weights.touched = True
+
+
+_installed: list[bool] = []
+
+
+def _install_once() -> None:
+    """Effect: torch.Tensor's `data` and `numpy` tell of every access to a frozen tensor.
+
+    Source: torch/csrc/autograd/python_variable.cpp: `data` is a variable without the version counter.
+    """
+    if _installed:
+        return
+    _installed.append(True)
+    plain_data: Any = torch._C.TensorBase.data
+    plain_numpy: Any = torch.Tensor.numpy
+
+    def data(self: Tensor) -> Tensor:
+        _note_access(self)
+        return plain_data.__get__(self)
+
+    def set_data(self: Tensor, value: Tensor) -> None:
+        _note_access(self)
+        plain_data.__set__(self, value)
+
+    def numpy(self: Tensor, *, force: bool = False) -> Any:
+        _note_access(self)
+        return plain_numpy(self, force=force)
+
+    numpy.__doc__ = plain_numpy.__doc__
+    torch.Tensor.data = property(data, set_data)
+    torch.Tensor.numpy = numpy

@@ -1,0 +1,83 @@
+"""The plugin's calls installed in this process for one test, and what it told."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpulaunch.torch_settings import EVENTS_VARIABLE, TorchSettings
+from cpulaunch.worker import calls
+
+PLAIN_CALL: Any = nn.Module.__call__
+
+
+class Plugin:
+    """Module calls with the plugin's settings; `eager` computes as without them."""
+
+    def __init__(self, events: Path) -> None:
+        self._events = events
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self._events.read_text().splitlines()]
+        return [line for line in lines if line["event"] == kind]
+
+    def captured(self) -> list[str]:
+        return [event["module"] for event in self.events("captured")]
+
+    def reasons(self) -> str:
+        return "; ".join(event["reason"] for event in self.events("eager"))
+
+    @staticmethod
+    def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with plain_calls():
+            return function(*args, **kwargs)
+
+
+@contextmanager
+def plain_calls() -> Iterator[None]:
+    ours, nn.Module.__call__ = nn.Module.__call__, PLAIN_CALL
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = ours
+
+
+@contextmanager
+def installed(folder: Path, settings: TorchSettings) -> Iterator[Plugin]:
+    events = folder / "events.jsonl"
+    events.touch()
+    before = os.environ.get(EVENTS_VARIABLE)
+    os.environ[EVENTS_VARIABLE] = str(events)
+    calls.install(settings)
+    try:
+        with torch.no_grad():
+            yield Plugin(events)
+    finally:
+        nn.Module.__call__ = PLAIN_CALL
+        os.environ.pop(EVENTS_VARIABLE)
+        if before is not None:
+            os.environ[EVENTS_VARIABLE] = before
+
+
+def close(one: Any, other: Any, *, tolerance: float = 1e-4) -> None:
+    """Raises: AssertionError unless two results have the same types, structure and values."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            close(one[key], other[key], tolerance=tolerance)
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            close(a, b, tolerance=tolerance)
+    elif hasattr(one, "__dict__"):
+        close(vars(one), vars(other), tolerance=tolerance)
+    else:
+        assert one == other
