@@ -108,6 +108,11 @@ class Quota:
     cpus: float
     source: str
 
+    @property
+    def threads(self) -> int:
+        """Threads it pays for at a time: its CPUs rounded up, at least 1."""
+        return max(1, -int(-self.cpus // 1))  # Not math.ceil: a launch would import math for this alone.
+
 
 @record
 class Budget:

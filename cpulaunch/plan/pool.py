@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host, LogicalCpu
@@ -183,7 +181,7 @@ def _quota_threads(host: Host, cores: tuple[Core, ...]) -> int | None:
     quota = host.limits.quota
     if quota is None or quota.cpus >= sum(len(core.cpus) for core in cores):
         return None
-    return max(1, ceil(quota.cpus))
+    return quota.threads
 
 
 def _partial_cores(host: Host, online: dict[int, LogicalCpu], chosen: frozenset[int]) -> tuple[str, ...]:

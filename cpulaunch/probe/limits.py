@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from math import ceil
 
 from cpulaunch.cpulist import format_cpulist, parse_cpulist, parse_cpumask
 from cpulaunch.host import Budget, Limits, Quota
@@ -146,7 +145,7 @@ def _budget(online: frozenset[int], *, affinity: frozenset[int], cpuset: Named |
         if cpuset and cpus == cpuset[0] & online:
             reason = f"cpuset {format_cpulist(cpuset[0])} ({cpuset[1]})"
     threads = len(cpus)
-    if quota and max(1, ceil(quota.cpus)) < threads:
-        threads = max(1, ceil(quota.cpus))
+    if quota and quota.threads < threads:
+        threads = quota.threads
         reason = f"cgroup CPU quota {round(quota.cpus, 2)} ({quota.source})"
     return Budget(cpus=cpus, threads=threads, limited_by=reason)
