@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from cpulaunch.errors import LaunchError
@@ -10,7 +11,8 @@ from cpulaunch.record import record
 PER_WORKER = 8
 """At most: two pipes with two ends, a log, and a failure pipe with two ends or a read end and a process."""
 
-SPARE = 64
+SPARE = 32
+"""For this Python, what it was started with, and what a run with a start barrier holds open."""
 
 
 @record(kw_only=False)
@@ -27,7 +29,7 @@ def make_room(workers: int) -> DescriptorLimit | None:
     Effect: this process may open what the workers need. Raises: LaunchError if the hard limit forbids it.
     """
     needed = workers * PER_WORKER + SPARE
-    if needed <= 256:  # Less than any system's default, and no import.
+    if os.sysconf("SC_OPEN_MAX") >= needed:  # The soft limit, without an import.
         return None
     import resource
 
@@ -35,7 +37,7 @@ def make_room(workers: int) -> DescriptorLimit | None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     if hard != resource.RLIM_INFINITY and hard < needed:
-        source = f"{workers} workers need {needed}"
+        source = f"{workers} {'worker needs' if workers == 1 else 'workers need'} {needed}"
         raise LaunchError("too few open files allowed", value=hard, source=source, hint=f"ulimit -Hn {needed}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return DescriptorLimit(soft=soft, hard=hard)
@@ -46,6 +48,14 @@ def give_back(limit: DescriptorLimit) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit.soft, limit.hard))
+
+
+def too_few(error: OSError, *, workers: int) -> Exception:
+    """The error to raise for this one: if there were no descriptors left, one that says what to do."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return error
+    hint = f"ulimit -n {workers * PER_WORKER + SPARE}"
+    return LaunchError("no file could be opened", value=os.strerror(error.errno), source="pipes", hint=hint)
 
 
 def no_process(error: OSError) -> LaunchError:

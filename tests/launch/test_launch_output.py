@@ -196,6 +196,13 @@ def test_a_log_that_is_a_pipe_without_reader_starts_nothing(launcher, tmp_path):
     assert not (tmp_path / "started").exists()
 
 
+def test_logs_of_the_last_run_are_kept_where_one_cannot_be_opened(launcher, tmp_path):
+    (tmp_path / "worker-0.log").write_text("from the last run\n")
+    os.mkfifo(tmp_path / "worker-1.log")
+    assert launcher.run(["/bin/true"], ["/bin/true"], log_dir=".").code == 125
+    assert (tmp_path / "worker-0.log").read_text() == "from the last run\n"
+
+
 def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
     (tmp_path / "worker-1.log").symlink_to("/dev/full")
     late = shell("until [ -s pid ]; do sleep 0.01; done; echo text; exec sleep 600")
@@ -319,7 +326,10 @@ def test_hundreds_of_workers_need_no_higher_limit_of_open_files(launcher):
     assert sorted(outcome.lines) == sorted(f"[{index}] 200" for index in range(40))
 
 
-def test_too_low_a_hard_limit_of_open_files_is_an_error(launcher):
-    outcome = launcher.run(*[["/bin/true"]] * 40, prefix=["/bin/sh", "-c", 'ulimit -n 200; exec "$@"', "sh"])
+@pytest.mark.parametrize(("workers", "limit", "needed"), [(40, 200, 352), (2, 16, 48), (2, 10, 48)])
+def test_too_low_a_hard_limit_of_open_files_is_an_error(launcher, workers, limit, needed):
+    outcome = launcher.run(*[["/bin/true"]] * workers, prefix=["/bin/sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"])
     assert outcome.code == 125
-    assert outcome.error == ("error: too few open files allowed: 200 (40 workers need 384)\nhint: ulimit -Hn 384\n")
+    assert outcome.error == (
+        f"error: too few open files allowed: {limit} ({workers} workers need {needed})\nhint: ulimit -Hn {needed}\n"
+    )
