@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cpulaunch.launch.result import LaunchResult
 
 PROFILE_FOLDERS = ("HOME", "XDG_CONFIG_HOME")
 
@@ -164,6 +165,10 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
         from cpulaunch.cli import plan_view, terminal
 
         terminal.complain(plan_view.plan_text(plan, host, width=terminal.width(), color=False))
+    if plan.launch.report is not None:
+        from cpulaunch.cli.report import check_report
+
+        check_report(plan.launch.report)
     events = host.limits.memory_events
     result = launch(plan, environ=environ, memory_events=events and f"/{events}")
     if result.exit_code:
@@ -171,4 +176,12 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
         from cpulaunch.launch.result import summary
 
         complain("\n".join(summary(result)))
-    return result.exit_code
+    return _finish(plan, result) if plan.launch.watched else result.exit_code
+
+
+def _finish(plan: LaunchPlan, result: LaunchResult) -> int:
+    """The exit code of a watched launch. Effect: what was seen is told."""
+    import cpulaunch
+    from cpulaunch.cli.report import tell_the_rest
+
+    return tell_the_rest(plan, result, version=cpulaunch.__version__)

@@ -21,7 +21,6 @@ from cpulaunch.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NoReturn
 
 
 @record
@@ -36,10 +35,11 @@ class Guarded:
     signal_mask: frozenset[int]
 
 
-def become_guarded(say: Callable[[str], None]) -> Guarded:
+def become_guarded(say: Callable[[str], None], *, directory: str | None = None) -> Guarded:
     """The child's view of its guard.
 
-    Effect: forks; only the child returns. The calling process ends with the child's exit code.
+    Effect: forks; only the child returns. The calling process ends with the child's exit code. Each of the two
+    removes the run's `directory` if the other is killed.
     Raises: LaunchError if there is no process to be had.
     """
     flush_python()
@@ -59,7 +59,12 @@ def become_guarded(say: Callable[[str], None]) -> Guarded:
     if supervisor:
         os.close(read)
         os.set_blocking(write, False)
-        _guard(supervisor, control=write, signals=signals, spared=before, say=say)
+        code = _guard(supervisor, control=write, signals=signals, spared=before, say=say)
+        if code < 0 and directory is not None:
+            from cpulaunch.launch.run_directory import remove_run_directory
+
+            remove_run_directory(directory)
+        os._exit(code if code >= 0 else 128 - code)
     os.close(write)
     os.setpgid(0, 0)
     adopt_orphans()
@@ -68,8 +73,8 @@ def become_guarded(say: Callable[[str], None]) -> Guarded:
 
 def _guard(
     supervisor: int, *, control: int, signals: frozenset[int], spared: frozenset[int], say: Callable[[str], None]
-) -> NoReturn:
-    """Effect: waits for the supervisor, passing signals on, and ends with its exit code."""
+) -> int:
+    """The supervisor's exit code, or minus the signal that killed it. Effect: passes signals on until then."""
     while True:
         number = signal.sigwait(signals | {signal.SIGCHLD})
         if number == signal.SIGCHLD:
@@ -83,7 +88,7 @@ def _guard(
     if code < 0:
         kill_children(spared)
         say(f"the supervisor was killed by signal {-code}; every worker was ended")
-    os._exit(code if code >= 0 else 128 - code)
+    return code
 
 
 def _pass_on(control: int, number: int) -> None:

@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cpulaunch.launch.metrics import LineReader
+
 READ_BYTES = 1 << 16
 LINE_BYTES = 1 << 20
 """A line longer than this is written in parts, while nobody else writes to the same sink."""
@@ -120,11 +122,12 @@ class Route:
 
 
 class Stream:
-    """The read end of one worker's output: `routes` to follow, and its last lines for the summary."""
+    """The read end of one worker's output: `routes` to follow, its last lines for the summary, who reads along."""
 
-    def __init__(self, fd: int, *, routes: Sequence[Route]) -> None:
+    def __init__(self, fd: int, *, routes: Sequence[Route], reader: LineReader | None = None) -> None:
         self.fd = fd
         self.routes = tuple(routes)
+        self._reader = reader
         self._tail = b""
 
     @property
@@ -148,11 +151,15 @@ class Stream:
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
         for route in self.routes:
             route.feed(data)
+        if self._reader is not None:
+            self._reader.feed(data)
         return not self.unread
 
     def close(self) -> None:
         """Effect: nothing is read any more and unfinished lines are written. Raises: SinkError."""
         os.close(self.fd)
+        if self._reader is not None:
+            self._reader.finish()
         for route in self.routes:
             route.finish()
 

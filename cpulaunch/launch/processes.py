@@ -8,17 +8,30 @@ from contextlib import suppress
 from cpulaunch.launch.libc import is_linux
 from cpulaunch.record import record
 
+PARENT, GROUP = 1, 2
+"""Which field after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
+
 
 def children_of(parent: int) -> frozenset[int]:
-    """The pids whose parent is `parent`, ended and unreaped ones included; empty without /proc.
+    """The pids whose parent is `parent`, ended and unreaped ones included; empty without /proc."""
+    return frozenset(pid for pid in _all_pids() if _stat_field(pid, PARENT) == parent)
 
-    Source: proc(5), /proc/PID/stat: "pid (name) state ppid …"; the name may hold anything, ")" too.
-    """
+
+def members_of(groups: frozenset[int]) -> dict[int, list[int]]:
+    """The pids in each of these process groups, ascending; empty without /proc."""
+    members: dict[int, list[int]] = {group: [] for group in groups}
+    for pid in sorted(_all_pids()):
+        group = _stat_field(pid, GROUP)
+        if group in groups:
+            members[group].append(pid)
+    return members
+
+
+def _all_pids() -> list[int]:
     try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return frozenset()
-    return frozenset(pid for pid in pids if _parent_of(pid) == parent)
+        return []
 
 
 def own_children() -> frozenset[int]:
@@ -95,16 +108,22 @@ class EndOrder:
         return ended
 
 
-def reap(ended: Ended) -> None:
-    """Effect: the ended child's pid is free."""
-    if ended.unreaped:
-        os.waitpid(ended.pid, 0)
+def reap(ended: Ended) -> int | None:
+    """Peak memory in bytes of the ended child, or of a child it waited for; None where that is lost.
+
+    Effect: its pid is free. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.
+    """
+    if not ended.unreaped:
+        return None
+    usage = os.wait4(ended.pid, 0)[2]
+    return usage.ru_maxrss * (1024 if is_linux() else 1)
 
 
-def _parent_of(pid: int) -> int | None:
+def _stat_field(pid: int, field: int) -> int | None:
+    """A number that proc(5) puts after the process's name, which may hold anything, ")" too."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+            return int(file.read().rpartition(b")")[2].split()[field])
     except (OSError, IndexError, ValueError):
         return None
 

@@ -1,8 +1,15 @@
 """What became of a launch, and how it is told."""
 
+from __future__ import annotations
+
 import signal
 
 from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.launch.metrics import Figure
+    from cpulaunch.launch.watch import Seen
 
 KILLED = 128 + 9
 """What SIGKILL leaves, of the worker itself or of what a shell wrapped around it ran."""
@@ -10,7 +17,10 @@ KILLED = 128 + 9
 
 @record
 class WorkerResult:
-    """How one worker ended: an exit code, or the signal that killed it, and its last lines of output."""
+    """How one worker ended: an exit code, or the signal that killed it, and its last lines of output.
+
+    `figure` is what --metric found there; `seen` is for runs that are watched.
+    """
 
     index: int
     pid: int
@@ -18,6 +28,8 @@ class WorkerResult:
     signal: int | None
     last_lines: tuple[str, ...] = ()
     log: str | None = None
+    figure: Figure | None = None
+    seen: Seen | None = None
 
     @property
     def status(self) -> int:
@@ -38,6 +50,7 @@ class LaunchResult:
     first_failure: int | None = None
     ended_by: int | None = None
     oom_kills: int | None = None
+    wall_seconds: float | None = None
 
 
 def summary(result: LaunchResult) -> tuple[str, ...]:

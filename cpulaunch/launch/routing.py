@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.output import Route, Stream
@@ -13,6 +14,8 @@ from cpulaunch.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from cpulaunch.launch.metrics import Figure, LineReader
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -29,12 +32,13 @@ class WorkerEnds:
 
 @record
 class Wiring:
-    """All sinks, and for each worker its descriptors, its streams (stderr last) and its log's path."""
+    """All sinks, and for each worker its descriptors, its streams (stderr last), its log's path and its figure."""
 
     sinks: tuple[Sink, ...]
     ends: tuple[WorkerEnds, ...]
     streams: tuple[tuple[Stream, ...], ...]
     logs: tuple[str | None, ...]
+    figures: tuple[Figure | None, ...]
 
 
 @record
@@ -64,9 +68,10 @@ def _wire_all(plan: LaunchPlan, logs: Sequence[Sink | None]) -> Wiring:
     shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
     terminal = _open_terminal(prefixed=sum(shown) > 1)
     stdin = worker_stdin(len(plan.workers))
+    figures = _figures(plan)
     wired = [
-        _wire(terminal if visible else None, log, index=worker.index, stdin=stdin)
-        for worker, visible, log in zip(plan.workers, shown, logs, strict=True)
+        _wire(_Places(worker.index, terminal if visible else None, log, figure), stdin=stdin)
+        for worker, visible, log, figure in zip(plan.workers, shown, logs, figures, strict=True)
     ]
     own = {id(sink): sink for sink in (terminal.out, terminal.err, *logs) if sink is not None}
     return Wiring(
@@ -74,7 +79,16 @@ def _wire_all(plan: LaunchPlan, logs: Sequence[Sink | None]) -> Wiring:
         ends=tuple(ends for ends, _ in wired),
         streams=tuple(streams for _, streams in wired),
         logs=tuple(None if log is None else log.name for log in logs),
+        figures=figures,
     )
+
+
+def _figures(plan: LaunchPlan) -> tuple[Figure | None, ...]:
+    if plan.launch.metric is None:
+        return (None,) * len(plan.workers)
+    from cpulaunch.launch.metrics import Figure
+
+    return tuple(Figure(plan.launch.metric) for _ in plan.workers)
 
 
 def worker_stdin(workers: int) -> int:
@@ -109,7 +123,7 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
     if log_dir is None:
         return [None] * len(plan.workers)
     # Non-blocking: a named pipe that nobody reads is an error at once, not a launch that no signal can end.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     path = log_dir
     try:
         os.makedirs(log_dir, exist_ok=True)
@@ -117,6 +131,10 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
         for worker in plan.workers:
             path = log_path(log_dir, worker.index)
             logs.append(Sink(os.open(path, flags, 0o666), name=path))
+        for log in logs:  # Not before all could be opened: else the last run's logs would be lost for nothing.
+            path = log.name
+            if stat.S_ISREG(os.fstat(log.fd).st_mode):
+                os.ftruncate(log.fd, 0)
     except OSError as error:
         hint = "--log-dir needs a directory that can be written"
         raise LaunchError("log cannot be written", value=path, source=error.strerror, hint=hint) from None
@@ -134,28 +152,44 @@ def _same_file(one: int, other: int) -> bool:
     return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
-def _wire(
-    terminal: _Terminal | None, log: Sink | None, *, index: int, stdin: int
-) -> tuple[WorkerEnds, tuple[Stream, ...]]:
-    """One worker's descriptors and streams: one pipe for both where both go to the same places, in exact order."""
-    prefix = b"[%d] " % index if terminal is not None and terminal.prefixed else b""
+@record(kw_only=False)
+class _Places:
+    """Where one worker's output goes: the terminal, a log, a figure, or none of them."""
 
-    def stream(fd: int, shown: Sink | None, *, alone_in_log: bool) -> Stream:
-        routes = [Route(log, alone=alone_in_log)] if log else []
+    index: int
+    terminal: _Terminal | None
+    log: Sink | None
+    figure: Figure | None
+
+    def stream(self, fd: int, shown: Sink | None, *, alone_in_log: bool) -> Stream:
+        """The read end of a pipe, on its way to all these places."""
+        prefix = b"[%d] " % self.index if self.terminal is not None and self.terminal.prefixed else b""
+        routes = [Route(self.log, alone=alone_in_log)] if self.log else []
         if shown is not None:
             routes.append(Route(shown, prefix=prefix, alone=not prefix))
         os.set_blocking(fd, False)
-        return Stream(fd, routes=routes)
+        return Stream(fd, routes=routes, reader=self._reader())
 
+    def _reader(self) -> LineReader | None:
+        if self.figure is None:
+            return None
+        from cpulaunch.launch.metrics import LineReader
+
+        return LineReader(self.figure)
+
+
+def _wire(places: _Places, *, stdin: int) -> tuple[WorkerEnds, tuple[Stream, ...]]:
+    """One worker's descriptors and streams: one pipe for both where both go to the same places, in exact order."""
+    terminal = places.terminal
     read, write = os.pipe()
-    if terminal is None and log is None:
+    if terminal is None and places.log is None and places.figure is None:
         null = os.open(os.devnull, os.O_WRONLY)
         ends = WorkerEnds(stdin=stdin, stdout=null, stderr=write, owned=(null, write))
-        return ends, (stream(read, None, alone_in_log=True),)
+        return ends, (places.stream(read, None, alone_in_log=True),)
     if terminal is None or terminal.merged:
         ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write, owned=(write,))
-        return ends, (stream(read, None if terminal is None else terminal.out, alone_in_log=True),)
+        return ends, (places.stream(read, None if terminal is None else terminal.out, alone_in_log=True),)
     read_err, write_err = os.pipe()
     ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write_err, owned=(write, write_err))
-    streams = (stream(read, terminal.out, alone_in_log=False), stream(read_err, terminal.err, alone_in_log=False))
-    return ends, streams
+    out = places.stream(read, terminal.out, alone_in_log=False)
+    return ends, (out, places.stream(read_err, terminal.err, alone_in_log=False))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cpulaunch.launch.result import LaunchResult
+    from cpulaunch.launch.watch import Watch
 
 
 def say_on_stderr(line: str) -> None:
@@ -35,8 +36,8 @@ def launch(
 ) -> LaunchResult:
     """How the workers ended. It takes this process over, so it is the last thing a program does.
 
-    Effect: with one worker and no logs this process becomes the worker and nothing returns. Otherwise the
-    result returns in a forked child, the supervisor; the calling process stays as its guard, passes
+    Effect: with one worker and no logs, report or the like this process becomes the worker and nothing returns.
+    Otherwise the result returns in a forked child, the supervisor; the calling process stays as its guard, passes
     signals on, and ends with the exit code of the child.
     Raises: LaunchError, NotFoundError or NotExecutableError, before anything is started where that can be
     known, and with everything ended again where it cannot.
@@ -46,32 +47,65 @@ def launch(
     starts = prepare_starts(plan, environ, say=say)
     if plan.replaces_launcher:
         replace_this_process(starts[0])
-    return _supervised(plan, starts, memory_events=memory_events, say=say)
+    if plan.launch.watched:
+        return _watched(plan, starts, environ, memory_events=memory_events, say=say)
+    return _supervised(plan, starts, directory=None, memory_events=memory_events, say=say)
 
 
-def _supervised(plan: LaunchPlan, starts: Sequence[Start], *, memory_events: str | None, say: Say) -> LaunchResult:
+def _watched(
+    plan: LaunchPlan, starts: Sequence[Start], environ: Mapping[str, str], *, memory_events: str | None, say: Say
+) -> LaunchResult:
+    """How workers ended that tell this launch about themselves, through a directory which is gone afterwards."""
+    from cpulaunch.launch.run_directory import make_run_directory, remove_run_directory, telling_starts
+
+    directory = make_run_directory(environ, [start.worker for start in starts])
+    try:
+        telling = telling_starts(starts, directory)
+        return _supervised(plan, telling, directory=directory, memory_events=memory_events, say=say)
+    finally:
+        remove_run_directory(directory)
+
+
+def _supervised(
+    plan: LaunchPlan, starts: Sequence[Start], *, directory: str | None, memory_events: str | None, say: Say
+) -> LaunchResult:
     """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
-    import gc
-
-    from cpulaunch.launch.descriptors import make_room
+    from cpulaunch.launch.descriptors import make_room, too_few
     from cpulaunch.launch.guard import become_guarded
     from cpulaunch.launch.routing import open_standard_descriptors, open_wiring
     from cpulaunch.launch.spawn import Inherited
-    from cpulaunch.launch.supervise import supervise
+    from cpulaunch.launch.supervise import Terms, supervise
 
     open_standard_descriptors()
     descriptor_limit = make_room(len(starts))
-    guarded = become_guarded(say)
-    # Opened here and not in the guard, so that pipes close when the supervisor closes them.
-    wiring = open_wiring(plan)
-    inherited = Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit)
-    gc.freeze()  # What exists by now stays until the end.
+    try:
+        guarded = become_guarded(say, directory=directory)
+        # Opened here and not in the guard, so that pipes close when the supervisor closes them.
+        wiring = open_wiring(plan)
+        terms = Terms(
+            inherited=Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit),
+            grace_seconds=plan.launch.grace_seconds,
+            control=guarded.control,
+            memory_events=memory_events,
+            watch=None if directory is None else _watch(plan, directory, say=say),
+        )
+        _collect_garbage_from_here_on()
+        return supervise(starts, wiring, terms)
+    except OSError as error:
+        raise too_few(error, workers=len(starts)) from None
+
+
+def _watch(plan: LaunchPlan, directory: str, *, say: Say) -> Watch:
+    import time
+
+    from cpulaunch.launch.watch import Watch
+
+    return Watch(plan, directory, clock=time.monotonic, say=say)
+
+
+def _collect_garbage_from_here_on() -> None:
+    """Effect: garbage is collected again, except for what exists by now and stays until the end."""
+    import gc
+
+    gc.freeze()
     gc.enable()
-    return supervise(
-        starts,
-        wiring,
-        inherited=inherited,
-        grace_seconds=plan.launch.grace_seconds,
-        control=guarded.control,
-        memory_events=memory_events,
-    )

@@ -6,10 +6,14 @@ from cpulaunch.launch.bind import Binding, Say, prepare_bindings
 from cpulaunch.launch.program import child_environ, find_executable
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.record import record
+from cpulaunch.torch_settings import EVENTS_VARIABLE, VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+NOT_INHERITED = ((VARIABLE, None), (EVENTS_VARIABLE, None), ("CPULAUNCH_WORKER_PID", None))
+"""What an outer launch told its own workers; the last is MARK of worker/origin.py."""
 
 
 @record
@@ -28,7 +32,7 @@ def prepare_starts(plan: LaunchPlan, environ: Mapping[str, str], *, say: Say) ->
 
     Raises: NotFoundError, NotExecutableError, LaunchError.
     """
-    environments = [child_environ(environ, worker.env) for worker in plan.workers]
+    environments = [child_environ(environ, (*NOT_INHERITED, *worker.env)) for worker in plan.workers]
     paths = [find_executable(worker.argv[0], env) for worker, env in zip(plan.workers, environments, strict=True)]
     bindings = prepare_bindings(plan, say=say)
     return tuple(

@@ -38,6 +38,7 @@ from cpulaunch.launch.signals import ENDING
 from cpulaunch.launch.sink import SinkError
 from cpulaunch.launch.spawn import Inherited, confirm_executed, spawn
 from cpulaunch.launch.start import Start
+from cpulaunch.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,19 +46,34 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import TypeAlias
 
+    from cpulaunch.launch.watch import Watch
+
 MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 """The timeout of poll(2) is an int."""
 
 Clock: TypeAlias = "Callable[[], float]"
 
 
+@record
+class Terms:
+    """What a launch is supervised under. `control` is the guard's pipe; `memory_events` a cgroup's file, if any."""
+
+    inherited: Inherited
+    grace_seconds: float
+    control: int
+    memory_events: str | None = None
+    watch: Watch | None = None
+
+
 class Supervisor:
     """The workers' life: a context in which they are started and run, and after which none is left."""
 
-    def __init__(self, wiring: Wiring, *, grace_seconds: float, control: int, clock: Clock) -> None:
-        self._control = control
+    def __init__(self, wiring: Wiring, terms: Terms, *, clock: Clock) -> None:
+        self._inherited = terms.inherited
+        self._control = terms.control
+        self._watch = terms.watch
         self._clock = clock
-        self.state = State(grace_seconds=grace_seconds, groups=frozenset())
+        self.state = State(grace_seconds=terms.grace_seconds, groups=frozenset())
         self.output_error: SinkError | None = None
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
@@ -69,7 +85,9 @@ class Supervisor:
         self._poll = select.poll()
         self._wakeup = _wake_on_child()
         self._poll.register(self._wakeup, select.POLLIN)
-        self._poll.register(control, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        if self._watch is not None:
+            self._watch.register(self._poll)
         streams = [stream for streams in wiring.streams for stream in streams]
         self._pump = Pump(self._poll, streams=streams, sinks=wiring.sinks)
 
@@ -82,15 +100,17 @@ class Supervisor:
             signal_group(self.pids[group], SIGKILL)
         kill_children()
 
-    def start(self, starts: Sequence[Start], ends: Sequence[WorkerEnds], inherited: Inherited) -> None:
+    def start(self, starts: Sequence[Start], ends: Sequence[WorkerEnds]) -> None:
         """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
         started = []
         for start, its_ends in zip(starts, ends, strict=True):
-            one = spawn(start, ends=its_ends, inherited=inherited)
+            one = spawn(start, ends=its_ends, inherited=self._inherited)
             started.append(one)
             self._ends.watch(one.pid)
             self.pids[start.worker] = one.pid
             self._worker_of[one.pid] = start.worker
+            if self._watch is not None:
+                self._watch.started(start.worker, one.pid)
             self.state = State(grace_seconds=self.state.grace_seconds, groups=frozenset(self.pids))
         for start, one in zip(starts, started, strict=True):
             confirm_executed(start, one)
@@ -104,18 +124,23 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Effect: sleeps until the next event or deadline, and deals with it."""
-        deadlines = [at for at in (self.state.next_deadline, self._pump.deadline) if at is not None]
+        watching = None if self._watch is None else self._watch.deadline
+        deadlines = [at for at in (self.state.next_deadline, self._pump.deadline, watching) if at is not None]
         wait = max(0.0, min(deadlines) - self._clock()) * 1000 + 1 if deadlines else None
         timeout = None if wait is None else min(wait, MAX_POLL_MILLISECONDS)
         ready = self._poll.poll(timeout)
         for fd, _ in ready:
             if fd == self._control:
                 self._listen()
+            elif self._watch is not None and self._watch.owns(fd):
+                self._watch.serve()
             elif fd != self._wakeup:
                 self._serve(fd)
         if any(fd == self._wakeup for fd, _ in ready):
             _empty(self._wakeup)
             self._reap()
+        if self._watch is not None:
+            self._watch.look()
         due = self.state.next_deadline
         if due is not None and due <= self._clock():
             self._happened(TimePassed())
@@ -169,7 +194,9 @@ class Supervisor:
                 self.statuses[index] = ended.status
                 # Its group is told to end while the unreaped leader still keeps the number from being reused.
                 self._happened(WorkerEnded(index, failed=ended.status != 0))
-            reap(ended)
+            peak = reap(ended)
+            if index is not None and self._watch is not None:
+                self._watch.ended(index, peak)
         self._look_at_groups()
 
     def _look_at_groups(self) -> None:
@@ -224,22 +251,14 @@ def _empty(fd: int) -> None:
         return
 
 
-def supervise(
-    starts: Sequence[Start],
-    wiring: Wiring,
-    *,
-    inherited: Inherited,
-    grace_seconds: float,
-    control: int,
-    memory_events: str | None,
-) -> LaunchResult:
+def supervise(starts: Sequence[Start], wiring: Wiring, terms: Terms) -> LaunchResult:
     """How the workers ended, all of them and all they started.
 
     Raises: LaunchError if output that was asked for was lost, or a worker could not be started.
     """
-    kills_before = _oom_kills(memory_events)
-    with Supervisor(wiring, grace_seconds=grace_seconds, control=control, clock=time.monotonic) as supervisor:
-        supervisor.start(starts, wiring.ends, inherited)
+    kills_before = _oom_kills(terms.memory_events)
+    with Supervisor(wiring, terms, clock=time.monotonic) as supervisor:
+        supervisor.start(starts, wiring.ends)
         supervisor.run()
     if supervisor.output_error is not None:
         error = supervisor.output_error
@@ -249,10 +268,11 @@ def supervise(
             source=error.strerror,
             hint="free space there, or choose another --log-dir",
         )
-    return _result(supervisor, wiring, oom_kills=_more(kills_before, _oom_kills(memory_events)))
+    oom_kills = _more(kills_before, _oom_kills(terms.memory_events))
+    return _result(supervisor, wiring, watch=terms.watch, oom_kills=oom_kills)
 
 
-def _result(supervisor: Supervisor, wiring: Wiring, *, oom_kills: int | None) -> LaunchResult:
+def _result(supervisor: Supervisor, wiring: Wiring, *, watch: Watch | None, oom_kills: int | None) -> LaunchResult:
     workers = tuple(
         WorkerResult(
             index=index,
@@ -261,9 +281,11 @@ def _result(supervisor: Supervisor, wiring: Wiring, *, oom_kills: int | None) ->
             signal=-status if status < 0 else None,
             last_lines=streams[-1].last_lines(),
             log=log,
+            figure=figure,
+            seen=None if watch is None else watch.seen(index),
         )
-        for (index, status), streams, log in zip(
-            sorted(supervisor.statuses.items()), wiring.streams, wiring.logs, strict=True
+        for (index, status), streams, log, figure in zip(
+            sorted(supervisor.statuses.items()), wiring.streams, wiring.logs, wiring.figures, strict=True
         )
     )
     state = supervisor.state
@@ -279,6 +301,7 @@ def _result(supervisor: Supervisor, wiring: Wiring, *, oom_kills: int | None) ->
         first_failure=state.first_failure,
         ended_by=state.ended_by,
         oom_kills=oom_kills,
+        wall_seconds=None if watch is None else watch.wall_seconds(),
     )
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 
 from cpulaunch.errors import CpulaunchError
+from cpulaunch.launch.report import report
 from cpulaunch.launch.result import summary
 from cpulaunch.launch.run import launch
 from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
@@ -40,13 +41,17 @@ def read_plan(described):
 def main(path):
     with open(path) as file:
         described = json.load(file)
+    plan = read_plan(described)
     try:
-        result = launch(read_plan(described), environ=os.environ, memory_events=described.get("memory_events"))
+        result = launch(plan, environ=os.environ, memory_events=described.get("memory_events"))
     except CpulaunchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     for line in summary(result):
         print(line, file=sys.stderr)
+    if plan.launch.report is not None:
+        with open(plan.launch.report, "w") as file:
+            json.dump(report(plan, result, version="test", plan_json={}), file)
     return result.exit_code
 
 

@@ -414,7 +414,7 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
         from cpulaunch.launch.routing import open_wiring
         from cpulaunch.launch.spawn import Inherited
         from cpulaunch.launch.start import Start
-        from cpulaunch.launch.supervise import Supervisor
+        from cpulaunch.launch.supervise import Supervisor, Terms
         from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
 
         worker = WorkerPlan(index=0, cpus=frozenset(), numa_nodes=frozenset(), mempolicy="none", threads=1, env=(),
@@ -424,15 +424,15 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
         guarded = become_guarded(print)
         wiring = open_wiring(plan)
         start = Start(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND)
-        inherited = Inherited(signal_mask=guarded.signal_mask)
+        terms = Terms(inherited=Inherited(signal_mask=guarded.signal_mask), grace_seconds=1, control=guarded.control)
 
         def clock():
             while not (os.path.exists("worker") and os.path.exists("stray")):
                 time.sleep(0.01)
             raise ZeroDivisionError("the clock broke")
 
-        with Supervisor(wiring, grace_seconds=1, control=guarded.control, clock=clock) as supervisor:
-            supervisor.start([start], wiring.ends, inherited)
+        with Supervisor(wiring, terms, clock=clock) as supervisor:
+            supervisor.start([start], wiring.ends)
             supervisor.run()
     """)
     process = launcher.start(faulty)

@@ -63,7 +63,7 @@ def test_a_value_is_a_number(value):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
 def test_a_value_is_finite(value):
-    with pytest.raises(ValueError, match="a metric.s value is a"):
+    with pytest.raises(ValueError, match=r"value is a"):
         cpulaunch.metric("samples/s", value)
 
 
