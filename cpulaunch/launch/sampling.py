@@ -17,6 +17,9 @@ LAST_PAUSE = 10.0
 MOST_PROCESSES = 8
 """Looked at per worker, the oldest ids first: the program comes before its DataLoader workers."""
 
+MOST_KEPT = 64
+"""Snapshots kept of one worker, most of processes that have ended: the smallest are forgotten first."""
+
 PAGES_SHARE = 0.01
 """The most of the time that may go into walking page tables, while the process's own changes of its memory wait."""
 
@@ -65,3 +68,5 @@ def keep(seen: dict[int, Mapping[str, Any]], new: Mapping[str, Any], *, pages: b
         return
     before = seen.get(new["pid"])
     seen[new["pid"]] = new if pages or before is None else {**new, "pages": before["pages"]}
+    if len(seen) > MOST_KEPT:
+        del seen[min(seen, key=lambda pid: seen[pid]["peak_memory_bytes"] or 0)]

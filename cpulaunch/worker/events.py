@@ -12,6 +12,7 @@ from cpulaunch.torch_settings import EVENTS_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -35,10 +36,65 @@ def tell(event: str, **facts: Any) -> None:
         os.close(descriptor)
 
 
+class Figures:
+    """One process's figures on their way: at once, but once a second after the first thousand.
+
+    A program may tell one for each step of a long loop, and all are kept on disk until the run is over.
+    """
+
+    FREE = 1000
+    PAUSE_SECONDS = 1.0
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pid = os.getpid()
+        self._free = self.FREE
+        self._next_at = 0.0
+        self._waiting: dict[str, float] = {}
+
+    def take(self, name: str, value: float) -> dict[str, float]:
+        """What is to be told now. Effect: the figure, if it is not among these, waits."""
+        if self._pid != os.getpid():
+            self.__init__(self._clock)  # type: ignore[misc]  # A forked child has figures of its own.
+        self._waiting[name] = value
+        now = self._clock()
+        if self._free > 0:
+            self._free -= 1
+        elif now < self._next_at:
+            return {}
+        self._next_at = now + self.PAUSE_SECONDS
+        return self.rest()
+
+    def rest(self) -> dict[str, float]:
+        """The last figures of each name that wait. Effect: none waits."""
+        waiting, self._waiting = (self._waiting if self._pid == os.getpid() else {}), {}
+        return waiting
+
+
+_figures: list[Figures] = []
+
+
 def tell_metric(name: str, value: float) -> None:
     """Effect: the launch has the figure. Raises: TypeError or ValueError, with a launch and without one alike."""
     checked = _checked_name(name), _checked_value(value)
-    tell("metric", name=checked[0], value=checked[1])
+    if not os.environ.get(EVENTS_VARIABLE):
+        return
+    if not _figures:
+        import atexit
+        import time
+
+        _figures.append(Figures(time.monotonic))
+        atexit.register(_tell_rest)
+    _tell_all(_figures[0].take(*checked))
+
+
+def _tell_rest() -> None:
+    _tell_all(_figures[0].rest())
+
+
+def _tell_all(figures: dict[str, float]) -> None:
+    for name, value in figures.items():
+        tell("metric", name=name, value=value)
 
 
 def _checked_name(name: object) -> str:

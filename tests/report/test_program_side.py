@@ -10,6 +10,7 @@ import pytest
 
 import cpulaunch
 from cpulaunch.torch_settings import EVENTS_VARIABLE
+from cpulaunch.worker.events import Figures
 
 CALL = "import cpulaunch, sys; cpulaunch.metric(*eval(sys.argv[1])); cpulaunch.ready(); print('done')"
 
@@ -74,6 +75,41 @@ def test_a_tensor_with_one_number_is_a_number():
     cpulaunch.metric("loss", torch.tensor(0.5))
     with pytest.raises(ValueError, match="a metric's value is a number"):
         cpulaunch.metric("loss", torch.zeros(2))
+
+
+def test_a_loop_of_figures_fills_no_disk():
+    now = [100.0]
+    figures = Figures(lambda: now[0])
+    told = [figures.take("x", step) for step in range(Figures.FREE)]
+    assert told == [{"x": step} for step in range(Figures.FREE)]
+    assert figures.take("x", 5001) == {}
+    assert figures.take("y", 1) == {}
+    now[0] += Figures.PAUSE_SECONDS
+    assert figures.take("x", 5002) == {"x": 5002, "y": 1}
+    assert figures.take("x", 5003) == {}
+    assert figures.rest() == {"x": 5003}
+    assert figures.rest() == {}
+
+
+LOOP = """
+import cpulaunch, os
+for step in range(5000):
+    cpulaunch.metric("x", step)
+if os.fork() == 0:
+    raise SystemExit(0)  # Must not tell what the parent still has to.
+os.wait()
+cpulaunch.metric("x", 7)
+"""
+
+
+def test_the_last_figure_of_a_loop_is_told(tmp_path):
+    file = tmp_path / "worker-0.jsonl"
+    file.write_text("")
+    subprocess.run([sys.executable, "-c", LOOP], env={**os.environ, EVENTS_VARIABLE: str(file)}, check=True, timeout=60)
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    assert told[-1]["value"] == 7
+    assert len({event["pid"] for event in told}) == 1
+    assert len(told) < 2000
 
 
 HEAVY = ("json", "typing", "re", "torch", "cpulaunch.launch", "cpulaunch.settings")

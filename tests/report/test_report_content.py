@@ -5,7 +5,7 @@ import pytest
 from cpulaunch.launch.metrics import Figure
 from cpulaunch.launch.report import metric_lines, report, unapplied
 from cpulaunch.launch.result import LaunchResult, WorkerResult
-from cpulaunch.launch.sampling import keep, pause_before
+from cpulaunch.launch.sampling import MOST_KEPT, keep, pause_before
 from cpulaunch.launch.told import Told
 from cpulaunch.launch.watch import Seen
 from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
@@ -234,8 +234,9 @@ def test_workers_are_looked_at_ever_more_rarely():
     assert [pause_before(look) for look in range(6)] == [0.2, 1.0, 3.0, 10.0, 10.0, 10.0]
 
 
-def sample(*, rss=1, pages=None):
-    return {"pid": 1, "threads": [{"cpus": "0", "count": 1}], "rss_bytes": rss, "pages": pages or {}}
+def sample(pid=1, *, rss=1, pages=None):
+    threads = [{"cpus": "0", "count": 1}]
+    return {"pid": pid, "threads": threads, "rss_bytes": rss, "peak_memory_bytes": rss, "pages": pages or {}}
 
 
 def test_the_last_good_sample_is_kept():
@@ -245,3 +246,12 @@ def test_the_last_good_sample_is_kept():
     keep(seen, {**sample(), "rss_bytes": None}, pages=True)
     keep(seen, {**sample(), "threads": []}, pages=True)
     assert seen == {1: sample(rss=2, pages={"0": 5})}
+
+
+def test_of_many_short_lived_children_the_smallest_are_forgotten():
+    seen = {}
+    keep(seen, sample(0, rss=GB), pages=True)
+    for pid in range(1, 10 * MOST_KEPT):
+        keep(seen, sample(pid, rss=pid), pages=True)
+    assert len(seen) == MOST_KEPT
+    assert 0 in seen
