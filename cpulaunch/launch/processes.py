@@ -108,10 +108,16 @@ class EndOrder:
         return ended
 
 
-def reap(ended: Ended) -> int | None:
+def reap(ended: Ended) -> None:
+    """Effect: the ended child's pid is free."""
+    if ended.unreaped:
+        os.waitpid(ended.pid, 0)
+
+
+def reap_measured(ended: Ended) -> int | None:
     """Peak memory in bytes of the ended child, or of a child it waited for; None where that is lost.
 
-    Effect: its pid is free. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.
+    Effect: its pid is free; imports `resource`. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.
     """
     if not ended.unreaped:
         return None

@@ -28,6 +28,7 @@ from cpulaunch.launch.processes import (
     kill_children,
     own_children,
     reap,
+    reap_measured,
     signal_group,
     signal_process,
 )
@@ -194,9 +195,10 @@ class Supervisor:
                 self.statuses[index] = ended.status
                 # Its group is told to end while the unreaped leader still keeps the number from being reused.
                 self._happened(WorkerEnded(index, failed=ended.status != 0))
-            peak = reap(ended)
-            if index is not None and self._watch is not None:
-                self._watch.ended(index, peak)
+            if index is None or self._watch is None:
+                reap(ended)
+            else:
+                self._watch.ended(index, reap_measured(ended))
         self._look_at_groups()
 
     def _look_at_groups(self) -> None:
