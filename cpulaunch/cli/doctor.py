@@ -15,6 +15,7 @@ from cpulaunch.probe import Root
 
 CHECKS: Mapping[str, Check] = {
     "torch": software.torch,
+    "plugin": software.plugin,
     "torch's OpenMP": software.loaded_runtimes,
     "allocator": machine.allocator,
     "OpenMP runtime": machine.openmp,

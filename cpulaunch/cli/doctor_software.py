@@ -7,6 +7,7 @@ from cpulaunch.cli.doctor_checks import Finding, Status, skipped
 from cpulaunch.cli.doctor_facts import Facts
 from cpulaunch.cli.torch_question import BrokenTorch, TorchFacts
 from cpulaunch.plan.threads import first_count
+from cpulaunch.plan.torch_checks import AUTOLOAD, plugin_absence
 
 TORCH_INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
@@ -120,6 +121,22 @@ def _build(said: TorchFacts, facts: Facts) -> tuple[Finding, ...]:
         why = "this CPU has AVX2 and torch uses none of it"
         return (Finding(status="problem", found=found, why=why, fix="unset ATEN_CPU_CAPABILITY"),)
     return (Finding(status="ok", found=found),)
+
+
+def plugin(facts: Facts) -> tuple[Finding, ...]:
+    """Whether torch will load cpulaunch's plugin, which applies the settings inside torch and guards forks."""
+    if facts.host.torch is None:
+        return skipped("no torch was found")
+    absence = plugin_absence(facts.host, facts.environ)
+    if absence is None:
+        return (Finding(status="ok", found="torch loads it: settings inside torch apply in every worker"),)
+    fix = "pip install cpulaunch, into the environment of torch"
+    if AUTOLOAD in absence:
+        fix = f"unset {AUTOLOAD}"
+    elif "loads no plugins" in absence:
+        fix = TORCH_INSTALL
+    why = "--graph, --precision and the others inside torch do nothing, and forks are not guarded"
+    return (Finding(status="advice", found=absence, why=why, fix=fix),)
 
 
 def loaded_runtimes(facts: Facts) -> tuple[Finding, ...]:

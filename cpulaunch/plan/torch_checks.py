@@ -52,7 +52,7 @@ def choose_torch(host: Host, request: LaunchRequest) -> TorchChoices:
     table = rows()
     names = [name for name, row in table.items() if row.group in ("Inside torch", "Data loading")]
     values = {name: table[name].default if name in refused else getattr(request.settings, name) for name in names}
-    absence = plugin_absence(host, request)
+    absence = _absence(host, request)
     chosen = [name for name in names if values[name] != table[name].default]
     if absence is not None and chosen:
         flags = ", ".join(_flag(request, name) for name in chosen)
@@ -69,24 +69,30 @@ def _flag(request: LaunchRequest, name: str) -> str:
     return f"{row.flag} {value}"
 
 
-def plugin_absence(host: Host, request: LaunchRequest) -> str | None:
+def plugin_absence(host: Host, environ: Mapping[str, str], *, interpreter: str = "") -> str | None:
     """Why cpulaunch's plugin will not run inside the worker's torch; None if it will, or nothing is known of it.
 
+    `interpreter`: the Python whose environment was looked at; empty if none was.
     Source: torch/__init__.py, _is_device_backend_autoload_enabled.
     """
-    profile = {variable.name: variable.value for _, variable in request.profile_env}
-    autoload = {**profile, **request.environ, **dict(request.settings.env)}.get(AUTOLOAD, "1")
+    autoload = environ.get(AUTOLOAD, "1")
     if autoload != "1":
         return f"{AUTOLOAD}={autoload} keeps torch from loading cpulaunch's plugin"
     if host.torch is None:
-        python = request.program.interpreter if request.program and host.sysroot is None else ""
-        return f"no torch was found in the environment of {python}" if python else None
+        return f"no torch was found in the environment of {interpreter}" if interpreter else None
     version = torch_version(host)
     if version is not None and version < FIRST_TORCH:
         return f"torch {host.torch.version} loads no plugins (2.5 is the first that does)"
     if not host.torch.plugin:
         return f"cpulaunch is not installed beside the worker's torch ({host.torch.path})"
     return None
+
+
+def _absence(host: Host, request: LaunchRequest) -> str | None:
+    profile = {variable.name: variable.value for _, variable in request.profile_env}
+    environ = {**profile, **request.environ, **dict(request.settings.env)}
+    interpreter = request.program.interpreter if request.program and host.sysroot is None else ""
+    return plugin_absence(host, environ, interpreter=interpreter)
 
 
 def torch_version(host: Host) -> tuple[int, int] | None:

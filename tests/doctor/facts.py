@@ -5,7 +5,7 @@ from typing import Any
 
 from cpulaunch.cli.doctor_facts import Facts, SharedMemory, Swap
 from cpulaunch.cli.torch_question import TorchFacts
-from cpulaunch.host import Budget, CpuInfo, Host, Kernel, Library, Limits, LogicalCpu, NumaNode, Quota
+from cpulaunch.host import Budget, CpuInfo, Host, Kernel, Library, Limits, LogicalCpu, NumaNode, Quota, Torch
 
 MIB, GIB = 1 << 20, 1 << 30
 TORCH = TorchFacts(
@@ -17,6 +17,8 @@ TORCH = TorchFacts(
     threads=4,
     openmp_files=("/env/torch/lib/libgomp.so.1",),
 )
+
+PLUGIN = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", plugin=True)
 
 
 def library(kind: Any, name: str, path: str = "/usr/lib/libx.so", untrusted: str | None = None) -> Library:
@@ -58,6 +60,7 @@ def machine(
         ),
         kernel=Kernel(transparent_hugepage="madvise", numa_balancing=False, governor="performance"),
         libraries=BEST,
+        torch=PLUGIN,
     )
     return replace(host, **more)
 

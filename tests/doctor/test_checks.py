@@ -8,7 +8,7 @@ from cpulaunch.cli.doctor import CHECKS, judge
 from cpulaunch.cli.doctor_facts import SharedMemory, Swap
 from cpulaunch.cli.torch_question import BrokenTorch
 from cpulaunch.host import CpuInfo, Torch
-from tests.doctor.facts import GIB, MIB, TORCH, facts, kernel, library, machine
+from tests.doctor.facts import GIB, MIB, PLUGIN, TORCH, facts, kernel, library, machine
 
 AMD = CpuInfo(vendor="AuthenticAMD", family=25, model=17, isa=frozenset({"avx2"}))
 MKL_TORCH = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", mkl_dispatch_symbol=True)
@@ -205,6 +205,29 @@ TABLE = {
         "unset",
     ),
     "environment of a captured machine": ("environment", facts(live=False), "skipped", "captured", None),
+    "plugin": ("plugin", facts(), "ok", "torch loads it", None),
+    "plugin without torch": ("plugin", facts(machine(torch=None)), "skipped", "no torch", None),
+    "plugin of an old torch": (
+        "plugin",
+        facts(machine(torch=replace(PLUGIN, version="2.4.0"))),
+        "advice",
+        "loads no plugins",
+        "pip install torch",
+    ),
+    "no plugin": (
+        "plugin",
+        facts(machine(torch=replace(PLUGIN, plugin=False))),
+        "advice",
+        "not installed beside",
+        "pip install cpulaunch",
+    ),
+    "plugin kept out": (
+        "plugin",
+        facts(machine(torch=PLUGIN), environ={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+        "advice",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+        "unset TORCH_DEVICE_BACKEND_AUTOLOAD",
+    ),
     "torch": ("torch", facts(), "ok", "2.13.0+cpu, AVX512, oneDNN, MKL, OpenMP, 4 threads", None),
     "no torch": (
         "torch",
