@@ -15,18 +15,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from importlib import import_module
 
 from cpulaunch.record import record
 from cpulaunch.torch_settings import VARIABLE, TorchSettings
-from cpulaunch.worker.forks import move
-from cpulaunch.worker.pinning import pins, worker_cpus
+from cpulaunch.worker.pinning import worker_cpus, worker_mask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
 PRELOAD = "LD_PRELOAD"
@@ -82,12 +80,12 @@ def _fork_exec(left: Inheritance, plain: Callable[..., int], *arguments: Any) ->
     argv, executables, close, kept, cwd, env, *rest = arguments
     if left.preload and [os.fsdecode(path) for path in executables] == [sys.executable]:
         env = _with_preload(left, env)
-    with _worker_mask(left.cpus):
+    with worker_mask(left.cpus):
         return plain(argv, executables, close, kept, cwd, env, *rest)
 
 
 def _with_mask(left: Inheritance, plain: Callable[..., int], *arguments: Any, **named: Any) -> int:
-    with _worker_mask(left.cpus):
+    with worker_mask(left.cpus):
         return plain(*arguments, **named)
 
 
@@ -100,18 +98,3 @@ def _with_preload(left: Inheritance, env: list[bytes] | None) -> list[bytes] | N
         return env
     others = [entry for entry in entries if not entry.startswith(key + b"=")]
     return [*others, key + b"=" + os.fsencode(left.preload or "")]
-
-
-@contextmanager
-def _worker_mask(cpus: frozenset[int]) -> Iterator[None]:
-    """Effect: within it this thread has the worker's CPUs, if OpenMP pinned it; afterwards its own again."""
-    if not cpus or not pins():
-        yield
-        return
-    own = os.sched_getaffinity(0)
-    move(cpus)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setaffinity(0, own)

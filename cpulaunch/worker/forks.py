@@ -9,10 +9,10 @@ Without pinning a forked child keeps what it inherits: that is the worker's mask
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from functools import wraps
 
 from cpulaunch.torch_settings import TorchSettings
-from cpulaunch.worker.pinning import loader_cpus, pins, worker_cpus
+from cpulaunch.worker.pinning import loader_cpus, move, pins, worker_cpus, worker_mask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,20 +39,28 @@ def _restore(cpus: frozenset[int]) -> None:
         move(cpus)
 
 
-def move(cpus: frozenset[int]) -> None:
-    """Effect: this thread runs on these CPUs; nothing changes if they have gone away since the plan was made."""
-    with suppress(OSError):
-        os.sched_setaffinity(0, cpus)
-
-
 def _wrap_loader(settings: TorchSettings) -> None:
     """Raises: AttributeError if a future torch keeps its loader's loop elsewhere."""
+    from torch.utils.data import DataLoader
     from torch.utils.data._utils import worker
 
     global _torch_loop, _loader_cpus, _set_apart
     _loader_cpus, _set_apart = loader_cpus(settings), bool(settings.loader_cpus)
     _torch_loop = worker._worker_loop
     worker._worker_loop = loader_loop
+    _let_count(DataLoader, worker_cpus(settings))
+
+
+def _let_count(loader: Any, cpus: frozenset[int]) -> None:
+    """Effect: DataLoader's warning of too many workers counts the worker's CPUs, not a pinned thread's one."""
+    plain = loader.check_worker_number_rationality
+
+    @wraps(plain)
+    def check(self: Any) -> None:
+        with worker_mask(cpus):
+            plain(self)
+
+    loader.check_worker_number_rationality = check
 
 
 def loader_loop(*arguments: Any, **named: Any) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager, suppress
 
 from cpulaunch.cpulist import parse_cpulist
 from cpulaunch.torch_settings import TorchSettings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _UNPINNED = {"", "false", "none", "disabled", "respect", "norespect"}
 
@@ -29,3 +34,24 @@ def loader_cpus(settings: TorchSettings) -> frozenset[int]:
     if not settings.loader_cpus or not hasattr(os, "sched_setaffinity"):
         return worker_cpus(settings)
     return parse_cpulist(settings.loader_cpus)
+
+
+def move(cpus: frozenset[int]) -> None:
+    """Effect: this thread runs on these CPUs; nothing changes if they have gone away since the plan was made."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, cpus)
+
+
+@contextmanager
+def worker_mask(cpus: frozenset[int]) -> Iterator[None]:
+    """Effect: within it this thread has the worker's CPUs, if OpenMP pinned it; afterwards its own again."""
+    if not cpus or not pins():
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    move(cpus)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, own)

@@ -7,7 +7,7 @@ from ctypes.util import find_library
 from importlib import metadata
 
 import pytest
-from applying import HERE, run_python
+from applying import HERE, case, run_cases, run_python
 
 from cpulaunch.cpulist import parse_cpulist
 
@@ -51,6 +51,7 @@ def check_masks(children, affinity, openmp):
     assert told["still"] == told["main"], "starting children leaves this thread where it was"
     assert len(told["main"]) == (1 if affinity in PINNING else len(planned)), "OpenMP pins, or nothing is shown here"
     assert not outcome.ours
+    assert "suggested max number of worker" not in outcome.err
 
 
 @pytest.mark.parametrize("affinity", AFFINITIES)
@@ -66,6 +67,30 @@ def test_children_run_on_the_cpus_of_the_plan_with_intel_openmp(children, affini
     except metadata.PackageNotFoundError:
         pytest.skip("intel-openmp is not installed here")
     check_masks(children, affinity, "intel")
+
+
+def test_loader_workers_get_the_cpus_set_apart_for_them(tmp_path):
+    program = """
+        from torch.utils.data import DataLoader
+
+        class Masks(torch.utils.data.Dataset):
+            def __len__(self):
+                return 2
+            def __getitem__(self, index):
+                return sorted(os.sched_getaffinity(0))
+
+        def choose(worker):
+            os.sched_setaffinity(0, {first})
+
+        for chosen in (None, choose):
+            loader = DataLoader(Masks(), None, num_workers=2, worker_init_fn=chosen)
+            print(*loader, sorted(os.sched_getaffinity(0)))
+        """.replace("{first}", f"{{{ALLOWED[0]}}}")
+    settings = {"cpus": ",".join(map(str, ALLOWED)), "loader_cpus": str(ALLOWED[-1])}
+    (outcome,) = run_cases({"": case(program, **settings)}, tmp_path).values()
+    assert outcome.code == 0, outcome.err
+    first, last = [ALLOWED[0]], [ALLOWED[-1]]
+    assert outcome.out.splitlines() == [f"{last} {last} {ALLOWED}", f"{first} {first} {ALLOWED}"]
 
 
 @pytest.mark.skipif(not find_library("tcmalloc_minimal"), reason="libtcmalloc_minimal is not installed here")
