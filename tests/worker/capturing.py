@@ -12,6 +12,7 @@ from torch import nn
 
 from cpulaunch.torch_settings import EVENTS_VARIABLE, TorchSettings
 from cpulaunch.worker import calls
+from cpulaunch.worker.graph import modules
 
 PLAIN_CALL: Any = nn.Module.__call__
 
@@ -53,12 +54,14 @@ def installed(folder: Path, settings: TorchSettings) -> Iterator[Plugin]:
     events.touch()
     before = os.environ.get(EVENTS_VARIABLE)
     os.environ[EVENTS_VARIABLE] = str(events)
+    tolerated, modules.TOLERATED_SLOWDOWN = modules.TOLERATED_SLOWDOWN, float("inf")  # Tests' modules are tiny.
     calls.install(settings)
     try:
         with torch.no_grad():
             yield Plugin(events)
     finally:
         nn.Module.__call__ = PLAIN_CALL
+        modules.TOLERATED_SLOWDOWN = tolerated
         os.environ.pop(EVENTS_VARIABLE)
         if before is not None:
             os.environ[EVENTS_VARIABLE] = before

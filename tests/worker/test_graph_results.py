@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph import modules  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -451,3 +452,20 @@ def test_a_model_that_is_dropped_is_forgotten(plugin: Plugin) -> None:
         same(plugin, model, x())
         del model
     assert len(plugin.captured()) == 3
+
+
+def test_a_capture_that_is_slower_is_not_used(plugin: Plugin, monkeypatch) -> None:
+    monkeypatch.setattr(modules, "TOLERATED_SLOWDOWN", 0.0)
+    same(plugin, mlp(), x(), x())
+    assert plugin.captured() == []
+    assert "eager is faster" in plugin.reasons()
+
+
+def test_captures_stay_within_their_memory(tmp_path: Path, capfd) -> None:
+    limits = TorchSettings(graph="onednn", graph_memory_bytes=3000)
+    with installed(tmp_path, limits) as plugin:
+        small, large = mlp(16), mlp(64)
+        same(plugin, small, x())
+        same(plugin, large, x(4, 64))
+        assert plugin.captured() == ["Sequential"]
+        assert "would exceed" in plugin.reasons()

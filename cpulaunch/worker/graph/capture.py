@@ -130,6 +130,28 @@ def random_state_kept() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
+MIN_ROUNDS, MAX_ROUNDS, TIMED_SECONDS = 2, 20, 0.2
+"""How often a captured call is timed against an eager one, and for how long in all."""
+
+
+def best_seconds(*runs: Callable[[], Any]) -> list[float]:
+    """The shortest time each took, in seconds, over rounds in which each runs once.
+
+    The shortest, because whatever else the machine does only makes a run longer.
+    """
+    best = [float("inf")] * len(runs)
+    end = time.perf_counter() + TIMED_SECONDS
+    with random_state_kept():
+        for number in range(MAX_ROUNDS):
+            for index, run in enumerate(runs):
+                started = time.perf_counter()
+                run()
+                best[index] = min(best[index], time.perf_counter() - started)
+            if number + 1 >= MIN_ROUNDS and time.perf_counter() > end:
+                break
+    return best
+
+
 def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> tuple[Any, str]:
     """The eager result, and what the call changed in place (empty: nothing)."""
     inputs = _versions(call.inputs)

@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from cpulaunch.torch_settings import TorchSettings
 from cpulaunch.worker.events import tell
-from cpulaunch.worker.graph.capture import Call, Captured, MismatchError, changes_tensors, check
+from cpulaunch.worker.graph.capture import Call, Captured, MismatchError, best_seconds, changes_tensors, check
 from cpulaunch.worker.graph.question import RefusedError
 from cpulaunch.worker.graph.structure import UnknownStructureError, key_of, take_apart, words
 from cpulaunch.worker.graph.weights import Weights
@@ -34,6 +34,9 @@ MAX_MODULES = 64
 MAX_CHANGES = 4
 """Changes of a module's weights after which it stays eager: it is being trained, and each capture takes seconds."""
 
+TOLERATED_SLOWDOWN = 1.05
+"""A capture slower than eager by more than this, in time, is not used. Noise alone should not decide."""
+
 LEAVES_WORTH_IT = 2
 """Modules with weights in a part of a module that is worth a capture of its own."""
 
@@ -52,7 +55,7 @@ class Captures:
     def call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Eager, *, outermost: bool
     ) -> Any:
-        """The result of the module's call, captured if it can be. `eager` is called at most once."""
+        """The result of the module's call, captured if it can be."""
         state = self._state(module, outermost)
         reason = _unfit(module)
         if reason is not None:
@@ -98,6 +101,8 @@ class Captures:
             self._forget(state)
         if key in state.refused:
             return eager(True)
+        if key in state.slower:
+            return eager(False)
         for captured in state.captures.get(key, ()):
             if captured.holds(call):
                 return self._run(state, captured, call, eager)
@@ -146,8 +151,19 @@ class Captures:
         except Exception as error:  # noqa: BLE001  No failure of a capture may reach the program.
             self._give_up(state, f"it cannot be captured: {error}")
         else:
-            self._keep(state, key, call, captured)
+            self._keep_if_faster(state, key, call, captured, lambda: eager(False))
         return result
+
+    def _keep_if_faster(
+        self, state: State, key: tuple[Any, ...], call: Call, captured: Captured, eager: Callable[[], Any]
+    ) -> None:
+        """Effect: the capture is used, unless it is slower: small products of one row are, on some CPUs."""
+        graph, plain = best_seconds(lambda: captured.run(call), eager)
+        if graph <= plain * TOLERATED_SLOWDOWN:
+            self._keep(state, key, call, captured, speedup=plain / graph)
+            return
+        state.slower.add(key)
+        state.remark(f"eager is faster: {plain * 1e3:.3g} ms, captured {graph * 1e3:.3g} ms ({words(call.inputs)})")
 
     def _too_much(self, state: State) -> str | None:
         if state.captures:
@@ -158,7 +174,7 @@ class Captures:
             return f"its frozen weights would exceed the {bound >> 20} MiB set aside for captures"
         return f"{MAX_MODULES} modules are captured already" if self.modules >= MAX_MODULES else None
 
-    def _keep(self, state: State, key: tuple[Any, ...], call: Call, captured: Captured) -> None:
+    def _keep(self, state: State, key: tuple[Any, ...], call: Call, captured: Captured, *, speedup: float) -> None:
         if not state.captures:
             self.modules += 1
         state.captures.setdefault(key, []).append(captured)
@@ -171,6 +187,7 @@ class Captures:
             engine=self.settings.graph,
             seconds=round(captured.seconds, 3),
             error=captured.error,
+            speedup=round(speedup, 2),
             frozen_bytes=captured.bytes,
         )
 
@@ -213,6 +230,7 @@ class State:
         self.captures: dict[tuple[Any, ...], list[Captured]] = {}
         self.verified: dict[int, int] = {}
         self.refused: set[tuple[Any, ...]] = set()
+        self.slower: set[tuple[Any, ...]] = set()
         self.seen: set[tuple[Any, ...]] = set()
         self.weights: Weights | None = None
         self.bytes = 0
@@ -230,7 +248,7 @@ class State:
         if self.calls_to_wait:
             self.calls_to_wait -= 1
             return False
-        tried = sum(map(len, self.captures.values())) + len(self.refused)
+        tried = sum(map(len, self.captures.values())) + len(self.refused) + len(self.slower)
         if tried >= limit:
             self.remark(f"it is called with more than {limit} signatures")
             return False
@@ -242,6 +260,7 @@ class State:
     def drop(self) -> None:
         """Effect: nothing is captured any more."""
         self.captures.clear()
+        self.slower.clear()
         self.verified.clear()
         self.weights = None
         self.bytes = 0
