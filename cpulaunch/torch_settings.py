@@ -14,6 +14,9 @@ VARIABLE = "CPULAUNCH_WORKER"
 EVENTS_VARIABLE = "CPULAUNCH_EVENTS"
 """Path of the file to which a worker and its children append events, one JSON object a line; unset: nobody reads."""
 
+OWN_VARIABLES = (VARIABLE, EVENTS_VARIABLE, "CPULAUNCH_WORKER_PID")
+"""What a launch and the plugin inside its workers set; nothing that a launch within a launch may inherit."""
+
 
 @record
 class TorchSettings:

@@ -13,14 +13,12 @@ from cpulaunch.plan.preloads import Preloads
 from cpulaunch.plan.torch_checks import TorchChoices, torch_version
 from cpulaunch.record import fields, record
 from cpulaunch.request import LaunchRequest
-from cpulaunch.torch_settings import EVENTS_VARIABLE, VARIABLE, TorchSettings, encode
+from cpulaunch.torch_settings import OWN_VARIABLES, VARIABLE, TorchSettings, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OWN_VARIABLES = frozenset((VARIABLE, EVENTS_VARIABLE))
-"""Set by a launch for its own workers: those of an outer launch are not meant for them."""
 WEIGHTS_PART = 4
 """Frozen copies of weights may fill one part in this many of a worker's memory, beside the weights themselves."""
 FIRST_WITH_THREADS_IN_KEY = (2, 13)
@@ -85,7 +83,7 @@ def graph_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int |
 
 
 def plugin_wishes(request: LaunchRequest, settings: Sequence[TorchSettings]) -> tuple[Wish, ...]:
-    """The variable that carries the settings into the workers; an outer launch's events are none of theirs."""
+    """The variable that carries the settings into the workers; what an outer launch set is none of theirs."""
     wish = per_worker(
         VARIABLE,
         [encode(each) for each in settings],
@@ -93,9 +91,9 @@ def plugin_wishes(request: LaunchRequest, settings: Sequence[TorchSettings]) -> 
         reason=f"tells the plugin inside torch: {', '.join(_told(settings[0]))} (--json has it whole)",
         shown="{…}",
     )
-    if EVENTS_VARIABLE not in request.environ:
-        return (wish,)
-    return wish, Wish(name=EVENTS_VARIABLE, value=None, origin="default", reason="it belongs to another launch")
+    foreign = [name for name in OWN_VARIABLES if name != VARIABLE and name in request.environ]
+    unset = [Wish(name=name, value=None, origin="default", reason="it belongs to another launch") for name in foreign]
+    return (wish, *unset)
 
 
 def _told(settings: TorchSettings) -> list[str]:

@@ -11,9 +11,10 @@ from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.pool import Pool
 from cpulaunch.plan.preloads import Preloads
 from cpulaunch.plan.torch_checks import TorchChoices
-from cpulaunch.plan.torch_plugin import OWN_VARIABLES, Seat, compile_cache, plugin_wishes, torch_settings
+from cpulaunch.plan.torch_plugin import Seat, compile_cache, plugin_wishes, torch_settings
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
+from cpulaunch.torch_settings import OWN_VARIABLES
 
 
 @record(kw_only=False)
@@ -58,7 +59,7 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
         *compile_cache(host, request, compute.threads),
         *_plugin(host, request, made),
     )
-    resolved = resolve(request, wishes, replaced=compute.malformed | OWN_VARIABLES)
+    resolved = resolve(request, wishes, replaced=compute.malformed.union(OWN_VARIABLES))
     return Tuned(
         _with_preloads(resolved, preloads),
         (

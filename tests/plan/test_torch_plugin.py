@@ -102,12 +102,16 @@ def test_without_settings_only_the_place_is_told() -> None:
 
 
 def test_nothing_of_an_outer_launch_reaches_the_worker() -> None:
-    outer = {VARIABLE: '{"graph":"inductor","index":7}', EVENTS_VARIABLE: "/run/outer/worker-7.jsonl"}
+    outer = {
+        VARIABLE: '{"graph":"inductor","index":7}',
+        EVENTS_VARIABLE: "/run/outer/worker-7.jsonl",
+        "CPULAUNCH_WORKER_PID": "7",
+    }
     made = plan(FOUR, environ=outer)
     assert told(made) == TorchSettings(threads=4, cpus="0-3")
-    assert env(made)[EVENTS_VARIABLE] is None
+    assert env(made)[EVENTS_VARIABLE] is env(made)["CPULAUNCH_WORKER_PID"] is None
     assert note(made, VARIABLE).origin == "default"
-    assert EVENTS_VARIABLE not in env(plan(FOUR))
+    assert not {EVENTS_VARIABLE, "CPULAUNCH_WORKER_PID"} & env(plan(FOUR)).keys()
 
 
 @pytest.mark.parametrize("name", [VARIABLE, EVENTS_VARIABLE])
