@@ -45,9 +45,9 @@ def tell_the_rest(plan: LaunchPlan, result: LaunchResult, *, version: str) -> in
     return _write_or_complain(plan.launch.report, content | {"exit_code": code})
 
 
-def _complain_of_absence(settings: tuple[str, ...], *, strict: bool) -> int:
-    """The exit code of a run that succeeded, but without these settings."""
-    flags = ", ".join("--" + name.replace("_", "-") for name in settings)
+def _complain_of_absence(without_effect: tuple[str, ...], *, strict: bool) -> int:
+    """The exit code of a run that succeeded, but without what these flags ask for."""
+    flags = ", ".join(without_effect)
     reason = "no worker loaded torch 2.5 or newer with cpulaunch in its environment"
     if not strict:
         terminal.complain(f"cpulaunch: warning: without effect: {flags}: {reason}")

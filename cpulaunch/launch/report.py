@@ -88,7 +88,8 @@ def binding(seen: Seen, worker: WorkerResult, plan: WorkerPlan) -> dict[str, Any
     if live is None:
         return None
     masks = _masks(live)
-    inside = all(mask <= plan.cpus for mask in masks) if plan.cpus and masks else None
+    planned = plan.cpus | plan.loader_cpus
+    inside = all(mask <= planned for mask in masks) if plan.cpus and masks else None
     return {**live, "as_planned": inside}
 
 
@@ -140,10 +141,10 @@ def _missing_figure(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
 
 
 def unapplied(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
-    """The settings for inside torch that no worker was there to apply; none if a plugin loaded, or a worker failed."""
+    """The flags for inside torch that no worker was there to apply; none if a plugin loaded, or a worker failed."""
     if result.exit_code or any(worker.seen is None or worker.seen.told.main for worker in result.workers):
         return ()
-    return tuple(dict.fromkeys(name for worker in plan.workers for name in _asked_of_plugin(worker)))
+    return tuple(dict.fromkeys(flag for worker in plan.workers for flag in _asked_of_plugin(worker)))
 
 
 def _asked_of_plugin(worker: WorkerPlan) -> list[str]:
@@ -152,7 +153,7 @@ def _asked_of_plugin(worker: WorkerPlan) -> list[str]:
         return []
     settings = decode(text)
     return [
-        name
+        "--no-" + row.flag[2:] if row.default is True else row.flag
         for name, row in rows().items()
         if row.group in FOR_THE_PLUGIN and getattr(settings, name, row.default) != row.default
     ]

@@ -153,3 +153,32 @@ def test_a_worker_that_loads_torch_says_what_took_effect(cpulaunch, tmp_path):
     assert worker["binding"]["as_planned"] is True
     assert worker["binding"]["openmp"]
     assert worker["peak_memory_bytes"] >= worker["binding"]["rss_bytes"] > 50 << 20
+
+
+FORWARD = """
+import os, pathlib, time, torch
+
+def waits(pid):
+    names = os.listdir(f"/proc/{pid}/fd")
+    return any(os.path.realpath(f"/proc/{pid}/fd/{name}").endswith("/gate") for name in names)
+
+if os.environ["CPULAUNCH_EVENTS"].endswith("worker-0.jsonl"):
+    pathlib.Path("pid.new").write_text(str(os.getpid()))
+    os.rename("pid.new", "pid")
+else:
+    while not os.path.exists("pid"):
+        time.sleep(0.01)
+    while not waits(pathlib.Path("pid").read_text()):
+        time.sleep(0.01)
+    pathlib.Path("late").write_text("")
+model = torch.nn.Linear(2, 2)
+model(torch.ones(1, 2))
+print(os.path.exists("late"))
+"""
+
+
+@pytest.mark.torch
+def test_the_first_forward_waits_for_all_workers(cpulaunch, tmp_path):
+    (tmp_path / "job.py").write_text(FORWARD)
+    result = cpulaunch("--start-barrier", *TWO, "job.py")
+    assert sorted(result.stdout.splitlines()) == ["[0] True", "[1] True"], result.stderr

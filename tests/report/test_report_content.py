@@ -215,8 +215,8 @@ LOADED = Seen(wall_seconds=1, told=Told(main=100))
 @pytest.mark.parametrize(
     ("settings", "workers", "exit_code", "missing"),
     [
-        (TorchSettings(precision="bf16", prefetch=3), [None], 0, ("precision", "prefetch")),
-        (TorchSettings(debug_apis=False), [None, None], 0, ("debug_apis",)),
+        (TorchSettings(precision="bf16", prefetch=3), [None], 0, ("--precision", "--prefetch")),
+        (TorchSettings(debug_apis=False), [None, None], 0, ("--no-debug-apis",)),
         (TorchSettings(precision="bf16"), [None, LOADED], 0, ()),
         (TorchSettings(precision="bf16"), [None], 3, ()),
         (TorchSettings(threads=2, cpus="0-1", restore_preload=True), [None], 0, ()),
