@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from cpulaunch.torch_settings import TorchSettings
+from cpulaunch.worker.events import tell
 from cpulaunch.worker.precision import DTYPES, Precision, widened
+from cpulaunch.worker.trouble import degraded
 
 
 def wanted(settings: TorchSettings, *, barrier: bool) -> bool:
@@ -36,7 +38,19 @@ def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = 
 
     _hide_from_dynamo(__call__)
     nn.Module.__call__ = __call__
-    return "calls of modules in eval mode" if settings.graph != "off" else "outermost calls of modules"
+    for name, detail in _details(settings, capturing=around.capturing):
+        tell("applied", setting=name, detail=detail)
+    return "outermost calls of modules"
+
+
+def _details(settings: TorchSettings, *, capturing: bool) -> Iterator[tuple[str, str]]:
+    """What is in force from here on, by setting."""
+    if capturing:
+        yield "graph", settings.graph
+    if settings.precision in DTYPES:
+        yield "precision", f"autocast to {settings.precision} around outermost calls of modules, results in fp32"
+    if settings.inference_mode:
+        yield "inference_mode", "no gradients in outermost calls of modules in eval mode"
 
 
 class _Place(threading.local):
@@ -44,6 +58,19 @@ class _Place(threading.local):
 
     inside = False
     closed = False
+
+
+def _captures(settings: TorchSettings, precision: Precision) -> Any:
+    """The process's captures; None without, or where the engine cannot be had."""
+    if settings.graph == "off":
+        return None
+    try:
+        from cpulaunch.worker.graph import engines
+
+        return engines.captures(settings, precision)
+    except Exception as error:  # noqa: BLE001  The program goes on without this setting.
+        degraded(settings, "graph", f"{settings.graph} cannot be used: {error}")
+        return None
 
 
 class _Around:
@@ -55,16 +82,17 @@ class _Around:
         self._original = original
         self._first_call = first_call
         self._precision = Precision(settings.precision)
-        self._captures: Any = None
-        if settings.graph != "off":
-            from cpulaunch.worker.graph import engines
-
-            self._captures = engines.captures(settings, self._precision)
+        self._captures: Any = _captures(settings, self._precision)
         self._layout: Any = None
         if settings.channels_last:
             from cpulaunch.worker.layout import ChannelsLast
 
             self._layout = ChannelsLast(settings)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether modules are captured."""
+        return self._captures is not None
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call's result. It is outermost, or below a module that could not be captured."""
