@@ -204,6 +204,9 @@ def _torch(host: Host) -> Iterator[str]:
     yield f"{host.torch.version:12} {host.torch.path}"
     if host.torch.bundled_openmp:
         yield f"OpenMP       {host.torch.bundled_openmp}"
+    plugin = "cpulaunch's, which torch loads" if host.torch.plugin else "none: settings inside torch do nothing here"
+    yield f"plugin       {plugin}"
+    yield from (f"beside it    {name}" for name in host.torch.extensions)
 
 
 def _near(node: int | None) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.dom import minidom
@@ -12,7 +13,7 @@ import pytest
 from cpulaunch.cli.machine_map import machine_map
 from cpulaunch.cli.machine_svg import machine_svg
 from cpulaunch.cli.probe import probe_json, probe_text
-from cpulaunch.host import FEATURES
+from cpulaunch.host import FEATURES, Torch
 from cpulaunch.probe import Root, probe_host
 from tests.probe.captured import hwloc_machines
 from tests.roots import EPYC, GRACE, RootSpec, X86Cpu, host_of
@@ -109,6 +110,16 @@ def test_the_table_says_what_limits() -> None:
     assert "caches     L1d 48 × 48 KiB" in text
     assert "distances  0:  10  21\n           1:  21  10\n" in text
     assert "libraries  none" in text
+
+
+def test_the_table_says_what_is_beside_torch() -> None:
+    torch = Torch(version="2.8.0", path="/env/torch", plugin=True, extensions=("intel_extension_for_pytorch",))
+    text = probe_text(replace(HOSTS["one"], torch=torch), width=80, color=False)
+    assert re.search(r"torch +2\.8\.0 +/env/torch", text)
+    assert re.search(r"plugin +cpulaunch's, which torch loads", text)
+    assert re.search(r"beside it +intel_extension_for_pytorch", text)
+    without = probe_text(replace(HOSTS["one"], torch=Torch(version="2.4.1", path="/t")), width=80, color=False)
+    assert re.search(r"plugin +none", without)
 
 
 def test_the_json_contract() -> None:
