@@ -111,9 +111,9 @@ def test_children_do_not_repeat_it(tmp_path):
     )
     told = tmp_path / "events"
     told.touch()
-    settings = encode(TorchSettings(precision="tf32", ipex=True, index=3))
+    settings = encode(TorchSettings(precision="tf32", interop_threads=-1, index=3))
     outcome = run_python(program, env={"CPULAUNCH_WORKER": settings, "CPULAUNCH_EVENTS": str(told)})
     assert (outcome.code, outcome.out) == (0, "high\nhigh\n"), outcome.err
     assert len(outcome.err.splitlines()) == 1
-    assert "worker 3: --ipex: " in outcome.err
-    assert [event["event"] for event in events(told)] == ["applied", "degraded", "live"]
+    assert "worker 3: --interop-threads: " in outcome.err
+    assert [event["event"] for event in events(told)] == ["degraded", "applied", "live"]
