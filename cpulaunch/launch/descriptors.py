@@ -50,12 +50,11 @@ def give_back(limit: DescriptorLimit) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit.soft, limit.hard))
 
 
-def too_few(error: OSError, *, workers: int) -> Exception:
-    """The error to raise for this one: if there were no descriptors left, one that says what to do."""
+def too_few(error: OSError) -> Exception:
+    """The error to raise for this one: if descriptors ran out all the same, as many were inherited, what to do."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return error
-    hint = f"ulimit -n {workers * PER_WORKER + SPARE}"
-    return LaunchError("no file could be opened", value=os.strerror(error.errno), source="pipes", hint=hint)
+    return LaunchError("no file could be opened", value=os.strerror(error.errno), hint="ulimit -n 4096")
 
 
 def no_process(error: OSError) -> LaunchError:

@@ -39,7 +39,7 @@ def become_guarded(say: Callable[[str], None], *, directory: str | None = None) 
     """The child's view of its guard.
 
     Effect: forks; only the child returns. The calling process ends with the child's exit code. Each of the two
-    removes the run's `directory` if the other is killed.
+    removes the run's `directory`, as the other may be killed or out of descriptors.
     Raises: LaunchError if there is no process to be had.
     """
     flush_python()
@@ -60,7 +60,7 @@ def become_guarded(say: Callable[[str], None], *, directory: str | None = None) 
         os.close(read)
         os.set_blocking(write, False)
         code = _guard(supervisor, control=write, signals=signals, spared=before, say=say)
-        if code < 0 and directory is not None:
+        if directory is not None:
             from cpulaunch.launch.run_directory import remove_run_directory
 
             remove_run_directory(directory)

@@ -92,7 +92,7 @@ def _supervised(
         _collect_garbage_from_here_on()
         return supervise(starts, wiring, terms)
     except OSError as error:
-        raise too_few(error, workers=len(starts)) from None
+        raise too_few(error) from None
 
 
 def _watch(plan: LaunchPlan, directory: str, *, say: Say) -> Watch:

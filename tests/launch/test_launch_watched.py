@@ -129,6 +129,15 @@ def test_a_killed_launch_leaves_no_directory(watched, launcher, runs, killed):
     eventually(lambda: not alive(pid), "the end of the worker")
 
 
+def test_descriptors_that_run_out_leave_no_directory(watched, launcher):
+    inherited = "".join(f"exec {number}</dev/null; " for number in range(10, 34))
+    program = f'for n in $(seq 3 9); do eval "exec $n</dev/null"; done; {inherited} ulimit -n 40; exec "$@"'
+    outcome = watched.run(["/bin/true"], prefix=["/bin/bash", "-c", program, "bash"])
+    assert outcome.code == 125
+    assert outcome.error.splitlines()[-1] == "hint: ulimit -n 4096"
+    assert "Traceback" not in outcome.error
+
+
 def test_a_start_that_fails_leaves_no_directory(watched, launcher):
     (launcher.dir / "data").write_text("text\n")
     (launcher.dir / "data").chmod(0o755)
