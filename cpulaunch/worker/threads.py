@@ -16,9 +16,13 @@ from cpulaunch.worker.trouble import warned
 
 
 def set_threads(settings: TorchSettings) -> str:
-    """Effect: operations use the planned number of threads; a warning where they have fewer CPUs than that."""
+    """Effect: operations use the planned number of threads; a warning where they have fewer CPUs than that.
+
+    A child that was started with fewer (torchrun's ranks, a pool's workers) keeps its own number.
+    """
     planned = settings.threads or 1
-    if torch.get_num_threads() != planned:
+    found = torch.get_num_threads()
+    if found > planned or (found < planned and is_worker()):
         torch.set_num_threads(planned)
     with suppress(OSError, AttributeError):  # Not on macOS and Windows.
         _check_cpus(settings, planned)

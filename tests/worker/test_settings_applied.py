@@ -5,6 +5,8 @@ import textwrap
 import pytest
 from applying import case, run_cases
 
+from cpulaunch.worker.origin import MARK
+
 pytestmark = pytest.mark.torch
 
 DATASETS = """
@@ -45,12 +47,22 @@ SAVED = """
         return open("/proc/self/maps").read().count("weights.pt")
 """
 
+CHILD = {MARK: "1"}
+
 CASES = {
     # name: (case, what it prints)
     "threads": (case("print(torch.get_num_threads())", threads=1), "1"),
     "more threads than the environment says": (
-        case("print(torch.get_num_threads())", threads=2, env={"OMP_NUM_THREADS": "1"}),
+        case("print(torch.get_num_threads())", before="torch.set_num_threads(1)", threads=2),
         "2",
+    ),
+    "fewer threads in a child": (
+        case("print(torch.get_num_threads())", before="torch.set_num_threads(1)", threads=2, env=CHILD),
+        "1",
+    ),
+    "more threads in a child": (
+        case("print(torch.get_num_threads())", before="torch.set_num_threads(2)", threads=1, env=CHILD),
+        "1",
     ),
     "interop threads": (case("print(torch.get_num_interop_threads())", interop_threads=3), "3"),
     "precision fp32": (case("print(torch.get_float32_matmul_precision())", precision="fp32"), "highest"),
