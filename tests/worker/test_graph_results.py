@@ -469,3 +469,15 @@ def test_captures_stay_within_their_memory(tmp_path: Path, capfd) -> None:
         same(plugin, large, x(4, 64))
         assert plugin.captured() == ["Sequential"]
         assert "would exceed" in plugin.reasons()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_calls_run_the_fused_graph(tmp_path: Path, precision) -> None:
+    """And not one that was optimized anew without fusion, as where autocast is not what it was at the warm-up."""
+    with installed(tmp_path, TorchSettings(graph="onednn", precision=precision)) as plugin:
+        model = mlp(64)
+        for _ in range(4):
+            model(x(4, 64))
+        assert plugin.captured() == ["Sequential"]
+        assert "FusionGroup" in str(torch.jit.last_executed_optimized_graph())

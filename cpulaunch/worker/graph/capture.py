@@ -16,7 +16,7 @@ from cpulaunch.worker.graph.onednn import freeze
 from cpulaunch.worker.graph.question import Answer, RefusedError, ask
 from cpulaunch.worker.graph.structure import Spec, UnknownStructureError, rebuild, skeleton, take_apart
 from cpulaunch.worker.graph.weights import Weights
-from cpulaunch.worker.precision import Precision
+from cpulaunch.worker.precision import Mode, Precision
 
 
 class MismatchError(Exception):
@@ -53,11 +53,15 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
     started = time.perf_counter()
     with random_state_kept():
         answer = ask(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors)
-        with ExitStack() as contexts:
-            mode = precision.enter(contexts, call.module, cache=False)
-            frozen = freeze(answer.graph, answer.sources, call.inputs, widen=mode.widen)
+        mode: list[Mode] = []
+
+        def precise(contexts: ExitStack) -> bool:
+            mode.append(precision.enter(contexts, call.module, cache=False))
+            return mode[0].widen
+
+        frozen = freeze(answer.graph, answer.sources, call.inputs, precise)
         run = _runner(answer, _eager_spec(eager, answer.spec), frozen.run)
-        low = mode.low or _low(answer.tensors)
+        low = mode[0].low or _low(answer.tensors)
         error = check(eager, run(call), low_precision=low)
     return Captured(
         run=run,

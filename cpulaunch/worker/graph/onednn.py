@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -34,18 +34,25 @@ class Frozen:
 
 
 def freeze(
-    graph: torch.fx.GraphModule, sources: tuple[int | Tensor, ...], inputs: list[Tensor], *, widen: bool
+    graph: torch.fx.GraphModule,
+    sources: tuple[int | Tensor, ...],
+    inputs: list[Tensor],
+    precise: Callable[[ExitStack], bool],
 ) -> Frozen:
-    """The graph with its weights as constants, for inputs like these. `widen`: bf16 and fp16 outputs become fp32.
+    """The graph with its weights as constants, for inputs like these.
 
+    `precise` enters the precision to trace in, and says whether outputs become fp32. Calls need no autocast: the trace
+    has its casts. Warming up is done as calls will be: a graph is optimized anew, and without fusion, where autocast
+    is not what it was (seen with torch 2.13).
     Effect: none on torch's global JIT settings once it returns. Raises: whatever torch raises.
     """
     used = tuple(dict.fromkeys(source for source in sources if isinstance(source, int)))
-    bound = _Bound(graph, sources, used, widen).eval()
     examples = tuple(inputs[index] for index in used)
     with _compiling, warnings.catch_warnings(), _fusion():
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
+        with ExitStack() as contexts:
+            bound = _Bound(graph, sources, used, precise(contexts)).eval()
+            traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = torch.jit.freeze(traced)
         for _ in range(WARM_UP_CALLS):
             frozen(*examples)
