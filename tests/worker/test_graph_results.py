@@ -481,3 +481,12 @@ def test_calls_run_the_fused_graph(tmp_path: Path, precision) -> None:
             model(x(4, 64))
         assert plugin.captured() == ["Sequential"]
         assert "FusionGroup" in str(torch.jit.last_executed_optimized_graph())
+
+
+def test_other_devices_are_left_alone(plugin: Plugin, capfd) -> None:
+    model = mlp().to("meta")
+    for _ in range(3):
+        assert model(x().to("meta")).device.type == "meta"
+    assert plugin.captured() == []
+    assert plugin.reasons() == "it is not on the CPU"
+    assert capfd.readouterr().err == ""

@@ -101,7 +101,7 @@ class Captures:
             self._forget(state)
         if key in state.refused:
             return eager(True)
-        if key in state.slower:
+        if key in state.left:
             return eager(False)
         for captured in state.captures.get(key, ()):
             if captured.holds(call):
@@ -132,6 +132,10 @@ class Captures:
 
     def _make(self, state: State, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
         """The eager result of a call that is then captured, or refused."""
+        if _elsewhere(call):
+            state.left.add(key)
+            state.remark("it is not on the CPU")
+            return eager(False)
         refusal = self._too_much(state)
         if refusal is not None:
             state.finish(refusal)
@@ -162,7 +166,7 @@ class Captures:
         if graph <= plain * TOLERATED_SLOWDOWN:
             self._keep(state, key, call, captured, speedup=plain / graph)
             return
-        state.slower.add(key)
+        state.left.add(key)
         state.remark(f"eager is faster: {plain * 1e3:.3g} ms, captured {graph * 1e3:.3g} ms ({words(call.inputs)})")
 
     def _too_much(self, state: State) -> str | None:
@@ -221,7 +225,10 @@ class Captures:
 
 
 class State:
-    """What is known of one module. `open`: the modules below it are tried; `finished`: it is eager for good."""
+    """What is known of one module. `open`: the modules below it are tried; `finished`: it is eager for good.
+
+    Of signatures: `captures` are used, `refused` cannot be captured, `left` had better not.
+    """
 
     def __init__(self, module: nn.Module, *, outermost: bool) -> None:
         self.module = weakref.ref(module)
@@ -230,7 +237,7 @@ class State:
         self.captures: dict[tuple[Any, ...], list[Captured]] = {}
         self.verified: dict[int, int] = {}
         self.refused: set[tuple[Any, ...]] = set()
-        self.slower: set[tuple[Any, ...]] = set()
+        self.left: set[tuple[Any, ...]] = set()
         self.seen: set[tuple[Any, ...]] = set()
         self.weights: Weights | None = None
         self.bytes = 0
@@ -248,7 +255,7 @@ class State:
         if self.calls_to_wait:
             self.calls_to_wait -= 1
             return False
-        tried = sum(map(len, self.captures.values())) + len(self.refused) + len(self.slower)
+        tried = sum(map(len, self.captures.values())) + len(self.refused) + len(self.left)
         if tried >= limit:
             self.remark(f"it is called with more than {limit} signatures")
             return False
@@ -260,7 +267,7 @@ class State:
     def drop(self) -> None:
         """Effect: nothing is captured any more."""
         self.captures.clear()
-        self.slower.clear()
+        self.left.clear()
         self.verified.clear()
         self.weights = None
         self.bytes = 0
@@ -288,13 +295,13 @@ def _unfit(module: nn.Module) -> str | None:
         return "gradients are on (the program uses no torch.no_grad; --inference-mode turns them off)"
     if any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)):
         return "there are global forward hooks"
-    return "it is not on the CPU" if _elsewhere(module) else None
+    return None
 
 
-def _elsewhere(module: nn.Module) -> bool:
-    for parameter in module.parameters():
-        return parameter.device.type != "cpu"
-    return False
+def _elsewhere(call: Call) -> bool:
+    """Whether the call concerns another device."""
+    tensors = (*call.inputs, *call.module.parameters(), *call.module.buffers())
+    return any(tensor.device.type != "cpu" for tensor in tensors)
 
 
 def _weight_bytes(module: nn.Module) -> int:

@@ -25,10 +25,11 @@ class Weights:
         self._dicts: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._values: list[object] = []
-        self._sizes: list[tuple[dict[str, Any], int]] = []
+        self._tables: list[dict[str, Any]] = []
         self.tensors: list[Tensor] = []
         for part in module.modules():
             self._note(part)
+        self._sizes = list(map(len, self._tables))
         self._versions = list(map(_version, self.tensors))
         self._pointers = list(map(Tensor.data_ptr, self.tensors))
         self.touched = False
@@ -41,7 +42,7 @@ class Weights:
             (vars(part), own),
         ):
             if table is entries:
-                self._sizes.append((table, len(table)))
+                self._tables.append(table)
             for name, value in entries.items():
                 self._dicts.append(table)
                 self._names.append(name)
@@ -61,7 +62,7 @@ class Weights:
         try:
             same = (
                 all(map(is_, map(getitem, self._dicts, self._names), self._values))
-                and all(len(table) == size for table, size in self._sizes)
+                and list(map(len, self._tables)) == self._sizes
                 and list(map(_version, self.tensors)) == self._versions
                 and list(map(Tensor.data_ptr, self.tensors)) == self._pointers
             )
