@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("cpulaunch", "torch", "transformers", "intel-openmp")
+PEER_PACKAGES = ("torch", "intel_extension_for_pytorch", "zentorch", "transformers", "intel-openmp")
 ENVIRONMENT_KEYS = (
     "LD_PRELOAD",
     "OMP_NUM_THREADS",
@@ -41,6 +42,16 @@ def describe_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def describe_environments(folder: Path, names: Iterable[str | None]) -> dict[str, dict[str, str]]:
+    """Environment of setup-peers -> package -> version, for those among `names` that are there."""
+    described = {}
+    for name in sorted(name for name in names if name):
+        site_packages = [str(path) for path in (folder / name).glob("lib/python*/site-packages")]
+        found = {item.name: item.version for item in metadata.distributions(path=site_packages)}
+        described[name] = {package: found[package] for package in PEER_PACKAGES if package in found}
+    return described
 
 
 def free_cores() -> list[int]:

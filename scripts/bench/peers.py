@@ -1,79 +1,108 @@
-"""The ways to start a program that the benches compare: each is data, one or more commands with their environment."""
+"""The ways to start a program that the benches compare: a table, each row made into commands with their environment."""
 
 from __future__ import annotations
 
 import ctypes.util
 import os
-import shlex
-import subprocess
+import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Literal
 
+from commands import BenchError, Command, Peer
 from machine import free_cores
-from process_tree import kill_tree
 
 BIN = Path(sys.executable).parent
 """The environment under test: programs are taken from where this interpreter lives."""
 
-
-GRACE_SECONDS = 5.0
-
-
-class BenchError(Exception):
-    """A command under test failed; the message names it and quotes its last lines."""
+SETUP = "scripts/bench/setup-peers"
+"""Creates the environments that the rows below name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """What one process is started with; `env` is laid over the inherited environment."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return shlex.join([*(f"{key}={value}" for key, value in self.env.items()), *self.argv])
+def default_folder() -> Path:
+    """Where setup-peers puts the environments of other tools unless told otherwise."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "cpulaunch-peers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """A way to start `copies` copies of a program: all `commands` run at the same time."""
+class Scene:
+    """What all peers of a run share: copies where a launcher starts several, and the environments of other tools."""
 
-    commands: tuple[Command, ...]
-    copies: int
+    instances: int
+    folder: Path
 
-
-def _python(program: Sequence[str], instances: int) -> Peer:
-    return Peer(commands=(Command(argv=(sys.executable, *program)),), copies=1)
-
-
-def _run_cpu(program: Sequence[str], instances: int) -> Peer:
-    argv = (sys.executable, "-m", "torch.backends.xeon.run_cpu", "--ninstances", str(instances), *program)
-    return Peer(commands=(Command(argv=argv),), copies=instances)
+    def bin(self, environment: str) -> Path:
+        """The folder of programs of one of those environments."""
+        return self.folder / environment / "bin"
 
 
-def _cpulaunch(program: Sequence[str], instances: int) -> Peer:
-    return Peer(
-        commands=(Command(argv=(_tool("cpulaunch"), "--instances", str(instances), *program)),), copies=instances
-    )
+Launch = Callable[[Sequence[str], Scene], Peer]
 
 
-def _cpulaunch_one(program: Sequence[str], instances: int) -> Peer:
-    return Peer(commands=(Command(argv=(_tool("cpulaunch"), *program)),), copies=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How one peer starts a program, in which precision it computes, and the environment it needs beside this one."""
+
+    launch: Launch
+    precision: Literal["fp32", "bf16"] = "fp32"
+    environment: str | None = None
 
 
-def _torchrun(program: Sequence[str], instances: int) -> Peer:
-    argv = (_tool("torchrun"), "--standalone", "--nproc-per-node", str(instances), *program)
-    return Peer(commands=(Command(argv=argv),), copies=instances)
+def _python(*flags: str, environment: str | None = None) -> Launch:
+    """One copy on all cores; the flags are the program's: what its author would have edited into it."""
+
+    def launch(program: Sequence[str], scene: Scene) -> Peer:
+        python = scene.bin(environment) / "python" if environment else sys.executable
+        return Peer(commands=(Command(argv=(str(python), *program, *flags)),), copies=1)
+
+    return launch
 
 
-def _numactl(program: Sequence[str], instances: int) -> Peer:
+def _cpulaunch(*flags: str, several: bool) -> Launch:
+    def launch(program: Sequence[str], scene: Scene) -> Peer:
+        count = ("--instances", str(scene.instances)) if several else ()
+        argv = (_tool("cpulaunch"), *count, *flags, *program)
+        return Peer(commands=(Command(argv=argv),), copies=scene.instances if several else 1)
+
+    return launch
+
+
+def _run_cpu(*, several: bool) -> Launch:
+    def launch(program: Sequence[str], scene: Scene) -> Peer:
+        copies = scene.instances if several else 1
+        argv = (sys.executable, "-m", "torch.backends.xeon.run_cpu", "--ninstances", str(copies), *program)
+        return Peer(commands=(Command(argv=argv, env=_activated(BIN)),), copies=copies)
+
+    return launch
+
+
+def _ipexrun(*flags: str, several: bool) -> Launch:
+    def launch(program: Sequence[str], scene: Scene) -> Peer:
+        copies = scene.instances if several else 1
+        tool = scene.bin("ipex") / "ipexrun"
+        argv = (str(tool), "--ninstances", str(copies), *flags, *program)
+        return Peer(commands=(Command(argv=argv, env=_activated(tool.parent)),), copies=copies)
+
+    return launch
+
+
+def _activated(programs: Path) -> dict[str, str]:
+    """What `activate` sets; run_cpu and ipexrun look for OpenMP and allocator libraries in $VIRTUAL_ENV/lib."""
+    return {"VIRTUAL_ENV": str(programs.parent)}
+
+
+def _torchrun(program: Sequence[str], scene: Scene) -> Peer:
+    argv = (_tool("torchrun"), "--standalone", "--nproc-per-node", str(scene.instances), *program)
+    return Peer(commands=(Command(argv=argv),), copies=scene.instances)
+
+
+def _numactl(program: Sequence[str], scene: Scene) -> Peer:
     """The recipe of tuning guides: equal shares of the cores, local memory, bound threads, tcmalloc, Intel OpenMP."""
     cores = free_cores()
+    instances = scene.instances
     share = len(cores) // instances
     if share == 0:
         raise BenchError(f"{instances} instances need as many cores; usable here: {len(cores)}")
@@ -102,69 +131,55 @@ def _tool(name: str) -> str:
     return str(BIN / name)
 
 
-PEERS: dict[str, Callable[[Sequence[str], int], Peer]] = {
-    "python": _python,
-    "run_cpu": _run_cpu,
-    "torchrun": _torchrun,
-    "numactl": _numactl,
-    "cpulaunch": _cpulaunch,
-    "cpulaunch-1": _cpulaunch_one,
+_GRAPH = ("--graph", "onednn")
+_BF16 = (*_GRAPH, "--precision", "bf16")
+_COMPILED = ("--compile", "inductor")
+_ZEN = ("--compile", "zentorch")
+_AUTOCAST = ("--autocast", "bf16")
+_IPEX = ("--auto-ipex", "--dtype", "bfloat16")
+
+PEERS: dict[str, Recipe] = {
+    "python": Recipe(launch=_python()),
+    "run_cpu": Recipe(launch=_run_cpu(several=True)),
+    "run_cpu-1": Recipe(launch=_run_cpu(several=False)),
+    "torchrun": Recipe(launch=_torchrun),
+    "numactl": Recipe(launch=_numactl),
+    "inductor": Recipe(launch=_python(*_COMPILED)),
+    "inductor-bf16": Recipe(launch=_python(*_COMPILED, *_AUTOCAST), precision="bf16"),
+    "zentorch": Recipe(launch=_python(*_ZEN, environment="zentorch"), environment="zentorch"),
+    "zentorch-bf16": Recipe(
+        launch=_python(*_ZEN, *_AUTOCAST, environment="zentorch"), precision="bf16", environment="zentorch"
+    ),
+    "ipexrun": Recipe(launch=_ipexrun(*_IPEX, several=True), precision="bf16", environment="ipex"),
+    "ipexrun-1": Recipe(launch=_ipexrun(*_IPEX, several=False), precision="bf16", environment="ipex"),
+    "cpulaunch": Recipe(launch=_cpulaunch(several=True)),
+    "cpulaunch-1": Recipe(launch=_cpulaunch(several=False)),
+    "cpulaunch-graph": Recipe(launch=_cpulaunch(*_GRAPH, several=True)),
+    "cpulaunch-graph-1": Recipe(launch=_cpulaunch(*_GRAPH, several=False)),
+    "cpulaunch-bf16": Recipe(launch=_cpulaunch(*_BF16, several=True), precision="bf16"),
+    "cpulaunch-bf16-1": Recipe(launch=_cpulaunch(*_BF16, several=False), precision="bf16"),
 }
-"""Name -> (program and its arguments, instances) -> Peer. `cpulaunch-1` is cpulaunch with one instance."""
+"""Name -> recipe. A bench's own variants (flags of cpulaunch or of its program) are made with `edited`, `launched`."""
 
 
-def start(command: Command, *, output: IO[str] | int, errors: IO[str] | int) -> subprocess.Popen[str]:
-    """The started process. Raises: BenchError if it cannot be started."""
-    try:
-        return subprocess.Popen(
-            command.argv, env={**os.environ, **command.env}, stdout=output, stderr=errors, text=True
-        )
-    except OSError as error:
-        raise BenchError(f"cannot start: {command}\n{error}") from error
+def edited(*flags: str) -> Recipe:
+    """Plain python, one copy, with these flags of the program."""
+    return Recipe(launch=_python(*flags), precision="bf16" if "bf16" in flags else "fp32")
 
 
-def run_peer(peer: Peer) -> str:
-    """Standard output of all its commands together.
-
-    Raises: BenchError if one cannot be started or ends with an error.
-    Effect: runs them at the same time; the first failure ends the others.
-    """
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        processes: list[subprocess.Popen[str]] = []
-        try:
-            for command in peer.commands:
-                processes.append(start(command, output=output, errors=errors))
-            failed = _wait_for_all(processes)
-        finally:
-            for process in processes:
-                end(process)
-        output.seek(0)
-        errors.seek(0)
-        if failed is not None:
-            last_lines = "\n".join(errors.read().splitlines()[-8:])
-            raise BenchError(f"exit code {processes[failed].returncode}: {peer.commands[failed]}\n{last_lines}")
-        return output.read()
+def launched(*flags: str) -> Recipe:
+    """One instance under cpulaunch with these flags of cpulaunch."""
+    return Recipe(launch=_cpulaunch(*flags, several=False), precision="bf16" if "bf16" in flags else "fp32")
 
 
-def _wait_for_all(processes: Sequence[subprocess.Popen[str]]) -> int | None:
-    """The index of the first process to fail, or None once all have succeeded."""
-    if len(processes) == 1:  # no polling: this wait may be what is timed
-        return 0 if processes[0].wait() else None
-    while True:
-        codes = [process.poll() for process in processes]
-        failed = next((index for index, code in enumerate(codes) if code), None)
-        if failed is not None or None not in codes:
-            return failed
-        time.sleep(0.05)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Effect: ends the process and all below it; politely first, but run_cpu has been seen to hang on SIGTERM."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        kill_tree(process.pid)
-        process.wait()
+def missing_peers(names: Sequence[str], folder: Path) -> dict[str, str]:
+    """Peer -> the command that installs what it needs, for those whose environment or program is not there."""
+    needed = {name: PEERS[name].environment for name in names}
+    hints = {
+        name: f"{SETUP} --folder {folder} {environment}"
+        for name, environment in needed.items()
+        if environment and not (folder / environment / "ready").exists()
+    }
+    if "numactl" in names and not shutil.which("numactl"):
+        hints["numactl"] = "apt-get install numactl"
+    return hints

@@ -1,36 +1,78 @@
-"""Pure part of the throughput bench: from the printed lines of the copies to ratios and a table."""
+"""Pure part of the throughput benches: from the printed lines of the copies to ratios and tables.
+
+A peer that failed on a model has no samples for it: its cell is empty, and its mean says over how many models it is.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from interleave import geometric_mean, paired_ratios, spread
 from report import format_spread, format_table
 
-REFERENCES = ("python", "run_cpu")
+COMPILERS = ("inductor", "zentorch")
+REFERENCES: Mapping[str, tuple[str, ...]] = {
+    "python": ("python",),
+    "run_cpu": ("run_cpu",),
+    "the best of inductor and zentorch, fp32": COMPILERS,
+    "the best of inductor and zentorch, fp32 or bf16": (*COMPILERS, *(f"{name}-bf16" for name in COMPILERS)),
+    "the best of ipexrun": ("ipexrun", "ipexrun-1"),
+}
+"""What rates are divided by: the fastest, round by round, of these peers."""
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
 """Model -> peer -> samples/s of each round."""
 
+Ratios = Mapping[str, Mapping[str, float]]
+"""Model -> peer -> median ratio."""
+
+
+def parse_figures(output: str, unit: str) -> list[tuple[str, float]]:
+    """Name and value of every line `NAME: VALUE UNIT`, whatever prefix a launcher put before it."""
+    value = r"[0-9.]+(?:e[+-]?[0-9]+)?|nan|inf"
+    found = re.findall(rf"\b(\w+): ({value}) {re.escape(unit)}\s*$", output, flags=re.MULTILINE)
+    return [(name, float(number)) for name, number in found]
+
 
 def parse_rates(output: str) -> list[float]:
-    """The samples/s of every copy's last line, whatever prefix a launcher put before it."""
-    return [float(rate) for rate in re.findall(r"\b\w+: ([0-9.]+) samples/s\s*$", output, flags=re.MULTILINE)]
+    """The samples/s that every copy printed."""
+    return [rate for _, rate in parse_figures(output, "samples/s")]
+
+
+def peers_of(by_model: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """The peers that have something for at least one model, in their order."""
+    return list(dict.fromkeys(peer for by_peer in by_model.values() for peer in by_peer))
+
+
+def fastest(by_peer: Mapping[str, Sequence[float]], names: Iterable[str]) -> list[float]:
+    """The best samples/s of each round among the named peers; empty if none was measured."""
+    measured = [by_peer[name] for name in names if name in by_peer]
+    return [max(rates) for rates in zip(*measured, strict=True)]
 
 
 def median_ratios(samples: Samples, reference: str) -> dict[str, dict[str, float]]:
     """Model -> peer -> median over rounds of the peer's rate over the reference's in the same round."""
+    bases = {model: fastest(by_peer, REFERENCES[reference]) for model, by_peer in samples.items()}
     return {
-        model: {peer: spread(paired_ratios(rates, by_peer[reference])).median for peer, rates in by_peer.items()}
+        model: {peer: spread(paired_ratios(rates, bases[model])).median for peer, rates in by_peer.items()}
         for model, by_peer in samples.items()
+        if bases[model]
     }
 
 
-def geometric_means(ratios: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Peer -> geometric mean over models."""
-    peers = next(iter(ratios.values()))
-    return {peer: geometric_mean([by_peer[peer] for by_peer in ratios.values()]) for peer in peers}
+def geometric_means(ratios: Ratios) -> dict[str, float]:
+    """Peer -> geometric mean over the models it has a ratio for."""
+    return {peer: geometric_mean(_of_peer(ratios, peer)) for peer in peers_of(ratios)}
+
+
+def _of_peer(ratios: Ratios, peer: str) -> list[float]:
+    return [by_peer[peer] for by_peer in ratios.values() if peer in by_peer]
+
+
+def measured_references(samples: Samples) -> list[str]:
+    """Those to which at least one model has a ratio."""
+    return [reference for reference in REFERENCES if median_ratios(samples, reference)]
 
 
 def summarise(samples: Samples) -> dict[str, object]:
@@ -47,21 +89,30 @@ def summarise(samples: Samples) -> dict[str, object]:
     }
 
 
-def measured_references(samples: Samples) -> list[str]:
-    measured = next(iter(samples.values()))
-    return [reference for reference in REFERENCES if reference in measured]
+def format_cells(title: str, cells: Mapping[str, Mapping[str, str]], models: Mapping[str, str] | None = None) -> str:
+    """A row per peer and a column per model, headed by its name and `models[name]`; `-` where there is no cell."""
+    header = [title, *(f"{model}{(models or {}).get(model, '')}" for model in cells)]
+    rows = [[peer, *(by_peer.get(peer, "-") for by_peer in cells.values())] for peer in peers_of(cells)]
+    return format_table(header, rows)
 
 
 def format_samples(samples: Samples) -> str:
-    """A row per peer and a column per model; below, the ratios to each reference and their geometric means."""
-    peers = list(next(iter(samples.values())))
-    rows = [[peer, *(format_spread(spread(by_peer[peer])) for by_peer in samples.values())] for peer in peers]
-    tables = [format_table(["samples/s: median (min-max)", *samples], rows)]
+    """The rates; below, the ratios to each reference and their geometric means."""
+    cells = {
+        model: {peer: format_spread(spread(rates)) for peer, rates in by_peer.items()}
+        for model, by_peer in samples.items()
+    }
+    tables = [format_cells("samples/s: median (min-max)", cells)]
     references = measured_references(samples)
     return "\n\n".join(tables + [_format_ratios(median_ratios(samples, name), name) for name in references])
 
 
-def _format_ratios(ratios: Mapping[str, Mapping[str, float]], reference: str) -> str:
-    means = geometric_means(ratios)
-    rows = [[peer, *(f"{row[peer]:.2f}" for row in ratios.values()), f"{mean:.2f}"] for peer, mean in means.items()]
-    return format_table([f"times {reference}", *ratios, "geometric mean"], rows)
+def _format_ratios(ratios: Ratios, reference: str) -> str:
+    cells = {model: {peer: f"{ratio:.2f}" for peer, ratio in by_peer.items()} for model, by_peer in ratios.items()}
+    means = {peer: f"{mean:.2f}{_models_short(ratios, peer)}" for peer, mean in geometric_means(ratios).items()}
+    return format_cells(f"times {reference}", cells | {"geometric mean": means})
+
+
+def _models_short(ratios: Ratios, peer: str) -> str:
+    measured = len(_of_peer(ratios, peer))
+    return "" if measured == len(ratios) else f" ({measured} of {len(ratios)})"

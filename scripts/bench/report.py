@@ -35,10 +35,21 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def format_machine(machine: Mapping[str, object], versions: Mapping[str, str]) -> str:
-    """Two lines that name the machine and the versions."""
-    named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{machine['processor']}, {machine['usable_cpus']} CPUs, Linux {machine['kernel']}\n{named}"
+def format_machine(
+    machine: Mapping[str, object],
+    versions: Mapping[str, str],
+    environments: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
+    """Two lines that name the machine and the versions, and one for each further environment."""
+    lines = [
+        f"{machine['processor']}, {machine['usable_cpus']} CPUs, Linux {machine['kernel']}",
+        _format_named(versions),
+    ]
+    return "\n".join([*lines, *(f"{name}: {_format_named(of)}" for name, of in (environments or {}).items())])
+
+
+def _format_named(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def envelope(bench: str, *, settings: Mapping[str, object], commands: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers import BenchError, Command, end, start
+from commands import BenchError, Command, end, start
 from process_tree import split_tree
 
 SETTLE_SECONDS = 2.0

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from peers import PEERS, BenchError, Command, Peer, end, run_peer, start
+from commands import BenchError, Command, Peer, end, run_peer, start
+from peers import PEERS, Recipe, Scene, edited, launched, missing_peers
 from process_tree import kill_tree, split_tree
 from resident import parse_peak_bytes
 
@@ -16,11 +18,61 @@ def _python(code: str, **env: str) -> Command:
     return Command(argv=(sys.executable, "-c", code), env=env)
 
 
-@pytest.mark.parametrize(("name", "copies"), [("python", 1), ("cpulaunch-1", 1), ("cpulaunch", 2), ("torchrun", 2)])
-def test_peers_start_the_program_with_its_arguments(name: str, copies: int) -> None:
-    peer = PEERS[name](["noop.py", "--size", "3"], 2)
-    assert peer.copies == copies
-    assert peer.commands[0].argv[-3:] == ("noop.py", "--size", "3")
+TWO = Scene(instances=2, folder=Path("/cache"))
+PROGRAM = ["noop.py", "--size", "3"]
+
+
+def _line(recipe: Recipe) -> str:
+    """The only command of a recipe, without the folder of its program."""
+    (command,) = recipe.launch(PROGRAM, TWO).commands
+    return " ".join([Path(command.argv[0]).name, *command.argv[1:]])
+
+
+@pytest.mark.parametrize(
+    ("name", "copies", "line"),
+    [
+        ("run_cpu", 2, "-m torch.backends.xeon.run_cpu --ninstances 2 noop.py --size 3"),
+        ("torchrun", 2, "torchrun --standalone --nproc-per-node 2 noop.py --size 3"),
+        ("inductor", 1, "noop.py --size 3 --compile inductor"),
+        ("zentorch-bf16", 1, "noop.py --size 3 --compile zentorch --autocast bf16"),
+        ("ipexrun", 2, "ipexrun --ninstances 2 --auto-ipex --dtype bfloat16 noop.py --size 3"),
+        ("ipexrun-1", 1, "ipexrun --ninstances 1 --auto-ipex --dtype bfloat16 noop.py --size 3"),
+        ("cpulaunch", 2, "cpulaunch --instances 2 noop.py --size 3"),
+        ("cpulaunch-1", 1, "cpulaunch noop.py --size 3"),
+        ("cpulaunch-graph", 2, "cpulaunch --instances 2 --graph onednn noop.py --size 3"),
+        ("cpulaunch-bf16-1", 1, "cpulaunch --graph onednn --precision bf16 noop.py --size 3"),
+    ],
+)
+def test_peers_start_the_program_with_its_arguments(name: str, copies: int, line: str) -> None:
+    assert PEERS[name].launch(PROGRAM, TWO).copies == copies
+    assert _line(PEERS[name]).endswith(line)
+
+
+def test_precision_follows_from_the_flags() -> None:
+    assert {name for name, recipe in PEERS.items() if recipe.precision == "bf16"} == {
+        name for name in PEERS if "bf16" in name or name.startswith("ipexrun")
+    }
+    assert edited("--autocast", "bf16").precision == launched("--precision", "bf16").precision == "bf16"
+    assert edited().precision == launched("--graph", "onednn").precision == "fp32"
+
+
+def test_a_bench_adds_variants_of_its_own() -> None:
+    assert _line(launched("--channels-last")) == "cpulaunch --channels-last noop.py --size 3"
+    assert _line(edited("--autocast", "bf16")).endswith("noop.py --size 3 --autocast bf16")
+
+
+def test_other_environments_are_used_as_if_activated() -> None:
+    (command,) = PEERS["ipexrun"].launch(PROGRAM, TWO).commands
+    assert command.argv[0] == "/cache/ipex/bin/ipexrun"
+    assert command.env == {"VIRTUAL_ENV": "/cache/ipex"}
+
+
+def test_missing_environments_are_named_with_what_installs_them(tmp_path: Path) -> None:
+    (tmp_path / "ipex").mkdir()
+    (tmp_path / "ipex" / "ready").touch()
+    assert missing_peers(["python", "ipexrun", "zentorch"], tmp_path) == {
+        "zentorch": f"scripts/bench/setup-peers --folder {tmp_path} zentorch"
+    }
 
 
 def test_command_is_printed_as_it_could_be_typed() -> None:
@@ -38,6 +90,12 @@ def test_first_failure_ends_the_others_and_is_quoted() -> None:
     with pytest.raises(BenchError, match="no luck"):
         run_peer(peer)
     assert time.monotonic() - begin < 300
+
+
+def test_what_does_not_end_is_ended() -> None:
+    peer = Peer(commands=(_python("print('up', flush=True); import time; time.sleep(600)"),), copies=1)
+    with pytest.raises(BenchError, match=r"not done after 0.5 s: .*sleep"):
+        run_peer(peer, patience_seconds=0.5)
 
 
 def test_missing_program_is_named() -> None:
@@ -59,7 +117,7 @@ def test_leaves_of_the_process_tree_are_the_workers() -> None:
 
 
 def test_a_launcher_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peers.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("commands.GRACE_SECONDS", 0.2)
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )

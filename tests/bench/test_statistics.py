@@ -1,12 +1,14 @@
 """The arithmetic of the benches, without running anything."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 from arguments import at_least_one, some_of
 from interleave import Spread, geometric_mean, measure_rounds, paired_differences, paired_ratios, rotated, spread
-from rates import format_samples, parse_rates, summarise
+from rates import fastest, format_samples, parse_figures, parse_rates, summarise
 from report import format_table
+from yardsticks import Yardstick, format_errors, format_shares, shares
 
 SAMPLES = {
     "bert": {"python": [10.0, 20.0, 10.0], "cpulaunch": [20.0, 40.0, 30.0]},
@@ -73,6 +75,54 @@ def test_table_shows_median_range_and_mean() -> None:
     table = format_samples(SAMPLES)
     assert "30.0 (20.0-40.0)" in table
     assert table.splitlines()[-1].split() == ["cpulaunch", "2.00", "8.00", "4.00"]
+
+
+def test_figures_are_told_apart_by_their_unit() -> None:
+    output = "[1] bert: 1.2e-03 largest error\nbert: 2.00 samples/s\nmlp: nan largest error\n"
+    (bert, mlp) = parse_figures(output, "largest error")
+    assert bert == ("bert", 0.0012)
+    assert mlp[1] != mlp[1]
+
+
+COMPILED = {
+    "bert": {"inductor": [5.0, 8.0], "zentorch": [6.0, 4.0], "inductor-bf16": [9.0, 9.0], "cpulaunch": [12.0, 18.0]},
+    "mlp": {"python": [4.0, 4.0], "cpulaunch": [8.0, 8.0]},
+}
+
+
+def test_best_is_chosen_round_by_round() -> None:
+    assert fastest(COMPILED["bert"], ("inductor", "zentorch", "absent")) == [6.0, 8.0]
+    assert fastest(COMPILED["mlp"], ("inductor", "zentorch")) == []
+
+
+def test_ratios_to_the_best_of_several_peers_are_per_precision() -> None:
+    ratios = summarise(COMPILED)["ratios"]
+    assert isinstance(ratios, dict)
+    assert ratios["the best of inductor and zentorch, fp32"]["bert"]["cpulaunch"] == pytest.approx((2.0 + 2.25) / 2)
+    assert ratios["the best of inductor and zentorch, fp32 or bf16"]["bert"]["cpulaunch"] == pytest.approx(5 / 3)
+    assert set(ratios) == {"python", *(name for name in ratios if name.startswith("the best of inductor"))}
+
+
+def test_peer_without_a_result_leaves_its_cell_empty_and_its_mean_says_so() -> None:
+    table = format_samples({"bert": SAMPLES["bert"], "mlp": {"python": [100.0, 100.0, 100.0]}})
+    assert table.splitlines()[2].split()[-1] == "-"
+    assert table.splitlines()[-1] == "cpulaunch     2.00     -   2.00 (1 of 2)"
+
+
+YARDSTICKS = {"bert": Yardstick(file=Path("bert.pt"), rms=0.997, gflop=10.0)}
+
+
+def test_share_is_of_the_ceiling_in_the_precision_of_the_peer() -> None:
+    samples = {"bert": {"python": [10.0], "cpulaunch-bf16": [40.0, 60.0, 50.0]}}
+    shared = shares(samples, YARDSTICKS, {"fp32": 200.0, "bf16": 1000.0})
+    assert shared == {"bert": {"python": 0.5, "cpulaunch-bf16": 0.5}}
+    assert "fp32 200 GFLOP/s, bf16 1,000 GFLOP/s" in format_shares(shared, {"fp32": 200.0, "bf16": 1000.0})
+
+
+def test_errors_are_shown_beside_the_size_of_the_reference() -> None:
+    table = format_errors({"bert": {"cpulaunch-bf16": 0.0123}}, YARDSTICKS)
+    assert "bert (rms 1)" in table
+    assert "1.2e-02" in table
 
 
 def test_table_columns_are_aligned() -> None:

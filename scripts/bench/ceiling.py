@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Print this machine's fastest square matrix product on all usable cores: `fp32: 200.00 GFLOP/s`, `bf16: …`."""
+
+import argparse
+import time
+
+import torch
+
+SIZES = (512, 1024, 2048, 3072)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def best_gflop_per_second(size: int, dtype: torch.dtype, seconds: float) -> float:
+    """Of the fastest product within `seconds`, after one that is not counted."""
+    torch.manual_seed(0)
+    left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
+    result = torch.mm(left, right)
+    fastest = float("inf")
+    end = time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        torch.mm(left, right, out=result)
+        fastest = min(fastest, time.perf_counter() - begin)
+    return 2 * size**3 / fastest / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=0.4, help="for each size and precision")
+    options = parser.parse_args()
+    for name, dtype in DTYPES.items():
+        best = max(best_gflop_per_second(size, dtype, options.seconds) for size in SIZES)
+        print(f"{name}: {best:.2f} GFLOP/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
