@@ -35,6 +35,8 @@ class Precision:
         they would be missing from the trace).
         """
         device = device_of(module)
+        if not torch.amp.is_autocast_available(device):
+            return Mode(low=False, widen=False)
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             if not cache:
