@@ -1,0 +1,87 @@
+"""`cpulaunch --graph onednn` as a user types it: an unedited program, its report, and --strict."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+PROGRAM = """
+import torch
+from torch import nn
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
+
+    def forward(self, value):
+        return self.layers(value) if value.sum() > 0 else -value
+
+torch.manual_seed(0)
+model = {"plain": Branch().layers, "branch": Branch()}[KIND].eval()
+with torch.no_grad():
+    for _ in range(4):
+        result = model(torch.ones(64, 256))
+print("type", type(result).__name__, result.dtype)
+print(f"sum: {result.double().sum():.6f}")
+"""
+
+
+def launch(folder: Path, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
+    program = folder / "infer.py"
+    program.write_text(f"KIND = {kind!r}\n" + PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("CPULAUNCH", "OMP"))}
+    return subprocess.run(
+        [sys.executable, "-m", "cpulaunch", *options, str(program)],
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONWARNINGS": "ignore"},
+        timeout=300,
+    )
+
+
+def test_the_report_says_what_was_captured(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = launch(tmp_path, "plain", "--graph", "onednn", "--report", str(report), "--metric", r"sum: (\S+)")
+    assert result.returncode == 0, result.stderr
+    assert "type Tensor torch.float32" in result.stdout
+    told = json.loads(report.read_text())
+    (worker,) = told["workers"]
+    graph = worker["graph"]
+    # On some CPUs eager products of this size are the faster ones; then the report says so.
+    assert [one["module"] for one in graph["captured"] + graph["eager"]] == ["Sequential"]
+    assert worker["plugin"] == "loaded"
+    assert worker["settings"]["graph"] == {"state": "applied", "detail": "onednn"}
+    assert worker["binding"]["as_planned"] is True
+    plain = launch(tmp_path, "plain")
+    assert told["metrics"]["sum"]["sum"] == pytest.approx(float(plain.stdout.split("sum: ")[1]), rel=1e-3)
+
+
+def test_a_program_without_the_flag_is_not_touched(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    assert launch(tmp_path, "plain", "--report", str(report)).returncode == 0
+    (worker,) = json.loads(report.read_text())["workers"]
+    assert worker["graph"] == {"captured": [], "eager": [], "frozen_bytes": 0}
+
+
+def test_a_module_that_cannot_be_captured_is_told(tmp_path: Path) -> None:
+    result = launch(tmp_path, "branch", "--graph", "onednn")
+    assert result.returncode == 0
+    assert "type Tensor torch.float32" in result.stdout
+    lines = [line for line in result.stderr.splitlines() if "--graph" in line]
+    assert len(lines) == 1
+    assert "Branch is not captured as a whole: Dynamo: Data-dependent branching" in lines[0]
+
+
+def test_strict_ends_a_program_that_cannot_be_captured(tmp_path: Path) -> None:
+    result = launch(tmp_path, "branch", "--graph", "onednn", "--strict")
+    assert result.returncode == 125
+    assert "ended by --strict" in result.stderr
+    assert "type" not in result.stdout
