@@ -89,7 +89,7 @@ class _Models:
 
         @wraps(plain)
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
-            if place.inside or module.training or not self._may_drop_gradients() or torch._C._get_tracing_state():
+            if place.inside or module.training or not self._may_drop_gradients() or _is_watched():
                 return plain(module, *arguments, **named)
             place.inside = True
             try:
@@ -105,8 +105,9 @@ class _Models:
     def _outermost(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if module not in self._seen and self._lock.acquire(blocking=False):  # Else another thread optimizes a model.
             try:
-                self._seen[module] = None  # If optimizing fails.
-                return self._first_call(module, arguments, named)
+                self._seen[module] = None  # If it is not to be optimized, or that fails.
+                if _can_be_optimized(module):
+                    return self._first_call(module, arguments, named)
             finally:
                 self._lock.release()
         twin = self._seen.get(module)
@@ -176,6 +177,17 @@ class _Models:
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _is_watched() -> bool:
+    """Whether this call is part of tracing or compiling, which must see the model itself."""
+    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+
+
+def _can_be_optimized(module: Any) -> bool:
+    """Whether it has weights, and the program has not made a graph of it already."""
+    compiled = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+    return not compiled and not isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters())
 
 
 def _has_hooks(module: Any) -> bool:

@@ -86,6 +86,16 @@ CASES = {
         {},
         "2 True",
     ),
+    "graphs of the program's own, and losses": (
+        """
+        traced = torch.jit.trace(Net().eval(), x, check_trace=False)
+        loss = torch.nn.MSELoss().eval()
+        with torch.no_grad():
+            print(largest(traced(x), traced(x)), loss(x, x).item())
+        """,
+        {},
+        "0.0 0.0",
+    ),
     "weights changed": (
         """
         model = Net().eval()
