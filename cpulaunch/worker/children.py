@@ -1,7 +1,8 @@
 """What programs started by the worker inherit: the worker's CPUs, and a LD_PRELOAD that is not ours.
 
 Fork hooks do not run for started programs: subprocess and multiprocessing's spawn go through
-_posixsubprocess.fork_exec, which calls them only for a preexec_fn. So the functions that start programs are wrapped:
+_posixsubprocess.fork_exec, which calls them only for a preexec_fn, or (subprocess since Python 3.13) os.posix_spawn.
+So the functions that start programs, or put one in this one's place, are wrapped:
 
 - An OpenMP runtime that pins leaves the calling thread on one CPU. For the moment of the start it gets the worker's
   CPUs back, and so does the program, before its own OpenMP runtime looks at its mask.
@@ -24,7 +25,7 @@ from cpulaunch.worker.pinning import worker_cpus, worker_mask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 PRELOAD = "LD_PRELOAD"
@@ -63,9 +64,11 @@ def _wrap_starts(left: Inheritance) -> None:
     for module, name, wrapped in (
         (import_module("_posixsubprocess"), "fork_exec", partial(_fork_exec, left)),
         (subprocess, "_fork_exec", partial(_fork_exec, left)),
-        (os, "posix_spawn", partial(_with_mask, left)),
-        (os, "posix_spawnp", partial(_with_mask, left)),
+        (os, "posix_spawn", partial(_with_environ, left)),
+        (os, "posix_spawnp", partial(_with_environ, left)),
         (os, "system", partial(_with_mask, left)),
+        (os, "execv", partial(_exec, left, os.execve)),  # All others of os call these two.
+        (os, "execve", partial(_with_environ, left)),
     ):
         plain = getattr(module, name)
         setattr(module, name, wraps(plain)(_around(wrapped, plain)))
@@ -78,10 +81,29 @@ def _around(wrapped: Callable[..., Any], plain: Callable[..., Any]) -> Callable[
 def _fork_exec(left: Inheritance, plain: Callable[..., int], *arguments: Any) -> int:
     """Source: _posixsubprocess.fork_exec(argv, executables, close_fds, pass_fds, cwd, env, …), Python 3.11 to 3.14."""
     argv, executables, close, kept, cwd, env, *rest = arguments
-    if left.preload and [os.fsdecode(path) for path in executables] == [sys.executable]:
-        env = _with_preload(left, env)
+    if left.preload and len(executables) == 1 and _is_this_python(executables[0]):
+        variables = os.environb if env is None else dict(entry.partition(b"=")[::2] for entry in env)
+        env = [name + b"=" + value for name, value in _with_preload(left, variables).items()]
     with worker_mask(left.cpus):
         return plain(argv, executables, close, kept, cwd, env, *rest)
+
+
+def _with_environ(
+    left: Inheritance, plain: Callable[..., Any], path: Any, argv: Any, env: Any = None, **named: Any
+) -> Any:
+    """Source: os.posix_spawn and os.execve(path, argv, env); None: this process's, for posix_spawn since 3.13."""
+    if left.preload and _is_this_python(path):
+        env = _with_preload(left, os.environb if env is None else _encoded(env))
+    with worker_mask(left.cpus):
+        return plain(path, argv, env, **named)
+
+
+def _exec(left: Inheritance, execve: Callable[..., None], plain: Callable[..., None], path: Any, argv: Any) -> None:
+    """Source: os.execv(path, argv)."""
+    if left.preload and _is_this_python(path):
+        _with_environ(left, execve, path, argv)
+    with worker_mask(left.cpus):
+        plain(path, argv)
 
 
 def _with_mask(left: Inheritance, plain: Callable[..., int], *arguments: Any, **named: Any) -> int:
@@ -89,12 +111,17 @@ def _with_mask(left: Inheritance, plain: Callable[..., int], *arguments: Any, **
         return plain(*arguments, **named)
 
 
-def _with_preload(left: Inheritance, env: list[bytes] | None) -> list[bytes] | None:
-    """The "NAME=VALUE" list with the worker's LD_PRELOAD, where the program has not made an environment of its own."""
-    entries = [name + b"=" + value for name, value in os.environb.items()] if env is None else env
-    variables = dict(entry.partition(b"=")[::2] for entry in entries)
+def _is_this_python(path: object) -> bool:
+    return isinstance(path, (str, bytes, os.PathLike)) and os.fsdecode(path) == sys.executable
+
+
+def _encoded(env: Mapping[Any, Any]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+
+
+def _with_preload(left: Inheritance, variables: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+    """The variables with the worker's LD_PRELOAD, where the program has not made an environment of its own."""
     key, users = os.fsencode(PRELOAD), None if left.users is None else os.fsencode(left.users)
     if os.fsencode(VARIABLE) not in variables or variables.get(key) != users:
-        return env
-    others = [entry for entry in entries if not entry.startswith(key + b"=")]
-    return [*others, key + b"=" + os.fsencode(left.preload or "")]
+        return variables
+    return {**variables, key: os.fsencode(left.preload or "")}

@@ -13,6 +13,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 TELL = "import json, os; print(json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get('LD_PRELOAD')]))"
+SUCCEED = """
+import json, os, sys
+told = json.load(open(sys.argv[1]))
+told["successor"] = [sorted(os.sched_getaffinity(0)), os.environ.get("LD_PRELOAD")]
+json.dump(told, open(sys.argv[1], "w"))
+"""
 
 
 class Cpus(Dataset):
@@ -63,6 +69,7 @@ def main():
         "spawn": loaded("spawn") if loads else None,
         "forked child": by_multiprocessing("fork"),
         "this python": by_program(sys.executable),
+        "this python by posix_spawn": by_program(sys.executable, close_fds=False),
         "another program": by_program(link),
         "posix_spawn": by_program(link, close_fds=False),
         "still": sorted(os.sched_getaffinity(0)),
@@ -73,6 +80,7 @@ def main():
         told["spawned child"] = by_multiprocessing("spawn")
     with open(sys.argv[1], "w") as file:
         json.dump(told, file)
+    os.execl(sys.executable, sys.executable, "-c", SUCCEED, sys.argv[1])
 
 
 if __name__ == "__main__":
