@@ -119,7 +119,7 @@ PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 def _pins(runtime: Runtime, affinity: str, smt: bool) -> dict[str, str]:
     if affinity == "none":
-        return {"OMP_PROC_BIND": "false"} | ({} if runtime == "gnu" else {"KMP_AFFINITY": "none"})
+        return {"OMP_PROC_BIND": "false"} if runtime == "gnu" else {"KMP_AFFINITY": "none"}
     if runtime == "gnu":
         return {"OMP_PLACES": "threads" if smt else "cores", "OMP_PROC_BIND": affinity}
     return {"KMP_AFFINITY": "granularity=fine," + ("compact,1,0" if affinity == "close" else "scatter")}
