@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from contextlib import suppress
 from functools import wraps
 
@@ -23,7 +25,7 @@ _mapped: set[tuple[int, int]] = set()
 
 
 def install(settings: TorchSettings) -> str:
-    """Effect: torch.load maps files where the caller has not said whether to; torch.save spares mapped files."""
+    """Effect: torch.load maps files where the caller has not said whether to; whoever writes them anew spares them."""
     load, save = _mapping(torch.serialization.load), _sparing(torch.serialization.save)
     torch.load = torch.serialization.load = load
     torch.save = torch.serialization.save = save
@@ -57,23 +59,49 @@ def _can_be_mapped(f: object) -> bool:
 
 
 def _sparing(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.save that replaces a mapped file instead of emptying it.
-
-    A file emptied under its mapping ends the process with SIGBUS. Source: mmap(2).
-    """
+    """torch.save that replaces a mapped file instead of emptying it."""
 
     @wraps(plain)
     def save(obj: object, f: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(f, (str, os.PathLike)) and _identity(f) in _mapped:
-            with suppress(OSError):
-                os.unlink(os.path.realpath(f))
+        _spare(f)
         return plain(obj, f, *arguments, **named)
 
     return save
 
 
+def _look(event: str, arguments: tuple[Any, ...]) -> None:
+    """Effect: a mapped file that Python code is about to empty is replaced. Source: PEP 578, "open" of io.open.
+
+    Not for os.open, whose path may be relative to another directory than ours.
+    """
+    if event != "open":
+        return
+    with suppress(Exception):  # It would keep the program from opening its file.
+        path, mode, flags = arguments
+        if isinstance(mode, str) and flags & os.O_TRUNC:
+            _spare(path)
+
+
+def _spare(f: object) -> None:
+    """Effect: if this is a mapped file, an empty one with its permissions takes its name.
+
+    A file emptied under its mapping ends the process with SIGBUS. Source: mmap(2).
+    """
+    if not isinstance(f, (str, bytes, os.PathLike)) or _identity(f) not in _mapped:
+        return
+    path = os.path.realpath(os.fsdecode(f))
+    new = f"{path}.{os.getpid()}.new"
+    with suppress(OSError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.chmod(new, mode)
+        os.replace(new, path)
+
+
 def _remember(f: Any) -> None:
     if identity := _identity(f):
+        if not _mapped:
+            sys.addaudithook(_look)  # Not earlier: it is called often, and stays.
         _mapped.add(identity)
 
 

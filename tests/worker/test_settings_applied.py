@@ -202,6 +202,21 @@ CASES = {
         ),
         "EOFError\nRuntimeError\nabsent",
     ),
+    "weights overwritten through a file object": (
+        case(
+            """
+            os.chmod(path, 0o640)
+            got = torch.load(path)
+            with open(path, "wb") as file:
+                torch.save({"w": torch.zeros(1)}, file)
+            print(torch.equal(got["w"], torch.arange(40000.0)), torch.load(path)["w"].tolist())
+            print(oct(os.stat(path).st_mode & 0o777), len(os.listdir(folder)))
+            """,
+            before=SAVED,
+            mmap_weights=True,
+        ),
+        "True [0.0]\n0o640 1",
+    ),
     "weights saved over themselves": (
         case(
             """
