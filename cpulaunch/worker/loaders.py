@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from cpulaunch.torch_settings import TorchSettings
 from cpulaunch.worker.arithmetic import has_gpu_build
-from cpulaunch.worker.trouble import warned
+from cpulaunch.worker.trouble import degraded, warned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _filling(plain: Callable[..., None], settings: TorchSettings) -> Callable[..
             added = _filled_in(known, (self, *arguments), named, settings)
         except Exception as error:  # noqa: BLE001 - the program gets the DataLoader it wrote
             added = {}
-            _tell_once(settings, f"a DataLoader stays as it is: {type(error).__name__}: {error}")
+            degraded(settings, "data_loading", f"a DataLoader stays as it is: {type(error).__name__}: {error}")
         plain(self, *arguments, **named, **added)
 
     return init
@@ -87,22 +87,24 @@ def _filled_in(
     if "num_workers" in added and (reason := _why_not(said["dataset"])):
         del added["num_workers"]
         _tell_once(settings, f"--dataloader-workers: {reason}")
-    if not _several(said, added):
-        added = {name: value for name, value in added.items() if name not in ("prefetch_factor", "persistent_workers")}
+    several = bool(added.get("num_workers", said.get("num_workers", 0)))
+    if "prefetch_factor" in added and not several:
+        del added["prefetch_factor"]
+    if "persistent_workers" in added and not (several and _is_map_style(said["dataset"])):
+        del added["persistent_workers"]
     if "pin_memory" in added and not torch.cuda.is_available():
         del added["pin_memory"]
     return added
 
 
-def _several(said: dict[str, Any], added: dict[str, Any]) -> bool:
-    """Whether there will be loader processes, of a map-style dataset."""
-    count = added.get("num_workers", said.get("num_workers", 0))
-    return bool(count) and not isinstance(said["dataset"], IterableDataset)
+def _is_map_style(dataset: object) -> bool:
+    """Whether it is the same from epoch to epoch: an IterableDataset may end where it is, and would stay there."""
+    return not isinstance(dataset, IterableDataset)
 
 
 def _why_not(dataset: object) -> str:
     """Why this dataset cannot be given to several processes; empty if it can."""
-    if isinstance(dataset, IterableDataset):
+    if not _is_map_style(dataset):
         return "an IterableDataset stays in the main process: each loader process would repeat all of its samples"
     if multiprocessing.current_process().daemon:
         return "a daemonic process may not have loader processes"

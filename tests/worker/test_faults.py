@@ -61,6 +61,7 @@ def outcomes(tmp_path_factory):
     for name, (settings, breaker, program, _) in AT_RUN_TIME.items():
         before = BROKEN + "\n    " + breaker
         cases[name] = case(program + "\nprint('alive')", before=before, **settings)
+        cases[f"strict {name}"] = case(program, before=before, strict=True, **settings)
     return run_cases(cases, tmp_path_factory.mktemp("faults"))
 
 
@@ -89,6 +90,11 @@ def test_a_fault_at_run_time_spares_the_program(outcomes, name):
     assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
     assert len(outcome.err.splitlines()) == (text is not None)
     assert text is None or text in outcome.err
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, text) in AT_RUN_TIME.items() if text])
+def test_a_fault_at_run_time_under_strict_ends_the_worker(outcomes, name):
+    assert outcomes[f"strict {name}"].code == 125, outcomes[f"strict {name}"].err
 
 
 @pytest.mark.parametrize("text", UNREADABLE)

@@ -274,7 +274,7 @@ CASES = {
             prefetch=3,
             persistent_workers=True,
         ),
-        "0 0 1 None None 2 False False False\n[0, 1, 2, 3]",
+        "0 0 1 None None 3 False False False\n[0, 1, 2, 3]",
     ),
     "loaders in a daemon": (
         loaders(
