@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -50,17 +50,19 @@ class Precision:
 
 def device_of(module: nn.Module) -> str:
     """The type of device the module's first parameter or buffer is on; "cpu" without one."""
-    for tensors in (module.parameters(), module.buffers()):
-        for tensor in tensors:
-            return tensor.device.type
+    with suppress(Exception):  # A class may have a `parameters` of its own.
+        for tensors in (module.parameters(), module.buffers()):
+            for tensor in tensors:
+                return tensor.device.type
     return "cpu"
 
 
 def is_low(module: nn.Module) -> bool:
     """Whether the program itself keeps this module in a low precision: its first floating parameter says so."""
-    for parameter in module.parameters():
-        if parameter.is_floating_point():
-            return parameter.dtype in LOW
+    with suppress(Exception):
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                return parameter.dtype in LOW
     return False
 
 

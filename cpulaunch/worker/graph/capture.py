@@ -14,6 +14,7 @@ from cpulaunch.record import record
 from cpulaunch.worker.graph.compare import LOW_PRECISION, ROUNDING, largest_error
 from cpulaunch.worker.graph.onednn import freeze
 from cpulaunch.worker.graph.question import Answer, RefusedError, ask
+from cpulaunch.worker.graph.sharing import sharing_differs
 from cpulaunch.worker.graph.structure import Spec, UnknownStructureError, rebuild, skeleton, take_apart
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.precision import Mode, Precision
@@ -52,7 +53,7 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
     """
     started = time.perf_counter()
     with random_state_kept():
-        answer = ask(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors)
+        answer = ask(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager)
         mode: list[Mode] = []
 
         def precise(contexts: ExitStack) -> bool:
@@ -61,8 +62,10 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
 
         frozen = freeze(answer.graph, answer.sources, call.inputs, precise)
         run = _runner(answer, _eager_spec(eager, answer.spec), frozen.run)
-        low = mode[0].low or _low(answer.tensors)
-        error = check(eager, run(call), low_precision=low)
+        low = mode[0].low or answer.low
+        graph = run(call)
+        error = check(eager, graph, low_precision=low)
+        _check_sharing(call, weights, eager, graph, run(call))
     return Captured(
         run=run,
         holds=lambda other: answer.holds(other.module, other.args, other.kwargs),
@@ -94,8 +97,12 @@ def _runner(answer: Answer, spec: Spec, outputs_of: Callable[..., tuple[Tensor, 
     return run
 
 
-def _low(tensors: tuple[Tensor, ...]) -> bool:
-    return any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
+def _check_sharing(call: Call, weights: Weights, *results: Any) -> None:
+    """Raises: RefusedError if a program that writes to results of the graph would find other elements changed."""
+    eager, graph, again = (_parts(result)[1] for result in results)
+    difference = sharing_differs(eager, graph, again, inputs=call.inputs, frozen=weights.tensors)
+    if difference:
+        raise RefusedError(f"it returns {difference}")
 
 
 def check(eager: Any, graph: Any, *, low_precision: bool) -> float:
@@ -157,10 +164,13 @@ def best_seconds(*runs: Callable[[], Any]) -> list[float]:
 
 
 def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> tuple[Any, str]:
-    """The eager result, and what the call changed in place (empty: nothing)."""
+    """The eager result, and what the call changed in place (empty: nothing): tensors, or the random state."""
     inputs = _versions(call.inputs)
     frozen = _versions(weights.tensors)
+    random = torch.get_rng_state()
     result = eager()
+    if not torch.equal(torch.get_rng_state(), random):
+        return result, "it draws random numbers"
     if _versions(call.inputs) != inputs:
         return result, "it changes an argument in place"
     return result, "it changes its own tensors in place" if _versions(weights.tensors) != frozen else ""

@@ -78,18 +78,25 @@ class Captures:
         if state is not None and state.module() is module:
             return True
         leaves = 0
-        for part in module.modules():
-            leaves += any(value is not None for value in part._parameters.values())
-            if leaves >= LEAVES_WORTH_IT:
-                return True
+        with suppress(Exception):  # A class may have a `modules` of its own.
+            for part in module.modules():
+                leaves += any(value is not None for value in part._parameters.values())
+                if leaves >= LEAVES_WORTH_IT:
+                    return True
         return False
 
     def _state(self, module: nn.Module, outermost: bool) -> State:
         state = self._states.get(id(module))
         if state is None or state.module() is not module:
             state = self._states[id(module)] = State(module, outermost=outermost)
-            weakref.finalize(module, self._states.pop, id(module), None)
+            weakref.finalize(module, self._gone, id(module), state).atexit = False
         return state
+
+    def _gone(self, address: int, state: State) -> None:
+        """Effect: what a module that no longer exists took is free for others."""
+        self._drop(state)
+        if self._states.get(address) is state:
+            del self._states[address]
 
     def _open(self, state: State, reason: str, eager: Eager) -> Any:
         state.remark(reason)
@@ -126,21 +133,25 @@ class Captures:
         state.verified[id(captured)] = state.verified.get(id(captured), 0) + 1
         try:
             check(expected, result, low_precision=captured.low_precision)
-        except (MismatchError, RefusedError) as error:
+        except Exception as error:  # noqa: BLE001  Whatever comparing raises, the eager result is right.
             self._give_up(state, f"the captured graph computes something else: {error}")
         return expected
 
     def _make(self, state: State, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
         """The eager result of a call that is then captured, or refused."""
-        if _elsewhere(call):
+        try:
+            elsewhere, refusal = _elsewhere(call), self._too_much(state)
+            weights = state.weights if elsewhere or state.weights else Weights(call.module)
+        except Exception as error:  # noqa: BLE001  Tensors without memory or versions, a `parameters` of the class.
+            self._refuse(state, key, f"its tensors cannot be watched: {error}")
+            return eager(True)
+        if elsewhere:
             state.left.add(key)
             state.remark("it is not on the CPU")
             return eager(False)
-        refusal = self._too_much(state)
-        if refusal is not None:
-            state.finish(refusal)
+        if refusal is not None or weights is None:
+            state.finish(refusal or "its tensors cannot be watched")
             return eager(False)
-        weights = state.weights or Weights(call.module)
         result, change = changes_tensors(call, weights, lambda: eager(False))
         if change:
             self._refuse(state, key, change)

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from cpulaunch.record import record
+from cpulaunch.worker.graph.sharing import kept_object
 from cpulaunch.worker.graph.structure import Spec, UnknownStructureError, take_apart
+from cpulaunch.worker.graph.writes import OwnResultsOnly, WrittenError
 
 
 class RefusedError(Exception):
@@ -29,14 +31,14 @@ class Answer:
 
     `sources`: for each placeholder the index of the call's tensor it stands for, or the frozen tensor itself.
     `results`: for each tensor of the call's result the index of the graph's output, or minus one minus the index of
-    the call's tensor that is returned as it is. `code` keeps the guards alive.
+    the call's tensor that is returned as it is. `low`: any of them is bf16 or fp16. `code` keeps the guards alive.
     """
 
     graph: torch.fx.GraphModule
     sources: tuple[int | Tensor, ...]
     spec: Spec
     results: tuple[int, ...]
-    tensors: tuple[Tensor, ...]
+    low: bool
     guards: Any
     code: types.CodeType
 
@@ -50,19 +52,47 @@ def _template(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def ask(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, inputs: list[Tensor], frozen: list[Tensor]
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    inputs: list[Tensor],
+    frozen: list[Tensor],
+    eager: object,
 ) -> Answer:
     """The call as a graph with its guards.
 
-    `inputs`: the tensors among the arguments; `frozen`: those that may become constants.
+    `inputs`: the tensors among the arguments; `frozen`: those that may become constants; `eager`: the call's result.
     Raises: RefusedError.
     """
-    recorder = _Recorder()
+    if any(map(_skips_padding, module.modules())):
+        raise RefusedError("its TransformerEncoder leaves out what is padding, which no graph of it does")
+    recorder = _Recorder(inputs + frozen)
     # A code object of its own: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
     with warnings.catch_warnings(), _dynamo_settings():
         warnings.simplefilter("ignore")
-        result = _compiled(function, recorder)(module, args, kwargs)
+        try:
+            result = _compiled(function, recorder)(module, args, kwargs)
+            kept = kept_object(eager, result)
+            if kept:
+                raise RefusedError(f"it returns {kept}")
+            return _answer(recorder, result, function.__code__, inputs=inputs, frozen=frozen)
+        finally:
+            recorder.forget()
+
+
+def _skips_padding(part: nn.Module) -> bool:
+    """Whether this is torch's encoder with nested tensors: it gives zeros at padded positions, but not in Dynamo.
+
+    Source: torch/nn/modules/transformer.py, TransformerEncoder.forward.
+    """
+    return isinstance(part, nn.TransformerEncoder) and bool(getattr(part, "use_nested_tensor", False))
+
+
+def _answer(
+    recorder: _Recorder, result: object, code: types.CodeType, *, inputs: list[Tensor], frozen: list[Tensor]
+) -> Answer:
     if recorder.graph is None or recorder.outputs is None:
         raise RefusedError("it computes nothing with tensors")
     spec, results, tensors = _match_results(result, recorder.outputs, inputs)
@@ -71,16 +101,20 @@ def ask(
         sources=_match_sources(recorder, inputs, frozen),
         spec=spec,
         results=results,
-        tensors=tensors,
-        guards=_guards(function.__code__),
-        code=function.__code__,
+        low=any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors),
+        guards=_guards(code),
+        code=code,
     )
 
 
 class _Recorder:
-    """A Dynamo backend that keeps the graph and what goes in and out of its first run."""
+    """A Dynamo backend that keeps the graph and what goes in and out of its first run.
 
-    def __init__(self) -> None:
+    `foreign`: tensors the graph must not write to. Dynamo keeps every backend for as long as the process lives.
+    """
+
+    def __init__(self, foreign: list[Tensor]) -> None:
+        self._foreign = foreign
         self.graph: torch.fx.GraphModule | None = None
         self.arguments: tuple[Any, ...] = ()
         self.outputs: tuple[Any, ...] | None = None
@@ -93,10 +127,18 @@ class _Recorder:
 
         def run(*arguments: Any) -> tuple[Any, ...]:
             self.arguments = arguments
-            self.outputs = tuple(graph(*arguments))
-            return self.outputs
+            try:
+                with OwnResultsOnly(self._foreign):
+                    outputs = self.outputs = tuple(self.graph(*arguments)) if self.graph is not None else ()
+            except WrittenError as error:
+                raise RefusedError(f"it changes an argument or its own tensors in place ({error})") from None
+            return outputs
 
         return run
+
+    def forget(self) -> None:
+        """Effect: the graph and its tensors can be freed."""
+        self.graph, self.outputs, self.arguments, self._foreign = None, None, (), []
 
 
 def _compiled(function: Callable[..., Any], recorder: _Recorder) -> Callable[..., Any]:

@@ -69,14 +69,18 @@ def _take_registered(value: Any, kind: type, tensors: list[Tensor], depth: int) 
     if node is not None:
         children, context = node.flatten_fn(value)
         return ("node", kind, context, *[take_apart(item, tensors, depth=depth + 1) for item in children])
-    if _is_plain(value, kind):
+    if is_plain(value, kind):
         return ("object", kind, *_entries(vars(value), tensors, depth))
     raise UnknownStructureError(f"an object of type {kind.__name__}")
 
 
-def _is_plain(value: object, kind: type) -> bool:
+def is_plain(value: object, kind: type) -> bool:
     """Whether the object is nothing but its attributes: made by a Python class without slots or a C base."""
-    if isinstance(value, torch.nn.Module | Tensor | type) or callable(value) or not hasattr(value, "__dict__"):
+    if (
+        isinstance(value, torch.nn.Module | Tensor | type | enum.Enum)
+        or callable(value)
+        or not hasattr(value, "__dict__")
+    ):
         return False
     bases = [base for base in kind.__mro__ if base is not object]
     return all(base.__flags__ & HEAP_TYPE and not vars(base).get("__slots__") for base in bases)
@@ -133,11 +137,11 @@ def rebuild(spec: Spec, tensors: list[Any]) -> Any:
 
 def key_of(spec: Spec, tensors: list[Tensor]) -> tuple[Any, ...] | None:
     """What two calls have in common that may share a capture; None if it cannot be compared."""
-    shapes = tuple((tensor.shape, tensor.dtype, tensor.stride(), tensor.device.type) for tensor in tensors)
-    key = (spec, shapes)
     try:
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.stride(), tensor.device.type) for tensor in tensors)
+        key = (spec, shapes)
         hash(key)
-    except TypeError:
+    except (TypeError, RuntimeError, NotImplementedError):  # RuntimeError: sparse and nested tensors have no strides.
         return None
     return key
 

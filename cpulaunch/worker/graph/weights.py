@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cpulaunch.worker.graph.writes import storage_of
+
 _version = attrgetter("_version")
 
 
@@ -50,11 +52,6 @@ class Weights:
                 if isinstance(value, Tensor):
                     self.tensors.append(value)
 
-    @property
-    def pointers(self) -> frozenset[int]:
-        """Addresses of the tensors' first elements."""
-        return frozenset(self._pointers)
-
     def unchanged(self) -> bool:
         """Whether everything is as it was; after a change it stays False."""
         if self.touched:
@@ -75,19 +72,19 @@ class Weights:
 # Access to .data and .numpy()
 
 _watched: dict[int, weakref.WeakSet[Weights]] = {}
-"""Address of a frozen tensor -> who froze it."""
+"""Address of the memory a frozen tensor is in -> who froze it."""
 
 
 def _watch(weights: Weights) -> None:
     """Effect: access to the tensors' memory is noticed from here on."""
     _install_once()
-    for pointer in weights.pointers:
-        _watched.setdefault(pointer, weakref.WeakSet()).add(weights)
+    for storage in set(map(storage_of, weights.tensors)):
+        _watched.setdefault(storage, weakref.WeakSet()).add(weights)
 
 
 def _note_access(tensor: Tensor) -> None:
     if _watched and type(tensor) in (Tensor, nn.Parameter):
-        for weights in tuple(_watched.get(tensor.data_ptr(), ())):
+        for weights in tuple(_watched.get(storage_of(tensor), ())):
             weights.touched = True
 
 
