@@ -60,7 +60,10 @@ class PreloadCandidate:
 
 @record
 class LaunchOptions:
-    """How the workers are supervised. `show` None: all workers reach the terminal."""
+    """How the workers are supervised. `show` None: all workers reach the terminal.
+
+    `plugin`: settings were chosen that only the plugin inside torch can carry out.
+    """
 
     binder: Binder = "native"
     grace_seconds: float = 30.0
@@ -71,11 +74,16 @@ class LaunchOptions:
     report: str | None = None
     metric: str | None = None
     start_barrier: bool = False
+    plugin: bool = False
 
     @property
     def watched(self) -> bool:
-        """Whether the workers tell the launch about themselves, through a directory of this run."""
-        return self.report is not None or self.metric is not None or self.start_barrier
+        """Whether the workers tell the launch about themselves, through a directory of this run.
+
+        Under --strict that is how a worker is noticed that never loaded the plugin it was to have.
+        """
+        asked = self.report is not None or self.metric is not None or self.start_barrier
+        return asked or (self.strict and self.plugin)
 
     @property
     def supervised(self) -> bool:

@@ -17,7 +17,7 @@ from cpulaunch.plan.pool import select_pool
 from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
 from cpulaunch.plan.sharing import place_unpinned
 from cpulaunch.plan.threads import default_threads
-from cpulaunch.plan.torch_checks import choose_torch
+from cpulaunch.plan.torch_checks import TorchChoices, choose_torch
 from cpulaunch.plan.torch_plugin import check_own_variables, graph_notes
 from cpulaunch.plan.tuning import Decisions, tune
 from cpulaunch.record import record
@@ -50,12 +50,13 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     preloads = choose_preloads(host, request, trials)
     choices = choose_torch(host, request)
     tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound))
+    options = _launch_options(request, choices)
     seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
         world_size=len(placement.slots),
-        workers=_workers(request, started, seats, tuned.environment),
+        workers=_workers(request, started, seats, tuned.environment, supervised=options.supervised),
         notes=(
             *(instances_note(request, placement), *pool.notes, *memory.notes, binder_note(host, request)),
             *(*preloads.notes, *asked_notes(request, choices.refused), *loaders.notes),
@@ -65,7 +66,7 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
             *(request.warnings, _binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
             *(memory.warnings, preloads.warnings, loaders.warnings, tuned.warnings),
         ),
-        launch=_launch_options(request),
+        launch=options,
     )
 
 
@@ -109,7 +110,7 @@ def _check_indexes(asked: frozenset[int] | None, present: frozenset[int], flag: 
         )
 
 
-def _launch_options(request: LaunchRequest) -> LaunchOptions:
+def _launch_options(request: LaunchRequest, choices: TorchChoices) -> LaunchOptions:
     settings = request.settings
     return LaunchOptions(
         binder=settings.binder,
@@ -121,15 +122,15 @@ def _launch_options(request: LaunchRequest) -> LaunchOptions:
         report=settings.report,
         metric=settings.metric,
         start_barrier=settings.start_barrier,
+        plugin=choices.plugin,
     )
 
 
 def _workers(
-    request: LaunchRequest, started: tuple[int, ...], seats: _Seats, environment: Environment
+    request: LaunchRequest, started: tuple[int, ...], seats: _Seats, environment: Environment, *, supervised: bool
 ) -> tuple[WorkerPlan, ...]:
-    settings = request.settings
-    replaces_launcher = len(seats.slots) == 1 and not _launch_options(request).supervised
-    argv = program_argv(request.program, unbuffered=not (replaces_launcher or settings.buffered))
+    replaces_launcher = len(seats.slots) == 1 and not supervised
+    argv = program_argv(request.program, unbuffered=not (replaces_launcher or request.settings.buffered))
     return tuple(_worker(request, index, seats, environment, argv=argv) for index in started)
 
 

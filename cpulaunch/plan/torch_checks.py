@@ -37,6 +37,11 @@ class TorchChoices:
     absence: str | None
     warnings: tuple[str, ...]
 
+    @property
+    def plugin(self) -> bool:
+        """Whether anything is chosen that the plugin is to do."""
+        return any(value != rows()[name].default for name, value in self.values.items())
+
 
 def choose_torch(host: Host, request: LaunchRequest) -> TorchChoices:
     """The settings inside torch that apply.

@@ -89,6 +89,12 @@ def test_settings_without_a_plugin_fail_a_strict_run(cpulaunch, tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 125
 
 
+def test_a_strict_run_notices_the_absence_without_a_report(cpulaunch):
+    result = cpulaunch("--strict", "--precision", "tf32", "--no-python", sys.executable, "job.py")
+    assert result.returncode == 125
+    assert f"error: {ABSENT} (--strict)" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [("no/r.json", "there is no directory"), (".", "it is a directory"), ("job.py/r.json", "there is no directory")],
