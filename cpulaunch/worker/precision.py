@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from cpulaunch.record import record
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_unseen: Any = torch._C.DisableTorchFunction
+"""A context in which reading a tensor's type and device is not seen by a program's torch function modes."""
+
 LOW = tuple(DTYPES.values())
 
 
@@ -50,7 +53,7 @@ class Precision:
 
 def device_of(module: nn.Module) -> str:
     """The type of device the module's first parameter or buffer is on; "cpu" without one."""
-    with suppress(Exception):  # A class may have a `parameters` of its own.
+    with suppress(Exception), _unseen():  # A class may have a `parameters` of its own.
         for tensors in (module.parameters(), module.buffers()):
             for tensor in tensors:
                 return tensor.device.type
@@ -59,7 +62,7 @@ def device_of(module: nn.Module) -> str:
 
 def is_low(module: nn.Module) -> bool:
     """Whether the program itself keeps this module in a low precision: its first floating parameter says so."""
-    with suppress(Exception):
+    with suppress(Exception), _unseen():
         for parameter in module.parameters():
             if parameter.is_floating_point():
                 return parameter.dtype in LOW

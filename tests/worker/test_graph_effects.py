@@ -236,3 +236,46 @@ def test_the_memory_of_a_dropped_model_is_freed(plugin: Plugin) -> None:
     del model
     gc.collect()
     assert weight() is None
+
+
+# Methods and modes
+
+
+class Scaling(Net):
+    def scaled(self, value: Tensor) -> Tensor:
+        return value * 2
+
+    def forward(self, value: Tensor) -> object:
+        return self.scaled(self.layers(value))
+
+
+class Inheriting(Scaling):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Inheriting, "forward"), (Scaling, "scaled"), (nn.Linear, "forward")])
+def test_methods_replaced_in_a_class(plugin: Plugin, monkeypatch, kind: type[nn.Module], name: str) -> None:
+    model, plain = Inheriting().eval(), getattr(kind, name)
+    for number in range(6):
+        if number == 3:
+            monkeypatch.setattr(kind, name, lambda self, value: plain(self, value) * 5)
+        value = torch.randn(4, 16)
+        close(model(value), plugin.eager(model, value))
+    assert plugin.captured()
+
+
+def test_a_function_mode_sees_every_operation_once(plugin: Plugin) -> None:
+    seen: list[object] = []
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model, counts = mlp(), []
+    for call in (model, model, model, lambda value: plugin.eager(model, value)):
+        seen.clear()
+        with Seeing():
+            call(torch.ones(4, 16))
+        counts.append(len(seen))
+    assert len(set(counts)) == 1

@@ -306,7 +306,15 @@ def _unfit(module: nn.Module) -> str | None:
         return "gradients are on (the program uses no torch.no_grad; --inference-mode turns them off)"
     if any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)):
         return "there are global forward hooks"
+    if torch._C._len_torch_function_stack() and _observed():
+        return "a torch function mode sees every operation"
     return None
+
+
+def _observed() -> bool:
+    """Whether a torch function mode besides `torch.set_default_device`'s is on."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode).__name__ != "DeviceContext" for mode in modes)
 
 
 def _elsewhere(call: Call) -> bool:

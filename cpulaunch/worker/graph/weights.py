@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from operator import attrgetter, getitem, is_
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ _version = attrgetter("_version")
 class Weights:
     """Parameters, buffers and other tensor attributes of a module and all below it, as they are now.
 
-    Noticed are: a tensor or submodule replaced, added to or removed from a module, a tensor changed in place
-    (autograd's version counter), its storage exchanged (`.to`, `.data = …`), and any access to `.data` or `.numpy()`,
-    which may change elements behind the version counter's back. Not noticed: writes through aliases made earlier by
-    `.numpy()`, and through pointers.
+    Noticed are: a method of a class replaced, a tensor or submodule replaced, added to or removed from a module, a
+    tensor changed in place (autograd's version counter), its storage exchanged (`.to`, `.data = …`), and any access to
+    `.data` or `.numpy()`, which may change elements behind the version counter's back. Not noticed: writes through
+    aliases made earlier by `.numpy()`, and through pointers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -31,6 +32,8 @@ class Weights:
         self.tensors: list[Tensor] = []
         for part in module.modules():
             self._note(part)
+        for kind in {kind for part in module.modules() for kind in type(part).__mro__} - {nn.Module, object}:
+            self._note_class(kind)
         self._sizes = list(map(len, self._tables))
         self._versions = list(map(_version, self.tensors))
         self._pointers = list(map(Tensor.data_ptr, self.tensors))
@@ -51,6 +54,16 @@ class Weights:
                 self._values.append(value)
                 if isinstance(value, Tensor):
                     self.tensors.append(value)
+
+    def _note_class(self, kind: type) -> None:
+        """Effect: methods replaced in the class are noticed: Dynamo's guards do not look there."""
+        table: Any = vars(kind)
+        self._tables.append(table)
+        for name, value in table.items():
+            if name == "forward" or (isinstance(value, FunctionType) and not kind.__module__.startswith("torch.")):
+                self._dicts.append(table)
+                self._names.append(name)
+                self._values.append(value)
 
     def unchanged(self) -> bool:
         """Whether everything is as it was; after a change it stays False."""
