@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import suppress
+from functools import wraps
 
 import torch
 
@@ -48,5 +49,16 @@ def _check_at_end(settings: TorchSettings, planned: int, process: int) -> None:
 def set_interop_threads(settings: TorchSettings) -> str:
     """Effect: torch's pool for operations side by side has this size. Raises: RuntimeError once it has started."""
     count = settings.interop_threads or 1
-    torch.set_num_interop_threads(count)
+    plain = torch.set_num_interop_threads
+    plain(count)
+
+    @wraps(plain)
+    def refused(wanted: int) -> None:
+        """torch takes one number in a process's life, so that the program's own call would end it."""
+        try:
+            plain(wanted)
+        except RuntimeError:
+            warned(settings, f"the program asked for {wanted} threads side by side; --interop-threads gave it {count}")
+
+    torch.set_num_interop_threads = refused
     return f"{count} threads for operations side by side"

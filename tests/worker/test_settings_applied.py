@@ -129,6 +129,10 @@ CASES = {
         ),
         "emit_itt None False emit_nvtx None False raised",
     ),
+    "threads side by side that the program wanted otherwise": (
+        case("torch.set_num_interop_threads(5); print(torch.get_num_interop_threads())", interop_threads=3),
+        "3",
+    ),
     "weights mapped": (
         case(
             """
@@ -327,6 +331,7 @@ CASES = {
 }
 
 SAYS = {
+    "threads side by side that the program wanted otherwise": "--interop-threads gave it 3",
     "a stream of samples": "--dataloader-workers: an IterableDataset stays in the main process",
     "loaders in a daemon": None,
     "loaders where processes are spawned": "--dataloader-workers: processes are not forked here",
