@@ -279,3 +279,17 @@ def test_a_function_mode_sees_every_operation_once(plugin: Plugin) -> None:
             call(torch.ones(4, 16))
         counts.append(len(seen))
     assert len(set(counts)) == 1
+
+
+def test_what_dynamo_cannot_do_is_no_noise(plugin: Plugin, caplog) -> None:
+    class Surviving(Net):
+        def forward(self, value: Tensor) -> object:
+            try:
+                return self.layers(value) + torch.ones(3)
+            except RuntimeError:
+                return self.layers(value)
+
+    model, value = Surviving().eval(), torch.randn(4, 16)
+    for _ in range(3):
+        close(model(value), plugin.eager(model, value))
+    assert "failed while attempting" not in caplog.text

@@ -7,9 +7,11 @@ used for capture; its bytecode is not, so a call that changes Python objects is 
 
 from __future__ import annotations
 
+import logging
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,7 +72,7 @@ def ask(
     recorder = _Recorder(inputs + frozen)
     # A code object of its own: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
-    with warnings.catch_warnings(), _dynamo_settings():
+    with warnings.catch_warnings(), _dynamo_settings(), _quiet():
         warnings.simplefilter("ignore")
         try:
             result = _compiled(function, recorder)(module, args, kwargs)
@@ -176,6 +178,17 @@ def _dynamo_settings() -> Any:
     import torch._dynamo.config as config
 
     return config.patch(skip_nnmodule_hook_guards=False, automatic_dynamic_shapes=False, suppress_errors=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Effect: what Dynamo cannot do is the refusal's reason, and not a trace of calls on the program's stderr."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def _side_effects() -> str:
