@@ -43,12 +43,12 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     bound = host.can_bind and request.settings.binder != "none"
     whole = place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
     started = _started(request, len(whole.slots))
-    loaders = plan_loaders(host, request, pool, whole, bound=bound)
+    choices = choose_torch(host, request)
+    loaders = plan_loaders(host, request, pool, whole, bound=bound, absence=choices.absence)
     placement = loaders.placement
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.slots)
     preloads = choose_preloads(host, request, trials)
-    choices = choose_torch(host, request)
     tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound))
     options = _launch_options(request, choices)
     seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound)

@@ -25,7 +25,7 @@ def with_torch(host: Host, memory_bytes: int | None = 256 * GIB) -> Host:
 def test_loader_cores_are_carved_out_of_the_instance(host: Host, wanted: int, more: str, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, max(1, pool_cores(host) // FEWEST_CORES)), label="instances")
     flags = f"--instances {count} {more}" if pool_cores(host) >= 2 * count else f"--instances {count}"
-    whole, divided = plan(host, flags), plan(host, f"{flags} --dataloader-workers {wanted}")
+    whole, divided = plan(with_torch(host), flags), plan(with_torch(host), f"{flags} --dataloader-workers {wanted}")
     for before, after in zip(whole.workers, divided.workers, strict=True):
         assert after.cpus | after.loader_cpus == before.cpus
         assert not after.cpus & after.loader_cpus
@@ -39,7 +39,7 @@ def test_loader_cores_are_carved_out_of_the_instance(host: Host, wanted: int, mo
 @given(hosts(), st.integers(1, 12))
 @settings(max_examples=150, deadline=None)
 def test_every_numa_node_gives_about_as_many(host: Host, wanted: int) -> None:
-    (worker,) = plan(host, f"--dataloader-workers {wanted}").workers
+    (worker,) = plan(with_torch(host), f"--dataloader-workers {wanted}").workers
     by_id = {cpu.id: cpu for cpu in host.cpus}
     nodes = {(by_id[id_].socket, by_id[id_].numa_node) for id_ in worker.cpus | worker.loader_cpus}
     taken = {node: 0 for node in nodes}
@@ -92,18 +92,18 @@ def test_where_cores_are_not_owned_threads_leave_time(host: Host, flags: str, th
 
 
 def test_a_quota_counts_loaders_on_cores_of_their_own_too() -> None:
-    (worker,) = plan(quota(machine(cores=8), 4.0), "--cpus 0-7 --dataloader-workers 2").workers
+    (worker,) = plan(with_torch(quota(machine(cores=8), 4.0)), "--cpus 0-7 --dataloader-workers 2").workers
     assert (worker.threads, len(worker.loader_cpus)) == (2, 2)
 
 
 def test_pinned_threads_stay_off_the_loaders_cores() -> None:
-    made = plan(machine(cores=8), "--dataloader-workers 2 --affinity explicit")
+    made = plan(with_torch(machine(cores=8)), "--dataloader-workers 2 --affinity explicit")
     assert dict(made.workers[0].env)["OMP_PLACES"] == ",".join(f"{{{id_}}}" for id_ in range(6))
 
 
 @pytest.mark.parametrize("binder", ["numactl", "taskset"])
 def test_the_programs_that_bind_get_the_compute_cpus(binder: str) -> None:
-    argv = plan(machine(cores=8), f"--dataloader-workers 2 --binder {binder}").workers[0].argv
+    argv = plan(with_torch(machine(cores=8)), f"--dataloader-workers 2 --binder {binder}").workers[0].argv
     assert "0-5" in argv
 
 
@@ -121,7 +121,7 @@ def test_memory_bounds_auto_and_is_a_warning_for_a_number() -> None:
 
 def test_the_note_says_what_was_done() -> None:
     def note(host: Host, flags: str) -> tuple[str | None, str, str]:
-        (found,) = [entry for entry in plan(host, flags).notes if entry.setting == "dataloader_workers"]
+        (found,) = [entry for entry in plan(with_torch(host), flags).notes if entry.setting == "dataloader_workers"]
         return found.value, found.origin, found.reason
 
     assert note(machine(cores=8), "--dataloader-workers 2")[:2] == ("2", "cli")
@@ -129,4 +129,14 @@ def test_the_note_says_what_was_done() -> None:
     assert "fewer than 4" in note(machine(cores=3), "--dataloader-workers 2")[2]
     assert "an instance of fewer" in note(machine(cores=7), "--instances 2 --dataloader-workers 1")[2]
     assert note(machine(cores=2), "--dataloader-workers auto")[0] == "the program's own"
-    assert not [entry for entry in plan(machine(cores=8)).notes if entry.setting == "dataloader_workers"]
+    assert not [entry for entry in plan(with_torch(machine(cores=8))).notes if entry.setting == "dataloader_workers"]
+
+
+def test_nobody_gets_cores_where_no_plugin_starts_them() -> None:
+    host = replace(machine(cores=8), torch=replace(TORCH, plugin=False))
+    made = plan(host, "--dataloader-workers 2")
+    (note,) = [entry for entry in made.notes if entry.setting == "dataloader_workers"]
+    assert (made.workers[0].threads, made.workers[0].loader_cpus) == (8, frozenset())
+    assert (note.value, told(made).dataloader_workers) == ("the program's own", None)
+    assert note.reason.startswith("not applied: cpulaunch is not installed")
+    assert "--dataloader-workers" in made.warnings[0]
