@@ -58,6 +58,8 @@ def set_interop_threads(settings: TorchSettings) -> str:
         try:
             plain(wanted)
         except RuntimeError:
+            if wanted == count:
+                return
             warned(settings, f"the program asked for {wanted} threads side by side; --interop-threads gave it {count}")
 
     torch.set_num_interop_threads = refused

@@ -129,6 +129,10 @@ CASES = {
         ),
         "emit_itt None False emit_nvtx None False raised",
     ),
+    "threads side by side that the program wanted too": (
+        case("torch.set_num_interop_threads(3); print(torch.get_num_interop_threads())", interop_threads=3),
+        "3",
+    ),
     "threads side by side that the program wanted otherwise": (
         case("torch.set_num_interop_threads(5); print(torch.get_num_interop_threads())", interop_threads=3),
         "3",
