@@ -1,6 +1,5 @@
 """What happens around outermost calls: precision, gradients, memory order, the first call, compiled engines."""
 
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -136,21 +135,6 @@ def test_threads_have_their_own_place(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert [dtype for dtype, _ in model.seen] == [torch.bfloat16] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler (g++)")
-def test_inductor_with_frozen_weights(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
-    with installed(tmp_path, TorchSettings(graph="inductor")) as plugin:
-        for _ in range(3):
-            value = torch.randn(4, 16)
-            close(model(value), plugin.eager(model, value))
-        assert [event["engine"] for event in plugin.events("captured")] == ["inductor"]
-        model[0].weight.mul_(2)
-        for _ in range(5):
-            value = torch.randn(4, 16)
-            close(model(value), plugin.eager(model, value))
 
 
 # Faults: whatever fails inside, the program goes on as without the setting; --strict ends it.

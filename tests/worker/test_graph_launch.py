@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +26,18 @@ class Branch(nn.Module):
         return self.layers(value) if value.sum() > 0 else -value
 
 torch.manual_seed(0)
-model = {"plain": Branch().layers, "branch": Branch()}[KIND].eval()
+model = {"plain": lambda: Branch().layers, "branch": Branch}[KIND]().eval()
 with torch.no_grad():
     for _ in range(4):
         result = model(torch.ones(64, 256))
 print("type", type(result).__name__, result.dtype)
 print(f"sum: {result.double().sum():.6f}")
+if KIND == "plain":
+    with torch.no_grad():
+        model[2].weight.mul_(2)
+        for _ in range(4):
+            result = model(torch.ones(64, 256))
+    print(f"changed: {result.double().sum():.6f}")
 """
 
 
@@ -56,12 +63,29 @@ def test_the_report_says_what_was_captured(tmp_path: Path) -> None:
     (worker,) = told["workers"]
     graph = worker["graph"]
     # On some CPUs eager products of this size are the faster ones; then the report says so.
-    assert [one["module"] for one in graph["captured"] + graph["eager"]] == ["Sequential"]
+    assert {one["module"] for one in graph["captured"] + graph["eager"]} == {"Sequential"}
     assert worker["plugin"] == "loaded"
     assert worker["settings"]["graph"] == {"state": "applied", "detail": "onednn"}
     assert worker["binding"]["as_planned"] is True
     plain = launch(tmp_path, "plain")
     assert told["metrics"]["sum"]["sum"] == pytest.approx(float(plain.stdout.split("sum: ")[1]), rel=1e-3)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler (g++)")
+def test_inductor_with_weights_that_change(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = launch(tmp_path, "plain", "--graph", "inductor", "--report", str(report))
+    assert result.returncode == 0, result.stderr
+    plain = launch(tmp_path, "plain")
+    for word in ("sum: ", "changed: "):
+        value, expected = (float(text.split(word)[1].split()[0]) for text in (result.stdout, plain.stdout))
+        assert value == pytest.approx(expected, rel=1e-3)
+    (worker,) = json.loads(report.read_text())["workers"]
+    told = worker["graph"]["captured"] + worker["graph"]["eager"]
+    assert all("engine" in one or "eager is faster" in one["reason"] or "changed" in one["reason"] for one in told), (
+        told
+    )
+    assert told
 
 
 def test_a_program_without_the_flag_is_not_touched(tmp_path: Path) -> None:
