@@ -55,18 +55,20 @@ def integer(*, minimum: int) -> Kind:
     )
 
 
-def _count(word: str, text: str) -> int | str:
-    return word if text == word else _integer(1, text)
+def _count(words: tuple[str, ...], text: str) -> int | str:
+    return text if text in words else _integer(1, text)
 
 
-def _toml_count(word: str, value: object) -> int | str:
-    return word if value == word else _toml_integer(1, value)
+def _toml_count(words: tuple[str, ...], value: object) -> int | str:
+    return value if isinstance(value, str) and value in words else _toml_integer(1, value)
 
 
-def count(word: str) -> Kind:
-    """A positive whole number or `word`."""
+def count(*words: str) -> Kind:
+    """A positive whole number or one of the words."""
     return Kind(
-        metavar=f"N|{word}", from_text=lambda text: _count(word, text), from_toml=lambda value: _toml_count(word, value)
+        metavar="|".join(("N", *words)),
+        from_text=lambda text: _count(words, text),
+        from_toml=lambda value: _toml_count(words, value),
     )
 
 
@@ -160,6 +162,40 @@ def _assignment(text: str) -> tuple[tuple[str, str], ...]:
     return ((name, value),)
 
 
+def _range(text: str) -> tuple[int, int]:
+    """Two whole numbers "MIN:MAX", or one for both. Source: torchrun --nnodes."""
+    first, colon, last = text.partition(":")
+    low = _integer(1, first)
+    high = _integer(1, last) if colon else low
+    if high < low:
+        raise ValueError("expected N or MIN:MAX, the smaller one first")
+    return low, high
+
+
+def _port(text: str) -> int:
+    value = _integer(0, text)
+    if value > 65535:
+        raise ValueError("expected a port, 0 to 65535")
+    return value
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(part.strip().partition("=") for part in text.split(","))
+    if not all(name and equals and value for name, equals, value in pairs):
+        raise ValueError("expected K=V, or several separated by commas")
+    return tuple((name, value) for name, _, value in pairs)
+
+
+def _streams(text: str) -> int | tuple[tuple[int, int], ...]:
+    """Source: torchrun --redirects, here with local ranks of any size."""
+    if text in ("0", "1", "2", "3"):
+        return int(text)
+    pairs = [part.partition(":") for part in text.split(",")]
+    if not all(rank.isascii() and rank.isdigit() and which in ("0", "1", "2", "3") for rank, _, which in pairs):
+        raise ValueError("expected 0, 1 (stdout), 2 (stderr), 3 (both) or RANK:N,RANK:N")
+    return tuple((int(rank), int(which)) for rank, _, which in pairs)
+
+
 def _pattern(text: str) -> str:
     import re
 
@@ -180,5 +216,11 @@ FLAG = Kind(metavar="", from_text=_text_bool, from_toml=_toml_bool, flag=True)
 TEXT = Kind(metavar="PATH", from_text=_text, from_toml=_toml_text)
 PATTERN = Kind(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = Kind(metavar="LIST", from_text=_cpulist, from_toml=_never)
+WORD = Kind(metavar="TEXT", from_text=_text, from_toml=_toml_text)
+WORDS = Kind(metavar="TEXT,...", from_text=_names, from_toml=_never)
+RANGE = Kind(metavar="N|MIN:MAX", from_text=_range, from_toml=_never)
+PORT = Kind(metavar="PORT", from_text=_port, from_toml=_never)
+PAIRS = Kind(metavar="K=V,...", from_text=_pairs, from_toml=_never)
+STREAMS = Kind(metavar="N|RANK:N,...", from_text=_streams, from_toml=_never)
 NAMES = Kind(metavar="NAME|FILE|auto|none", from_text=_names, from_toml=_never)
 ASSIGNMENTS = Kind(metavar="K=V", from_text=_assignment, from_toml=_never, repeatable=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from cpulaunch.record import field, record
-from cpulaunch.settings import Settings
+from cpulaunch.settings import JOB_SETTINGS, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class LaunchRequest:
     def origin(self, setting: str) -> Origin:
         """Who chose a setting's value; "default" if nobody did."""
         return self.origins.get(setting, "default")
+
+    @property
+    def distributed(self) -> bool:
+        """Whether this is a job of ranks: somebody chose a setting that only such a job has."""
+        return any(name in self.origins for name in JOB_SETTINGS)
 
 
 def merge(

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
 Count: TypeAlias = 'int | Literal["auto"]'
-Group: TypeAlias = (
-    'Literal["Placement", "Memory and threads", "Preloads", "Inside torch", "Data loading", "Profile", "Launch"]'
-)
+Unit: TypeAlias = 'Literal["auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"]'
+Streams: TypeAlias = "int | tuple[tuple[int, int], ...]"
+"""Which of a rank's streams (1 stdout, 2 stderr, 3 both): one number for all, or (local rank, number) pairs."""
+Group: TypeAlias = str
+"""The heading of the help that a setting stands under."""
 
 
 @record
@@ -175,6 +177,136 @@ class Settings:
     )
     persistent_workers: bool = _row(False, kinds.FLAG, "Data loading", "DataLoader workers live on from epoch to epoch")
 
+    nproc_per_node: int | Unit | None = _row(
+        None,
+        kinds.count("auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"),
+        "Distributed",
+        "ranks on this host; numa, socket, l3: one for each; gpu, xpu: one for each GPU",
+        in_profile=False,
+    )
+    nnodes: tuple[int, int] | None = _row(
+        None, kinds.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic one", in_profile=False
+    )
+    node_rank: int | None = _row(
+        None, kinds.integer(minimum=0), "Distributed", "this host's number (static rendezvous)", in_profile=False
+    )
+    master_addr: str | None = _row(
+        None, kinds.WORD, "Distributed", "host of rank 0 (static rendezvous)", in_profile=False
+    )
+    master_port: int | None = _row(
+        None, kinds.PORT, "Distributed", "port of rank 0's store (default: a free one on one host)", in_profile=False
+    )
+    standalone: bool = _row(
+        False, kinds.FLAG, "Distributed", "one host, rendezvous chosen automatically", in_profile=False
+    )
+    rdzv_backend: str | None = _row(
+        None, kinds.WORD, "Distributed", "rendezvous of several hosts: static, c10d, etcd-v2, ...", in_profile=False
+    )
+    rdzv_endpoint: str | None = _row(
+        None, kinds.WORD, "Distributed", "rendezvous address, HOST[:PORT]", in_profile=False
+    )
+    rdzv_id: str | None = _row(None, kinds.WORD, "Distributed", "name of the job at the rendezvous", in_profile=False)
+    rdzv_conf: tuple[tuple[str, str], ...] = _row(
+        (), kinds.PAIRS, "Distributed", "further rendezvous settings, K=V,...", in_profile=False
+    )
+    local_addr: str | None = _row(
+        None, kinds.WORD, "Distributed", "this host's address as the others see it", in_profile=False
+    )
+    max_restarts: int = _row(
+        0, kinds.integer(minimum=0), "Distributed", "restarts of all ranks after a failure", in_profile=False
+    )
+    monitor_interval: float = _row(
+        0.1,
+        kinds.number(minimum=0.0),
+        "Distributed",
+        "seconds between looks at the ranks (several hosts)",
+        in_profile=False,
+    )
+    role: str = _row(
+        "default", kinds.WORD, "Distributed", "role of the ranks, in their variables and prefixes", in_profile=False
+    )
+    run_path: bool = _row(
+        False, kinds.FLAG, "Distributed", "run SCRIPT with runpy, as torchrun --run-path does", in_profile=False
+    )
+    redirects: Streams = _row(
+        0,
+        kinds.STREAMS,
+        "Distributed",
+        "write output to files: 1 stdout, 2 stderr, 3 both, or RANK:N,... (also -r)",
+        in_profile=False,
+    )
+    tee: Streams = _row(
+        0,
+        kinds.STREAMS,
+        "Distributed",
+        "write it to files and show it, numbers as for --redirects (also -t)",
+        in_profile=False,
+    )
+    local_ranks_filter: frozenset[int] | None = _row(
+        None, kinds.CPULIST, "Distributed", "local ranks whose output reaches the terminal", in_profile=False
+    )
+    duplicate_stdout_filters: tuple[str, ...] = _row(
+        (), kinds.WORDS, "Distributed", "copy stdout lines with one of these words to one file", in_profile=False
+    )
+    duplicate_stderr_filters: tuple[str, ...] = _row(
+        (), kinds.WORDS, "Distributed", "copy stderr lines with one of these words to one file", in_profile=False
+    )
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = _row(
+        None,
+        kinds.choice("node", "socket", "exclusive", "core-complex"),
+        "Distributed",
+        "bind each rank to all of its NUMA node or socket, to its share of it, or to one L3 (default: equal shares)",
+        in_profile=False,
+    )
+    device: Literal["auto", "cpu", "gpu"] = _row(
+        "auto",
+        kinds.choice("auto", "cpu", "gpu"),
+        "Distributed",
+        "what ranks compute on: bind them to cores, or next to GPUs",
+        in_profile=False,
+    )
+    virtual_local_rank: bool = _row(
+        False, kinds.FLAG, "Distributed", "every rank sees its own GPU alone, as LOCAL_RANK 0", in_profile=False
+    )
+    signals_to_handle: tuple[str, ...] = _row(
+        ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"),
+        kinds.WORDS,
+        "Distributed",
+        "signals that end the job",
+        in_profile=False,
+    )
+    shutdown_timeout: int | None = _row(
+        None,
+        kinds.integer(minimum=0),
+        "Distributed",
+        "seconds between SIGTERM and SIGKILL (torchrun's --grace)",
+        in_profile=False,
+    )
+    start_method: Literal["spawn", "fork", "forkserver"] = _row(
+        "spawn",
+        kinds.choice("spawn", "fork", "forkserver"),
+        "Distributed",
+        "torchrun's, without effect on programs",
+        in_profile=False,
+    )
+    event_log_handler: str = _row(
+        "null", kinds.WORD, "Distributed", "torch elastic's handler of events", in_profile=False
+    )
+    logs_specs: str | None = _row(
+        None,
+        kinds.WORD,
+        "Distributed",
+        "a torchrun.logs_specs entry point, carried out by torch elastic",
+        in_profile=False,
+    )
+    scheduler: Literal["auto", "none", "slurm", "mpi", "pbs"] = _row(
+        "auto",
+        kinds.choice("auto", "none", "slurm", "mpi", "pbs"),
+        "Distributed",
+        "whose variables say which host or rank this is (mpi: also --from-mpi)",
+        in_profile=False,
+    )
+
     profile: tuple[str, ...] = _row(
         ("auto",),
         kinds.NAMES,
@@ -222,3 +354,9 @@ _ROWS = {name: Row(name=name, default=row.default, **row.metadata) for name, row
 def rows() -> dict[str, Row]:
     """Every setting's row by name, in the order of the help."""
     return _ROWS
+
+
+NOT_JOBS = ("device", "scheduler")
+"""Rows of the group Distributed that alone do not make a launch a job of ranks."""
+
+JOB_SETTINGS = tuple(name for name, row in _ROWS.items() if row.group == "Distributed" and name not in NOT_JOBS)

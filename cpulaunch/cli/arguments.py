@@ -42,7 +42,7 @@ TEXTS = {
     "--sysroot": ("DIR", "plan for the captured machine under DIR; starts nothing"),
 }
 EMITS = ("sh",)
-SHORT = {"-m": "--module", "-h": "--help"}
+SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
 
 
 class _Reader:

@@ -44,12 +44,25 @@ def launch(
     """
     if not hasattr(os, "fork"):
         raise LaunchError("cannot start workers", value=sys.platform, hint="run cpulaunch on Linux, macOS or in WSL")
+    if plan.job is not None and plan.job.engine != "member":
+        return _job(plan, environ, memory_events=memory_events, say=say)
     starts = prepare_starts(plan, environ, say=say)
     if plan.replaces_launcher:
         replace_this_process(starts[0])
     if plan.launch.watched:
         return _watched(plan, starts, environ, memory_events=memory_events, say=say)
     return _supervised(plan, starts, directory=None, memory_events=memory_events, say=say)
+
+
+def _job(plan: LaunchPlan, environ: Mapping[str, str], *, memory_events: str | None, say: Say) -> LaunchResult:
+    """How the ranks of a job ended."""
+    if plan.job is not None and plan.job.engine == "elastic":
+        from cpulaunch.launch.elastic import launch_hosts
+
+        return launch_hosts(plan, environ=environ, memory_events=memory_events, say=say)
+    from cpulaunch.launch.ranks import launch_ranks
+
+    return launch_ranks(plan, environ=environ, memory_events=memory_events, say=say)
 
 
 def _watched(

@@ -92,6 +92,62 @@ class LaunchOptions:
 
 
 @record
+class StreamsPlan:
+    """Where the ranks' output goes, by local rank: 1 stdout, 2 stderr, 3 both, 0 neither. Source: torchrun -r, -t.
+
+    `filters`: words whose lines are also copied to one file, for stdout and for stderr. `prefix` is the template of
+    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, None for torchrun's "[ROLE LOCAL_RANK]:".
+    """
+
+    redirects: tuple[int, ...]
+    tee: tuple[int, ...]
+    filters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    prefix: str | None = None
+
+
+@record
+class Rendezvous:
+    """How the hosts of a job find each other, in torch elastic's words.
+
+    `endpoint` is "HOST:PORT" or "". `id` None: a random one at each start. `conf` are further settings.
+    """
+
+    backend: str
+    endpoint: str
+    id: str | None
+    conf: tuple[tuple[str, str], ...] = ()
+
+
+@record
+class JobPlan:
+    """One distributed job as this host sees it.
+
+    `engine` native: one host, cpulaunch's own supervisor; elastic: torch's agent, each rank started through a shim
+    that binds it; member: a scheduler started one process per rank, and the plan holds this one alone.
+    `master_port` None: a free one at every start. `hosts` are the fewest and the most.
+    """
+
+    engine: Literal["native", "elastic", "member"]
+    hosts: tuple[int, int]
+    host_rank: int
+    local_world_size: int
+    role: str
+    rendezvous: Rendezvous
+    master_addr: str
+    master_port: int | None
+    max_restarts: int
+    streams: StreamsPlan
+    local_addr: str | None = None
+    monitor_interval_seconds: float = 0.1
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    run_path: bool = False
+    virtual_local_rank: bool = False
+    start_method: str = "spawn"
+    event_log_handler: str = "null"
+    logs_specs: str | None = None
+
+
+@record
 class LaunchPlan:
     """Every worker, every value with origin and reason, every warning."""
 
@@ -102,8 +158,10 @@ class LaunchPlan:
     notes: tuple[Note, ...]
     warnings: tuple[str, ...]
     launch: LaunchOptions
+    job: JobPlan | None = None
 
     @property
     def replaces_launcher(self) -> bool:
         """Whether the one worker takes over this process (exec): same pid, nothing resident."""
-        return self.world_size == 1 and not self.launch.supervised
+        alone = self.world_size == 1 if self.job is None else self.job.engine == "member"
+        return alone and not self.launch.supervised

@@ -8,13 +8,15 @@ from cpulaunch.host import Host
 from cpulaunch.plan.command import bound_argv, program_argv
 from cpulaunch.plan.compute import decide_compute
 from cpulaunch.plan.environment import Environment
+from cpulaunch.plan.job import decide_job
 from cpulaunch.plan.loaders import plan_loaders
 from cpulaunch.plan.memory import Memory, check_binder, place_memory
-from cpulaunch.plan.model import LaunchOptions, LaunchPlan, Mode, WorkerPlan
+from cpulaunch.plan.model import JobPlan, LaunchOptions, LaunchPlan, Mode, WorkerPlan
 from cpulaunch.plan.notes import asked_notes, binder_note, instances_note
-from cpulaunch.plan.placement import Slot, place
-from cpulaunch.plan.pool import select_pool
+from cpulaunch.plan.placement import Placement, Slot, place
+from cpulaunch.plan.pool import Pool, select_pool
 from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
+from cpulaunch.plan.ranks import place_ranks, rank_count, rank_variables
 from cpulaunch.plan.sharing import place_unpinned
 from cpulaunch.plan.threads import default_threads
 from cpulaunch.plan.torch_checks import TorchChoices, choose_torch
@@ -41,7 +43,8 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     check_own_variables(request)
     pool = select_pool(host, request)
     bound = host.can_bind and request.settings.binder != "none"
-    whole = place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
+    job = decide_job(request, rank_count(host, request, pool)) if request.distributed else None
+    whole = _placed(host, request, pool, job)
     started = _started(request, len(whole.slots))
     choices = choose_torch(host, request)
     loaders = plan_loaders(host, request, pool, whole, bound=bound, absence=choices.absence)
@@ -51,7 +54,7 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     preloads = choose_preloads(host, request, trials)
     tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound))
     options = _launch_options(request, choices)
-    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound)
+    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, job)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
@@ -67,7 +70,14 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
             *(memory.warnings, preloads.warnings, loaders.warnings, tuned.warnings),
         ),
         launch=options,
+        job=job,
     )
+
+
+def _placed(host: Host, request: LaunchRequest, pool: Pool, job: JobPlan | None) -> Placement:
+    if job is not None:
+        return place_ranks(host, request, pool, job.local_world_size)
+    return place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
 
 
 @record(kw_only=False)
@@ -79,10 +89,13 @@ class _Seats:
     loader_cpus: tuple[frozenset[int], ...]
     memory: Memory
     bound: bool
+    job: JobPlan | None
 
 
 def _mode(request: LaunchRequest) -> Mode:
     settings = request.settings
+    if request.distributed:
+        return "ranks"
     return "single" if settings.instances is None and settings.cores_per_instance is None else "instances"
 
 
@@ -140,6 +153,8 @@ def _worker(
     cpus = seats.slots[index].cpus if seats.bound else frozenset()
     nodes = seats.memory.nodes[index] if seats.bound else frozenset()
     policy = seats.memory.policies[index]
+    job = seats.job
+    native = job is not None and job.engine == "native"
     return WorkerPlan(
         index=index,
         cpus=cpus,
@@ -147,8 +162,14 @@ def _worker(
         numa_nodes=nodes,
         mempolicy=policy,
         threads=seats.threads[index],
-        env=(*((name, values[index]) for name, values in environment.per_worker), *environment.changes),
+        env=(
+            *((name, values[index]) for name, values in environment.per_worker),
+            *environment.changes,
+            *(rank_variables(job, index) if job is not None and native else ()),
+        ),
         argv=bound_argv(argv, binder=request.settings.binder, cpus=cpus, mempolicy=policy, nodes=nodes),
+        rank=index if native else None,
+        local_rank=None if job is None else index,
     )
 
 
