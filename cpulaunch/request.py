@@ -70,6 +70,14 @@ class LaunchRequest:
         return any(name in self.origins for name in JOB_SETTINGS)
 
 
+def setting_source(request: LaunchRequest, name: str) -> str:
+    """Where a setting's value came from, for an error message."""
+    origin = request.origin(name)
+    if origin == "environment":
+        return f"PET_{name.upper()} in your environment"
+    return "command line" if origin == "cli" else origin
+
+
 def merge(
     layers: Sequence[Layer],
     *,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _EXPLAINED = frozenset(
     (
         *("instances", "cores_per_instance", "cpus", "numa_nodes", "membind", "binder", "threads"),
-        *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env"),
+        *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env", "nproc_per_node"),
     )
 )
 """Settings with a note of their own, or that are the notes on variables."""
@@ -31,6 +31,9 @@ _BINDERS = {
 
 def instances_note(request: LaunchRequest, placement: Placement) -> Note:
     """How many workers, and how they divide the pool."""
+    if request.distributed:
+        name = "nproc_per_node"
+        return Note(setting=name, value=str(len(placement.slots)), origin=request.origin(name), reason=placement.reason)
     origins = (request.origin("instances"), request.origin("cores_per_instance"))
     origin = next((origin for origin in origins if origin != "default"), "default")
     return Note(setting="instances", value=str(len(placement.slots)), origin=origin, reason=placement.reason)

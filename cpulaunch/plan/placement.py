@@ -60,12 +60,17 @@ def slot(cores: Iterable[Core]) -> Slot:
     return Slot(kept, cpus, len(cpus))
 
 
+def in_order(pool: Pool) -> tuple[Core, ...]:
+    """The pool's cores, NUMA node after NUMA node."""
+    return tuple(sorted(pool.cores, key=lambda core: (core.numa_node, core.cpus[0])))
+
+
 def place(pool: Pool, settings: Settings) -> Placement:
     """The slots of all workers asked for, pinned to cores.
 
     Raises: UsageError if they do not fit.
     """
-    cores = tuple(sorted(pool.cores, key=lambda core: (core.numa_node, core.cpus[0])))
+    cores = in_order(pool)
     if settings.instances is None and settings.cores_per_instance is None:
         return Placement(slots=(slot(cores),), exclusive=True, reason="one worker over the whole pool")
     check_size(settings, f"the pool has {len(cores)}", len(cores))
@@ -132,22 +137,31 @@ def _rules(cores: tuple[Core, ...]) -> Iterator[_Rule]:
 
 
 def _divide(cores: tuple[Core, ...], count: int | None, settings: Settings) -> Placement:
-    """`count` instances of equal size up to one core, as large as the first tolerable rule allows."""
+    """`count` instances of equal size up to one core; more than there are cores share (--oversubscribe)."""
     if count is None or count > len(cores):
         return _fixed_size(cores, count, 1, settings)
+    return divide(cores, count, spread=settings.strategy == "spread", grow=True)
+
+
+def divide(cores: tuple[Core, ...], count: int, *, spread: bool, grow: bool, workers: str = "instances") -> Placement:
+    """`count` workers as large as the first tolerable rule allows; `grow`: the first take left-over cores, one each.
+
+    `cores` are in order of their NUMA nodes and at least `count`.
+    """
     strictest_idle = 0
     for rule in _rules(cores):
         size = _largest_size(rule, count, len(cores))
-        slots = _slots(rule.region, size, count, grow=True, spread=settings.strategy == "spread")
+        slots = _slots(rule.region, size, count, grow=grow, spread=spread)
         idle = len(cores) - sum(len(placed.cores) for placed in slots)
         strictest_idle = strictest_idle or idle
-        if idle * TOLERATED_IDLE <= len(cores):
+        largest = not grow and size == len(cores) // count
+        if largest or idle * TOLERATED_IDLE <= len(cores):
             break
     return Placement(
         slots=slots,
         exclusive=True,
         reason=_division_reason(count, idle, len(cores)),
-        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle"),
+        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle", workers),
     )
 
 
@@ -199,8 +213,8 @@ def _rule_for(cores: tuple[Core, ...], count: int | None, size: int) -> _Rule:
     return best
 
 
-def _crossing(rule: _Rule, why: str) -> tuple[str, ...]:
-    return () if rule.crosses is None else (f"instances cross {rule.crosses}: {why}",)
+def _crossing(rule: _Rule, why: str, workers: str = "instances") -> tuple[str, ...]:
+    return () if rule.crosses is None else (f"{workers} cross {rule.crosses}: {why}",)
 
 
 def _division_reason(count: int, idle: int, cores: int) -> str:

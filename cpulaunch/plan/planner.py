@@ -16,7 +16,8 @@ from cpulaunch.plan.notes import asked_notes, binder_note, instances_note
 from cpulaunch.plan.placement import Placement, Slot, place
 from cpulaunch.plan.pool import Pool, select_pool
 from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
-from cpulaunch.plan.ranks import place_ranks, rank_count, rank_variables
+from cpulaunch.plan.rank_placement import place_ranks
+from cpulaunch.plan.ranks import rank_count, rank_variables
 from cpulaunch.plan.sharing import place_unpinned
 from cpulaunch.plan.threads import default_threads
 from cpulaunch.plan.torch_checks import TorchChoices, choose_torch

@@ -26,14 +26,19 @@ class Region:
         return len({by_node(core) for core in self.cores})
 
 
+def groups(cores: Sequence[Core], key: Key) -> list[list[Core]]:
+    """The cores for which the key is equal, together, in the order in which the first of each group comes."""
+    found: dict[object, list[Core]] = {}
+    for core in cores:
+        found.setdefault(key(core), []).append(core)
+    return list(found.values())
+
+
 def region_of(cores: Sequence[Core], keys: Sequence[Key]) -> Region:
     """The tree of regions: the first key splits outermost. A level that splits nothing is left out."""
     if not keys:
         return Region(tuple(cores))
-    groups: dict[object, list[Core]] = {}
-    for core in cores:
-        groups.setdefault(keys[0](core), []).append(core)
-    inner = tuple(region_of(group, keys[1:]) for group in groups.values())
+    inner = tuple(region_of(group, keys[1:]) for group in groups(cores, keys[0]))
     if len(inner) == 1:
         return inner[0]
     return Region(tuple(core for region in inner for core in region.cores), inner)

@@ -18,15 +18,25 @@ def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
     Nodes with more free memory come first, so that not every container of a machine chooses node 0.
     Raises: UsageError if an instance asks for more cores than the quota pays for.
     """
-    total = len(pool.cores) if pool.quota_threads is None else pool.quota_threads
+    total = paid_threads(pool)
     check_size(settings, f"the CPU quota pays for {total}", total)
     count = _count(settings, pool, total)
     widths = [settings.cores_per_instance or width for width in shares(total, count)]
+    return unpinned(host, pool, widths, spread=settings.strategy == "spread")
+
+
+def paid_threads(pool: Pool) -> int:
+    """Threads that all workers together may run at a time."""
+    return len(pool.cores) if pool.quota_threads is None else pool.quota_threads
+
+
+def unpinned(host: Host, pool: Pool, widths: Sequence[int], *, spread: bool) -> Placement:
+    """Slots of these widths, each inside a NUMA node that is wide enough."""
     nodes = _nodes(host, pool.cores)
     loads = [0] * len(nodes)
     slots = []
     for width in widths:
-        chosen = _choose(nodes, loads, width, spread=settings.strategy == "spread")
+        chosen = _choose(nodes, loads, width, spread=spread)
         if chosen is None:
             slots.append(_slot(pool.cores, width))
         else:
@@ -35,7 +45,7 @@ def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
     return Placement(
         slots=tuple(slots),
         exclusive=False,
-        reason=f"{count} on a quota of {total} CPUs, inside NUMA nodes, not pinned to single cores",
+        reason=f"{len(widths)} on a quota of {paid_threads(pool)} CPUs, inside NUMA nodes, not pinned to single cores",
     )
 
 

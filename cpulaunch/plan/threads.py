@@ -36,6 +36,8 @@ def default_threads(pool: Pool, placement: Placement, request: LaunchRequest, *,
     slots = placement.slots
     quota = pool.quota_threads
     paid = [slot.width for slot in slots] if quota is None else shares(quota, len(slots))
+    if request.distributed:  # The slowest rank holds up all others: what a division leaves over helps nobody.
+        paid = [min(paid)] * len(slots)
     whole = tuple(min(slot.width, share) for slot, share in zip(slots, paid, strict=True))
     limits = tuple(limit - min(loaders, limit // 2) for limit in whole)
     counts = tuple(_count(slot, limit, request) for slot, limit in zip(slots, limits, strict=True))
@@ -75,7 +77,8 @@ def _quota_warnings(quota: int | None, count: int, limits: tuple[int, ...], requ
     if quota is None:
         return ()
     if count > quota:
-        return (f"{count} instances on a CPU quota of {quota}: the quota is oversubscribed, workers will be throttled",)
+        workers = "ranks" if request.distributed else "instances"
+        return (f"{count} {workers} on a CPU quota of {quota}: the quota is oversubscribed, workers will be throttled",)
     if size is not None and size > min(limits):
         return (f"the CPU quota pays for {min(limits)} of the {size} cores of an instance",)
     return ()

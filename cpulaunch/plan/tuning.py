@@ -91,7 +91,7 @@ def shared_because(made: Decisions) -> str | None:
     if made.pool.quota_threads is not None or not made.pool.pinned:
         return "a CPU quota is in force"
     if not made.placement.exclusive:
-        return "instances share cores (--oversubscribe)"
+        return "workers share cores"
     if any(count > limit for count, limit in zip(made.compute.threads, made.compute.limits, strict=True)):
         return "there are more threads than CPUs"
     if len(made.placement.slots) > 1 and not made.bound:
