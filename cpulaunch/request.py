@@ -59,6 +59,10 @@ class LaunchRequest:
     environ: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     """What is odd about the request itself, such as a profile made for another machine."""
+    endpoint_interface: str | None = None
+    """The network interface on the way to where the hosts of the job meet; None: one host, or it cannot be told."""
+    endpoint_address: str | None = None
+    """This host's address on that way, at which the others reach it."""
 
     def origin(self, setting: str) -> Origin:
         """Who chose a setting's value; "default" if nobody did."""

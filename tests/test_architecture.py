@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "cpulaunch"
-DATA = {"errors", "cpulist", "record", "kinds", "settings", "host", "request", "torch_settings"}
+DATA = {"errors", "endpoint", "cpulist", "record", "kinds", "settings", "host", "request", "torch_settings"}
 MAY_IMPORT = {
     "errors": set(),
+    "endpoint": {"errors"},
     "cpulist": set(),
     "record": set(),
     "kinds": {"cpulist", "record"},

@@ -34,7 +34,7 @@ def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -
     printed = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
     if not printed:
         _check_runnable(line, environ)
-    host, plan = _decide(line, environ)
+    host, plan = _decide(line, environ, patient=not printed)
     _refuse_degraded(plan)
     if printed:
         _print_plan(plan, host, line, environ)
@@ -88,13 +88,18 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
     check_program(line.program, environ)
 
 
-def _decide(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, LaunchPlan]:
+def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> tuple[Host, LaunchPlan]:
+    """`patient`: the plan is to run, so that what may take its time to appear is waited for."""
     interpreter = line.program.interpreter if line.program else sys.executable
     if line.sysroot is not None:
         # Nothing of this process reaches a captured machine's plan; where profiles are kept does.
         environ = {name: environ[name] for name in PROFILE_FOLDERS if name in environ}
     host = probe_host(_root(line), interpreter=interpreter, environ=environ, detail="launch")
     request = request_for(line, host, environ)
+    if host.sysroot is None and (request.settings.nnodes or (1, 1))[1] > 1:
+        from cpulaunch.cli.meeting import with_route
+
+        request = with_route(request, patient=patient, say=say_on_stderr)
     return host, make_plan(host, request, trials=_trials(host, request, environ))
 
 

@@ -124,7 +124,8 @@ class JobPlan:
 
     `engine` native: one host, cpulaunch's own supervisor; elastic: torch's agent, each rank started through a shim
     that binds it; member: a scheduler started one process per rank, and the plan holds this one alone.
-    `master_port` None: a free one at every start. `hosts` are the fewest and the most.
+    `master_port` None: a free one at every start. `hosts` are the fewest and the most. `interpreter` is the Python
+    that has torch, for the agent.
     """
 
     engine: Literal["native", "elastic", "member"]
@@ -145,6 +146,7 @@ class JobPlan:
     start_method: str = "spawn"
     event_log_handler: str = "null"
     logs_specs: str | None = None
+    interpreter: str = ""
 
 
 @record
