@@ -4,17 +4,29 @@ from cpulaunch.cpulist import format_cpulist
 from cpulaunch.plan.model import Binder, MemoryPolicy
 from cpulaunch.request import Program
 
+RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+"""Source: torchrun, run_script_path."""
+LOCAL_RANK = "${local_rank}"
+"""What torchrun replaces in a program's arguments. Source: torch elastic, macros.substitute."""
 
-def program_argv(program: Program | None, *, unbuffered: bool) -> tuple[str, ...]:
+
+def program_argv(program: Program | None, *, unbuffered: bool, run_path: bool = False) -> tuple[str, ...]:
     """What a worker runs; empty for a plan without a program. `unbuffered`: Python gets -u."""
     if program is None:
         return ()
     if program.kind == "command":
         return (program.target, *program.args)
     python = (program.interpreter, "-u") if unbuffered else (program.interpreter,)
+    if run_path:
+        return (*python, "-c", RUN_PATH, program.target, *program.args)
     if program.kind == "module":
         return (*python, "-m", program.target, *program.args)
     return (*python, program.target, *program.args)
+
+
+def rank_argv(argv: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
+    """The command line of one rank."""
+    return tuple(word.replace(LOCAL_RANK, str(local_rank)) for word in argv)
 
 
 def bound_argv(

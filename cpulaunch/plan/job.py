@@ -5,8 +5,9 @@ Source: torch 2.13, torch/distributed/run.py and torch/distributed/elastic.
 
 from __future__ import annotations
 
-from cpulaunch.errors import UsageError
-from cpulaunch.plan.model import JobPlan, Rendezvous, StreamsPlan
+from cpulaunch.endpoint import split_endpoint
+from cpulaunch.plan.job_checks import check_job
+from cpulaunch.plan.model import JobPlan, Note, Rendezvous, StreamsPlan
 from cpulaunch.request import LaunchRequest
 
 TYPE_CHECKING = False
@@ -15,40 +16,33 @@ if TYPE_CHECKING:
 
     from cpulaunch.settings import Settings, Streams
 
+LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
 """Of torch's static rendezvous."""
+KNOWN_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+"""Rendezvous that torch brings; on one host none of them has anything to do."""
 
 
 def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
     """The job of a request with so many ranks on this host. Raises: UsageError if the options contradict each other."""
+    check_job(request, local_world_size)
     settings = request.settings
-    hosts = settings.nnodes or (1, 1)
-    engine = _engine(settings, hosts)
-    host_rank = settings.node_rank or 0
-    if host_rank >= hosts[1]:
-        raise UsageError(
-            "no such host in the job",
-            value=f"--node-rank {host_rank}",
-            source="command line",
-            hint=f"hosts of --nnodes {hosts[1]} count from 0 to {hosts[1] - 1}",
-        )
+    hosts = _hosts(settings)
+    rendezvous = _rendezvous(settings, hosts)
+    master_addr, master_port = _master(settings, rendezvous)
+    static = rendezvous.backend == "static"
     return JobPlan(
-        engine=engine,
+        engine=_engine(settings, hosts),
         hosts=hosts,
-        host_rank=host_rank,
+        host_rank=settings.node_rank or 0 if static else 0,
         local_world_size=local_world_size,
         role=settings.role,
-        rendezvous=_rendezvous(settings, hosts),
-        master_addr=settings.master_addr or "127.0.0.1",
-        master_port=_master_port(settings, engine),
+        rendezvous=rendezvous,
+        master_addr=master_addr,
+        master_port=master_port,
         max_restarts=settings.max_restarts,
-        streams=StreamsPlan(
-            redirects=by_local_rank(settings.redirects, local_world_size),
-            tee=by_local_rank(settings.tee, local_world_size),
-            filters=(settings.duplicate_stdout_filters, settings.duplicate_stderr_filters),
-            prefix=request.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
-        ),
-        local_addr=settings.local_addr,
+        streams=_streams(request, local_world_size),
+        local_addr=settings.local_addr or request.endpoint_address,
         monitor_interval_seconds=settings.monitor_interval,
         signals=settings.signals_to_handle,
         run_path=settings.run_path,
@@ -56,6 +50,7 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
         start_method=settings.start_method,
         event_log_handler=settings.event_log_handler,
         logs_specs=settings.logs_specs,
+        interpreter="" if request.program is None else request.program.interpreter,
     )
 
 
@@ -67,10 +62,38 @@ def by_local_rank(streams: Streams, local_world_size: int) -> tuple[int, ...]:
     return tuple(chosen.get(rank, 0) for rank in range(local_world_size))
 
 
+def _streams(request: LaunchRequest, local_world_size: int) -> StreamsPlan:
+    """What is written where. --log-dir promises logs, so that alone it means both streams, shown and written."""
+    settings = request.settings
+    unsaid = "redirects" not in request.origins and "tee" not in request.origins
+    tee = 3 if settings.log_dir is not None and unsaid else settings.tee
+    return StreamsPlan(
+        redirects=by_local_rank(settings.redirects, local_world_size),
+        tee=by_local_rank(tee, local_world_size),
+        filters=(settings.duplicate_stdout_filters, settings.duplicate_stderr_filters),
+        prefix=request.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+    )
+
+
+def _hosts(settings: Settings) -> tuple[int, int]:
+    """The fewest and the most; nobody can join a standalone job."""
+    return (1, 1) if settings.standalone else settings.nnodes or (1, 1)
+
+
 def _engine(settings: Settings, hosts: tuple[int, int]) -> Literal["native", "elastic"]:
     """Native on one host, unless a plug-in of torch elastic was asked for."""
-    plugged_in = settings.logs_specs is not None or settings.event_log_handler != "null"
-    return "elastic" if hosts[1] > 1 or plugged_in else "native"
+    return "elastic" if hosts[1] > 1 or _plugged_in(settings) else "native"
+
+
+def _plugged_in(settings: Settings) -> str | None:
+    """The option that names a plug-in of torch elastic; None without one."""
+    if settings.logs_specs is not None:
+        return f"--logs-specs {settings.logs_specs}"
+    if settings.event_log_handler != "null":
+        return f"--event-log-handler {settings.event_log_handler}"
+    if settings.rdzv_backend not in (None, *KNOWN_BACKENDS) and not settings.standalone:
+        return f"--rdzv-backend {settings.rdzv_backend}"
+    return None
 
 
 def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
@@ -80,10 +103,58 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
         return Rendezvous(backend="c10d", endpoint="localhost:0", id=None, conf=settings.rdzv_conf)
     endpoint = settings.rdzv_endpoint or ""
     if chosen == "static" and not endpoint:
-        endpoint = f"{settings.master_addr or '127.0.0.1'}:{settings.master_port or DEFAULT_PORT}"
+        port = DEFAULT_PORT if settings.master_port is None else settings.master_port
+        host = settings.master_addr or LOOPBACK
+        endpoint = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
     return Rendezvous(backend=chosen, endpoint=endpoint, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
 
 
-def _master_port(settings: Settings, engine: Literal["native", "elastic"]) -> int | None:
-    """The port asked for; None for a free one."""
-    return settings.master_port or None
+def _master(settings: Settings, rendezvous: Rendezvous) -> tuple[str, int | None]:
+    """Address and port of rank 0's store; no port: a free one at every start.
+
+    Source: torch elastic: the static rendezvous' endpoint; with others this host's address and a free port.
+    """
+    if rendezvous.backend != "static":
+        return settings.local_addr or LOOPBACK, None
+    host, port = split_endpoint(rendezvous.endpoint, default_port=DEFAULT_PORT)
+    return host, port or None
+
+
+def world_size(job: JobPlan) -> int:
+    """Ranks on all hosts, if as many as there may be take part."""
+    return job.local_world_size * job.hosts[1]
+
+
+def global_rank(job: JobPlan, local_rank: int) -> int | None:
+    """The rank as far as it is known before the hosts have met."""
+    if job.engine == "native" or (job.rendezvous.backend == "static" and job.hosts[1] > 1):
+        return job.host_rank * job.local_world_size + local_rank
+    return None
+
+
+def job_notes(request: LaunchRequest, job: JobPlan) -> tuple[Note, ...]:
+    """Who starts the ranks and why, and where they meet."""
+    plugin = _plugged_in(request.settings)
+    if job.engine == "native":
+        why = "one host: cpulaunch itself starts and restarts the ranks, without torch"
+    elif job.engine == "member":
+        why = "a scheduler starts one process for each rank, and this is one of them"
+    else:
+        why = f"{plugin} is a plug-in of it" if plugin else "several hosts: torch's agent, bound by cpulaunch"
+    met = job.rendezvous
+    return (
+        Note(setting="engine", value=job.engine, origin="default", reason=why),
+        Note(
+            setting="rendezvous",
+            value=" ".join(filter(None, (met.backend, met.endpoint))) if job.engine == "elastic" else _store(job),
+            origin=next((request.origin(name) for name in _MEETING if name in request.origins), "default"),
+            reason="where the hosts meet" if job.engine == "elastic" else "where the ranks meet: rank 0 listens there",
+        ),
+    )
+
+
+_MEETING = ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "standalone")
+
+
+def _store(job: JobPlan) -> str:
+    return f"{job.master_addr}, " + ("a free port" if job.master_port is None else f"port {job.master_port}")

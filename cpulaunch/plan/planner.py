@@ -5,10 +5,11 @@ from __future__ import annotations
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
-from cpulaunch.plan.command import bound_argv, program_argv
+from cpulaunch.plan.command import bound_argv, program_argv, rank_argv
 from cpulaunch.plan.compute import decide_compute
 from cpulaunch.plan.environment import Environment
-from cpulaunch.plan.job import decide_job
+from cpulaunch.plan.job import decide_job, global_rank, job_notes, world_size
+from cpulaunch.plan.job_checks import check_kind, check_watched, job_grace, job_warnings
 from cpulaunch.plan.loaders import plan_loaders
 from cpulaunch.plan.memory import Memory, check_binder, place_memory
 from cpulaunch.plan.model import JobPlan, LaunchOptions, LaunchPlan, Mode, WorkerPlan
@@ -17,7 +18,8 @@ from cpulaunch.plan.placement import Placement, Slot, place
 from cpulaunch.plan.pool import Pool, select_pool
 from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
 from cpulaunch.plan.rank_placement import place_ranks
-from cpulaunch.plan.ranks import rank_count, rank_variables
+from cpulaunch.plan.rank_variables import rank_variables
+from cpulaunch.plan.ranks import rank_count
 from cpulaunch.plan.sharing import place_unpinned
 from cpulaunch.plan.threads import default_threads
 from cpulaunch.plan.torch_checks import TorchChoices, choose_torch
@@ -42,6 +44,7 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     """
     check_binder(request)
     check_own_variables(request)
+    check_kind(request)
     pool = select_pool(host, request)
     bound = host.can_bind and request.settings.binder != "none"
     job = decide_job(request, rank_count(host, request, pool)) if request.distributed else None
@@ -53,21 +56,23 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.slots)
     preloads = choose_preloads(host, request, trials)
-    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound))
-    options = _launch_options(request, choices)
+    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, job))
+    options = _launch_options(request, choices, job)
     seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, job)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
-        world_size=len(placement.slots),
+        world_size=len(placement.slots) if job is None else world_size(job),
         workers=_workers(request, started, seats, tuned.environment, supervised=options.supervised),
         notes=(
-            *(instances_note(request, placement), *pool.notes, *memory.notes, binder_note(host, request)),
+            *(instances_note(request, placement), *(job_notes(request, job) if job is not None else ())),
+            *(*pool.notes, *memory.notes, binder_note(host, request)),
             *(*preloads.notes, *asked_notes(request, choices.refused), *loaders.notes),
             *(*graph_notes(host, choices, len(whole.slots)), *tuned.environment.notes),
         ),
         warnings=_once(
-            *(request.warnings, _binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
+            *(request.warnings, job_warnings(request) if job is not None else ()),
+            *(_binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
             *(memory.warnings, preloads.warnings, loaders.warnings, tuned.warnings),
         ),
         launch=options,
@@ -124,13 +129,15 @@ def _check_indexes(asked: frozenset[int] | None, present: frozenset[int], flag: 
         )
 
 
-def _launch_options(request: LaunchRequest, choices: TorchChoices) -> LaunchOptions:
+def _launch_options(request: LaunchRequest, choices: TorchChoices, job: JobPlan | None) -> LaunchOptions:
     settings = request.settings
+    if job is not None:
+        check_watched(request, native=job.engine == "native")
     return LaunchOptions(
         binder=settings.binder,
-        grace_seconds=settings.grace,
+        grace_seconds=settings.grace if job is None else job_grace(request),
         log_dir=settings.log_dir,
-        show=settings.show,
+        show=settings.local_ranks_filter if settings.show is None else settings.show,
         buffered=settings.buffered,
         strict=settings.strict,
         report=settings.report,
@@ -143,8 +150,9 @@ def _launch_options(request: LaunchRequest, choices: TorchChoices) -> LaunchOpti
 def _workers(
     request: LaunchRequest, started: tuple[int, ...], seats: _Seats, environment: Environment, *, supervised: bool
 ) -> tuple[WorkerPlan, ...]:
-    replaces_launcher = len(seats.slots) == 1 and not supervised
-    argv = program_argv(request.program, unbuffered=not (replaces_launcher or request.settings.buffered))
+    replaces_launcher = len(seats.slots) == 1 and not supervised and seats.job is None
+    unbuffered = not (replaces_launcher or request.settings.buffered)
+    argv = program_argv(request.program, unbuffered=unbuffered, run_path=request.settings.run_path)
     return tuple(_worker(request, index, seats, environment, argv=argv) for index in started)
 
 
@@ -155,7 +163,8 @@ def _worker(
     nodes = seats.memory.nodes[index] if seats.bound else frozenset()
     policy = seats.memory.policies[index]
     job = seats.job
-    native = job is not None and job.engine == "native"
+    if job is not None:
+        argv = rank_argv(argv, index)
     return WorkerPlan(
         index=index,
         cpus=cpus,
@@ -166,10 +175,10 @@ def _worker(
         env=(
             *((name, values[index]) for name, values in environment.per_worker),
             *environment.changes,
-            *(rank_variables(job, index) if job is not None and native else ()),
+            *(rank_variables(request, job, index) if job is not None and job.engine == "native" else ()),
         ),
         argv=bound_argv(argv, binder=request.settings.binder, cpus=cpus, mempolicy=policy, nodes=nodes),
-        rank=index if native else None,
+        rank=None if job is None else global_rank(job, index),
         local_rank=None if job is None else index,
     )
 

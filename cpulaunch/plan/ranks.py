@@ -1,10 +1,9 @@
-"""How many ranks this host gets, and the variables that tell it which one it is."""
+"""How many ranks this host gets."""
 
 from __future__ import annotations
 
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
-from cpulaunch.plan.model import JobPlan
 from cpulaunch.plan.pool import Pool
 from cpulaunch.plan.rank_placement import UNITS
 from cpulaunch.plan.regions import groups
@@ -66,26 +65,3 @@ def _visible(host: Host, request: LaunchRequest, vendors: tuple[str, ...]) -> in
     if not present or listed is None or vendors == VENDORS["xpu"]:
         return present
     return len([name for name in listed.split(",") if name.strip() not in ("", "-1")])
-
-
-def rank_variables(job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]:
-    """What torchrun tells a rank and is known before it starts, for the native engine.
-
-    The launch adds MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_ERROR_FILE.
-    """
-    world = str(job.local_world_size)
-    return (
-        ("RANK", str(local_rank)),
-        ("LOCAL_RANK", "0" if job.virtual_local_rank else str(local_rank)),
-        ("GROUP_RANK", "0"),
-        ("ROLE_RANK", str(local_rank)),
-        ("ROLE_NAME", job.role),
-        ("LOCAL_WORLD_SIZE", world),
-        ("WORLD_SIZE", world),
-        ("GROUP_WORLD_SIZE", "1"),
-        ("ROLE_WORLD_SIZE", world),
-        ("MASTER_ADDR", job.master_addr),
-        ("TORCHELASTIC_MAX_RESTARTS", str(job.max_restarts)),
-        ("TORCHELASTIC_USE_AGENT_STORE", "False"),
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-    )

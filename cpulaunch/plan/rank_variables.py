@@ -1,0 +1,82 @@
+"""The variables that tell a rank which one it is, and where the others are."""
+
+from __future__ import annotations
+
+from cpulaunch.errors import UsageError
+from cpulaunch.host import Host
+from cpulaunch.plan.environment import Wish
+from cpulaunch.plan.model import JobPlan
+from cpulaunch.request import LaunchRequest, setting_source
+
+
+def rank_variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]:
+    """What torchrun tells a rank and is known before it starts, for the native engine.
+
+    The launch adds MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_ERROR_FILE.
+    """
+    world = str(job.local_world_size)
+    return (
+        ("RANK", str(local_rank)),
+        ("LOCAL_RANK", "0" if job.virtual_local_rank else str(local_rank)),
+        ("GROUP_RANK", "0"),
+        ("ROLE_RANK", str(local_rank)),
+        ("ROLE_NAME", job.role),
+        ("LOCAL_WORLD_SIZE", world),
+        ("WORLD_SIZE", world),
+        ("GROUP_WORLD_SIZE", "1"),
+        ("ROLE_WORLD_SIZE", world),
+        ("MASTER_ADDR", job.master_addr),
+        ("TORCHELASTIC_MAX_RESTARTS", str(job.max_restarts)),
+        ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+        *((("CUDA_VISIBLE_DEVICES", _visible_device(request, local_rank)),) if job.virtual_local_rank else ()),
+    )
+
+
+def _visible_device(request: LaunchRequest, local_rank: int) -> str:
+    """The one GPU of a rank under --virtual-local-rank. Source: torch elastic, _set_local_rank_env.
+
+    Raises: UsageError if CUDA_VISIBLE_DEVICES lists fewer than there are ranks.
+    """
+    listed = request.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return str(local_rank)
+    devices = listed.split(",")
+    if local_rank >= len(devices):
+        raise UsageError(
+            "more ranks than visible GPUs",
+            value=f"--virtual-local-rank with CUDA_VISIBLE_DEVICES={listed}",
+            source=setting_source(request, "virtual_local_rank"),
+            hint=f"--nproc-per-node {len(devices)} or fewer",
+        )
+    return devices[local_rank].strip()
+
+
+def job_wishes(host: Host, request: LaunchRequest, job: JobPlan | None) -> tuple[Wish, ...]:
+    """Variables that all ranks of this host share, unless the user sets them."""
+    if job is None:
+        return ()
+    if job.engine == "native":
+        return (*_loopback(host), _ASYNCHRONOUS)
+    if request.endpoint_interface is None:
+        return ()
+    why = "the network interface on the way to where the hosts meet"
+    return tuple(
+        Wish(name=name, value=request.endpoint_interface, origin="default", reason=why)
+        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    )
+
+
+_ASYNCHRONOUS = Wish(
+    name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    value="1",
+    origin="default",
+    reason="a collective that fails on a GPU ends its rank, as under torchrun",
+)
+
+
+def _loopback(host: Host) -> tuple[Wish, ...]:
+    """macOS calls the interface lo0 and Windows has none: there gloo chooses."""
+    if not host.can_bind:
+        return ()
+    why = "all ranks are on this host: gloo need not look up its name or cross a network card"
+    return (Wish(name="GLOO_SOCKET_IFNAME", value="lo", origin="default", reason=why),)
