@@ -7,8 +7,9 @@ import os
 import stat
 
 from cpulaunch.cli import plan_view, terminal
+from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import CpulaunchError
-from cpulaunch.launch.report import metric_lines, report, unapplied
+from cpulaunch.launch.report import metric_lines, report, unapplied, without_plugin
 from cpulaunch.launch.result import LaunchResult
 from cpulaunch.plan.model import LaunchPlan
 
@@ -38,17 +39,24 @@ def tell_the_rest(plan: LaunchPlan, result: LaunchResult, *, version: str) -> in
         terminal.complain(f"cpulaunch: {line}")
     code = result.exit_code
     if missing := unapplied(plan, result):
-        code = _complain_of_absence(missing, strict=plan.launch.strict)
+        code = _complain_of_absence(missing, _who_lacks(result), strict=plan.launch.strict)
     if plan.launch.report is None:
         return code
     content = report(plan, result, version=version, plan_json=plan_view.plan_json(plan))
     return _write_or_complain(plan.launch.report, content | {"exit_code": code})
 
 
-def _complain_of_absence(without_effect: tuple[str, ...], *, strict: bool) -> int:
-    """The exit code of a run that succeeded, but without what these flags ask for."""
+def _who_lacks(result: LaunchResult) -> str:
+    lacking = without_plugin(result)
+    if len(lacking) == len(result.workers):
+        return "no worker"
+    return f"worker {format_cpulist(frozenset(lacking))} of {len(result.workers)} never"
+
+
+def _complain_of_absence(without_effect: tuple[str, ...], who: str, *, strict: bool) -> int:
+    """The exit code of a run that succeeded, but without what these flags ask for from some workers."""
     flags = ", ".join(without_effect)
-    reason = "no worker loaded torch 2.5 or newer with cpulaunch in its environment"
+    reason = f"{who} loaded torch 2.5 or newer with cpulaunch in its environment"
     if not strict:
         terminal.complain(f"cpulaunch: warning: without effect: {flags}: {reason}")
         return 0

@@ -53,13 +53,22 @@ class StartBarrier:
         self.state = Waiting(missing=workers)
         arrivals, gate = os.path.join(directory, ARRIVALS), os.path.join(directory, GATE)
         self.fd, self._own_end = _open_pipe(arrivals)
-        end, self._gate = _open_pipe(gate)
+        end, gate_end = _open_pipe(gate)
+        self._gate: int | None = gate_end
         os.close(end)
 
     @property
     def lifted(self) -> bool:
         """Whether nobody is held back any more."""
         return self._gate is None
+
+    def close(self) -> None:
+        """Effect: all pass, and no descriptor is left."""
+        if self._gate is not None:
+            os.close(self._gate)
+            self._gate = None
+        os.close(self.fd)
+        os.close(self._own_end)
 
     def serve(self, now: float) -> None:
         """Effect: who has arrived is noted, and all pass if nobody is missing."""
@@ -92,7 +101,7 @@ class StartBarrier:
             self._gate = None
 
 
-def _open_pipe(path: str) -> tuple[int, int | None]:
+def _open_pipe(path: str) -> tuple[int, int]:
     """Both ends of a new named pipe, neither of which ever blocks. A reader that holds a writer sees no end of file."""
     os.mkfifo(path, 0o600)
     read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -95,6 +95,7 @@ class State:
 
     grace_seconds: float
     groups: frozenset[int]
+    ending_signals: frozenset[int] = ENDING
     deadlines: Mapping[int, float] = field(default_factory=dict)
     strays: frozenset[int] = frozenset()
     stray_deadline: float | None = None
@@ -103,6 +104,8 @@ class State:
     killed: frozenset[int] = frozenset()
     first_failure: int | None = None
     ended_by: int | None = None
+    asked_to_end: bool = False
+    """Whether somebody wanted this to end: by a signal that ends it, or one that is passed on and usually would."""
     output_failed: bool = False
 
     def is_killed(self, worker: int) -> bool:
@@ -121,6 +124,11 @@ def _with(state: State, **changes: Any) -> State:
     return State(**{name: getattr(state, name) for name in fields(State)} | changes)
 
 
+def joined(state: State, worker: int) -> State:
+    """The state with one more worker's group in it."""
+    return _with(state, groups=state.groups | {worker})
+
+
 Step = tuple[State, tuple[Action, ...]]
 
 
@@ -137,7 +145,7 @@ def step(state: State, event: Event, now: float) -> Step:
         case SignalArrived(number=number):
             return _signal_arrived(state, number, now)
         case LauncherGone():
-            return _kill_all(_with(state, ended_by=state.ended_by or SIGKILL))
+            return _kill_all(_with(state, ended_by=state.ended_by or SIGKILL, asked_to_end=True))
         case OutputFailed():
             failed = _with(state, output_failed=True)
             return (failed, ()) if state.ending else _end_all(failed, now, SIGTERM)
@@ -168,7 +176,9 @@ def _strays_seen(state: State, pids: frozenset[int], now: float) -> Step:
 
 def _signal_arrived(state: State, number: int, now: float) -> Step:
     """Ending signals end the launch; a Ctrl-C while it ends kills at once; all others are passed on."""
-    if number not in ENDING:
+    if number in ENDING or number in state.ending_signals:
+        state = _with(state, asked_to_end=True)
+    if number not in state.ending_signals:
         return state, (SignalGroups(state.groups, number),) if state.groups else ()
     if number == SIGINT and state.ending:
         return _kill_all(state)

@@ -96,6 +96,14 @@ class EndOrder:
                 self._epoll.register(pidfd, select.EPOLLIN)
                 self._pid_of[pidfd] = pid
 
+    def close(self) -> None:
+        """Effect: no descriptor is left of it."""
+        for pidfd in self._pid_of:
+            os.close(pidfd)
+        self._pid_of.clear()
+        if self._epoll is not None:
+            self._epoll.close()
+
     def first(self) -> Ended | None:
         """The watched child that ended first, then any other that has ended."""
         ended = ended_child()

@@ -141,10 +141,17 @@ def _missing_figure(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
 
 
 def unapplied(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
-    """The flags for inside torch that no worker was there to apply; none if a plugin loaded, or a worker failed."""
-    if result.exit_code or any(worker.seen is None or worker.seen.told.main for worker in result.workers):
+    """The flags for inside torch that some worker had no plugin to apply; none if a worker failed."""
+    if result.exit_code:
         return ()
-    return tuple(dict.fromkeys(flag for worker in plan.workers for flag in _asked_of_plugin(worker)))
+    without = frozenset(without_plugin(result))
+    lacking = [worker for worker in plan.workers if worker.index in without]
+    return tuple(dict.fromkeys(flag for worker in lacking for flag in _asked_of_plugin(worker)))
+
+
+def without_plugin(result: LaunchResult) -> tuple[int, ...]:
+    """The watched workers in none of whose processes a plugin told of itself."""
+    return tuple(w.index for w in result.workers if w.seen is not None and w.seen.told.main is None)
 
 
 def _asked_of_plugin(worker: WorkerPlan) -> list[str]:

@@ -8,6 +8,7 @@ from cpulaunch.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from cpulaunch.errors import CpulaunchError
     from cpulaunch.launch.metrics import Figure
     from cpulaunch.launch.watch import Seen
 
@@ -28,6 +29,8 @@ class WorkerResult:
     signal: int | None
     last_lines: tuple[str, ...] = ()
     log: str | None = None
+    ended_at: float | None = None
+    """Seconds since the epoch."""
     figure: Figure | None = None
     seen: Seen | None = None
 
@@ -41,6 +44,7 @@ class WorkerResult:
 class LaunchResult:
     """How the launch ended. `first_failure` is the worker, in time, that decided; `ended_by` the signal that did.
 
+    `asked_to_end`: somebody signalled it to; `trouble`: output that was asked for was lost, so all were ended.
     `oom_kills` counts processes the kernel killed in this cgroup meanwhile; None where it does not say.
     """
 
@@ -49,6 +53,8 @@ class LaunchResult:
     workers: tuple[WorkerResult, ...]
     first_failure: int | None = None
     ended_by: int | None = None
+    asked_to_end: bool = False
+    trouble: CpulaunchError | None = None
     oom_kills: int | None = None
     wall_seconds: float | None = None
 
@@ -56,6 +62,8 @@ class LaunchResult:
 def summary(result: LaunchResult) -> tuple[str, ...]:
     """Lines for a person: nothing after success, else who failed, how, and what it said last."""
     lines: list[str] = []
+    if result.trouble is not None:
+        return tuple(str(result.trouble).splitlines())
     if result.first_failure is not None:
         worker = next(w for w in result.workers if w.index == result.first_failure)
         many = len(result.workers) > 1

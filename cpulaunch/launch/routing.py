@@ -39,6 +39,7 @@ class Wiring:
     streams: tuple[tuple[Stream, ...], ...]
     logs: tuple[str | None, ...]
     figures: tuple[Figure | None, ...]
+    stdin: int
 
 
 @record
@@ -80,7 +81,15 @@ def _wire_all(plan: LaunchPlan, logs: Sequence[Sink | None]) -> Wiring:
         streams=tuple(streams for _, streams in wired),
         logs=tuple(None if log is None else log.name for log in logs),
         figures=figures,
+        stdin=stdin,
     )
+
+
+def close_wiring(wiring: Wiring) -> None:
+    """Effect: what is open of it when its streams have ended is closed."""
+    for sink in wiring.sinks:
+        sink.close()
+    os.close(wiring.stdin)
 
 
 def _figures(plan: LaunchPlan) -> tuple[Figure | None, ...]:

@@ -20,6 +20,7 @@ from cpulaunch.launch.decide import (
     StraysSeen,
     TimePassed,
     WorkerEnded,
+    joined,
     step,
 )
 from cpulaunch.launch.processes import (
@@ -34,7 +35,7 @@ from cpulaunch.launch.processes import (
 )
 from cpulaunch.launch.pump import Pump
 from cpulaunch.launch.result import LaunchResult, WorkerResult, oom_kills
-from cpulaunch.launch.routing import Wiring, WorkerEnds
+from cpulaunch.launch.routing import Wiring, WorkerEnds, close_wiring
 from cpulaunch.launch.signals import ENDING
 from cpulaunch.launch.sink import SinkError
 from cpulaunch.launch.spawn import Inherited, confirm_executed, spawn
@@ -64,27 +65,31 @@ class Terms:
     control: int
     memory_events: str | None = None
     watch: Watch | None = None
+    ending_signals: frozenset[int] = ENDING
 
 
 class Supervisor:
     """The workers' life: a context in which they are started and run, and after which none is left."""
 
-    def __init__(self, wiring: Wiring, terms: Terms, *, clock: Clock) -> None:
+    def __init__(self, wiring: Wiring, terms: Terms, *, clock: Clock, calendar: Clock) -> None:
         self._inherited = terms.inherited
         self._control = terms.control
         self._watch = terms.watch
         self._clock = clock
-        self.state = State(grace_seconds=terms.grace_seconds, groups=frozenset())
+        self._calendar = calendar
+        self.state = State(grace_seconds=terms.grace_seconds, groups=frozenset(), ending_signals=terms.ending_signals)
         self.output_error: SinkError | None = None
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
         """Per worker: its exit code, or minus the signal that killed it."""
+        self.ended_at: dict[int, float] = {}
+        """Per worker that has ended, the first first: seconds since the epoch."""
         self._worker_of: dict[int, int] = {}
         self._ends = EndOrder()
         self._all_gone = False
         self._impatient = False
         self._poll = select.poll()
-        self._wakeup = _wake_on_child()
+        self._wakeup, self._wakeup_end = _wake_on_child()
         self._poll.register(self._wakeup, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
         if self._watch is not None:
@@ -96,10 +101,16 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Effect: whatever happened, no worker and no descendant of one is left."""
+        """Effect: whatever happened, no worker and no descendant of one is left, nor any descriptor made here."""
         for group in self.state.groups:
             signal_group(self.pids[group], SIGKILL)
         kill_children()
+        signal.set_wakeup_fd(-1)
+        os.close(self._wakeup)
+        os.close(self._wakeup_end)
+        self._ends.close()
+        if self._watch is not None:
+            self._watch.close()
 
     def start(self, starts: Sequence[Start], ends: Sequence[WorkerEnds]) -> None:
         """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
@@ -112,7 +123,7 @@ class Supervisor:
             self._worker_of[one.pid] = start.worker
             if self._watch is not None:
                 self._watch.started(start.worker, one.pid)
-            self.state = State(grace_seconds=self.state.grace_seconds, groups=frozenset(self.pids))
+            self.state = joined(self.state, start.worker)
         for start, one in zip(starts, started, strict=True):
             confirm_executed(start, one)
 
@@ -156,7 +167,7 @@ class Supervisor:
             self._happened(LauncherGone())
         for number in numbers:
             # With the workers gone, only a slow reader of their output keeps us.
-            self._impatient = self._impatient or (self._all_gone and number in ENDING)
+            self._impatient = self._impatient or (self._all_gone and number in self.state.ending_signals)
             self._happened(SignalArrived(number))
         self._look_at_groups()
 
@@ -193,6 +204,7 @@ class Supervisor:
             index = self._worker_of.get(ended.pid)
             if index is not None:
                 self.statuses[index] = ended.status
+                self.ended_at[index] = self._calendar()
                 # Its group is told to end while the unreaped leader still keeps the number from being reused.
                 self._happened(WorkerEnded(index, failed=ended.status != 0))
             if index is None or self._watch is None:
@@ -230,8 +242,8 @@ class Supervisor:
         return self._pump.idle or self._impatient
 
 
-def _wake_on_child() -> int:
-    """A descriptor that becomes readable when a child ends. Effect: SIGCHLD is handled and unblocked."""
+def _wake_on_child() -> tuple[int, int]:
+    """A pipe whose first end becomes readable when a child ends. Effect: SIGCHLD is handled and unblocked."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -242,7 +254,7 @@ def _wake_on_child() -> int:
     signal.signal(signal.SIGCHLD, noted)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    return read
+    return read, write
 
 
 def _empty(fd: int) -> None:
@@ -256,22 +268,25 @@ def _empty(fd: int) -> None:
 def supervise(starts: Sequence[Start], wiring: Wiring, terms: Terms) -> LaunchResult:
     """How the workers ended, all of them and all they started.
 
-    Raises: LaunchError if output that was asked for was lost, or a worker could not be started.
+    Effect: no descriptor of the wiring is left. Raises: LaunchError if a worker could not be started.
     """
     kills_before = _oom_kills(terms.memory_events)
-    with Supervisor(wiring, terms, clock=time.monotonic) as supervisor:
+    calendar = time.time  # noqa: TID251 - here the seam is closed
+    with Supervisor(wiring, terms, clock=time.monotonic, calendar=calendar) as supervisor:
         supervisor.start(starts, wiring.ends)
         supervisor.run()
-    if supervisor.output_error is not None:
-        error = supervisor.output_error
-        raise LaunchError(
-            "output of the workers cannot be written; they were ended",
-            value=error.filename,
-            source=error.strerror,
-            hint="free space there, or choose another --log-dir",
-        )
+    close_wiring(wiring)
     oom_kills = _more(kills_before, _oom_kills(terms.memory_events))
     return _result(supervisor, wiring, watch=terms.watch, oom_kills=oom_kills)
+
+
+def _lost_output(error: SinkError) -> LaunchError:
+    return LaunchError(
+        "output of the workers cannot be written; they were ended",
+        value=error.filename,
+        source=error.strerror,
+        hint="free space there, or choose another --log-dir",
+    )
 
 
 def _result(supervisor: Supervisor, wiring: Wiring, *, watch: Watch | None, oom_kills: int | None) -> LaunchResult:
@@ -284,6 +299,7 @@ def _result(supervisor: Supervisor, wiring: Wiring, *, watch: Watch | None, oom_
             last_lines=streams[-1].last_lines(),
             log=log,
             figure=figure,
+            ended_at=supervisor.ended_at[index],
             seen=None if watch is None else watch.seen(index),
         )
         for (index, status), streams, log, figure in zip(
@@ -296,8 +312,11 @@ def _result(supervisor: Supervisor, wiring: Wiring, *, watch: Watch | None, oom_
         code = next(worker.status for worker in workers if worker.index == state.first_failure)
     elif state.ended_by is not None:
         code = 128 + state.ended_by
+    trouble = None if supervisor.output_error is None else _lost_output(supervisor.output_error)
     return LaunchResult(
-        exit_code=code,
+        exit_code=code if trouble is None else trouble.exit_code,
+        trouble=trouble,
+        asked_to_end=state.asked_to_end,
         host=os.uname().nodename,
         workers=workers,
         first_failure=state.first_failure,

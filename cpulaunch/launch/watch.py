@@ -47,6 +47,11 @@ class Watch:
         workers = frozenset(worker.index for worker in plan.workers)
         self._barrier = _open_barrier(directory, workers) if plan.launch.start_barrier else None
 
+    def close(self) -> None:
+        """Effect: no descriptor is left of it; who waits at the start barrier passes."""
+        if self._barrier is not None:
+            self._barrier.close()
+
     def register(self, poll: select.poll) -> None:
         """Effect: the poll object wakes up when `serve` has something to do."""
         if self._barrier is not None:

@@ -151,3 +151,24 @@ def test_states_are_never_changed_in_place():
     before = State(grace_seconds=1, groups=frozenset({0}))
     step(before, LauncherGone(), 0)
     assert before == State(grace_seconds=1, groups=frozenset({0}))
+
+
+def test_a_job_chooses_its_ending_signals():
+    state = State(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT), int(USR1)}))
+    assert groups(USR1, 0) in step(state, SignalArrived(USR1), 0)[1]
+    assert step(state, SignalArrived(USR1), 0)[0].ended_by == USR1
+    assert step(state, SignalArrived(TERM), 0)[1] == (groups(TERM, 0),)
+    assert step(state, SignalArrived(TERM), 0)[0].ended_by is None
+
+
+@pytest.mark.parametrize(("number", "asked"), [(INT, True), (TERM, True), (USR1, False)])
+def test_whoever_signals_a_launch_to_end_is_remembered(number, asked):
+    failed = (1, WorkerEnded(0, failed=True))
+    assert replay((1, SignalArrived(number)))[0].asked_to_end == asked
+    assert replay(failed, (2, SignalArrived(number)))[0].asked_to_end == asked
+    chosen = State(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT)}))
+    assert step(chosen, SignalArrived(number), 0)[0].asked_to_end == asked
+
+
+def test_a_failure_is_no_wish_to_end():
+    assert not replay((1, WorkerEnded(0, failed=True)))[0].asked_to_end

@@ -1,5 +1,6 @@
 """What workers write: complete, unmixed, prefixed, logged, and never in the way of a signal."""
 
+import json
 import os
 import pty
 import signal
@@ -213,6 +214,13 @@ def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
         "hint: free space there, or choose another --log-dir\n"
     )
     assert not alive(launcher.pid("pid"))
+
+
+def test_a_full_disk_leaves_a_report(launcher, tmp_path):
+    (tmp_path / "worker-0.log").symlink_to("/dev/full")
+    outcome = launcher.run(shell("echo text; exec sleep 600"), ["/bin/true"], log_dir=".", report="report.json")
+    assert outcome.code == 125
+    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 125
 
 
 def test_a_full_standard_output_is_a_failure_too(launcher):

@@ -431,7 +431,7 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
                 time.sleep(0.01)
             raise ZeroDivisionError("the clock broke")
 
-        with Supervisor(wiring, terms, clock=clock) as supervisor:
+        with Supervisor(wiring, terms, clock=clock, calendar=time.time) as supervisor:
             supervisor.start([start], wiring.ends)
             supervisor.run()
     """)
