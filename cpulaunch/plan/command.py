@@ -2,12 +2,11 @@
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.plan.model import Binder, MemoryPolicy
+from cpulaunch.plan.templates import substitute
 from cpulaunch.request import Program
 
 RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 """Source: torchrun, run_script_path."""
-LOCAL_RANK = "${local_rank}"
-"""What torchrun replaces in a program's arguments. Source: torch elastic, macros.substitute."""
 
 
 def program_argv(program: Program | None, *, unbuffered: bool, run_path: bool = False) -> tuple[str, ...]:
@@ -25,8 +24,9 @@ def program_argv(program: Program | None, *, unbuffered: bool, run_path: bool = 
 
 
 def rank_argv(argv: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
-    """The command line of one rank."""
-    return tuple(word.replace(LOCAL_RANK, str(local_rank)) for word in argv)
+    """The command line of one rank. Source: torch elastic, macros.substitute, which leaves what is executed alone."""
+    values = {"local_rank": str(local_rank)}
+    return tuple(word if at == 0 or "$" not in word else substitute(word, values) for at, word in enumerate(argv))
 
 
 def bound_argv(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from cpulaunch.endpoint import split_endpoint
 from cpulaunch.plan.job_checks import check_job
 from cpulaunch.plan.model import JobPlan, Note, Rendezvous, StreamsPlan
+from cpulaunch.plan.templates import substitute
 from cpulaunch.request import LaunchRequest
 
 TYPE_CHECKING = False
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
 """Of torch's static rendezvous."""
+PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+DEFAULT_PREFIX = "[${role_name}${local_rank}]:"
+"""Source: torch elastic, TailLog."""
 KNOWN_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 """Rendezvous that torch brings; on one host none of them has anything to do."""
 
@@ -71,8 +75,16 @@ def _streams(request: LaunchRequest, local_world_size: int) -> StreamsPlan:
         redirects=by_local_rank(settings.redirects, local_world_size),
         tee=by_local_rank(tee, local_world_size),
         filters=(settings.duplicate_stdout_filters, settings.duplicate_stderr_filters),
-        prefix=request.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        prefix=request.environ.get(PREFIX),
+        prefixes=tuple(_prefix(request, local_rank) for local_rank in range(local_world_size)),
     )
+
+
+def _prefix(request: LaunchRequest, local_rank: int) -> str:
+    """What precedes a line of this rank where several are shown, if all ranks are on this host."""
+    number = str(local_rank)
+    values = {"role_name": request.settings.role, "local_rank": number, "rank": number}
+    return substitute(request.environ.get(PREFIX) or DEFAULT_PREFIX, values)
 
 
 def _hosts(settings: Settings) -> tuple[int, int]:

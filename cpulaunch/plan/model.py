@@ -96,13 +96,15 @@ class StreamsPlan:
     """Where the ranks' output goes, by local rank: 1 stdout, 2 stderr, 3 both, 0 neither. Source: torchrun -r, -t.
 
     `filters`: words whose lines are also copied to one file, for stdout and for stderr. `prefix` is the template of
-    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, None for torchrun's "[ROLE LOCAL_RANK]:".
+    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, None for torchrun's "[ROLE LOCAL_RANK]:"; `prefixes` is what it comes to for
+    each rank, where its number is known.
     """
 
     redirects: tuple[int, ...]
     tee: tuple[int, ...]
     filters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     prefix: str | None = None
+    prefixes: tuple[str, ...] = ()
 
 
 @record
