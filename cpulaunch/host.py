@@ -166,8 +166,25 @@ class Library:
 
 
 @record
+class MigInstance:
+    """One MIG device of an NVIDIA GPU: a compute instance inside a GPU instance.
+
+    `uuid` ("MIG-…") only NVML knows.
+    """
+
+    gpu_instance: int
+    compute_instance: int
+    uuid: str | None = None
+
+
+@record
 class Gpu:
-    """One GPU as sysfs shows it, in PCI order."""
+    """One GPU as sysfs shows it, in PCI order.
+
+    `device` is the PCI device id: GPUs of one model have the same. `driver` is the kernel's driver, if one is bound.
+    `accessible`: whether this process may use it, as far as device files tell (a container is given some of them).
+    `tiles`: parts that Level Zero shows as devices of their own (Intel).
+    """
 
     index: int
     vendor: str
@@ -175,6 +192,12 @@ class Gpu:
     uuid: str | None = None
     numa_node: int | None = None
     cpus: frozenset[int] = frozenset()
+    device: int | None = None
+    model: str | None = None
+    driver: str | None = None
+    accessible: bool = True
+    mig: tuple[MigInstance, ...] = ()
+    tiles: int = 1
 
 
 EXTENSIONS = ("intel_extension_for_pytorch", "zentorch")

@@ -7,7 +7,7 @@ from cpulaunch.host import Host
 from cpulaunch.plan.model import Note
 from cpulaunch.plan.placement import Placement
 from cpulaunch.request import LaunchRequest
-from cpulaunch.settings import Row, rows
+from cpulaunch.settings import NOT_JOBS, Row, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _EXPLAINED = frozenset(
     (
         *("instances", "cores_per_instance", "cpus", "numa_nodes", "membind", "binder", "threads"),
-        *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env", "nproc_per_node"),
+        *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env", "nproc_per_node", "device"),
     )
 )
 """Settings with a note of their own, or that are the notes on variables."""
@@ -33,7 +33,9 @@ def instances_note(request: LaunchRequest, placement: Placement) -> Note:
     """How many workers, and how they divide the pool."""
     if request.distributed:
         name = "nproc_per_node"
-        return Note(setting=name, value=str(len(placement.slots)), origin=request.origin(name), reason=placement.reason)
+        beaten = request.reasons.get(name, "") if request.origin(name) == "cli" else ""
+        reason = "; ".join(filter(None, (placement.reason, beaten)))
+        return Note(setting=name, value=str(len(placement.slots)), origin=request.origin(name), reason=reason)
     origins = (request.origin("instances"), request.origin("cores_per_instance"))
     origin = next((origin for origin in origins if origin != "default"), "default")
     return Note(setting="instances", value=str(len(placement.slots)), origin=origin, reason=placement.reason)
@@ -46,6 +48,13 @@ def binder_note(host: Host, request: LaunchRequest) -> Note:
     if not host.can_bind:
         reason = "this operating system does not let a process choose its CPUs"
     return Note(setting="binder", value=binder, origin=request.origin("binder"), reason=reason)
+
+
+def notice_notes(request: LaunchRequest) -> tuple[Note, ...]:
+    """What of torchrun's variables does not count for instances."""
+    if request.distributed:  # There the flag's own note says what it wins over.
+        return ()
+    return tuple(Note(setting="distributed", value="off", origin="cli", reason=each) for each in request.notices)
 
 
 def asked_notes(request: LaunchRequest, refused: Mapping[str, str]) -> tuple[Note, ...]:
@@ -64,6 +73,8 @@ def asked_notes(request: LaunchRequest, refused: Mapping[str, str]) -> tuple[Not
 
 def _reason(request: LaunchRequest, row: Row) -> str:
     value = getattr(request.settings, row.name)
+    if row.name in NOT_JOBS and not request.distributed:
+        return "without effect: it is for a job of ranks"
     usual = row.kind.flag and value == row.default
     meant = "as it is by default" if usual else _MEANINGS.get((row.name, value), row.help)
     return request.reasons.get(row.name, meant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
+from cpulaunch.plan.accelerators import RankDevices, rank_devices
 from cpulaunch.plan.command import bound_argv, program_argv, rank_argv
 from cpulaunch.plan.compute import decide_compute
 from cpulaunch.plan.environment import Environment
@@ -13,7 +14,7 @@ from cpulaunch.plan.job_checks import check_kind, check_watched, job_grace, job_
 from cpulaunch.plan.loaders import plan_loaders
 from cpulaunch.plan.memory import Memory, check_binder, place_memory
 from cpulaunch.plan.model import JobPlan, LaunchOptions, LaunchPlan, Mode, WorkerPlan
-from cpulaunch.plan.notes import asked_notes, binder_note, instances_note
+from cpulaunch.plan.notes import asked_notes, binder_note, instances_note, notice_notes
 from cpulaunch.plan.placement import Placement, Slot, place
 from cpulaunch.plan.pool import Pool, select_pool
 from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
@@ -48,7 +49,8 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     pool = select_pool(host, request)
     bound = host.can_bind and request.settings.binder != "none"
     job = decide_job(request, rank_count(host, request, pool)) if request.distributed else None
-    whole = _placed(host, request, pool, job)
+    devices = rank_devices(host, request, pool, job.local_world_size) if job is not None else None
+    whole = _placed(host, request, pool, job, devices)
     started = _started(request, len(whole.slots))
     choices = choose_torch(host, request)
     loaders = plan_loaders(host, request, pool, whole, bound=bound, absence=choices.absence)
@@ -56,9 +58,10 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.slots)
     preloads = choose_preloads(host, request, trials)
-    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, job))
+    wishes = () if devices is None else devices.wishes
+    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, job, wishes))
     options = _launch_options(request, choices, job)
-    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, job)
+    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, job, devices)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
@@ -66,8 +69,9 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
         workers=_workers(request, started, seats, tuned.environment, supervised=options.supervised),
         notes=(
             *(instances_note(request, placement), *(job_notes(request, job) if job is not None else ())),
-            *(*pool.notes, *memory.notes, binder_note(host, request)),
-            *(*preloads.notes, *asked_notes(request, choices.refused), *loaders.notes),
+            *(*(devices.notes if devices is not None else ()), *pool.notes, *memory.notes, binder_note(host, request)),
+            *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.refused)),
+            *loaders.notes,
             *(*graph_notes(host, choices, len(whole.slots)), *tuned.environment.notes),
         ),
         warnings=_once(
@@ -80,7 +84,11 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     )
 
 
-def _placed(host: Host, request: LaunchRequest, pool: Pool, job: JobPlan | None) -> Placement:
+def _placed(
+    host: Host, request: LaunchRequest, pool: Pool, job: JobPlan | None, devices: RankDevices | None
+) -> Placement:
+    if devices is not None and devices.placement is not None:
+        return devices.placement
     if job is not None:
         return place_ranks(host, request, pool, job.local_world_size)
     return place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
@@ -96,6 +104,7 @@ class _Seats:
     memory: Memory
     bound: bool
     job: JobPlan | None
+    devices: RankDevices | None
 
 
 def _mode(request: LaunchRequest) -> Mode:
@@ -175,11 +184,12 @@ def _worker(
         env=(
             *((name, values[index]) for name, values in environment.per_worker),
             *environment.changes,
-            *(rank_variables(request, job, index) if job is not None and job.engine == "native" else ()),
+            *(rank_variables(job, index) if job is not None and job.engine == "native" else ()),
         ),
         argv=bound_argv(argv, binder=request.settings.binder, cpus=cpus, mempolicy=policy, nodes=nodes),
         rank=None if job is None else global_rank(job, index),
         local_rank=None if job is None else index,
+        gpu=None if seats.devices is None else seats.devices.gpus[index],
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.plan.environment import Wish
 from cpulaunch.plan.model import JobPlan
-from cpulaunch.request import LaunchRequest, setting_source
+from cpulaunch.request import LaunchRequest
 
 
-def rank_variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]:
+def rank_variables(job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]:
     """What torchrun tells a rank and is known before it starts, for the native engine.
 
     The launch adds MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_ERROR_FILE.
@@ -28,27 +27,7 @@ def rank_variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> tup
         ("MASTER_ADDR", job.master_addr),
         ("TORCHELASTIC_MAX_RESTARTS", str(job.max_restarts)),
         ("TORCHELASTIC_USE_AGENT_STORE", "False"),
-        *((("CUDA_VISIBLE_DEVICES", _visible_device(request, local_rank)),) if job.virtual_local_rank else ()),
     )
-
-
-def _visible_device(request: LaunchRequest, local_rank: int) -> str:
-    """The one GPU of a rank under --virtual-local-rank. Source: torch elastic, _set_local_rank_env.
-
-    Raises: UsageError if CUDA_VISIBLE_DEVICES lists fewer than there are ranks.
-    """
-    listed = request.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return str(local_rank)
-    devices = listed.split(",")
-    if local_rank >= len(devices):
-        raise UsageError(
-            "more ranks than visible GPUs",
-            value=f"--virtual-local-rank with CUDA_VISIBLE_DEVICES={listed}",
-            source=setting_source(request, "virtual_local_rank"),
-            hint=f"--nproc-per-node {len(devices)} or fewer",
-        )
-    return devices[local_rank].strip()
 
 
 def job_wishes(host: Host, request: LaunchRequest, job: JobPlan | None) -> tuple[Wish, ...]:

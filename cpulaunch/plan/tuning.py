@@ -30,6 +30,7 @@ class Decisions:
     choices: TorchChoices
     bound: bool
     job: JobPlan | None = None
+    devices: tuple[Wish, ...] = ()
 
 
 @record(kw_only=False)
@@ -60,6 +61,7 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
         compile_threads(host, compute.limits),
         *compile_cache(host, request, compute.threads),
         *job_wishes(host, request, made.job),
+        *made.devices,
         *_plugin(host, request, made),
     )
     resolved = resolve(request, wishes, replaced=compute.malformed.union(OWN_VARIABLES))

@@ -1,0 +1,93 @@
+"""What only NVIDIA's management library knows of its GPUs: the names of MIG devices.
+
+It starts the driver, which takes up to a second: it is asked only where a job wants GPUs whose files leave
+something open.
+"""
+
+from __future__ import annotations
+
+from cpulaunch.host import Gpu, Host, MigInstance
+from cpulaunch.record import fields
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any, TypeVar
+
+    T = TypeVar("T", Host, Gpu)
+
+MIG_ENABLED = 1
+"""Source: nvml.h, NVML_DEVICE_MIG_ENABLE."""
+
+
+def with_nvml(host: Host) -> Host:
+    """The host with what NVML adds about its GPUs; the same if nvidia-ml-py is not installed or nothing is open.
+
+    Effect: loads libnvidia-ml and starts the driver.
+    """
+    if host.sysroot is not None or not leaves_open(host.gpus):
+        return host
+    try:
+        import pynvml
+    except ImportError:
+        return host
+    return _changed(host, gpus=named_gpus(host.gpus, pynvml))
+
+
+def leaves_open(gpus: Sequence[Gpu]) -> bool:
+    """Whether the driver's files left out a name that a rank may need."""
+    ours = [gpu for gpu in gpus if gpu.vendor == "nvidia" and gpu.accessible]
+    return any(gpu.uuid is None or any(each.uuid is None for each in gpu.mig) for gpu in ours)
+
+
+def named_gpus(gpus: Sequence[Gpu], nvml: Any) -> tuple[Gpu, ...]:
+    """The GPUs with UUIDs and MIG devices from `nvml`, the module pynvml; unchanged where the driver refuses."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return tuple(gpus)
+    try:
+        answers = dict(_answers(nvml))
+    except nvml.NVMLError:
+        return tuple(gpus)
+    finally:
+        nvml.nvmlShutdown()
+    return tuple(_changed(gpu, **answers.get(gpu.pci, {})) for gpu in gpus)
+
+
+def _answers(nvml: Any) -> Iterator[tuple[str, dict[str, object]]]:
+    """By PCI address as sysfs writes it, what NVML says of each GPU."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        domain, _, rest = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
+        known: dict[str, object] = {"uuid": _text(nvml.nvmlDeviceGetUUID(handle))}
+        if mig := tuple(_mig(nvml, handle)):
+            known["mig"] = mig
+        yield f"{int(domain, 16):04x}:{rest}", known
+
+
+def _mig(nvml: Any, handle: Any) -> Iterator[MigInstance]:
+    try:
+        enabled = nvml.nvmlDeviceGetMigMode(handle)[0] == MIG_ENABLED
+    except nvml.NVMLError:
+        return
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0):
+        try:
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError:
+            continue
+        yield MigInstance(
+            gpu_instance=nvml.nvmlDeviceGetGpuInstanceId(device),
+            compute_instance=nvml.nvmlDeviceGetComputeInstanceId(device),
+            uuid=_text(nvml.nvmlDeviceGetUUID(device)),
+        )
+
+
+def _text(value: bytes | str) -> str:
+    """NVML's text; old versions of its bindings give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _changed(fact: T, **values: Any) -> T:
+    """The record with other values (dataclasses.replace imports what a launch must not)."""
+    return type(fact)(**{name: getattr(fact, name) for name in fields(type(fact))} | values)
