@@ -155,6 +155,14 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _filters(text: str) -> tuple[str, ...]:
+    """Texts separated by commas; a double comma is one of a text's own. Source: torchrun, comma_separated_list."""
+    filters = tuple(part.replace("\0", ",") for part in _text(text).replace(",,", "\0").split(","))
+    if not all(filters):
+        raise ValueError("expected a text, or texts separated by commas")
+    return filters
+
+
 def _assignment(text: str) -> tuple[tuple[str, str], ...]:
     name, equals, value = text.partition("=")
     if not (equals and name) or "\0" in text:
@@ -218,6 +226,7 @@ PATTERN = Kind(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = Kind(metavar="LIST", from_text=_cpulist, from_toml=_never)
 WORD = Kind(metavar="TEXT", from_text=_text, from_toml=_toml_text)
 WORDS = Kind(metavar="TEXT,...", from_text=_names, from_toml=_never)
+FILTERS = Kind(metavar="TEXT,...", from_text=_filters, from_toml=_never)
 RANGE = Kind(metavar="N|MIN:MAX", from_text=_range, from_toml=_never)
 PORT = Kind(metavar="PORT", from_text=_port, from_toml=_never)
 PAIRS = Kind(metavar="K=V,...", from_text=_pairs, from_toml=_never)

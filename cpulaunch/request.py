@@ -37,13 +37,33 @@ class EnvDefault:
 
 
 @record
+class Member:
+    """This process as one rank that a scheduler started, among all and among those of its host.
+
+    `own_cpus`: it is bound to CPUs that no other rank of the host has.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host_rank: int
+    own_cpus: bool = False
+
+
+@record
 class Layer:
-    """Values one source wants; earlier layers win. `reasons` explain a profile's settings."""
+    """Values one source wants; earlier layers win. `reasons` explain its settings, `warnings` what is odd about them.
+
+    `member`: a scheduler started this process as one rank.
+    """
 
     origin: Origin
     values: Mapping[str, Any]
     reasons: Mapping[str, str] = field(default_factory=dict)
     env: tuple[EnvDefault, ...] = ()
+    member: Member | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @record
@@ -59,10 +79,14 @@ class LaunchRequest:
     environ: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     """What is odd about the request itself, such as a profile made for another machine."""
+    notices: tuple[str, ...] = ()
+    """What was asked for twice and is settled, in one line each."""
     endpoint_interface: str | None = None
     """The network interface on the way to where the hosts of the job meet; None: one host, or it cannot be told."""
     endpoint_address: str | None = None
     """This host's address on that way, at which the others reach it."""
+    member: Member | None = None
+    """This process as one rank of the job; None: cpulaunch starts the ranks."""
 
     def origin(self, setting: str) -> Origin:
         """Who chose a setting's value; "default" if nobody did."""
@@ -77,6 +101,8 @@ class LaunchRequest:
 def setting_source(request: LaunchRequest, name: str) -> str:
     """Where a setting's value came from, for an error message."""
     origin = request.origin(name)
+    if origin == "environment" and name in request.reasons:
+        return request.reasons[name]
     if origin == "environment":
         return f"PET_{name.upper()} in your environment"
     return "command line" if origin == "cli" else origin
@@ -89,6 +115,7 @@ def merge(
     profile: str | None,
     environ: Mapping[str, str],
     warnings: tuple[str, ...] = (),
+    notices: tuple[str, ...] = (),
 ) -> LaunchRequest:
     """The request made of layers in order of precedence (the command line first).
 
@@ -114,5 +141,7 @@ def merge(
         profile=profile,
         profile_env=tuple(env.values()),
         environ=MappingProxyType(dict(environ)),
-        warnings=warnings,
+        warnings=(*warnings, *(warning for layer in layers for warning in layer.warnings)),
+        notices=notices,
+        member=next((layer.member for layer in layers if layer.member is not None), None),
     )

@@ -163,6 +163,9 @@ class Settings:
     mmap_weights: bool = _row(
         False, kinds.FLAG, "Inside torch", "torch.load maps checkpoints: instances share one copy in the page cache"
     )
+    fused_optimizers: bool = _row(
+        False, kinds.FLAG, "Inside torch", "Adam, AdamW, SGD, Adagrad in one pass over each parameter, where left open"
+    )
     ipex: bool = _row(False, kinds.FLAG, "Inside torch", "ipex.optimize, as ipexrun --auto-ipex (torch 2.8 or older)")
 
     dataloader_workers: Count | None = _row(
@@ -246,10 +249,10 @@ class Settings:
         None, kinds.CPULIST, "Distributed", "local ranks whose output reaches the terminal", in_profile=False
     )
     duplicate_stdout_filters: tuple[str, ...] = _row(
-        (), kinds.WORDS, "Distributed", "copy stdout lines with one of these words to one file", in_profile=False
+        (), kinds.FILTERS, "Distributed", "copy stdout lines with one of these words to one file", in_profile=False
     )
     duplicate_stderr_filters: tuple[str, ...] = _row(
-        (), kinds.WORDS, "Distributed", "copy stderr lines with one of these words to one file", in_profile=False
+        (), kinds.FILTERS, "Distributed", "copy stderr lines with one of these words to one file", in_profile=False
     )
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = _row(
         None,

@@ -7,9 +7,9 @@ argument-parsing library would cost more than probing the machine.
 from __future__ import annotations
 
 from cpulaunch.errors import UsageError
-from cpulaunch.record import field, record
-from cpulaunch.request import Program, ProgramKind
-from cpulaunch.settings import Row, rows
+from cpulaunch.record import field, fields, record
+from cpulaunch.request import Layer, Program, ProgramKind
+from cpulaunch.settings import JOB_SETTINGS, Row, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +19,26 @@ if TYPE_CHECKING:
 
 @record
 class CommandLine:
-    """What was typed: settings by name, the program, and how to show the plan."""
+    """What was typed: settings by name, the program, and how to show the plan.
+
+    `job`: whatever is asked for is a job of ranks. `layers` come behind the values, in order of precedence; `notices`
+    say in one line each what was asked for twice.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    layers: tuple[Layer, ...] = ()
+    notices: tuple[str, ...] = ()
+    job: bool = False
     program: Program | None = None
     switches: frozenset[str] = frozenset()
     emit: str | None = None
     sysroot: str | None = None
+
+
+def changed(line: CommandLine, **changes: Any) -> CommandLine:
+    """The command line with some of its fields changed."""
+    return CommandLine(**{name: getattr(line, name) for name in fields(CommandLine)} | changes)
 
 
 SWITCHES = {
@@ -48,8 +61,9 @@ SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
 class _Reader:
     """Tokens read one after the other; collects what they say."""
 
-    def __init__(self, tokens: Sequence[str]) -> None:
+    def __init__(self, tokens: Sequence[str], *, abbreviated: bool = False) -> None:
         self.tokens = list(tokens)
+        self.abbreviated = abbreviated
         self.position = 0
         self.values: dict[str, Any] = {}
         self.switches: set[str] = set()
@@ -81,7 +95,11 @@ class _Reader:
     def read(self, token: str) -> None:
         """Take one option in. Raises: UsageError."""
         name, equals, text = token.partition("=")
+        if token[:2] in ("-r", "-t") and len(name) > 2:  # -t3, as argparse reads it
+            name, equals, text = token[:2], "=", token[2:]
         flag = canonical(name)
+        if self.abbreviated:
+            flag = unabbreviated(flag)
         inline = text if equals else None
         if flag in SWITCHES:
             if inline is not None:
@@ -102,6 +120,8 @@ class _Reader:
             self.values[row.name] = value is not negated
             return
         text = self.argument(flag, inline)
+        if not text and row.name in EMPTY_IS_NONE:
+            return
         value = parse(row, text)
         self.values[row.name] = self.values.get(row.name, ()) + value if row.kind.repeatable else value
 
@@ -109,6 +129,25 @@ class _Reader:
 def canonical(name: str) -> str:
     """An option's one spelling: short forms and underscores resolved."""
     return SHORT.get(name, "--" + name[2:].replace("_", "-") if name.startswith("--") else name)
+
+
+EMPTY_IS_NONE = ("rdzv_endpoint", "rdzv_conf", "local_ranks_filter")
+"""Settings whose default torchrun writes as an empty text, so that scripts pass one."""
+
+
+def unabbreviated(flag: str) -> str:
+    """torchrun's option that this is the beginning of, as argparse would take it; the flag itself if there is none.
+
+    Raises: UsageError if it is the beginning of several.
+    """
+    table = rows()
+    known = [table[name].flag for name in (*JOB_SETTINGS, "log_dir")] + ["--module", "--no-python", "--help"]
+    if not flag.startswith("--") or flag in known or flag[2:].replace("-", "_") in table or flag in SWITCHES:
+        return flag
+    meant = [each for each in known if each.startswith(flag)]
+    if len(meant) > 1:
+        raise UsageError("ambiguous option", value=flag, source="command line", hint=f"one of {', '.join(meant)}")
+    return meant[0] if meant else flag
 
 
 def setting_of(flag: str) -> tuple[Row, bool]:
@@ -145,9 +184,9 @@ def _nearest(flag: str) -> str:
     return f"did you mean {near[0]}? the program's own options go after it" if near else "cpulaunch --help lists them"
 
 
-def parse_command_line(tokens: Sequence[str], *, interpreter: str) -> CommandLine:
-    """What a command line of run or plan says. Raises: UsageError."""
-    reader = _Reader(tokens)
+def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: bool = False) -> CommandLine:
+    """What a command line of run or plan says, or one of `torchrun`. Raises: UsageError."""
+    reader = _Reader(tokens, abbreviated=torchrun)
     while (token := reader.next_option()) is not None:
         reader.read(token)
     emit = reader.texts.get("--emit")
@@ -163,17 +202,20 @@ def parse_command_line(tokens: Sequence[str], *, interpreter: str) -> CommandLin
         switches=frozenset(reader.switches),
         emit=emit,
         sysroot=reader.texts.get("--sysroot"),
+        job=torchrun,
     )
 
 
 def _program(reader: _Reader, interpreter: str) -> Program | None:
-    if {"--module", "--no-python"} <= reader.switches:
+    if {"--module", "--no-python"} <= reader.switches and not reader.values.get("run_path"):
         raise UsageError("contradicting options", value="-m and --no-python", source="command line", hint="drop one")
     rest = reader.tokens[reader.position :]
     if not rest:
         return None
     kind: ProgramKind = "script"
-    if "--module" in reader.switches:
+    if reader.values.get("run_path"):  # It goes before the others, as in torchrun.
+        pass
+    elif "--module" in reader.switches:
         kind = "module"
     elif "--no-python" in reader.switches:
         kind = "command"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 INSPECTING = ("probe", "profiles", "doctor")
+LAUNCHING = ("run", "plan", "torchrun")
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -54,5 +55,5 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return run_app(arguments, environ)
     from cpulaunch.cli.run import run
 
-    rest = arguments[1:] if first in ("run", "plan") else arguments or ["--help"]
-    return run(rest, environ, only_plan=first == "plan")
+    rest = arguments[1:] if first in LAUNCHING else arguments or ["--help"]
+    return run(rest, environ, only_plan=first == "plan", torchrun=first == "torchrun")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from cpulaunch.cli.arguments import CommandLine, parse_command_line
+from cpulaunch.cli.arguments import CommandLine, changed, parse_command_line
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
 from cpulaunch.launch.program import check_program, check_sharable, find_executable
 from cpulaunch.launch.run import launch, say_on_stderr
 from cpulaunch.launch.trial import try_preloads
+from cpulaunch.plan.accelerators import may_want_gpus
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
     from cpulaunch.launch.result import LaunchResult
 
+ONE_RANK = Layer(origin="default", values={"nproc_per_node": 1})
+"""What torchrun starts where nobody says how many."""
 PROFILE_FOLDERS = ("HOME", "XDG_CONFIG_HOME")
 
 
-def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -> int:
-    """The exit code of `run` or `plan` with these arguments. Raises: CpulaunchError."""
-    line = parse_command_line(tokens, interpreter=worker_python(environ))
+def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool, torchrun: bool = False) -> int:
+    """The exit code of `run`, `plan` or `torchrun` with these arguments. Raises: CpulaunchError."""
+    line = command_line(tokens, environ, torchrun=torchrun)
     if line.switches & {"--help", "--version"}:
         return _show_help(line)
     printed = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
@@ -40,6 +43,17 @@ def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool) -
         _print_plan(plan, host, line, environ)
         return 0
     return _carry_out(plan, host, line, environ)
+
+
+def command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torchrun: bool = False) -> CommandLine:
+    """What was typed, and what torchrun's variables add to it. Raises: UsageError."""
+    interpreter = worker_python(environ)
+    line = parse_command_line(tokens, interpreter=interpreter, torchrun=torchrun)
+    if line.sysroot is None and any(name.startswith("PET_") for name in environ):
+        from cpulaunch.cli.pet_variables import with_pet_variables
+
+        line = with_pet_variables(line, environ, interpreter=interpreter)
+    return changed(line, layers=(*line.layers, ONE_RANK)) if torchrun else line
 
 
 def worker_python(environ: Mapping[str, str]) -> str:
@@ -96,6 +110,10 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
         environ = {name: environ[name] for name in PROFILE_FOLDERS if name in environ}
     host = probe_host(_root(line), interpreter=interpreter, environ=environ, detail="launch")
     request = request_for(line, host, environ)
+    if host.gpus and may_want_gpus(host, request):
+        from cpulaunch.probe.nvml import with_nvml
+
+        host = with_nvml(host)
     if host.sysroot is None and (request.settings.nnodes or (1, 1))[1] > 1:
         from cpulaunch.cli.meeting import with_route
 
@@ -117,11 +135,12 @@ def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> La
     folder = user_profile_dir(environ)
     layers, label = chosen_layers(names, host, config_dir=folder)
     return merge(
-        [Layer(origin="cli", values=line.values), *layers],
+        [Layer(origin="cli", values=line.values, reasons=line.reasons), *line.layers, *layers],
         program=line.program,
         profile=label,
         environ=environ,
         warnings=profile_warnings(names, host, config_dir=folder),
+        notices=line.notices,
     )
 
 
@@ -164,6 +183,8 @@ def _refuse_degraded(plan: LaunchPlan) -> None:
 def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:
     if line.program is not None:
         check_sharable(line.program, workers=len(plan.workers))
+    for notice in line.notices:
+        say_on_stderr(notice)
     for warning in plan.warnings:
         say_on_stderr(f"warning: {warning}")
     if "--verbose" in line.switches:
