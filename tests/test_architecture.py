@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "profile_schema": DATA | {"profile_model"},
     "profile_file": DATA | {"profile_model", "profile_schema", "toml_lines"},
     "profile": DATA | {"preset_table", "profile_model", "profile_file"},
+    "schedulers": DATA | {"schedulers"},
     "plan": DATA | {"plan"},
     "probe": DATA | {"probe"},
     "launch": DATA | {"launch", "live", "plan.model"},
