@@ -47,6 +47,7 @@ class TorchSettings:
     interop_threads: int | None = None
     cudnn_benchmark: bool = False
     mmap_weights: bool = False
+    fused_optimizers: bool = False
     ipex: bool = False
 
     dataloader_workers: int | None = None

@@ -75,6 +75,7 @@ ROWS = (
     Row("pin_memory", lambda settings: settings.pin_memory, "loaders:pin_memory"),
     Row("prefetch", lambda settings: settings.prefetch is not None, "loaders:prefetch"),
     Row("persistent_workers", lambda settings: settings.persistent_workers, "loaders:persist"),
+    Row("fused_optimizers", lambda settings: settings.fused_optimizers, "optimizers:install"),
     Row("ipex", lambda settings: settings.ipex, "ipex:install"),
     Row("calls", _calls_wanted, "apply:install_calls"),
 )

@@ -69,6 +69,7 @@ FLAGS = {
     "flush_denormal": "--flush-denormal",
     "interop_threads": "--interop-threads 2",
     "mmap_weights": "--mmap-weights",
+    "fused_optimizers": "--fused-optimizers",
     "prefetch": "--prefetch 4",
     "persistent_workers": "--persistent-workers",
     "strict": "--strict",

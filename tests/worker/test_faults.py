@@ -31,6 +31,11 @@ FAULTS = {
     "pin_memory": ({"pin_memory": True}, NO_GPU, "--pin-memory"),
     "prefetch": ({"prefetch": 4}, NO_DATASETS, "--prefetch"),
     "persistent_workers": ({"persistent_workers": True}, NO_DATASETS, "--persistent-workers"),
+    "fused_optimizers": (
+        {"fused_optimizers": True},
+        "import torch.utils._foreach_utils as f; f._get_fused_kernels_supported_devices = broken",
+        "--fused-optimizers",
+    ),
     "ipex": ({"ipex": True}, "torch.__version__ = '0.0'", "--ipex"),
     "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.calls'] = None", "calls"),
 }

@@ -158,6 +158,14 @@ def through_numpy(model: nn.Module) -> None:
     next(model.parameters()).detach().numpy()[...] = 1
 
 
+def fused_step(model: nn.Module) -> None:
+    """Torch's fused steps do not count as writes by themselves."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
 def optimizer_step(model: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with torch.enable_grad():
@@ -211,7 +219,7 @@ def swap_activation(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(bump, through_data, through_numpy, optimizer_step, load, assign, replace_weight, replace_data),
+        *(bump, through_data, through_numpy, optimizer_step, fused_step, load, assign, replace_weight, replace_data),
         *(replace_part, append_part, to_and_back, add_hook, add_outer_hook, swap_activation),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cpulaunch.worker.graph.writes import storage_of
+from cpulaunch.worker.versions import count_fused_writes
 
 _version = attrgetter("_version")
 
@@ -112,6 +113,7 @@ def _install_once() -> None:
     if _installed:
         return
     _installed.append(True)
+    count_fused_writes()
     plain_data: Any = torch._C.TensorBase.data
     plain_numpy: Any = torch.Tensor.numpy
 
