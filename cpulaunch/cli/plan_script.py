@@ -1,7 +1,9 @@
 """A plan as a POSIX shell script that runs the same thing without cpulaunch."""
 
+from collections.abc import Iterable
 from shlex import quote
 
+from cpulaunch.cli.job_script import check_job_script, job_script, lost_of_job
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.command import numactl_options
@@ -49,11 +51,31 @@ def plan_script(plan: LaunchPlan) -> str:
     """
     if not all(worker.argv for worker in plan.workers):
         raise UsageError("no program to write a script for", source="--emit sh", hint="name the program to run")
+    check_job_script(plan)
     bound = any(_binds(plan, worker) for worker in plan.workers)
-    parts = [_HEAD, _BIND if bound else "", *(_function(plan, worker) for worker in plan.workers)]
+    parts = [_HEAD, *_lost_line(plan), _BIND if bound else "", *(_function(plan, worker) for worker in plan.workers)]
     indexes = [worker.index for worker in plan.workers]
-    parts.append(f"\nworker_{indexes[0]}\n" if len(indexes) == 1 else _start_and_wait(indexes))
+    if plan.job is not None and plan.job.engine == "native":
+        parts.append(job_script(plan, plan.job))
+    else:
+        parts.append(f"\nworker_{indexes[0]}\n" if len(indexes) == 1 else _start_and_wait(indexes))
     return "".join(parts)
+
+
+def _lost_line(plan: LaunchPlan) -> Iterable[str]:
+    """A comment that names what only cpulaunch can do."""
+    options = plan.launch
+    lost = [
+        *(["--report"] if options.report else []),
+        *(["--metric"] if options.metric else []),
+        *(["--start-barrier"] if options.start_barrier else []),
+        *(["--log-dir"] if options.log_dir else []),
+        *(["--show"] if options.show is not None else []),
+        *(["--strict"] if options.strict else []),
+        *([] if plan.job is None else lost_of_job(plan.job)),
+    ]
+    if lost:
+        yield f"# Not in this script: {', '.join(lost)}; nor does it prefix lines or end what a worker leaves behind.\n"
 
 
 def _binds(plan: LaunchPlan, worker: WorkerPlan) -> bool:

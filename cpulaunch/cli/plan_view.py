@@ -1,9 +1,10 @@
 """A plan for a person and as JSON. The script form is in plan_script."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
+from cpulaunch.cli.job_view import job_json, job_title
 from cpulaunch.cli.machine_map import machine_map
 from cpulaunch.cli.plan_script import plan_script
 from cpulaunch.cpulist import format_cpulist
@@ -14,6 +15,7 @@ __all__ = ["plan_json", "plan_script", "plan_text"]
 
 MOST_ROWS = 32
 """Workers listed one by one; the rest is counted."""
+Column = tuple[str, Callable[[WorkerPlan], str]]
 _BOLD, _DIM, _YELLOW, _RESET = "\033[1m", "\033[2m", "\033[33m", "\033[0m"
 
 
@@ -30,6 +32,7 @@ def plan_json(plan: LaunchPlan) -> dict[str, Any]:
             for note in plan.notes
         ],
         "warnings": list(plan.warnings),
+        "job": job_json(plan.job),
     }
 
 
@@ -70,18 +73,23 @@ def _painter(code: str, *, color: bool) -> Any:
 
 
 def _title(plan: LaunchPlan) -> str:
-    workers = "one worker" if plan.world_size == 1 else f"{plan.world_size} instances"
-    if len(plan.workers) < plan.world_size:
-        workers += f", {len(plan.workers)} of them started"
+    if plan.job is not None:
+        workers = job_title(plan, plan.job)
+    else:
+        workers = "one worker" if plan.world_size == 1 else f"{plan.world_size} instances"
+        if len(plan.workers) < plan.world_size:
+            workers += f", {len(plan.workers)} of them started"
     return f"{workers}, profile {plan.profile}" if plan.profile else workers
 
 
 def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
-    rows: list[tuple[str, ...]] = [("worker", "CPUs", "memory", "threads", "loader CPUs")]
-    rows += [_worker_cells(worker) for worker in workers[:MOST_ROWS]]
-    if not any(worker.loader_cpus for worker in workers):
-        rows = [row[:-1] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    ranks = any(worker.local_rank is not None for worker in workers)
+    first: Column = ("rank" if ranks else "worker", _number)
+    columns = [first]
+    columns += [column for column in _COLUMNS if column[0] not in _OPTIONAL or any(map(_OPTIONAL[column[0]], workers))]
+    rows = [tuple(heading for heading, _ in columns)]
+    rows += [tuple(cell(worker) for _, cell in columns) for worker in workers[:MOST_ROWS]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     for number, row in enumerate(rows):
         line = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
         yield bold(line) if number == 0 else line
@@ -93,14 +101,31 @@ def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
         yield f"command: {join(workers[0].argv)}"
 
 
-def _worker_cells(worker: WorkerPlan) -> tuple[str, ...]:
-    return (
-        str(worker.index),
-        format_cpulist(worker.cpus) or "not bound",
-        f"{worker.mempolicy} {format_cpulist(worker.numa_nodes)}" if worker.mempolicy != "none" else "first touch",
-        str(worker.threads),
-        format_cpulist(worker.loader_cpus) or "-",
-    )
+def _number(worker: WorkerPlan) -> str:
+    """The rank, or where that is not known yet the local one."""
+    if worker.local_rank is not None and worker.rank is None:
+        return f"local {worker.local_rank}"
+    return str(worker.index if worker.rank is None else worker.rank)
+
+
+def _memory(worker: WorkerPlan) -> str:
+    if worker.mempolicy == "none":
+        return "first touch"
+    return f"{worker.mempolicy} {format_cpulist(worker.numa_nodes)}"
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("CPUs", lambda worker: format_cpulist(worker.cpus) or "not bound"),
+    ("memory", _memory),
+    ("threads", lambda worker: str(worker.threads)),
+    ("GPU", lambda worker: "-" if worker.gpu is None else str(worker.gpu)),
+    ("loader CPUs", lambda worker: format_cpulist(worker.loader_cpus) or "-"),
+)
+_OPTIONAL: dict[str, Callable[[WorkerPlan], bool]] = {
+    "GPU": lambda worker: worker.gpu is not None,
+    "loader CPUs": lambda worker: bool(worker.loader_cpus),
+}
+"""Columns that are there only if some worker has what they show."""
 
 
 def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:

@@ -13,10 +13,12 @@ Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
 
 Runs a PyTorch program, unedited, bound to the right cores and memory, and shows
 why. Everything after SCRIPT belongs to it. Switches have an opposite: --no-smt
-overrules a profile's smt.
+overrules a profile's smt. Any option of "Distributed" (but --device and
+--scheduler) makes it a job of ranks; PET_* variables count as for torchrun.
 
 Commands:
   run         run a program (the default)
+  torchrun    run a job of ranks: torchrun's command line, one rank by default
   plan        show what run would do, and why; starts nothing
   probe       show this machine: cores, caches, NUMA nodes, limits, libraries
   profiles    list, show or validate profiles

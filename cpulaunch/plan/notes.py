@@ -12,6 +12,7 @@ from cpulaunch.settings import NOT_JOBS, Row, rows
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeGuard
 
 _EXPLAINED = frozenset(
     (
@@ -67,13 +68,18 @@ def asked_notes(request: LaunchRequest, refused: Mapping[str, str]) -> tuple[Not
             reason=f"not applied: {refused[name]}" if name in refused else _reason(request, row),
         )
         for name, row in rows().items()
-        if name in request.origins and name not in _EXPLAINED
+        if name in request.origins and (name not in _EXPLAINED or _idle(request, name))
     )
+
+
+def _idle(request: LaunchRequest, name: str) -> bool:
+    """Whether this belongs to a job of ranks, and there is none."""
+    return name in NOT_JOBS and not request.distributed
 
 
 def _reason(request: LaunchRequest, row: Row) -> str:
     value = getattr(request.settings, row.name)
-    if row.name in NOT_JOBS and not request.distributed:
+    if _idle(request, row.name):
         return "without effect: it is for a job of ranks"
     usual = row.kind.flag and value == row.default
     meant = "as it is by default" if usual else _MEANINGS.get((row.name, value), row.help)
@@ -103,4 +109,18 @@ def _text(value: object) -> str:
         return "on" if value else "off"
     if value is None:
         return "default"
+    if isinstance(value, tuple):
+        return _joined(value)
     return format_cpulist(value) if isinstance(value, frozenset) else str(value)
+
+
+def _joined(values: tuple[object, ...]) -> str:
+    """Values as they are written on a command line: 1:2 (a range), 0:3,1:1 and K=V,... (pairs), A,B."""
+    if len(values) == 2 and all(isinstance(each, int) for each in values):
+        return f"{values[0]}:{values[1]}" if values[0] != values[1] else str(values[0])
+    pairs = [("=" if isinstance(each[1], str) else ":").join(map(str, each)) for each in values if _is_pair(each)]
+    return ",".join(pairs or map(str, values))
+
+
+def _is_pair(value: object) -> TypeGuard[tuple[object, object]]:
+    return isinstance(value, tuple) and len(value) == 2

@@ -16,7 +16,7 @@ def text(host: Host, flags: str = "", *, width: int = 80, color: bool = False, *
 def test_json_is_the_contract() -> None:
     made = plan_json(plan(HOST, "--instances 2 --affinity none", environ={"KMP_AFFINITY": "compact"}, profile={}))
     assert json.loads(json.dumps(made)) == made
-    assert list(made) == ["schema", "mode", "profile", "world_size", "workers", "notes", "warnings"]
+    assert list(made) == ["schema", "mode", "profile", "world_size", "workers", "notes", "warnings", "job"]
     assert (made["schema"], made["mode"], made["profile"], made["world_size"]) == (1, "instances", "p", 2)
     worker = made["workers"][1]
     assert worker == {
