@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "probe": DATA | {"probe"},
     "launch": DATA | {"launch", "live", "plan.model"},
     "worker": DATA | {"worker", "live"},
-    "cli": DATA | {"cli", "plan", "probe", "launch", "profile", "profile_model", "profile_file", "preset_table", ""},
+    "cli": DATA
+    | {"cli", "schedulers", "plan", "probe", "launch", "profile", "profile_model", "profile_file", "preset_table", ""},
     "__main__": {"cli"},
     "__init__": {"worker.events", "worker.barrier"},
 }

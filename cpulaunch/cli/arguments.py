@@ -47,6 +47,7 @@ SWITCHES = {
     "--verbose": "print the plan on stderr, then run it",
     "--module": "SCRIPT is a module, as in `python -m` (also -m)",
     "--no-python": "SCRIPT is any command, not a Python file",
+    "--from-mpi": "mpirun starts the ranks: the same as --scheduler mpi",
     "--help": "show this help (also -h)",
     "--version": "show the version",
 }
@@ -54,6 +55,8 @@ TEXTS = {
     "--emit": ("sh", "print the plan in another form and start nothing; sh: a shell script"),
     "--sysroot": ("DIR", "plan for the captured machine under DIR; starts nothing"),
 }
+MEANT = {"--from-mpi": {"scheduler": "mpi"}}
+"""Switches that are another way to write a setting."""
 EMITS = ("sh",)
 SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
 
@@ -105,6 +108,7 @@ class _Reader:
             if inline is not None:
                 raise UsageError("option takes no value", value=token, source="command line", hint=f"cpulaunch {flag}")
             self.switches.add(flag)
+            self.values |= MEANT.get(flag, {})
         elif flag in TEXTS:
             self.texts[flag] = self.argument(flag, inline)
         else:

@@ -131,17 +131,46 @@ def _root(line: CommandLine) -> Root:
 
 def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> LaunchRequest:
     """The command line over the profiles it names or that match the host."""
+    asked = [Layer(origin="cli", values=line.values, reasons=line.reasons), *line.layers]
+    scheduled = _scheduled(asked, host, environ)
     names: tuple[str, ...] = line.values.get("profile", ("auto",))
     folder = user_profile_dir(environ)
     layers, label = chosen_layers(names, host, config_dir=folder)
     return merge(
-        [Layer(origin="cli", values=line.values, reasons=line.reasons), *line.layers, *layers],
+        [*asked, *scheduled, *layers],
         program=line.program,
         profile=label,
         environ=environ,
         warnings=profile_warnings(names, host, config_dir=folder),
         notices=line.notices,
     )
+
+
+def _scheduled(asked: Sequence[Layer], host: Host, environ: Mapping[str, str]) -> tuple[Layer, ...]:
+    """What a scheduler that started this process adds to what was asked for."""
+    chosen = {name: value for layer in reversed(asked) for name, value in layer.values.items()}
+    if "scheduler" not in chosen and "SLURM_JOB_ID" not in environ:
+        return ()
+    from cpulaunch.schedulers.layer import scheduler_layer
+    from cpulaunch.schedulers.started import Machine
+
+    limits = host.limits
+    machine = Machine(
+        cpus=len(limits.affinity),
+        host_cpus=len(limits.cpuset or host.cpus),
+        nodefile=_nodefile(environ) if chosen.get("scheduler") == "pbs" else None,
+    )
+    layer = scheduler_layer(environ, chosen, machine)
+    return () if layer is None else (layer,)
+
+
+def _nodefile(environ: Mapping[str, str]) -> str | None:
+    """The text of PBS's list of hosts; None where it is not to be read, as on all but the job's first host."""
+    try:
+        with open(environ.get("PBS_NODEFILE", ""), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 def _trials(host: Host, request: LaunchRequest, environ: Mapping[str, str]) -> dict[str, str | None] | None:

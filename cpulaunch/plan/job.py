@@ -33,12 +33,14 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
     settings = request.settings
     hosts = _hosts(settings)
     rendezvous = _rendezvous(settings, hosts)
-    master_addr, master_port = _master(settings, rendezvous)
+    member = request.member
+    master_addr, master_port = _master(rendezvous)
     static = rendezvous.backend == "static"
+    host_rank = settings.node_rank or 0 if static else 0
     return JobPlan(
-        engine=_engine(settings, hosts),
+        engine="member" if member is not None else _engine(settings, hosts),
         hosts=hosts,
-        host_rank=settings.node_rank or 0 if static else 0,
+        host_rank=host_rank if member is None else member.host_rank,
         local_world_size=local_world_size,
         role=settings.role,
         rendezvous=rendezvous,
@@ -55,6 +57,7 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
         event_log_handler=settings.event_log_handler,
         logs_specs=settings.logs_specs,
         interpreter="" if request.program is None else request.program.interpreter,
+        member=member,
     )
 
 
@@ -121,24 +124,26 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
     return Rendezvous(backend=chosen, endpoint=endpoint, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
 
 
-def _master(settings: Settings, rendezvous: Rendezvous) -> tuple[str, int | None]:
+def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:
     """Address and port of rank 0's store; no port: a free one at every start.
 
-    Source: torch elastic: the static rendezvous' endpoint; with others this host's address and a free port.
+    Source: torch elastic 2.13: the static rendezvous' endpoint; with others the endpoint's host and a free port.
     """
-    if rendezvous.backend != "static":
-        return settings.local_addr or LOOPBACK, None
-    host, port = split_endpoint(rendezvous.endpoint, default_port=DEFAULT_PORT)
-    return host, port or None
+    host, port = split_endpoint(rendezvous.endpoint or "localhost", default_port=DEFAULT_PORT)
+    return host, (port or None) if rendezvous.backend == "static" else None
 
 
 def world_size(job: JobPlan) -> int:
     """Ranks on all hosts, if as many as there may be take part."""
+    if job.member is not None:
+        return job.member.world_size
     return job.local_world_size * job.hosts[1]
 
 
 def global_rank(job: JobPlan, local_rank: int) -> int | None:
     """The rank as far as it is known before the hosts have met."""
+    if job.member is not None:
+        return job.member.rank
     if job.engine == "native" or (job.rendezvous.backend == "static" and job.hosts[1] > 1):
         return job.host_rank * job.local_world_size + local_rank
     return None

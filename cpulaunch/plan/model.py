@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.record import record
-from cpulaunch.request import Origin
+from cpulaunch.request import Member, Origin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class JobPlan:
     event_log_handler: str = "null"
     logs_specs: str | None = None
     interpreter: str = ""
+    member: Member | None = None
 
 
 @record

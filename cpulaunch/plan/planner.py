@@ -12,6 +12,7 @@ from cpulaunch.plan.environment import Environment
 from cpulaunch.plan.job import decide_job, global_rank, job_notes, world_size
 from cpulaunch.plan.job_checks import check_kind, check_watched, job_grace, job_warnings
 from cpulaunch.plan.loaders import plan_loaders
+from cpulaunch.plan.members import member_variables, own_places, shown
 from cpulaunch.plan.memory import Memory, check_binder, place_memory
 from cpulaunch.plan.model import JobPlan, LaunchOptions, LaunchPlan, Mode, WorkerPlan
 from cpulaunch.plan.notes import asked_notes, binder_note, instances_note, notice_notes
@@ -87,6 +88,8 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
 def _placed(
     host: Host, request: LaunchRequest, pool: Pool, job: JobPlan | None, devices: RankDevices | None
 ) -> Placement:
+    if request.member is not None and request.member.own_cpus:
+        return own_places(pool, request.member.local_world_size)
     if devices is not None and devices.placement is not None:
         return devices.placement
     if job is not None:
@@ -120,6 +123,8 @@ def _once(*groups: Iterable[str]) -> tuple[str, ...]:
 
 def _started(request: LaunchRequest, count: int) -> tuple[int, ...]:
     """The indexes of the workers to start. Raises: UsageError if one is asked for that the plan has not."""
+    if request.member is not None:
+        return (request.member.local_rank,)
     chosen = request.settings.instance_index
     _check_indexes(chosen, frozenset(range(count)), "--instance-index")
     started = tuple(range(count)) if chosen is None else tuple(sorted(chosen))
@@ -146,7 +151,7 @@ def _launch_options(request: LaunchRequest, choices: TorchChoices, job: JobPlan 
         binder=settings.binder,
         grace_seconds=settings.grace if job is None else job_grace(request),
         log_dir=settings.log_dir,
-        show=settings.local_ranks_filter if settings.show is None else settings.show,
+        show=_shown(request),
         buffered=settings.buffered,
         strict=settings.strict,
         report=settings.report,
@@ -154,6 +159,20 @@ def _launch_options(request: LaunchRequest, choices: TorchChoices, job: JobPlan 
         start_barrier=settings.start_barrier,
         plugin=choices.plugin,
     )
+
+
+def _shown(request: LaunchRequest) -> frozenset[int] | None:
+    if request.member is not None:
+        return shown(request, request.member)
+    settings = request.settings
+    return settings.local_ranks_filter if settings.show is None else settings.show
+
+
+def _own_variables(request: LaunchRequest, job: JobPlan | None, index: int) -> tuple[tuple[str, str | None], ...]:
+    """What tells a rank which one it is; under torch's agent it is the agent that does."""
+    if job is None or job.engine == "elastic":
+        return ()
+    return rank_variables(job, index) if job.member is None else member_variables(job, job.member, request)
 
 
 def _workers(
@@ -175,7 +194,7 @@ def _worker(
     if job is not None:
         argv = rank_argv(argv, index)
     return WorkerPlan(
-        index=index,
+        index=index if request.member is None else request.member.rank,
         cpus=cpus,
         loader_cpus=seats.loader_cpus[index],
         numa_nodes=nodes,
@@ -184,7 +203,7 @@ def _worker(
         env=(
             *((name, values[index]) for name, values in environment.per_worker),
             *environment.changes,
-            *(rank_variables(job, index) if job is not None and job.engine == "native" else ()),
+            *_own_variables(request, job, index),
         ),
         argv=bound_argv(argv, binder=request.settings.binder, cpus=cpus, mempolicy=policy, nodes=nodes),
         rank=None if job is None else global_rank(job, index),

@@ -208,9 +208,11 @@ def _master_addr(started: Started, environ: Mapping[str, str], chosen: Mapping[s
         return started.master, f"the first host of {_source(started, 'nodes')}"
     raise UsageError(
         "rank 0's host is not known",
-        value=f"{started.world_size} processes on {started.hosts} hosts or so",
-        source=f"{started.starter} does not tell it",
-        hint="--master-addr HOST, or mpirun -x MASTER_ADDR=HOST (Intel MPI, MPICH: -genv MASTER_ADDR HOST)",
+        value="no variable names it",
+        source=f"started by {started.starter}",
+        hint="--master-addr HOST, or mpirun -x MASTER_ADDR=HOST (Intel MPI, MPICH: -genv MASTER_ADDR HOST)"
+        if started.scheduler == "mpi"
+        else "--master-addr HOST",
     )
 
 

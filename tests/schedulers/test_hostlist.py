@@ -1,0 +1,40 @@
+import pytest
+
+from cpulaunch.schedulers.hostlist import expand_counts, expand_hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", "n1"),
+        ("n[1-2]", "n1 n2"),
+        ("n[01-03,7],m1", "n01 n02 n03 n7 m1"),
+        ("n[098-101]", "n098 n099 n100 n101"),
+        ("r[1-2]c[0-1]-ib", "r1c0-ib r1c1-ib r2c0-ib r2c1-ib"),
+        ("a,b[3],c", "a b3 c"),
+        ("gpu-a100-[5,3]", "gpu-a100-5 gpu-a100-3"),
+    ],
+)
+def test_names(text, names):
+    assert expand_hosts(text) == tuple(names.split())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "n[1-2", "n1]", "n[2-1]", "n[a-b]", "n[]", "n[1-99999999]", "a,,b", "n[[1]]", "n[1-]"]
+)
+def test_malformed_names(text):
+    with pytest.raises(ValueError, match=r"."):
+        expand_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("1", (1,)), ("2(x2)", (2, 2)), ("2,1", (2, 1)), ("16(x2),8,4(x3)", (16, 16, 8, 4, 4, 4))]
+)
+def test_counts(text, counts):
+    assert expand_counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "x", "2(x", "2(x)", "2(xa)", "-1", "1(x99999999)"])
+def test_malformed_counts(text):
+    with pytest.raises(ValueError, match=r"."):
+        expand_counts(text)

@@ -1,0 +1,196 @@
+"""The variables of MPI's launchers and of PBS -> a layer, as tables."""
+
+import pytest
+
+from cpulaunch.errors import UsageError
+from cpulaunch.request import Member
+from cpulaunch.schedulers.layer import scheduler_layer
+from cpulaunch.schedulers.started import FIRST_PORT, PORTS, Machine
+from tests.schedulers.slurm_variables import BIG, without
+
+UUID = "fe6d0000-8724-171c-d360-0600a3ef105d"
+
+
+def open_mpi(rank: int, world: int, local_rank: int, here: int, *, job: str = "120782849") -> dict[str, str]:
+    """As Open MPI 4.1 sets them. Source: mpirun(1), "Exported Environment Variables"; the rest as seen."""
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(world),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(here),
+        "OMPI_COMM_WORLD_NODE_RANK": str(local_rank),
+        "OMPI_MCA_ess_base_jobid": job,
+        "OMPI_MCA_orte_hnp_uri": "120782848.0;tcp://192.0.2.2:40159",
+        "PMIX_NAMESPACE": job,
+        "PMIX_RANK": str(rank),
+    }
+
+
+def hydra(rank: int, world: int, local_rank: int, here: int, **other: str) -> dict[str, str]:
+    """As MPICH 4.0's mpiexec.hydra sets them: nothing names the job."""
+    return {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(world),
+        "MPI_LOCALRANKID": str(local_rank),
+        "MPI_LOCALNRANKS": str(here),
+        "PMI_FD": str(local_rank + 6),
+    } | other
+
+
+def intel(rank: int, world: int, local_rank: int, here: int) -> dict[str, str]:
+    """As Intel MPI 2021.19 sets them, pinning switched on."""
+    own = {"I_MPI_HYDRA_UUID": UUID, "HYDRA_BSTRAP_NODE_ID": str(rank // here), "I_MPI_PIN_MAPPING": "2:0 0,1 1"}
+    return hydra(rank, world, local_rank, here, **own)
+
+
+def layer(environ, machine=BIG, **chosen):
+    return scheduler_layer(environ, {"scheduler": "mpi"} | chosen, machine)
+
+
+@pytest.mark.parametrize("flavour", [open_mpi, intel])
+def test_ranks_of_one_host(flavour):
+    found = layer(flavour(1, 2, 1, 2))
+    assert found.member == Member(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=False)
+    assert found.values["master_addr"] == "127.0.0.1"
+    assert found.values["nnodes"] == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "port", "why"),
+    [
+        (open_mpi(0, 2, 0, 2), FIRST_PORT + 120782849 % PORTS, "PMIX_NAMESPACE 120782849"),
+        (
+            without(open_mpi(0, 2, 0, 2), "PMIX"),
+            FIRST_PORT + 120782849 % PORTS,
+            "OMPI_MCA_ess_base_jobid 120782849",
+        ),
+        (intel(0, 2, 0, 2), FIRST_PORT + int.from_bytes(UUID.encode()) % PORTS, f"I_MPI_HYDRA_UUID {UUID}"),
+        (hydra(0, 2, 0, 2, PALS_APID="7"), FIRST_PORT + 7, "PALS_APID 7"),
+        (hydra(0, 2, 0, 2, MASTER_PORT="4000"), 4000, "MASTER_PORT in your environment"),
+    ],
+)
+def test_the_port_is_made_of_what_names_the_job(environ, port, why):
+    found = layer(environ)
+    assert found.values["master_port"] == port
+    assert why in found.reasons["master_port"]
+
+
+def test_two_jobs_differ_and_ranks_of_one_agree():
+    ports = [layer(open_mpi(rank, 2, rank, 2, job=job)).values["master_port"] for job in "78" for rank in (0, 1)]
+    assert ports[0] == ports[1] != ports[2] == ports[3]
+
+
+def test_mpich_does_not_name_its_job():
+    with pytest.raises(UsageError, match="no port that only this job uses") as caught:
+        layer(hydra(0, 2, 0, 2))
+    assert "--master-port" in str(caught.value)
+    assert layer(hydra(0, 2, 0, 2), master_port=4000).values["master_port"] == 4000
+
+
+def test_two_hosts_need_rank_0s_address():
+    with pytest.raises(UsageError, match="rank 0's host is not known") as caught:
+        layer(open_mpi(2, 4, 0, 2))
+    assert "--master-addr HOST, or mpirun -x MASTER_ADDR=HOST" in str(caught.value)
+    for found in (
+        layer(open_mpi(2, 4, 0, 2) | {"MASTER_ADDR": "head"}),
+        layer(open_mpi(2, 4, 0, 2), master_addr="head"),
+    ):
+        assert (found.values["master_addr"], found.values["nnodes"]) == ("head", (2, 2))
+        assert found.member == Member(rank=2, world_size=4, local_rank=0, local_world_size=2, host_rank=1)
+
+
+def test_one_process_per_host_is_a_rank_or_with_nproc_a_host():
+    environ = open_mpi(1, 2, 0, 1) | {"MASTER_ADDR": "head"}
+    assert layer(environ).member == Member(rank=1, world_size=2, local_rank=0, local_world_size=1, host_rank=1)
+    host = layer(environ, nproc_per_node=4)
+    assert host.member is None
+    assert (host.values["nnodes"], host.values["node_rank"], host.values["master_addr"]) == ((2, 2), 1, "head")
+
+
+@pytest.mark.parametrize(
+    ("why", "environ", "machine", "own"),
+    [
+        ("bound to a core each", open_mpi(1, 2, 1, 2), Machine(cpus=1, host_cpus=2), True),
+        ("--bind-to none", without(open_mpi(1, 2, 1, 2), "OMPI_MCA_orte_bound"), Machine(cpus=2, host_cpus=2), False),
+        ("bound to a socket by twos", open_mpi(1, 4, 1, 4), Machine(cpus=8, host_cpus=16), False),
+        ("Intel MPI pins", intel(1, 2, 1, 2), Machine(cpus=1, host_cpus=2), True),
+        ("MPICH does not", hydra(1, 2, 1, 2, MASTER_PORT="1"), Machine(cpus=4, host_cpus=16), False),
+        ("Open MPI 5 does", without(open_mpi(1, 2, 1, 2), "OMPI_MCA"), Machine(cpus=1, host_cpus=2), True),
+    ],
+)
+def test_whose_the_cpus_are(why, environ, machine, own):
+    bound = {"OMPI_MCA_orte_bound_at_launch": "1"} if "to a" in why else {}
+    assert layer(environ | bound, machine).member.own_cpus is own, why
+
+
+def test_a_mask_of_one_cpu_is_warned_of():
+    bound = open_mpi(0, 2, 0, 2) | {"OMPI_MCA_orte_bound_at_launch": "1"}
+    (warning,) = layer(bound, Machine(cpus=1, host_cpus=16)).warnings
+    assert "--bind-to none" in warning
+    assert layer(bound, Machine(cpus=1, host_cpus=2)).warnings == ()
+
+
+def test_nothing_is_assumed_unless_asked():
+    assert scheduler_layer(open_mpi(0, 2, 0, 2), {"nproc_per_node": 2}, BIG) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "mpirun did not start this process"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "does not say which of a host's it is"),
+        (open_mpi(2, 2, 0, 2), "contradict each other"),
+        (open_mpi(0, 2, 0, 2) | {"OMPI_COMM_WORLD_SIZE": "two"}, "OMPI_COMM_WORLD_SIZE cannot be read"),
+    ],
+)
+def test_what_mpi_does_not_say(environ, message):
+    with pytest.raises(UsageError, match=message):
+        layer(environ)
+
+
+# PBS
+
+
+def pbs(host: int) -> dict[str, str]:
+    """As OpenPBS sets them for what pbsdsh starts."""
+    return {"PBS_JOBID": "77.head", "PBS_NODENUM": str(host), "PBS_TASKNUM": "1", "PBS_NODEFILE": "/var/aux/77.head"}
+
+
+def pbs_layer(host: int, nodefile: str | None, **chosen):
+    return scheduler_layer(pbs(host), {"scheduler": "pbs"} | chosen, Machine(cpus=16, host_cpus=16, nodefile=nodefile))
+
+
+def test_pbs_hosts_by_the_list_of_places():
+    found = pbs_layer(1, "a\na\nb\nb\n", nproc_per_node=2)
+    assert dict(found.values) == {
+        "scheduler": "pbs",
+        "nnodes": (2, 2),
+        "node_rank": 1,
+        "master_addr": "a",
+        "master_port": FIRST_PORT + int.from_bytes(b"77.head") % PORTS,
+        "rdzv_id": "pbs-77.head",
+    }
+    assert "PBS_NODEFILE" in found.reasons["nnodes"]
+
+
+def test_pbs_on_one_host():
+    assert dict(pbs_layer(0, "a\na\n").values) == {"scheduler": "pbs", "nnodes": (1, 1)}
+
+
+def test_pbs_without_its_list_needs_what_is_in_it():
+    with pytest.raises(UsageError, match="how many hosts"):
+        pbs_layer(1, None)
+    with pytest.raises(UsageError, match="rank 0's host is not known"):
+        pbs_layer(1, None, nnodes=(2, 2))
+    found = pbs_layer(1, None, nnodes=(2, 2), master_addr="a")
+    assert (found.values["node_rank"], found.values["master_addr"]) == (1, "a")
+
+
+def test_pbs_asked_for_outside_a_job():
+    with pytest.raises(UsageError, match="PBS did not start this process"):
+        scheduler_layer({}, {"scheduler": "pbs"}, BIG)
+
+
+def test_pbs_counts_hosts_that_are_not_listed():
+    with pytest.raises(UsageError, match="PBS_NODENUM 5"):
+        pbs_layer(5, "a\nb\n")
