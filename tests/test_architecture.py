@@ -80,8 +80,9 @@ def test_imports_go_downwards_only(path):
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_the_worker_imports_torch(path):
-    forbidden = NEVER - {"torch"} if layer(path) == "worker" else NEVER
+def test_only_the_worker_and_the_agent_import_torch(path):
+    inside = layer(path) == "worker" or path.match("launch/agent*.py")
+    forbidden = NEVER - {"torch"} if inside else NEVER
     assert not {name.split(".")[0] for name in imports(path)} & forbidden
 
 

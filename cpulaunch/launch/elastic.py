@@ -1,17 +1,178 @@
-"""The engine for several hosts: torch elastic's agent, supervised; each rank starts through a shim."""
+"""The engine for several hosts: torch elastic's agent, supervised; each rank starts through a shim that binds it.
+
+The launcher imports no torch. It writes down what the agent and each rank are to do, supervises the agent as it would
+any worker (so that nothing outlives this launch), and reads the agent's report.
+"""
 
 from __future__ import annotations
 
-from cpulaunch.launch.bind import Say
-from cpulaunch.plan.model import LaunchPlan
+import json
+import os
+import sys
+
+from cpulaunch.errors import LaunchError, UsageError
+from cpulaunch.launch.bind import UNBOUND, Say
+from cpulaunch.launch.elastic_files import orders_file, private_logs, rank_file
+from cpulaunch.launch.elastic_output import JobOutput, open_job_output
+from cpulaunch.launch.elastic_result import job_result, read_report
+from cpulaunch.launch.program import child_environ, find_executable
+from cpulaunch.launch.run_directory import make_private_directory, remove_run_directory
+from cpulaunch.launch.shim import rank_orders
+from cpulaunch.launch.start import NOT_INHERITED, Start, prepare_starts
+from cpulaunch.plan.model import JobPlan, LaunchPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from cpulaunch.launch.result import LaunchResult
 
+AGENT = 0
+"""The index of the one worker that is supervised here."""
+
+AGENT_GRACE_SECONDS = 5.0
+"""What the agent gets, after the ranks' own grace has passed, to end and to report."""
+
 
 def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, say: Say) -> LaunchResult:
-    """How the ranks ended."""
-    raise NotImplementedError
+    """How the ranks of this host ended.
+
+    Effect: as `launch`: the calling process becomes the guard of a supervisor, in which the result returns.
+    Raises: LaunchError, UsageError, NotFoundError or NotExecutableError, with nothing left running.
+    """
+    job = _job(plan)
+    starts = prepare_starts(plan, environ, say=say)
+    interpreter = find_executable(job.interpreter or sys.executable, environ, what="Python interpreter")
+    directory = make_private_directory(environ)
+    try:
+        agent = _agent_start(interpreter, directory, environ)
+        result, output = _supervised(plan, starts, agent, directory=directory, memory_events=memory_events, say=say)
+        return job_result(plan, result, report=read_report(directory), output=output)
+    finally:
+        remove_run_directory(directory)
+
+
+def _job(plan: LaunchPlan) -> JobPlan:
+    """The job. Raises: UsageError for what torch's agent, which starts the ranks, cannot carry out."""
+    launch = plan.launch
+    asked = {"--report": launch.report, "--metric": launch.metric, "--start-barrier": launch.start_barrier or None}
+    for flag, value in asked.items():
+        if value is not None:
+            raise UsageError("not available for a job of several hosts", value=flag, hint=f"leave {flag} away")
+    if plan.job is None:
+        raise LaunchError("no job in the plan")
+    return plan.job
+
+
+def _agent_start(interpreter: str, directory: str, environ: Mapping[str, str]) -> Start:
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py")
+    return Start(
+        worker=AGENT,
+        path=interpreter,
+        argv=(interpreter, "-u", program, directory),
+        environ=child_environ(environ, NOT_INHERITED),
+        binding=UNBOUND,
+    )
+
+
+def _supervised(
+    plan: LaunchPlan,
+    starts: Sequence[Start],
+    agent: Start,
+    *,
+    directory: str,
+    memory_events: str | None,
+    say: Say,
+) -> tuple[LaunchResult, JobOutput]:
+    """How the agent ended, and what came out of the ranks, in a process of its own."""
+    from cpulaunch.launch.descriptors import make_room, too_few
+    from cpulaunch.launch.guard import become_guarded
+    from cpulaunch.launch.routing import Wiring, open_standard_descriptors, worker_stdin
+    from cpulaunch.launch.spawn import Inherited
+    from cpulaunch.launch.supervise import Terms, supervise
+
+    open_standard_descriptors()
+    descriptor_limit = make_room(2 * len(starts))
+    try:
+        guarded = become_guarded(say, directory=directory)
+        stdin = worker_stdin(len(starts))
+        output = open_job_output(directory, [start.worker for start in starts], shown=_shown(plan), stdin=stdin)
+        write_orders(plan, starts, output, directory)
+        wiring = Wiring(
+            sinks=output.sinks,
+            ends=(output.agent,),
+            streams=(output.streams,),
+            logs=(None,),
+            figures=(None,),
+            stdin=stdin,
+        )
+        terms = Terms(
+            inherited=Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit),
+            grace_seconds=plan.launch.grace_seconds + AGENT_GRACE_SECONDS,
+            control=guarded.control,
+            memory_events=memory_events,
+        )
+        return supervise((agent,), wiring, terms), output
+    except OSError as error:
+        raise too_few(error) from None
+
+
+def _shown(plan: LaunchPlan) -> list[bool]:
+    return [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
+
+
+def write_orders(plan: LaunchPlan, starts: Sequence[Start], output: JobOutput, directory: str) -> None:
+    """Effect: what the agent and each rank are to do is in the run's directory. Raises: OSError."""
+    for worker, start, pipes in zip(plan.workers, starts, output.pipes, strict=True):
+        changes = (*NOT_INHERITED, *worker.env)
+        _write(rank_file(directory, start.worker), rank_orders(start, changes, pipes))
+    _write(orders_file(directory), agent_orders(plan, directory))
+
+
+def _write(path: str, orders: Mapping[str, Any]) -> None:
+    with open(path, "x") as file:
+        json.dump(orders, file)
+
+
+def agent_orders(plan: LaunchPlan, directory: str) -> dict[str, Any]:
+    """What the agent is to do."""
+    job = _job(plan)
+    shim = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
+    # torch replaces $macros in what it passes on.
+    command = [part.replace("$", "$$") for part in (sys.executable, "-I", "-S", shim, directory)]
+    return {
+        "job": _job_orders(job, grace_seconds=plan.launch.grace_seconds),
+        "logs": {
+            "specs": job.logs_specs,
+            "dir": plan.launch.log_dir or private_logs(directory),
+            "redirects": job.streams.redirects,
+            "tee": job.streams.tee,
+            "filter": None if plan.launch.show is None else sorted(plan.launch.show),
+        },
+        "shim": [sys.executable, *command[1:]],
+    }
+
+
+def _job_orders(job: JobPlan, *, grace_seconds: float) -> dict[str, Any]:
+    return {
+        "hosts": job.hosts,
+        "host_rank": job.host_rank,
+        "local_world_size": job.local_world_size,
+        "role": job.role,
+        "backend": job.rendezvous.backend,
+        "endpoint": job.rendezvous.endpoint,
+        "run_id": job.rendezvous.id or os.urandom(8).hex(),
+        "conf": dict(job.rendezvous.conf),
+        "local_addr": job.local_addr,
+        "max_restarts": job.max_restarts,
+        "monitor_interval": job.monitor_interval_seconds,
+        "start_method": job.start_method,
+        "event_log_handler": job.event_log_handler,
+        "virtual_local_rank": job.virtual_local_rank,
+        "signals_to_handle": ",".join(job.signals),
+        "shutdown_timeout": -int(-grace_seconds // 1),
+        "duplicate_stdout_filters": list(job.streams.filters[0]),
+        "duplicate_stderr_filters": list(job.streams.filters[1]),
+        "log_line_prefix_template": job.streams.prefix,
+    }

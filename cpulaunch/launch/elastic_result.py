@@ -1,0 +1,93 @@
+"""What the agent of a job of several hosts reported, as the result of a launch."""
+
+from __future__ import annotations
+
+import json
+
+from cpulaunch.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
+from cpulaunch.launch.elastic_files import report_file
+from cpulaunch.launch.elastic_output import JobOutput
+from cpulaunch.launch.output import TAIL_BYTES, TAIL_LINES
+from cpulaunch.launch.result import LaunchResult, WorkerResult, signal_words
+from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.record import fields
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+ERRORS: dict[int, type[CpulaunchError]] = {
+    error.exit_code: error for error in (UsageError, NotExecutableError, NotFoundError)
+}
+
+
+def read_report(directory: str) -> dict[str, Any] | None:
+    """The agent's report; None if it ended without one."""
+    try:
+        with open(report_file(directory)) as file:
+            report: dict[str, Any] = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None
+    return report
+
+
+def job_result(
+    plan: LaunchPlan, agent: LaunchResult, *, report: Mapping[str, Any] | None, output: JobOutput
+) -> LaunchResult:
+    """How the ranks ended, from how the agent did. Raises: LaunchError or UsageError, the agent's or about it."""
+    if report is None or agent.trouble is not None:
+        return _without_report(agent)
+    if "error" in report and agent.ended_by is None:
+        what, value, source, hint = report["error"]
+        raise ERRORS.get(report["exit_code"], LaunchError)(what, value=value, source=source, hint=hint)
+    workers = tuple(_worker(failure, output) for failure in report.get("failures", ()))
+    return _changed(
+        agent,
+        exit_code=agent.exit_code,
+        workers=workers,
+        first_failure=workers[0].index if workers and agent.ended_by is None else None,
+    )
+
+
+def _without_report(agent: LaunchResult) -> LaunchResult:
+    """The result of a launch that was ended before the agent could report. Raises: LaunchError if it was not."""
+    if agent.ended_by is not None or agent.trouble is not None:
+        return _changed(agent, workers=(), first_failure=None)
+    ended = agent.workers[0]
+    how = f"exit code {ended.exit_code}" if ended.signal is None else f"killed by {signal_words(ended.signal)}"
+    raise LaunchError(
+        "torch's elastic agent ended without a report",
+        value=how,
+        source=agent.host,
+        hint="its output above says more, and LOGLEVEL=INFO makes it say more",
+    )
+
+
+def _worker(failure: Mapping[str, Any], output: JobOutput) -> WorkerResult:
+    code, local_rank = failure["exitcode"], failure["local_rank"]
+    log = failure["log"]
+    return WorkerResult(
+        index=local_rank,
+        pid=failure["pid"],
+        exit_code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        last_lines=_tail(log) if log else output.ranks[local_rank][-1].last_lines(),
+        log=log,
+        ended_at=failure["timestamp"],
+    )
+
+
+def _tail(path: str) -> tuple[str, ...]:
+    """The last lines of a log; none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+    except OSError:
+        return ()
+
+
+def _changed(result: LaunchResult, **changes: Any) -> LaunchResult:
+    return LaunchResult(**{name: getattr(result, name) for name in fields(LaunchResult)} | changes)
