@@ -9,6 +9,7 @@ from cpulaunch.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cpulaunch.errors import CpulaunchError
+    from cpulaunch.launch.error_file import RankError
     from cpulaunch.launch.metrics import Figure
     from cpulaunch.launch.watch import Seen
 
@@ -33,6 +34,9 @@ class WorkerResult:
     """Seconds since the epoch."""
     figure: Figure | None = None
     seen: Seen | None = None
+    rank: int | None = None
+    error: RankError | None = None
+    """What a rank of a job wrote about its failure."""
 
     @property
     def status(self) -> int:
@@ -57,6 +61,8 @@ class LaunchResult:
     trouble: CpulaunchError | None = None
     oom_kills: int | None = None
     wall_seconds: float | None = None
+    attempts: tuple[int, int] | None = None
+    """Of a job: how many times its ranks were started, and how many times they might have been."""
 
 
 def summary(result: LaunchResult) -> tuple[str, ...]:
@@ -64,7 +70,11 @@ def summary(result: LaunchResult) -> tuple[str, ...]:
     lines: list[str] = []
     if result.trouble is not None:
         return tuple(str(result.trouble).splitlines())
-    if result.first_failure is not None:
+    if result.first_failure is not None and result.attempts is not None:
+        from cpulaunch.launch.rank_summary import failed_ranks
+
+        lines += failed_ranks(result)
+    elif result.first_failure is not None:
         worker = next(w for w in result.workers if w.index == result.first_failure)
         many = len(result.workers) > 1
         lines += _failure(worker, result, many=many)
@@ -74,18 +84,28 @@ def summary(result: LaunchResult) -> tuple[str, ...]:
 
 
 def _failure(worker: WorkerResult, result: LaunchResult, *, many: bool) -> list[str]:
-    ended = f"killed by {signal_words(worker.signal)}" if worker.signal is not None else f"exit code {worker.exit_code}"
     others = " first; the others were ended" if many else ""
-    lines = [f"cpulaunch: worker {worker.index} on {result.host} failed{others}: {ended}"]
-    if worker.status == KILLED and result.oom_kills:
-        count = result.oom_kills
-        lines.append(f"cpulaunch: out of memory: the kernel killed {count} process(es) at this cgroup's memory limit")
+    lines = [f"cpulaunch: worker {worker.index} on {result.host} failed{others}: {how_ended(worker)}"]
+    lines += out_of_memory(worker, result)
     if worker.log is not None:
         lines.append(f"cpulaunch: its log: {worker.log}")
     if worker.last_lines:
         lines.append("cpulaunch: its last lines:")
         lines += [f"  {line}" for line in worker.last_lines]
     return lines
+
+
+def how_ended(worker: WorkerResult) -> str:
+    """In words: an exit code, or a signal."""
+    return f"killed by {signal_words(worker.signal)}" if worker.signal is not None else f"exit code {worker.exit_code}"
+
+
+def out_of_memory(worker: WorkerResult, result: LaunchResult) -> list[str]:
+    """A line that blames memory, where the kernel says that it was."""
+    if worker.status != KILLED or not result.oom_kills:
+        return []
+    count = result.oom_kills
+    return [f"cpulaunch: out of memory: the kernel killed {count} process(es) at this cgroup's memory limit"]
 
 
 def signal_words(number: int) -> str:

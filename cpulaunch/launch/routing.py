@@ -43,7 +43,7 @@ class Wiring:
 
 
 @record
-class _Terminal:
+class Terminal:
     """The launcher's own stdout and stderr; one sink if they are the same file."""
 
     out: Sink
@@ -67,9 +67,9 @@ def open_wiring(plan: LaunchPlan) -> Wiring:
 
 def _wire_all(plan: LaunchPlan, logs: Sequence[Sink | None]) -> Wiring:
     shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
-    terminal = _open_terminal(prefixed=sum(shown) > 1)
+    terminal = open_terminal(prefixed=sum(shown) > 1)
     stdin = worker_stdin(len(plan.workers))
-    figures = _figures(plan)
+    figures = open_figures(plan)
     wired = [
         _wire(_Places(worker.index, terminal if visible else None, log, figure), stdin=stdin)
         for worker, visible, log, figure in zip(plan.workers, shown, logs, figures, strict=True)
@@ -92,7 +92,8 @@ def close_wiring(wiring: Wiring) -> None:
     os.close(wiring.stdin)
 
 
-def _figures(plan: LaunchPlan) -> tuple[Figure | None, ...]:
+def open_figures(plan: LaunchPlan) -> tuple[Figure | None, ...]:
+    """For each worker what --metric looks for, if anything."""
     if plan.launch.metric is None:
         return (None,) * len(plan.workers)
     from cpulaunch.launch.metrics import Figure
@@ -150,10 +151,11 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
     return logs
 
 
-def _open_terminal(*, prefixed: bool) -> _Terminal:
+def open_terminal(*, prefixed: bool) -> Terminal:
+    """The sinks for this launch's own stdout and stderr. Raises: OSError."""
     out = Sink.of_descriptor(STDOUT, name="stdout")
     err = out if _same_file(STDOUT, STDERR) else Sink.of_descriptor(STDERR, name="stderr")
-    return _Terminal(out=out, err=err, prefixed=prefixed)
+    return Terminal(out=out, err=err, prefixed=prefixed)
 
 
 def _same_file(one: int, other: int) -> bool:
@@ -166,7 +168,7 @@ class _Places:
     """Where one worker's output goes: the terminal, a log, a figure, or none of them."""
 
     index: int
-    terminal: _Terminal | None
+    terminal: Terminal | None
     log: Sink | None
     figure: Figure | None
 

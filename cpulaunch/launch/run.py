@@ -69,10 +69,16 @@ def _watched(
     plan: LaunchPlan, starts: Sequence[Start], environ: Mapping[str, str], *, memory_events: str | None, say: Say
 ) -> LaunchResult:
     """How workers ended that tell this launch about themselves, through a directory which is gone afterwards."""
-    from cpulaunch.launch.run_directory import make_run_directory, remove_run_directory, telling_starts
+    from cpulaunch.launch.run_directory import (
+        make_event_files,
+        make_private_directory,
+        remove_run_directory,
+        telling_starts,
+    )
 
-    directory = make_run_directory(environ, [start.worker for start in starts])
+    directory = make_private_directory(environ)
     try:
+        make_event_files(directory, [start.worker for start in starts])
         telling = telling_starts(starts, directory)
         return _supervised(plan, telling, directory=directory, memory_events=memory_events, say=say)
     finally:

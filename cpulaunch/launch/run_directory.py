@@ -1,14 +1,11 @@
-"""The directory of one run, through which workers tell their launch things; gone when the run is over."""
+"""The directory of one run: what workers tell their launch, and error files of ranks; gone when the run is over."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 
 from cpulaunch.errors import LaunchError
-from cpulaunch.launch.start import Start
-from cpulaunch.record import fields
+from cpulaunch.launch.start import Start, with_variables
 from cpulaunch.torch_settings import EVENTS_VARIABLE
 
 TYPE_CHECKING = False
@@ -18,22 +15,41 @@ if TYPE_CHECKING:
 ARRIVALS, GATE = "arrivals", "gate"
 """The start barrier's named pipes: the names in worker/barrier.py."""
 
+TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", ".")
+"""Where it is without TMPDIR. Source: Python's tempfile, whose import takes as long as planning."""
 
-def make_run_directory(environ: Mapping[str, str], workers: Iterable[int]) -> str:
-    """The path of a new directory with an empty file of events for each worker. Raises: LaunchError."""
-    parent = environ.get("TMPDIR") or None
+
+def make_private_directory(environ: Mapping[str, str]) -> str:
+    """The absolute path of a new directory that nobody else may read. Raises: LaunchError."""
+    parents = (environ["TMPDIR"],) if environ.get("TMPDIR") else TEMPORARY
+    for parent in parents:
+        try:
+            return new_directory(parent, "cpulaunch-")
+        except OSError as error:
+            failed = error
+    raise LaunchError(
+        "no directory for this run",
+        value=failed.filename,
+        source=failed.strerror,
+        hint="set TMPDIR to a directory that can be written",
+    )
+
+
+def new_directory(parent: str, prefix: str) -> str:
+    """The absolute path of a new directory in `parent` whose name nobody has guessed. Raises: OSError."""
+    path = os.path.join(os.path.abspath(parent), prefix + os.urandom(6).hex())
+    os.mkdir(path, 0o700)
+    return path
+
+
+def make_event_files(directory: str, workers: Iterable[int]) -> None:
+    """Effect: an empty file of events for each worker. Raises: LaunchError."""
     try:
-        directory = os.path.abspath(tempfile.mkdtemp(prefix="cpulaunch-", dir=parent))
         for worker in workers:
             os.close(os.open(events_path(directory, worker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        raise LaunchError(
-            "no directory for this run",
-            value=error.filename or parent,
-            source=error.strerror,
-            hint="set TMPDIR to a directory that can be written",
-        ) from None
-    return directory
+        hint = "set TMPDIR to a directory that can be written"
+        raise LaunchError("no directory for this run", value=directory, source=error.strerror, hint=hint) from None
 
 
 def events_path(directory: str, worker: int) -> str:
@@ -43,14 +59,25 @@ def events_path(directory: str, worker: int) -> str:
 
 def telling_starts(starts: Sequence[Start], directory: str) -> tuple[Start, ...]:
     """The starts of workers that tell this run's directory what happens in them."""
-    return tuple(_telling(start, events_path(directory, start.worker)) for start in starts)
-
-
-def _telling(start: Start, path: str) -> Start:
-    values = {name: getattr(start, name) for name in fields(Start)}
-    return Start(**values | {"environ": {**start.environ, EVENTS_VARIABLE: path}})
+    return tuple(with_variables(start, {EVENTS_VARIABLE: events_path(directory, start.worker)}) for start in starts)
 
 
 def remove_run_directory(directory: str) -> None:
-    """Effect: nothing of the run's directory is left."""
-    shutil.rmtree(directory, ignore_errors=True)
+    """Effect: nothing of the run's directory is left, as far as that is permitted."""
+    try:
+        with os.scandir(directory) as entries:
+            for entry in list(entries):
+                _remove(entry)
+        os.rmdir(directory)
+    except OSError:
+        return  # Another process of this launch was faster.
+
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        remove_run_directory(entry.path)
+        return
+    try:
+        os.unlink(entry.path)
+    except OSError:
+        return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpulaunch.launch.bind import Binding, Say, prepare_bindings
 from cpulaunch.launch.program import child_environ, find_executable
 from cpulaunch.plan.model import LaunchPlan
-from cpulaunch.record import record
+from cpulaunch.record import fields, record
 from cpulaunch.torch_settings import EVENTS_VARIABLE, VARIABLE
 
 TYPE_CHECKING = False
@@ -25,6 +25,12 @@ class Start:
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     binding: Binding
+
+
+def with_variables(start: Start, variables: Mapping[str, str]) -> Start:
+    """The start with these variables set as well."""
+    values = {name: getattr(start, name) for name in fields(Start)}
+    return Start(**values | {"environ": {**start.environ, **variables}})
 
 
 def prepare_starts(plan: LaunchPlan, environ: Mapping[str, str], *, say: Say) -> tuple[Start, ...]:

@@ -1,0 +1,59 @@
+"""What a rank wrote about its own failure: torch elastic's file, into which anybody may write anything."""
+
+from __future__ import annotations
+
+from cpulaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_BYTES = 1 << 20
+
+
+@record
+class RankError:
+    """The text of an exception, with its traceback if there is one, and when it was (whole seconds since the epoch)."""
+
+    text: str
+    timestamp: int | None = None
+
+
+def read_error(path: str) -> RankError | None:
+    """The error in the file; None if there is no such file, or none of torch's.
+
+    Source: torch elastic, ErrorHandler.record_exception: {"message": {"message": …, "extraInfo": {"py_callstack": …,
+    "timestamp": "…"}}}, and ProcessFailure, which also takes {"message": "…", "timestamp": N}.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(MOST_BYTES)
+    except OSError:
+        return None
+    import json
+
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return _error(content)
+
+
+def _error(content: Any) -> RankError | None:
+    if not isinstance(content, dict):
+        return None
+    message = content.get("message")
+    if isinstance(message, str):
+        return RankError(text=message, timestamp=_seconds(content.get("timestamp")))
+    if not isinstance(message, dict):
+        return None
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    said = extra.get("py_callstack", message.get("message"))
+    return RankError(text=str(said).rstrip(), timestamp=_seconds(extra.get("timestamp")))
+
+
+def _seconds(value: object) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
