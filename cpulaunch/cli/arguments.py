@@ -184,7 +184,8 @@ def _nearest(flag: str) -> str:
 
     known = [row.flag for row in rows().values()] + [*SWITCHES, *TEXTS]
     known += ["--no-" + row.flag[2:] for row in rows().values() if row.kind.flag]
-    near = difflib.get_close_matches(flag, known, n=1, cutoff=0.4)
+    begun = [each for each in known if len(flag) > 3 and each.startswith(flag)]
+    near = begun or difflib.get_close_matches(flag, known, n=1, cutoff=0.4)
     return f"did you mean {near[0]}? the program's own options go after it" if near else "cpulaunch --help lists them"
 
 

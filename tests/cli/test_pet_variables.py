@@ -1,0 +1,180 @@
+"""torchrun's variables and its command line: tables of arguments and environment against what is asked for."""
+
+import pytest
+
+from cpulaunch.cli.run import command_line, request_for
+from cpulaunch.errors import UsageError
+from cpulaunch.request import LaunchRequest
+from tests.plan.machines import machine
+
+HOST = machine(sockets=2, cores=4)
+
+
+def request(words: str, environ: dict[str, str] | None = None, *, torchrun: bool = False) -> LaunchRequest:
+    """The request of a command line in an environment without profiles."""
+    environ = {"PYTHON_EXEC": "/py", **(environ or {})}
+    return request_for(command_line(words.split(), environ, torchrun=torchrun), HOST, environ)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("PET_NNODES", "2", "nnodes", (2, 2)),
+        ("PET_NNODES", "1:4", "nnodes", (1, 4)),
+        ("PET_NPROC_PER_NODE", "4", "nproc_per_node", 4),
+        ("PET_NPROC_PER_NODE", "auto", "nproc_per_node", "auto"),
+        ("PET_NODE_RANK", "1", "node_rank", 1),
+        ("PET_MASTER_ADDR", "job-master-0", "master_addr", "job-master-0"),
+        ("PET_MASTER_PORT", "23456", "master_port", 23456),
+        ("PET_STANDALONE", "1", "standalone", True),
+        ("PET_RDZV_BACKEND", "c10d", "rdzv_backend", "c10d"),
+        ("PET_RDZV_ENDPOINT", "a:1", "rdzv_endpoint", "a:1"),
+        ("PET_RDZV_ID", "7", "rdzv_id", "7"),
+        ("PET_RDZV_CONF", "join_timeout=60,is_host=1", "rdzv_conf", (("join_timeout", "60"), ("is_host", "1"))),
+        ("PET_LOCAL_ADDR", "10.0.0.1", "local_addr", "10.0.0.1"),
+        ("PET_MAX_RESTARTS", "3", "max_restarts", 3),
+        ("PET_MONITOR_INTERVAL", "0.5", "monitor_interval", 0.5),
+        ("PET_START_METHOD", "fork", "start_method", "fork"),
+        ("PET_EVENT_LOG_HANDLER", "console", "event_log_handler", "console"),
+        ("PET_ROLE", "trainer", "role", "trainer"),
+        ("PET_RUN_PATH", "1", "run_path", True),
+        ("PET_REDIRECTS", "0:3,1:1", "redirects", ((0, 3), (1, 1))),
+        ("PET_TEE", "3", "tee", 3),
+        ("PET_LOCAL_RANKS_FILTER", "0,2", "local_ranks_filter", frozenset((0, 2))),
+        ("PET_DUPLICATE_STDOUT_FILTERS", "a,b,,c", "duplicate_stdout_filters", ("a", "b,c")),
+        ("PET_DUPLICATE_STDERR_FILTERS", "a", "duplicate_stderr_filters", ("a",)),
+        ("PET_NUMA_BINDING", "node", "numa_binding", "node"),
+        ("PET_VIRTUAL_LOCAL_RANK", "1", "virtual_local_rank", True),
+        ("PET_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1", "signals_to_handle", ("SIGTERM", "SIGUSR1")),
+        ("PET_SHUTDOWN_TIMEOUT", "5", "shutdown_timeout", 5),
+    ],
+)
+def test_every_variable_is_its_option(variable: str, text: str, name: str, value: object) -> None:
+    asked = request("x.py", {variable: text})
+    assert asked.distributed
+    assert getattr(asked.settings, name) == value
+    assert asked.origin(name) == "environment"
+
+
+@pytest.mark.parametrize("variable", ["PET_LOG_DIR", "PET_MODULE", "PET_NO_PYTHON"])
+def test_what_no_job_is_made_of_counts_in_a_job_only(variable: str) -> None:
+    alone = request("x.py", {variable: "1"})
+    assert (alone.distributed, alone.settings.log_dir) == (False, None)
+    assert alone.program is not None
+    assert alone.program.kind == "script"
+
+
+def test_the_log_directory_counts_in_a_job() -> None:
+    assert request("--standalone x.py", {"PET_LOG_DIR": "logs"}).settings.log_dir == "logs"
+
+
+@pytest.mark.parametrize("environ", [{"PET_STANDALONE": "0"}, {"PET_NNODES": ""}, {"PET_UNKNOWN": "1"}])
+def test_what_is_off_or_empty_makes_no_job(environ: dict[str, str]) -> None:
+    assert not request("x.py", environ).distributed
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "kind", "interpreter"),
+    [
+        ("--standalone x", {}, "script", "/py"),
+        ("--standalone x", {"PET_MODULE": "1"}, "module", "/py"),
+        ("--standalone x", {"PET_NO_PYTHON": "1"}, "command", ""),
+        ("--standalone x", {"PET_MODULE": "0"}, "script", "/py"),
+        ("--standalone -m x", {"PET_NO_PYTHON": "1"}, "module", "/py"),
+        ("--standalone --no-python x", {"PET_MODULE": "1"}, "command", ""),
+        ("--standalone --no-python --run-path x", {}, "script", "/py"),
+        ("--standalone --no-python x", {"PET_RUN_PATH": "1"}, "script", "/py"),
+        ("--standalone x", {"PET_RUN_PATH": "1", "PET_NO_PYTHON": "1"}, "script", "/py"),
+    ],
+)
+def test_what_the_program_is(words: str, environ: dict[str, str], kind: str, interpreter: str) -> None:
+    program = request(words, environ).program
+    assert program is not None
+    assert (program.kind, program.interpreter) == (kind, interpreter)
+
+
+def test_a_flag_wins_over_its_variable_and_it_is_said_once() -> None:
+    asked = request("--nnodes 1 --role=a x.py", {"PET_NNODES": "2", "PET_ROLE": "b", "PET_MAX_RESTARTS": "1"})
+    assert (asked.settings.nnodes, asked.settings.role, asked.settings.max_restarts) == ((1, 1), "a", 1)
+    (notice,) = asked.notices
+    assert notice == "--nnodes, --role on the command line win over PET_NNODES=2, PET_ROLE=b in your environment"
+    assert asked.reasons["nnodes"] == "it wins over PET_NNODES=2"
+    assert asked.warnings == ()
+
+
+def test_a_flag_that_says_the_same_is_no_conflict() -> None:
+    assert request("--nnodes 2 x.py", {"PET_NNODES": "2"}).notices == ()
+
+
+def test_instances_win_over_variables_and_it_is_said() -> None:
+    asked = request("--instances 2 x.py", {"PET_NNODES": "2", "PET_NODE_RANK": "nonsense"})
+    assert not asked.distributed
+    (notice,) = asked.notices
+    assert "PET_NNODES, PET_NODE_RANK" in notice
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        ({"PET_NNODES": "x"}, ["PET_NNODES=x", "your environment"]),
+        ({"PET_NNODES": "3:1"}, ["PET_NNODES=3:1"]),
+        ({"PET_NPROC_PER_NODE": "0"}, ["PET_NPROC_PER_NODE=0", "at least 1"]),
+        ({"PET_STANDALONE": "yes"}, ["PET_STANDALONE=yes", "1 or 0"]),
+        ({"PET_MASTER_PORT": "70000"}, ["PET_MASTER_PORT=70000", "65535"]),
+        ({"PET_REDIRECTS": "9"}, ["PET_REDIRECTS=9"]),
+        ({"PET_NNODES": "1", "PET_MODULE": "true"}, ["PET_MODULE=true"]),
+        ({"PET_NNODES": "1", "PET_MODULE": "1", "PET_NO_PYTHON": "1"}, ["PET_MODULE and PET_NO_PYTHON"]),
+    ],
+)
+def test_a_malformed_variable_is_an_error_that_names_it(environ: dict[str, str], parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        request("x.py", environ)
+    for part in parts:
+        assert part in str(caught.value)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("x.py", "nproc_per_node", 1),
+        ("--nproc_per_node=2 x.py", "nproc_per_node", 2),
+        ("--nproc-per-node 2 x.py", "nproc_per_node", 2),
+        ("--nproc 2 x.py", "nproc_per_node", 2),
+        ("--nproc_p 2 x.py", "nproc_per_node", 2),
+        ("--redir 1 x.py", "redirects", 1),
+        ("--stand x.py", "standalone", True),
+        ("-r 3 x.py", "redirects", 3),
+        ("-r3 x.py", "redirects", 3),
+        ("-t=1 x.py", "tee", 1),
+        ("-t0:1,1:2 x.py", "tee", ((0, 1), (1, 2))),
+        ("--log-d logs x.py", "log_dir", "logs"),
+        ("--rdzv-endpoint= x.py", "rdzv_endpoint", None),
+        ("--instances=2 x.py", "instances", 2),
+    ],
+)
+def test_torchruns_command_line(words: str, name: str, value: object) -> None:
+    asked = request(words, torchrun=True)
+    assert asked.distributed
+    assert getattr(asked.settings, name) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "torchrun", "part"),
+    [
+        ("--no 2 x.py", True, "one of"),
+        ("--r 2 x.py", True, "ambiguous option: --r"),
+        ("--nproc 2 x.py", False, "did you mean --nproc-per-node"),
+        ("--no-python -m x", True, "-m and --no-python"),
+        ("--nproc-per-node 0 x.py", True, "at least 1"),
+    ],
+)
+def test_what_is_no_option(words: str, torchrun: bool, part: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        request(words, torchrun=torchrun)
+    assert part in str(caught.value)
+
+
+def test_ranks_asked_for_by_a_variable_are_torchruns_too() -> None:
+    asked = request("x.py", {"PET_NPROC_PER_NODE": "3"}, torchrun=True)
+    assert (asked.settings.nproc_per_node, asked.origin("nproc_per_node")) == (3, "environment")
