@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpulaunch.cli import doctor_checks as machine
+from cpulaunch.cli import doctor_gpus as gpus
 from cpulaunch.cli import doctor_software as software
 from cpulaunch.cli.doctor_checks import Check, Finding
 from cpulaunch.cli.doctor_facts import Facts, gather_facts
@@ -26,6 +27,9 @@ CHECKS: Mapping[str, Check] = {
     "CPU quota": machine.cpu_quota,
     "SMT siblings": machine.smt_siblings,
     "memory policy": machine.memory_policy,
+    "GPUs": gpus.gpu_driver,
+    "MIG devices": gpus.gpu_names,
+    "GPU neighbours": gpus.gpu_locality,
     "/dev/shm": machine.shared_memory,
     "swap": machine.swap,
     "huge pages": machine.huge_pages,

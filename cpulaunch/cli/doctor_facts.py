@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cpulaunch.cli.torch_question import BrokenTorch, Runner, TorchFacts, ask_torch
 from cpulaunch.host import Host
 from cpulaunch.probe import Root
+from cpulaunch.probe.nvml import with_nvml
 
 OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
 SHM = "dev/shm"
@@ -46,9 +47,9 @@ class Facts:
 
 
 def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
-    """All facts. Of a captured machine, nothing of this process or machine. Effect: asks torch, on this machine."""
+    """All facts. Of a captured machine, nothing of this process or machine. Effect: asks torch and NVML here."""
     return Facts(
-        host=host,
+        host=with_nvml(host),
         environ=environ if root.live else {},
         live=root.live,
         shm=read_shm() if root.live else None,

@@ -102,20 +102,29 @@ def _virtual_without_gpus(request: LaunchRequest, count: int) -> tuple[Wish, ...
     return _one_each(request, CUDA, names, count, limits=f"{CUDA}={listed}")
 
 
+def may_want_gpus(host: Host, request: LaunchRequest) -> bool:
+    """Whether the ranks of this job compute on GPUs if there are any."""
+    settings, asked = request.settings, request.settings.nproc_per_node
+    if not request.distributed or settings.device == "cpu":
+        return False
+    counted = asked is None or asked == "auto" or isinstance(asked, int)
+    return _insisted(request) or (counted and not torch_build(host).startswith("cpu"))
+
+
+def _insisted(request: LaunchRequest) -> bool:
+    """Whether a job without GPUs is an error."""
+    return request.settings.device == "gpu" or request.settings.nproc_per_node in INSIST
+
+
 def _wanted(host: Host, request: LaunchRequest) -> Visible | None:
     """The devices of a job on GPUs, at least one; None for a job on CPUs. Raises: UsageError if there must be some."""
-    settings = request.settings
-    if settings.device == "cpu":
+    if not may_want_gpus(host, request):
         return None
-    asked = settings.nproc_per_node
-    insisted = settings.device == "gpu" or asked in INSIST
-    counted = asked is None or asked == "auto" or isinstance(asked, int)
-    if not insisted and (not counted or torch_build(host).startswith("cpu")):
-        return None
+    asked = request.settings.nproc_per_node
     visible = visible_devices(host, request)
     if visible is not None and visible.devices:
         return visible
-    if not insisted:
+    if not _insisted(request):
         return None
     raise UsageError(
         f"nproc {asked} without {'Intel ' if asked == 'xpu' else ''}GPU" if asked in INSIST else "no GPU for the ranks",
@@ -150,15 +159,22 @@ def _sharing(visible: Visible, count: int) -> tuple[str, ...]:
 
 
 def _unseen(host: Host, request: LaunchRequest, given: Sequence[Device]) -> tuple[str, ...]:
-    """Warnings where a rank cannot reach its device.
+    """Warnings where a rank may not reach its device.
 
-    Source: NVIDIA Multi-Instance GPU user guide ("a single CUDA process can only enumerate a single MIG device").
+    Source: NVIDIA Multi-Instance GPU user guide ("a single CUDA process can only enumerate a single MIG device";
+    names of MIG devices changed with driver R470).
     """
     warnings = []
-    if len({device.name for device in given if device.mig}) > 1 and not request.settings.virtual_local_rank:
+    names = {device.name for device in given if device.mig}
+    if len(names) > 1 and not request.settings.virtual_local_rank:
         warnings.append(
             "CUDA shows a process one MIG device only: every rank sees the first "
             "(--virtual-local-rank gives each its own)"
+        )
+    elif any("/" in name for name in names) and CUDA not in request.environ:
+        warnings.append(
+            "MIG devices go by the names that drivers before R470 gave them: only NVML knows the new ones "
+            "(pip install 'cpulaunch[gpu]')"
         )
     if host.torch is not None and torch_build(host).startswith("cpu"):
         warnings.append(f"torch {host.torch.version} computes on CPUs only: it will not see the GPUs")

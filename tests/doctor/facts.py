@@ -5,7 +5,7 @@ from typing import Any
 
 from cpulaunch.cli.doctor_facts import Facts, SharedMemory, Swap
 from cpulaunch.cli.torch_question import TorchFacts
-from cpulaunch.host import Budget, CpuInfo, Host, Kernel, Library, Limits, LogicalCpu, NumaNode, Quota, Torch
+from cpulaunch.host import Budget, CpuInfo, Gpu, Host, Kernel, Library, Limits, LogicalCpu, NumaNode, Quota, Torch
 
 MIB, GIB = 1 << 20, 1 << 30
 TORCH = TorchFacts(
@@ -24,6 +24,11 @@ PLUGIN = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", plugin=Tru
 def library(kind: Any, name: str, path: str = "/usr/lib/libx.so", untrusted: str | None = None) -> Library:
     """A library that was found."""
     return Library(kind=kind, name=name, path=path, untrusted=untrusted)
+
+
+def gpu(index: int, **more: Any) -> Gpu:
+    """An NVIDIA GPU with a driver."""
+    return replace(Gpu(index=index, vendor="nvidia", pci=f"0000:{index:02x}:00.0", driver="nvidia"), **more)
 
 
 BEST = (library("allocator", "tcmalloc", "/usr/lib/libtcmalloc.so.4"), library("openmp", "intel", "/env/libiomp5.so"))

@@ -7,8 +7,8 @@ import pytest
 from cpulaunch.cli.doctor import CHECKS, judge
 from cpulaunch.cli.doctor_facts import SharedMemory, Swap
 from cpulaunch.cli.torch_question import BrokenTorch
-from cpulaunch.host import CpuInfo, Torch
-from tests.doctor.facts import GIB, MIB, PLUGIN, TORCH, facts, kernel, library, machine
+from cpulaunch.host import CpuInfo, MigInstance, Torch
+from tests.doctor.facts import GIB, MIB, PLUGIN, TORCH, facts, gpu, kernel, library, machine
 
 AMD = CpuInfo(vendor="AuthenticAMD", family=25, model=17, isa=frozenset({"avx2"}))
 MKL_TORCH = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", mkl_dispatch_symbol=True)
@@ -84,6 +84,63 @@ TABLE = {
         "advice",
         "scikit_learn",
         "python -m threadpoolctl -i torch sklearn",
+    ),
+    "no GPU": ("GPUs", facts(), "ok", "no GPUs", None),
+    "GPUs": ("GPUs", facts(machine(gpus=(gpu(0, model="H100"), gpu(1, model="H100")))), "ok", "2 GPUs: H100", None),
+    "GPU without a driver": (
+        "GPUs",
+        facts(machine(gpus=(gpu(0), gpu(1, driver=None, accessible=False)))),
+        "problem",
+        "GPU 1 (nvidia): no driver",
+        "modprobe nvidia",
+    ),
+    "container with some GPUs": (
+        "GPUs",
+        facts(machine(container=True, gpus=(gpu(0, accessible=False), gpu(1)))),
+        "ok",
+        "given 1 of the machine's 2 GPUs",
+        None,
+    ),
+    "no device file": (
+        "GPUs",
+        facts(machine(gpus=(gpu(0, accessible=False),))),
+        "problem",
+        "no device file",
+        "--gpus all",
+    ),
+    "no MIG": ("MIG devices", facts(machine(gpus=(gpu(0),))), "ok", "no MIG", None),
+    "MIG on AMD": ("MIG devices", facts(machine(gpus=(gpu(0, vendor="amd"),))), "ok", "no NVIDIA", None),
+    "MIG named": (
+        "MIG devices",
+        facts(machine(gpus=(gpu(0, mig=(MigInstance(gpu_instance=7, compute_instance=0, uuid="MIG-1"),)),))),
+        "ok",
+        "1 MIG devices on GPU 0",
+        None,
+    ),
+    "MIG without names": (
+        "MIG devices",
+        facts(machine(gpus=(gpu(0, mig=(MigInstance(gpu_instance=7, compute_instance=0),)),))),
+        "advice",
+        "unknown UUIDs",
+        "cpulaunch[gpu]",
+    ),
+    "no GPU to be near": ("GPU neighbours", facts(machine(nodes=2)), "ok", "no GPUs", None),
+    "GPU of others": (
+        "GPU neighbours",
+        facts(machine(nodes=2, gpus=(gpu(0, accessible=False),))),
+        "skipped",
+        "none of the GPUs",
+        None,
+    ),
+    "GPU on one NUMA node": ("GPU neighbours", facts(machine(gpus=(gpu(0),))), "ok", "one NUMA node", None),
+    "near GPU": ("GPU neighbours", facts(machine(nodes=2, gpus=(gpu(0, numa_node=1),))), "ok", "every GPU", None),
+    "GPU nowhere": ("GPU neighbours", facts(machine(nodes=2, gpus=(gpu(0),))), "advice", "GPU 0: the", "pxb-pcie"),
+    "far GPU": (
+        "GPU neighbours",
+        facts(machine(nodes=2, allowed=frozenset({0, 1}), gpus=(gpu(0, numa_node=1), gpu(1, numa_node=0)))),
+        "advice",
+        "GPU 0: none of our CPUs (affinity)",
+        "NUMA node 1 too",
     ),
     "THP": ("huge pages", facts(), "ok", "madvise", None),
     "THP never": ("huge pages", facts(machine(kernel=kernel(transparent_hugepage="never"))), "advice", "never", "echo"),
