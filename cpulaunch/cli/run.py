@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cpulaunch.cli.arguments import CommandLine, changed, parse_command_line
+from cpulaunch.cli.arguments import CommandLine, parse_command_line
 from cpulaunch.errors import CpulaunchError, UsageError
 from cpulaunch.host import Host
 from cpulaunch.launch.program import check_program, check_sharable, find_executable
@@ -53,7 +53,7 @@ def command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torchrun:
         from cpulaunch.cli.pet_variables import with_pet_variables
 
         line = with_pet_variables(line, environ, interpreter=interpreter)
-    return changed(line, layers=(*line.layers, ONE_RANK)) if torchrun else line
+    return line
 
 
 def worker_python(environ: Mapping[str, str]) -> str:
@@ -137,7 +137,7 @@ def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> La
     folder = user_profile_dir(environ)
     layers, label = chosen_layers(names, host, config_dir=folder)
     return merge(
-        [*asked, *scheduled, *layers],
+        [*asked, *scheduled, *layers, *((ONE_RANK,) if line.job else ())],
         program=line.program,
         profile=label,
         environ=environ,
