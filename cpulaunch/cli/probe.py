@@ -7,7 +7,7 @@ from typing import Any
 from cpulaunch.cli.machine_map import machine_map
 from cpulaunch.cli.machine_shape import size_text
 from cpulaunch.cpulist import format_cpulist
-from cpulaunch.host import FEATURES, Host, Library, Limits
+from cpulaunch.host import FEATURES, Gpu, Host, Library, Limits
 
 SCHEMA = 1
 LABEL_COLUMNS = 11
@@ -92,9 +92,7 @@ def probe_text(host: Host, *, width: int, color: bool) -> str:
     lines = [line for label, parts in rows for line in _row(label, parts, width=width, color=color)]
     lines += _listed("libraries", [_library(library) for library in host.libraries], color=color)
     lines += _listed("torch", list(_torch(host)), color=color)
-    lines += _listed(
-        "GPUs", [f"{gpu.index} {gpu.vendor} {gpu.pci}{_near(gpu.numa_node)}" for gpu in host.gpus], color=color
-    )
+    lines += _listed("GPUs", [_gpu(gpu) for gpu in host.gpus], color=color)
     lines += _listed("distances", list(_distances(host)), color=color) if len(host.numa_nodes) > 1 else []
     return "\n".join([*lines, "", machine_map(host, width=width, color=color)])
 
@@ -191,6 +189,16 @@ def _kernel(host: Host) -> list[str]:
         f"isolated CPUs {format_cpulist(kernel.isolated_cpus)}" if kernel.isolated_cpus else "",
         f"memory policy {kernel.mempolicy}",
     ]
+
+
+def _gpu(gpu: Gpu) -> str:
+    """A GPU: what it is, where, into what it is cut, and whether it is another's."""
+    parts = f"{gpu.index} {gpu.vendor} {gpu.model or ''}".rstrip() + f" {gpu.pci}{_near(gpu.numa_node)}"
+    if gpu.mig:
+        parts += f", {len(gpu.mig)} MIG devices"
+    if gpu.tiles > 1:
+        parts += f", {gpu.tiles} tiles"
+    return parts if gpu.accessible else f"{parts}, not open to this process"
 
 
 def _library(library: Library) -> str:

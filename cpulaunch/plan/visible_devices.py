@@ -1,7 +1,8 @@
 """The GPUs a program of this job will see, in its own order: the host's, narrowed by the user's variables.
 
-Source: CUDA programming guide, "CUDA environment variables"; ROCm, "GPU isolation techniques"; Level Zero
-specification, core programming guide, "Environment variables" and "Affinity mask".
+Source: CUDA, https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html; ROCm,
+https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html; Level Zero, "Environment variables" and "Affinity
+mask" of https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/PROG.html; torch 2.13, torch/cuda.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Detail: TypeAlias = 'Literal["launch", "full"]'
 NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 CONTAINER_FILES = (".dockerenv", "run/.containerenv")
-GPU_DRIVERS = ("nvidia", "amdgpu", "xe")
+GPU_DRIVERS = ("nvidia", "amdgpu", "xe", "i915")
 """Looking for these takes microseconds; listing a server's PCI devices takes milliseconds."""
 
 

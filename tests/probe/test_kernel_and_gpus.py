@@ -88,7 +88,7 @@ def test_a_malformed_pci_class_is_named(tmp_path: Path) -> None:
         probe_host(Root(str(root)))
 
 
-@pytest.mark.parametrize(("driver", "found"), [("nvidia", 4), ("amdgpu", 4), ("xe", 4), ("ast", 0)])
+@pytest.mark.parametrize(("driver", "found"), [("nvidia", 4), ("amdgpu", 4), ("xe", 4), ("i915", 4), ("ast", 0)])
 def test_a_launch_looks_for_gpus_only_where_a_driver_is_loaded(driver: str, found: int) -> None:
     files = DEVICES | {f"sys/bus/pci/drivers/{driver}/bind": ""}
     assert len(host_of(RootSpec(files=files), detail="launch").gpus) == found
