@@ -1,0 +1,111 @@
+"""A real Slurm on this machine: two nodes of two CPUs, started and ended by scripts/slurm-cluster."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.schedulers.live import answers, processes_of, slurm
+
+pytestmark = pytest.mark.root
+
+
+def test_tasks_of_a_host_become_ranks_bound_as_slurm_or_cpulaunch_says(tmp_path: Path) -> None:
+    done = slurm(
+        """
+        srun -N1 -n2 cpulaunch $TELL
+        echo unbound; srun -N1 -n2 --cpu-bind=none cpulaunch $TELL
+        echo hosts; srun -N2 -n4 --ntasks-per-node=2 cpulaunch $TELL
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    bound, _, rest = done.stdout.partition("unbound")
+    unbound, _, hosts = rest.partition("hosts")
+    for output in (bound, unbound):
+        told = answers(output)
+        assert [one["RANK"] for one in told] == ["0", "1"]
+        assert [one["cpus"] for one in told] == [[0], [1]]
+        assert {one["OMP_NUM_THREADS"] for one in told} == {"1"}
+        assert {one["MASTER_ADDR"] for one in told} == {"127.0.0.1"}
+    told = answers(hosts)
+    assert [(one["LOCAL_RANK"], one["host"]) for one in told] == [("0", "n1"), ("1", "n1"), ("0", "n2"), ("1", "n2")]
+    assert {(one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"], one["MASTER_ADDR"]) for one in told} == {("4", "2", "n1")}
+    assert [one["cpus"] for one in told] == [[0], [1]] * 2
+
+
+def test_shells_of_an_allocation_are_no_tasks_of_it(tmp_path: Path) -> None:
+    (tmp_path / "batch.sh").write_text(
+        "#!/bin/sh\ncpulaunch plan --json --nproc-per-node 2 $TELL >batch.json\necho $? >code\n"
+    )
+    done = slurm(
+        """
+        mkfifo code
+        salloc --quiet -N2 cpulaunch plan --json --nproc-per-node 2 $TELL >salloc.json
+        sbatch --quiet -N2 -n2 -c2 batch.sh
+        read code <code
+        exit $code
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("salloc.json", "batch.json"):
+        plan = json.loads((tmp_path / name).read_text())
+        assert (plan["world_size"], [worker["rank"] for worker in plan["workers"]]) == (2, [0, 1]), name
+        assert "scheduler" not in {note["setting"] for note in plan["notes"]}
+
+
+def test_a_task_on_one_cpu_of_a_larger_job_is_warned_of(tmp_path: Path) -> None:
+    done = slurm("salloc --quiet -n1 -c2 srun -n1 -c1 --exact cpulaunch --nproc-per-node 1 $TELL", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Slurm lets this task run on ONE CPU although the job has 2" in done.stderr
+    assert "srun --cpus-per-task=2" in done.stderr
+    assert answers(done.stdout)[0]["cpus"] == [0]
+
+
+def test_a_failing_ranks_code_is_sruns(tmp_path: Path) -> None:
+    done = slurm("srun -N1 -n2 cpulaunch $TELL", tmp_path, FAILING_RANK="1")
+    assert done.returncode == 7, done.stderr
+    assert processes_of(str(tmp_path)) == []
+
+
+def test_scheduler_none_leaves_tasks_alone(tmp_path: Path) -> None:
+    done = slurm("srun -N1 -n2 --cpu-bind=none cpulaunch --scheduler none $TELL", tmp_path)
+    assert [(one["RANK"], one["cpus"]) for one in answers(done.stdout)] == [(None, [0, 1])] * 2, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_two_tasks_of_one_host_train_together(tmp_path: Path) -> None:
+    done = slurm("srun -N1 -n2 cpulaunch $TRAIN", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = answers(done.stdout)
+    assert first["weights"] == second["weights"]
+    assert first["learned"]
+    assert (first["cpus"], second["cpus"]) == ([0], [1])
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("options", ["", "--nnodes 1:2 --rdzv-conf last_call_timeout=60,join_timeout=120"])
+def test_two_hosts_train_together(tmp_path: Path, options: str) -> None:
+    done = slurm(f"srun -N2 -n2 -c2 cpulaunch --nproc-per-node 1 {options} $TRAIN", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = answers(done.stdout)
+    assert {first["host"], second["host"]} == {"n1", "n2"}
+    assert first["weights"] == second["weights"]
+    assert first["learned"]
+    for rank in (first, second):
+        assert (rank["cpus"], rank["omp"], rank["threads"]) == ([0, 1], "2", 2)
+        assert (rank["WORLD_SIZE"], rank["LOCAL_WORLD_SIZE"]) == ("2", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_failing_rank_ends_the_job_on_both_hosts(tmp_path: Path) -> None:
+    left = 'import os; from tests.schedulers.live import processes_of; print(len(processes_of(os.environ["TRAIN"])))'
+    (tmp_path / "left.py").write_text(left)
+    done = slurm(
+        "srun -N2 -n2 cpulaunch --nproc-per-node 1 $TRAIN; echo code $?; python3 left.py", tmp_path, FAILING_RANK="1"
+    )
+    assert done.stdout.splitlines()[-2:] == ["code 7", "0"], done.stdout + done.stderr
