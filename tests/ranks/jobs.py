@@ -1,0 +1,84 @@
+"""Jobs as torchrun and as cpulaunch run them, and what became of them, in a form that can be compared."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TIMEOUT_SECONDS = 400
+TOOLS = {"torchrun": "torch.distributed.run", "cpulaunch": "cpulaunch"}
+INHERITED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+@dataclass
+class Job:
+    """What a job left: its exit code, output, log files by path, and what each rank saw in each attempt."""
+
+    code: int
+    out: list[str]
+    err: str
+    files: dict[str, list[str]] = field(default_factory=dict)
+    seen: dict[tuple[int, int], dict] = field(default_factory=dict)
+
+
+def start(tool, folder, arguments, *, env=None):
+    """The started job; its ranks write to `folder`/seen, its logs go below `folder`/logs."""
+    (folder / "seen").mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    own = {"SEEN": str(folder / "seen"), "TMPDIR": str(folder / "tmp"), **(env or {})}
+    return subprocess.Popen(
+        [sys.executable, "-m", TOOLS[tool], *arguments],
+        cwd=folder,
+        env={**inherited, **own},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, folder):
+    """What became of it."""
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+    finally:
+        process.kill()
+    return Job(
+        code=process.returncode,
+        out=sorted(out.splitlines()),
+        err=err,
+        files=log_files(folder / "logs"),
+        seen={attempt_and_rank(path): json.loads(path.read_text()) for path in (folder / "seen").glob("*.json")},
+    )
+
+
+def run(tool, folder, arguments, *, env=None):
+    return finish(start(tool, folder, arguments, env=env), folder)
+
+
+def attempt_and_rank(path):
+    attempt, rank, _ = path.name.split(".")
+    return int(attempt), int(rank)
+
+
+def log_files(logs):
+    """Path -> sorted lines; the random part of the run's folder is left out, of error files the content too."""
+    files = {}
+    for path in sorted(logs.rglob("*")):
+        if path.is_file():
+            name = re.sub(r"^(UUID|none)_[^/]+/", r"\1/", UUID.sub("UUID", str(path.relative_to(logs))))
+            files[name] = [] if path.name == "error.json" else sorted(path.read_text().splitlines())
+    return files
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
