@@ -49,7 +49,7 @@ def mpirun(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
         pytest.skip("no mpirun (as root: apt-get install openmpi-bin)")
     return subprocess.run(
         [program, "--allow-run-as-root", "--oversubscribe", "-np", "2", *command],
-        env=environment(**environ),
+        env=environment(OMPI_MCA_plm_rsh_agent="sh", **environ),  # It insists on an ssh for other hosts.
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
