@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "cli": DATA
     | {"cli", "schedulers", "plan", "probe", "launch", "profile", "profile_model", "profile_file", "preset_table", ""},
     "__main__": {"cli"},
+    "ccl": {"worker"},
     "__init__": {"worker.events", "worker.barrier"},
 }
 EFFECTFUL = {"os", "subprocess", "socket", "pathlib", "time", "signal", "ctypes", "shutil", "tempfile", "selectors"}

@@ -77,6 +77,7 @@ ROWS = (
     Row("persistent_workers", lambda settings: settings.persistent_workers, "loaders:persist"),
     Row("fused_optimizers", lambda settings: settings.fused_optimizers, "optimizers:install"),
     Row("ipex", lambda settings: settings.ipex, "ipex:install"),
+    Row("ccl", lambda settings: True, "ccl.registration:offer"),
     Row("calls", _calls_wanted, "apply:install_calls"),
 )
 

@@ -1,0 +1,289 @@
+"""The process group "ccl": torch.distributed's collectives as jobs for the thread of its process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ProcessGroup,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from cpulaunch.worker.ccl import joining, shapes
+from cpulaunch.worker.ccl.errors import CclError
+from cpulaunch.worker.ccl.meeting import open_memory
+from cpulaunch.worker.ccl.numbers import reduction
+from cpulaunch.worker.ccl.progress import CclWork, Lane
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from torch import Tensor
+
+    from cpulaunch.worker.ccl.channel import Channel
+
+    Tensors = list[Tensor]
+
+
+class CclGroup(ProcessGroup):
+    """A rank's place in a group whose collectives are oneCCL's; send and recv are gloo's.
+
+    Each collective returns its work at once. Arguments that torch itself does not check are checked here.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        """Effect: waits for all ranks of the group. Raises: CclError."""
+        super().__init__(rank, size)
+        self._rank, self._size, self._seconds = rank, size, timeout.total_seconds()
+        self._names = {"name": "", "description": "undefined"}
+        joining.check_space(size)
+        memory = open_memory(store, rank=rank, size=size)
+        self._lane = Lane(self._lost_peer)
+        self._channel: Channel | None = None
+        self._direct = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        join = partial(joining.join, store, memory, rank=rank, size=size, seconds=self._seconds)
+        work = self._submit(join)
+        self._channel = work.result()
+
+    def _submit(self, job: Callable[[], Any], options: Any = None) -> CclWork:
+        seconds = 0.0 if options is None else options.timeout.total_seconds()
+        return self._lane.submit(job, seconds if seconds > 0 else self._seconds)
+
+    def _lost_peer(self) -> tuple[int, int] | None:
+        return None if self._channel is None else self._channel.lost_peer()
+
+    @property
+    def _way(self) -> Channel:
+        """Raises: CclError after shutdown."""
+        if self._channel is None:
+            raise CclError("the group was destroyed")
+        return self._channel
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name, as the four below
+        """ccl."""
+        return "ccl"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name that torch gave."""
+        return self._names["name"]
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Effect: the group has the name."""
+        self._names["name"] = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """The description that torch gave."""
+        return self._names["description"]
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Effect: the group has the description."""
+        self._names["description"] = description
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.all_reduce."""
+        opts = opts or AllreduceOptions()
+        tensor = shapes.single(tensors)
+        how = reduction(opts.reduceOp, tensor.dtype)
+        return self._submit(_then(tensors, self._way.all_reduce, tensor, how), opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.all_reduce_coalesced."""
+        opts = opts or AllreduceOptions()
+        shapes.check(tensors)
+        hows = [reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
+        return self._submit(_each(tensors, self._way.all_reduce, tensors, hows), opts)
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.broadcast."""
+        opts = opts or BroadcastOptions()
+        tensor = shapes.single(tensors)
+        return self._submit(_then(tensors, self._way.broadcast, tensor, root=opts.rootRank), opts)
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.reduce."""
+        opts = opts or ReduceOptions()
+        tensor, root = shapes.single(tensors), opts.rootRank
+        how = reduction(opts.reduceOp, tensor.dtype)
+        return self._submit(_then(tensors, self._way.reduce, tensor, how, root=root, is_root=root == self._rank), opts)
+
+    def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.all_gather; the ranks' tensors may differ in size."""
+        source, targets = shapes.single(input_tensors), shapes.single_list(output_tensors, self._size)
+        shapes.check_same_type([*targets, source])
+        shapes.check_match(targets[self._rank], source, "output of this rank", "input")
+        job = _then(output_tensors[0], self._way.all_gather_list, targets, source, rank=self._rank)
+        return self._submit(job, opts or AllgatherOptions())
+
+    def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> CclWork:
+        shapes.check_whole(output, source, self._size)
+        return self._submit(_then([output], self._way.all_gather, output, source), opts or AllgatherOptions())
+
+    all_gather_single = _allgather_base
+
+    def allgather_coalesced(self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.all_gather_coalesced: one list of outputs for each rank."""
+        shapes.check(input_list)
+        columns = [list(column) for column in zip(*output_lists, strict=True)]
+        gather = partial(self._way.all_gather_list, rank=self._rank)
+        return self._submit(_each(output_lists, gather, columns, input_list), opts or AllgatherOptions())
+
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CclWork:
+        """Several all_gather_into_tensor in one."""
+        for output, source in zip(outputs, inputs, strict=True):
+            shapes.check_whole(output, source, self._size)
+        return self._submit(_each(outputs, self._way.all_gather, outputs, inputs), opts or AllgatherOptions())
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.gather."""
+        opts = opts or GatherOptions()
+        source, root = shapes.single(input_tensors), opts.rootRank
+        targets = shapes.single_list(output_tensors, self._size) if root == self._rank else None
+        for target in targets or ():
+            shapes.check_match(target, source, "output", "input")
+        return self._submit(_then(targets or [], self._way.gather, targets, source, root=root), opts)
+
+    def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> CclWork:
+        """As torch.distributed.scatter."""
+        opts = opts or ScatterOptions()
+        target, root = shapes.single(output_tensors), opts.rootRank
+        sources = shapes.single_list(input_tensors, self._size) if root == self._rank else None
+        for source in sources or ():
+            shapes.check_match(source, target, "input", "output")
+        job = _then(output_tensors, self._way.scatter, target, sources, root=root, rank=self._rank)
+        return self._submit(job, opts)
+
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> CclWork:
+        """As torch.distributed.reduce_scatter; the ranks' parts may differ in size."""
+        opts = opts or ReduceScatterOptions()
+        target, sources = shapes.single(output_tensors), shapes.single_list(input_tensors, self._size)
+        shapes.check_same_type([target, *sources])
+        shapes.check_match(sources[self._rank], target, "input of this rank", "output")
+        how = reduction(opts.reduceOp, target.dtype)
+        job = _then(output_tensors, self._way.reduce_scatter_list, target, sources, how, rank=self._rank)
+        return self._submit(job, opts)
+
+    def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> CclWork:
+        opts = opts or ReduceScatterOptions()
+        shapes.check_whole(source, output, self._size)
+        how = reduction(opts.reduceOp, output.dtype)
+        return self._submit(_then([output], self._way.reduce_scatter, output, source, how), opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CclWork:
+        """Several reduce_scatter_tensor in one."""
+        opts = opts or ReduceScatterOptions()
+        for output, source in zip(outputs, inputs, strict=True):
+            shapes.check_whole(source, output, self._size)
+        hows = [reduction(opts.reduceOp, output.dtype) for output in outputs]
+        return self._submit(_each(outputs, self._way.reduce_scatter, outputs, inputs, hows), opts)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> CclWork:
+        """As torch.distributed.all_to_all_single."""
+        shapes.check_same_type([output, source])
+        opts = opts or AllToAllOptions()
+        if not output_split_sizes and not input_split_sizes:
+            shapes.check_even(output, source, self._size)
+            return self._submit(_then([output], self._way.all_to_all, output, source), opts)
+        flat = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
+        targets = shapes.split(flat, output_split_sizes, self._size)
+        sources = shapes.split(source, input_split_sizes, self._size)
+        job = _then([output], self._way.all_to_all_list, targets, sources)
+        return self._submit(job if flat is output else _copying(job, flat, output), opts)
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> CclWork:
+        """As torch.distributed.all_to_all; sizes may differ."""
+        shapes.check([*output_tensors, *input_tensors])
+        shapes.check_same_type([*output_tensors, *input_tensors])
+        shapes.check_count(output_tensors, self._size)
+        shapes.check_count(input_tensors, self._size)
+        job = _then(output_tensors, self._way.all_to_all_list, output_tensors, input_tensors)
+        return self._submit(job, opts or AllToAllOptions())
+
+    def barrier(self, opts: Any = None) -> CclWork:
+        """As torch.distributed.barrier."""
+        return self._submit(_then([], self._way.barrier), opts or BarrierOptions())
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
+        """As torch.distributed.send, by gloo: oneCCL has no send for host memory."""
+        return self._direct.send(tensors, dst, tag)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
+        """As torch.distributed.recv, by gloo."""
+        return self._direct.recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        """As torch.distributed.recv without a source, by gloo."""
+        return self._direct.recv_anysource(tensors, tag)
+
+    def shutdown(self) -> None:
+        """Effect: what was submitted is done, then this rank has left the group; nothing the second time."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        if self._lane.broken is None:
+            self._submit(partial(joining.leave, channel)).wait()
+        self._lane.broken = self._lane.broken or CclError("it was destroyed")
+
+    def abort(self) -> None:
+        """Effect: what was submitted fails, and so does what will be."""
+        self._lane.broken = self._lane.broken or CclError("it was aborted")
+        self._channel = None
+
+
+def _then(result: Any, function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[], Any]:
+    """A job that calls the function and has the result."""
+
+    def job() -> Any:
+        function(*arguments, **named)
+        return result
+
+    return job
+
+
+def _each(result: Any, function: Callable[..., None], *columns: Sequence[Any]) -> Callable[[], Any]:
+    """A job that calls the function for each row of the columns and has the result."""
+
+    def job() -> Any:
+        for row in zip(*columns, strict=True):
+            function(*row)
+        return result
+
+    return job
+
+
+def _copying(job: Callable[[], Any], source: Tensor, target: Tensor) -> Callable[[], Any]:
+    """The job, and afterwards a copy."""
+
+    def longer() -> Any:
+        result = job()
+        target.copy_(source)
+        return result
+
+    return longer

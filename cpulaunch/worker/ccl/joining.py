@@ -1,0 +1,88 @@
+"""How a rank joins a group: memory to meet in, a communicator, and nothing left in /dev/shm should it be killed.
+
+oneCCL's transport names its memory in /dev/shm "PID:…" and unlinks it when the process ends well; after kill -9 it
+would stay. Once all ranks of the program have one another's memory mapped the names are of no more use. A rank that
+came later could not find them, so they go only when the group is the whole program, and that group's communicator is
+kept until the process ends: with it gone, oneCCL would start anew for groups made later, among ranks that have not.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import torch
+from torch import distributed as dist
+
+from cpulaunch.worker.ccl import api
+from cpulaunch.worker.ccl.channel import Channel
+from cpulaunch.worker.ccl.errors import CclError
+from cpulaunch.worker.ccl.meeting import CALL, Meeting
+from cpulaunch.worker.ccl.numbers import described
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import mmap
+    from typing import Any
+
+SHARED_FOLDER = "/dev/shm"
+SHARED_BYTES = 24 << 20
+"""What oneCCL 2022.1's transport takes for each rank; it ends with a bus error where there is less."""
+
+_kept: list[Channel] = []
+
+
+def check_space(size: int) -> None:
+    """Raises: CclError if the ranks of this host cannot all have their memory in /dev/shm."""
+    if _kept:
+        return
+    ranks_here = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    try:
+        status = os.statvfs(SHARED_FOLDER)
+    except OSError:
+        return
+    free, needed = status.f_bavail * status.f_frsize, SHARED_BYTES * ranks_here
+    if free < needed:
+        raise CclError(
+            f"{SHARED_FOLDER} is too small for oneCCL: {free >> 20} MiB free, {needed >> 20} MiB needed by "
+            f"{ranks_here} ranks\nhint: mount it larger (docker run --shm-size {2 * needed >> 20}m), or use gloo"
+        )
+
+
+def spans_program(size: int) -> bool:
+    """Whether a group of this size, now being made, has all ranks of the program in it."""
+    return not dist.is_initialized() or size == dist.get_world_size()
+
+
+def join(store: Any, memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> Channel:
+    """This rank's way to the others. Effect: waits for all of them. Raises: CclError."""
+    meeting = None if memory is None else Meeting(memory, rank=rank, size=size, describe=described)
+    if meeting is not None:
+        meeting.meet(bytes(CALL.size), seconds)
+    if rank == 0:
+        store.set("ccl/id", api.unique_id())
+    communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
+    channel = Channel(communicator, meeting, size=size, seconds=seconds)
+    if meeting is not None and spans_program(size):
+        _forget_names(channel, size)
+    return channel
+
+
+def _forget_names(channel: Channel, size: int) -> None:
+    """Effect: every rank has every other's memory, whose names are gone."""
+    source = torch.zeros(size, dtype=torch.int32)
+    channel.all_to_all(torch.empty_like(source), source)
+    channel.barrier()
+    mark = f"{os.getpid()}:"
+    for name in os.listdir(SHARED_FOLDER):
+        if name.startswith(mark):
+            with suppress(OSError):
+                os.unlink(os.path.join(SHARED_FOLDER, name))
+    if not _kept:
+        _kept.append(channel)
+
+
+def leave(channel: Channel) -> None:
+    """Effect: this rank is no more in the group. Raises: CclError."""
+    if channel not in _kept:
+        channel.close()

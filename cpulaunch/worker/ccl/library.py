@@ -1,0 +1,96 @@
+"""oneCCL's shared library: where pip put it, what it needs, and the settings it reads when it is loaded.
+
+Nothing asks for LD_LIBRARY_PATH: the library and what it is linked to are loaded by full path, and the loader finds
+what is already there by name. Source: dlopen(3), ld.so(8).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+
+from cpulaunch.worker.ccl.errors import CclError
+
+DISTRIBUTION = "oneccl"
+API, ENGINE, PLUGIN = "libccl.so.2", "libccl.so.1", "libccl_legacy_cpu.so"
+"""The C API, which loads the plugin for CPUs by name; the plugin calls the engine. All three by oneCCL 2022.1."""
+
+NEEDED = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtcm.so.1", "libhwloc.so.15", "libumf.so.1")
+NEEDED_LATER = ("libur_loader.so.0", "libsycl.so.9", "libsycl.so.8")
+"""What the engine is linked to, in the order of loading; a version of oneCCL that needs others says so itself."""
+
+SETTINGS = {
+    "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
+    "CCL_ATL_TRANSPORT": "ofi",
+    "CCL_ATL_SHM": "1",
+    "CCL_WORKER_OFFLOAD": "0",
+    "CCL_LOG_LEVEL": "error",
+    "CCL_PROCESS_LAUNCHER": "none",
+}
+"""Set where the user has not: memory shared on one host, and no thread of oneCCL's that fights ranks for cores.
+
+Source: oneCCL, environment variables; measured on two cores, its own thread makes small messages 1,000 times slower.
+"""
+FROM_THE_LAUNCH = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
+"""What oneCCL wants to know of this host's ranks, and the variable of torch's launchers that says it."""
+
+HINT = "hint: pip install 'cpulaunch[ccl]', or use gloo"
+
+
+def settings(environ: dict[str, str]) -> dict[str, str]:
+    """The variables that oneCCL still needs, beside those that are set."""
+    known = {name: environ[source] for name, source in FROM_THE_LAUNCH.items() if source in environ}
+    if len(known) < len(FROM_THE_LAUNCH):
+        known = {}  # One without the other makes oneCCL ask again, and warn.
+    return {name: value for name, value in (SETTINGS | known).items() if name not in environ}
+
+
+def folder() -> str:
+    """Where oneCCL's libraries are. Raises: CclError if it is not installed, or is a version without the C API."""
+    try:
+        files = distribution(DISTRIBUTION).files or ()
+    except PackageNotFoundError:
+        files = ()
+    places = [os.path.dirname(os.path.realpath(str(file.locate()))) for file in files if file.name == API]
+    places.append(os.path.join(sys.prefix, "lib"))
+    found = next((place for place in places if os.path.exists(os.path.join(place, API))), None)
+    if found is None:
+        raise CclError(_absence(files))
+    return found
+
+
+def _absence(files: object) -> str:
+    if files:
+        version = distribution(DISTRIBUTION).version
+        return f"oneCCL is too old: {version} has no {API} (its C API came with 2021.17)\n{HINT}"
+    return f"oneCCL is not installed: no {API} in {sys.prefix}/lib or in a package named {DISTRIBUTION}\n{HINT}"
+
+
+_loaded: list[ctypes.CDLL] = []
+
+
+def load() -> ctypes.CDLL:
+    """oneCCL's C API, loaded once. Effect: its settings are in the environment. Raises: CclError."""
+    if not _loaded:
+        os.environ.update(settings(dict(os.environ)))
+        _loaded.append(_load(folder()))
+    return _loaded[0]
+
+
+def _load(place: str) -> ctypes.CDLL:
+    api = _open(place, API)
+    for name in (*NEEDED, *NEEDED_LATER):
+        if os.path.exists(os.path.join(place, name)):
+            _open(place, name)
+    for name in (ENGINE, PLUGIN):
+        _open(place, name)
+    return api
+
+
+def _open(place: str, name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(os.path.join(place, name), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise CclError(f"oneCCL cannot be loaded: {error}\n{HINT}") from None

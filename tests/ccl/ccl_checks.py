@@ -1,0 +1,412 @@
+"""Every collective against gloo's result: types, reductions, sizes, layouts. Each check runs on all ranks."""
+
+import itertools
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
+MOVED = (*FLOATS, *INTEGERS, torch.bool)
+OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+SIZES = {"none": (0,), "one": (1,), "odd": (7,), "rows": (12, 5), "large": (70_001,)}
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def values(shape, dtype, seed=0):
+    """Small numbers that differ between ranks; sums and products of them are exact in every type but the halves."""
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    drawn = torch.randint(0, 2 if dtype == torch.bool else 4, shape, generator=generator)
+    return drawn.to(dtype)
+
+
+def same(mine, theirs):
+    assert mine.dtype == theirs.dtype
+    torch.testing.assert_close(mine, theirs)
+
+
+def add_reductions():
+    for (name, operation), dtype in itertools.product(OPERATIONS.items(), (*FLOATS, *INTEGERS)):
+
+        def all_reduce(gloo, operation=operation, dtype=dtype):
+            for shape in SIZES.values():
+                mine = values(shape, dtype)
+                theirs = mine.clone()
+                dist.all_reduce(mine, operation)
+                dist.all_reduce(theirs, operation, group=gloo)
+                same(mine, theirs)
+
+        def reduce(gloo, operation=operation, dtype=dtype):
+            root = dist.get_world_size() - 1
+            mine = values((11,), dtype)
+            theirs = mine.clone()
+            before = mine.clone()
+            dist.reduce(mine, root, operation)
+            dist.reduce(theirs, root, operation, group=gloo)
+            same(mine, theirs if dist.get_rank() == root else before)
+
+        def reduce_scatter(gloo, operation=operation, dtype=dtype):
+            size, rank = dist.get_world_size(), dist.get_rank()
+            source = values((size * 6, 2), dtype)
+            theirs = source.clone()
+            dist.all_reduce(theirs, operation, group=gloo)
+            mine = torch.empty(6, 2, dtype=dtype)
+            dist.reduce_scatter_tensor(mine, source, operation)
+            same(mine, theirs.chunk(size)[rank])
+            listed = torch.empty(6, 2, dtype=dtype)
+            dist.reduce_scatter(listed, list(source.chunk(size)), operation)
+            same(listed, mine)
+
+        kind = f"{name}_{str(dtype).removeprefix('torch.')}"
+        CHECKS[f"all_reduce_{kind}"] = all_reduce
+        CHECKS[f"reduce_{kind}"] = reduce
+        CHECKS[f"reduce_scatter_{kind}"] = reduce_scatter
+
+
+add_reductions()
+
+
+@check
+def averages_are_sums_divided(gloo):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        mine = values((9,), dtype)
+        theirs = mine.clone()
+        dist.all_reduce(mine, dist.ReduceOp.AVG)
+        dist.all_reduce(theirs, group=gloo)
+        same(mine, theirs / dist.get_world_size())
+
+
+@check
+def average_of_a_reduce_scatter(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    source = values((size * 3,), torch.float32)
+    theirs = source.clone()
+    dist.all_reduce(theirs, group=gloo)
+    mine = torch.empty(3)
+    dist.reduce_scatter_tensor(mine, source, dist.ReduceOp.AVG)
+    same(mine, theirs.chunk(size)[rank] / size)
+
+
+@check
+def average_of_integers_is_cut_off(gloo):
+    mine = torch.full((3,), dist.get_rank(), dtype=torch.int64)
+    dist.all_reduce(mine, dist.ReduceOp.AVG)
+    size = dist.get_world_size()
+    same(mine, torch.full((3,), sum(range(size)) // size))
+
+
+@check
+def bools_stay_bools(gloo):
+    rank = dist.get_rank()
+    table = {dist.ReduceOp.SUM: True, dist.ReduceOp.MAX: True, dist.ReduceOp.PRODUCT: False, dist.ReduceOp.MIN: False}
+    for operation, expected in table.items():
+        mine = torch.tensor([rank == 0, True, False])
+        dist.all_reduce(mine, operation)
+        assert mine.tolist() == [expected, True, False]
+        assert mine.view(torch.uint8).max() <= 1
+
+
+@check
+def what_oneccl_cannot_reduce_names_gloo(gloo):
+    for tensor, operation in (
+        (torch.ones(2, dtype=torch.int32), dist.ReduceOp.BAND),
+        (torch.ones(2, dtype=torch.int16), dist.ReduceOp.SUM),
+    ):
+        with pytest.raises(NotImplementedError, match="gloo"):
+            dist.all_reduce(tensor, operation)
+
+
+@check
+def all_reduce_coalesced(gloo):
+    mine = [values((3,), torch.float32), values((2, 2), torch.int64), values((0,), torch.float64)]
+    theirs = [tensor.clone() for tensor in mine]
+    with dist._coalescing_manager(async_ops=False):
+        for tensor in mine:
+            dist.all_reduce(tensor)
+    for tensor in theirs:
+        dist.all_reduce(tensor, group=gloo)
+    for one, other in zip(mine, theirs, strict=True):
+        same(one, other)
+
+
+@check
+def broadcast(gloo):
+    for dtype, shape in itertools.product((*MOVED, torch.complex64, torch.int16), SIZES.values()):
+        for root in range(dist.get_world_size()):
+            mine = values(shape, dtype)
+            theirs = mine.clone()
+            dist.broadcast(mine, root)
+            # gloo has not all of these types.
+            dist.broadcast(
+                theirs.contiguous().view(torch.uint8) if theirs.numel() else theirs.float(), root, group=gloo
+            )
+            same(mine, theirs)
+
+
+@check
+def all_gather(gloo):
+    size = dist.get_world_size()
+    for dtype, shape in itertools.product(MOVED, SIZES.values()):
+        source = values(shape, dtype)
+        mine = [torch.empty(shape, dtype=dtype) for _ in range(size)]
+        theirs = [torch.empty(shape, dtype=dtype) for _ in range(size)]
+        dist.all_gather(mine, source)
+        dist.all_gather(theirs, source, group=gloo)
+        for one, other in zip(mine, theirs, strict=True):
+            same(one, other)
+        if shape != (0,):
+            whole = torch.empty((size * shape[0], *shape[1:]), dtype=dtype)
+            dist.all_gather_into_tensor(whole, source)
+            same(whole, torch.cat(theirs))
+            stacked = torch.empty((size, *shape), dtype=dtype)
+            dist.all_gather_into_tensor(stacked, source)
+            same(stacked, torch.stack(theirs))
+
+
+@check
+def all_gather_of_different_sizes(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mine = [torch.empty(each + 1) for each in range(size)]
+    dist.all_gather(mine, torch.full((rank + 1,), float(rank)))
+    for each, tensor in enumerate(mine):
+        same(tensor, torch.full((each + 1,), float(each)))
+
+
+@check
+def reduce_scatter_of_different_sizes(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    sources = [torch.full((each + 1,), float(rank + each)) for each in range(size)]
+    mine = torch.empty(rank + 1)
+    dist.reduce_scatter(mine, sources)
+    same(mine, torch.full((rank + 1,), float(sum(range(size)) + size * rank)))
+    same(sources[0], torch.full((1,), float(rank)))
+
+
+@check
+def all_to_all(gloo):
+    size = dist.get_world_size()
+    for dtype in MOVED:
+        source = values((size * 3, 2), dtype)
+        mine, theirs = torch.empty_like(source), torch.empty_like(source)
+        dist.all_to_all_single(mine, source)
+        dist.all_to_all_single(theirs, source, group=gloo)
+        same(mine, theirs)
+
+
+@check
+def all_to_all_with_splits(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    given = [(rank + each) % 3 for each in range(size)]
+    taken = [(each + rank) % 3 for each in range(size)]
+    source = values((sum(given), 2), torch.float32)
+    mine, theirs = torch.empty(sum(taken), 2), torch.empty(sum(taken), 2)
+    dist.all_to_all_single(mine, source, taken, given)
+    dist.all_to_all_single(theirs, source, taken, given, group=gloo)
+    same(mine, theirs)
+
+
+@check
+def all_to_all_of_lists(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    sources = [torch.full((1 + (rank + each) % 2, 2), float(10 * rank + each)) for each in range(size)]
+    targets = [torch.empty(1 + (each + rank) % 2, 2) for each in range(size)]
+    dist.all_to_all(targets, sources)
+    for each, target in enumerate(targets):
+        same(target, torch.full(target.shape, float(10 * each + rank)))
+
+
+@check
+def gather_and_scatter(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for root, dtype in itertools.product(range(size), (torch.float32, torch.bool, torch.int64)):
+        source = values((3, 2), dtype, seed=root)
+        gathered = [torch.empty(3, 2, dtype=dtype) for _ in range(size)] if rank == root else None
+        theirs = [torch.empty(3, 2, dtype=dtype) for _ in range(size)] if rank == root else None
+        dist.gather(source, gathered, dst=root)
+        dist.gather(source, theirs, dst=root, group=gloo)
+        for one, other in zip(gathered or [], theirs or [], strict=True):
+            same(one, other)
+        back = torch.empty(3, 2, dtype=dtype)
+        dist.scatter(back, gathered, src=root)
+        same(back, source)
+
+
+@check
+def barrier_and_objects(gloo):
+    dist.barrier()
+    size, rank = dist.get_world_size(), dist.get_rank()
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+    assert objects == [{"rank": each, "text": "x" * each} for each in range(size)]
+    told = [f"from {rank}"]
+    dist.broadcast_object_list(told, src=size - 1)
+    assert told == [f"from {size - 1}"]
+
+
+@check
+def send_and_receive(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    sent, received = torch.full((5,), float(rank)), torch.empty(5)
+    works = [dist.isend(sent, (rank + 1) % size), dist.irecv(received, (rank - 1) % size)]
+    for work in works:
+        work.wait()
+    same(received, torch.full((5,), float((rank - 1) % size)))
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, (rank + 1) % size, tag=3),
+            dist.P2POp(dist.irecv, received, (rank - 1) % size, tag=3),
+        ]
+    )
+    for work in works:
+        work.wait()
+    if rank == 0:
+        senders = {dist.recv(received) for _ in range(size - 1)}
+        assert senders == set(range(1, size))
+    else:
+        dist.send(sent, 0)
+
+
+@check
+def layouts(gloo):
+    size = dist.get_world_size()
+    for view in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[1:, 1:]):
+        mine = values((6, 8), torch.float32)
+        theirs = view(mine).contiguous()
+        outside = mine.clone()
+        dist.all_reduce(view(mine))
+        dist.all_reduce(theirs, group=gloo)
+        same(view(mine).contiguous(), theirs)
+        view(outside).copy_(theirs)
+        same(mine, outside)
+    root = size - 1
+    mine = values((4, 4), torch.int32).t()
+    theirs = mine.contiguous()
+    dist.broadcast(mine, root)
+    dist.broadcast(theirs, root, group=gloo)
+    same(mine.contiguous(), theirs)
+    columns = torch.zeros(3, size)
+    dist.all_gather([columns[:, each] for each in range(size)], values((6,), torch.float32)[::2])
+    expected = [torch.empty(3) for _ in range(size)]
+    dist.all_gather(expected, values((6,), torch.float32)[::2].contiguous(), group=gloo)
+    same(columns, torch.stack(expected, 1))
+
+
+@check
+def parameters_and_inference_tensors(gloo):
+    parameter = torch.nn.Parameter(torch.full((2, 3), float(dist.get_rank())))
+    dist.broadcast(parameter, 0)
+    assert parameter.requires_grad
+    assert parameter.sum() == 0
+    columns = torch.nn.Parameter(torch.ones(3, 4)).t()
+    dist.all_reduce(columns.detach())
+    with torch.inference_mode():
+        tensor = torch.ones(3, 4).t()
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        assert tensor.eq(1).all()
+
+
+@check
+def work_and_future(gloo):
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work.wait() is True
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result()[0] is tensor
+    size = dist.get_world_size()
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+    same(future.wait(), torch.full((4,), 2.0 * size * size))
+    many = [torch.full((50,), float(each)) for each in range(30)]
+    for work in [dist.all_reduce(each, async_op=True) for each in many]:
+        work.wait()
+    for each, tensor in enumerate(many):
+        same(tensor, torch.full((50,), float(each * size)))
+
+
+@check
+def functional_collectives(gloo):
+    import torch.distributed._functional_collectives as functional
+
+    size, rank = dist.get_world_size(), dist.get_rank()
+    name = dist.group.WORLD
+    same(functional.all_reduce(torch.ones(3), "sum", name) + 0, torch.full((3,), float(size)))
+    gathered = functional.all_gather_tensor(torch.full((2,), float(rank)), 0, name)
+    same(gathered + 0, torch.arange(size).repeat_interleave(2).float())
+    part = functional.reduce_scatter_tensor(torch.ones(size * 2), "avg", 0, name)
+    same(part + 0, torch.ones(2))
+
+
+@check
+def wrong_arguments_raise_at_once(gloo):
+    size = dist.get_world_size()
+    wrong = (
+        lambda: dist.all_gather_into_tensor(torch.empty(size + 1), torch.ones(1)),
+        lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(size)),
+        lambda: dist.all_to_all_single(torch.empty(size * 2 + 1), torch.ones(size * 2 + 1)),
+        lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3), [3] * size, [3] * size),
+    )
+    for call in wrong:
+        with pytest.raises((ValueError, RuntimeError)):
+            call()
+
+
+@check
+def disagreeing_ranks_are_told(gloo):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    calls = (
+        lambda: dist.all_reduce(torch.ones(3 + (rank == 0))),
+        lambda: dist.all_reduce(torch.ones(3, dtype=torch.float64 if rank == 0 else torch.float32)),
+        lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.MIN),
+        lambda: dist.broadcast(torch.ones(3), 1 if rank == 0 else 0),
+        lambda: dist.barrier() if rank == 0 else dist.all_reduce(torch.ones(1, dtype=torch.int32)),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match="disagree"):
+            call()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    same(tensor, torch.full((2,), float(size)))
+
+
+@check
+def groups(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    first = dist.new_group([0, 1])
+    last = dist.new_group([0, size - 1])
+    everyone = dist.new_group()
+    for group, members in ((first, (0, 1)), (last, (0, size - 1)), (everyone, range(size))):
+        if rank in members:
+            tensor = torch.tensor([float(rank)])
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == sum(members)
+    if rank in (0, 1):
+        works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for group in (first, None, everyone)]
+    else:
+        works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for group in (None, everyone)]
+    for work in works:
+        work.wait()
+    if rank in (0, 1):
+        dist.destroy_process_group(first)
+    again = dist.new_group([0, 1])
+    if rank in (0, 1):
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=again)
+        assert tensor.item() == 2
+
+
+@check
+def no_names_in_shared_memory(gloo):
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"{os.getpid()}:")]

@@ -1,0 +1,76 @@
+"""Starts ranks as torchrun would, without it: processes with variables, ended by their ids."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIBRARY = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
+"""oneCCL, if it is installed."""
+ROOT = HERE.parent.parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(size: int, port: int) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CCL_", "FI_", "CPULAUNCH"))}
+    added = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    return inherited | added
+
+
+def start(size: int, arguments: list[str], **changes: str) -> list[subprocess.Popen[str]]:
+    """One process a rank; `changes` are variables of all of them."""
+    common = environment(size, free_port()) | changes
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
+    """Each rank's exit code, stdout and stderr; those that take longer are killed (code -9)."""
+    results = []
+    try:
+        for rank in ranks:
+            try:
+                out, err = rank.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                out, err = rank.communicate()
+            results.append((rank.returncode, out, err))
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.communicate()
+    return results
+
+
+def run_checks(module: str, size: int) -> dict[str, str]:
+    """How each check of a module went in a program of this many ranks."""
+    results = finish(start(size, [str(HERE / "ccl_program.py"), module]), 240)
+    said = dict(json.loads(line) for line in results[0][1].splitlines() if line.startswith("["))
+    ended = [f"rank {rank}: exit code {code}\n{err[-3000:]}" for rank, (code, _, err) in enumerate(results) if code]
+    if ended:
+        said["end"] = "\n".join(ended)
+    return said
