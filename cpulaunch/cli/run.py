@@ -11,7 +11,6 @@ from cpulaunch.host import Host
 from cpulaunch.launch.program import check_program, check_sharable, find_executable
 from cpulaunch.launch.run import launch, say_on_stderr
 from cpulaunch.launch.trial import try_preloads
-from cpulaunch.plan.accelerators import may_want_gpus
 from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
@@ -110,15 +109,23 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
         environ = {name: environ[name] for name in PROFILE_FOLDERS if name in environ}
     host = probe_host(_root(line), interpreter=interpreter, environ=environ, detail="launch")
     request = request_for(line, host, environ)
-    if host.gpus and may_want_gpus(host, request):
-        from cpulaunch.probe.nvml import with_nvml
-
-        host = with_nvml(host)
+    if host.gpus and request.distributed:
+        host = _with_nvml(host, request)
     if host.sysroot is None and (request.settings.nnodes or (1, 1))[1] > 1:
         from cpulaunch.cli.meeting import with_route
 
         request = with_route(request, patient=patient, say=say_on_stderr)
     return host, make_plan(host, request, trials=_trials(host, request, environ))
+
+
+def _with_nvml(host: Host, request: LaunchRequest) -> Host:
+    from cpulaunch.plan.accelerators import may_want_gpus
+
+    if not may_want_gpus(host, request):
+        return host
+    from cpulaunch.probe.nvml import with_nvml
+
+    return with_nvml(host)
 
 
 def _root(line: CommandLine) -> Root:

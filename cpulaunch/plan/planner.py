@@ -5,23 +5,16 @@ from __future__ import annotations
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
-from cpulaunch.plan.accelerators import RankDevices, rank_devices
 from cpulaunch.plan.command import bound_argv, program_argv, rank_argv
 from cpulaunch.plan.compute import decide_compute
 from cpulaunch.plan.environment import Environment
-from cpulaunch.plan.job import decide_job, global_rank, job_notes, world_size
-from cpulaunch.plan.job_checks import check_kind, check_watched, job_grace, job_warnings
 from cpulaunch.plan.loaders import plan_loaders
-from cpulaunch.plan.members import member_variables, own_places, shown
 from cpulaunch.plan.memory import Memory, check_binder, place_memory
-from cpulaunch.plan.model import JobPlan, LaunchOptions, LaunchPlan, Mode, WorkerPlan
+from cpulaunch.plan.model import LaunchOptions, LaunchPlan, Mode, WorkerPlan
 from cpulaunch.plan.notes import asked_notes, binder_note, instances_note, notice_notes
 from cpulaunch.plan.placement import Placement, Slot, place
 from cpulaunch.plan.pool import Pool, select_pool
 from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
-from cpulaunch.plan.rank_placement import place_ranks
-from cpulaunch.plan.rank_variables import rank_variables
-from cpulaunch.plan.ranks import rank_count
 from cpulaunch.plan.sharing import place_unpinned
 from cpulaunch.plan.threads import default_threads
 from cpulaunch.plan.torch_checks import TorchChoices, choose_torch
@@ -33,6 +26,8 @@ from cpulaunch.request import LaunchRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from cpulaunch.plan.ranked import Ranks
 
 __all__ = ["make_plan", "preload_candidates"]
 
@@ -46,54 +41,54 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
     """
     check_binder(request)
     check_own_variables(request)
-    check_kind(request)
     pool = select_pool(host, request)
     bound = host.can_bind and request.settings.binder != "none"
-    job = decide_job(request, rank_count(host, request, pool)) if request.distributed else None
-    devices = rank_devices(host, request, pool, job.local_world_size) if job is not None else None
-    whole = _placed(host, request, pool, job, devices)
-    started = _started(request, len(whole.slots))
+    ranks = _ranks(host, request, pool)
+    whole = _placed(host, request, pool) if ranks is None else ranks.placement
+    started = _started(request, len(whole.slots)) if ranks is None else ranks.started
+    if request.member is None:
+        _check_indexes(request.settings.show, frozenset(started), "--show")
     choices = choose_torch(host, request)
     loaders = plan_loaders(host, request, pool, whole, bound=bound, absence=choices.absence)
     placement = loaders.placement
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.slots)
     preloads = choose_preloads(host, request, trials)
-    wishes = () if devices is None else devices.wishes
-    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, job, wishes))
-    options = _launch_options(request, choices, job)
-    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, job, devices)
+    wishes = () if ranks is None else ranks.wishes
+    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, wishes))
+    options = _launch_options(request, choices, ranks)
+    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, ranks)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
-        world_size=len(placement.slots) if job is None else world_size(job),
+        world_size=len(placement.slots) if ranks is None else ranks.world_size,
         workers=_workers(request, started, seats, tuned.environment, supervised=options.supervised),
         notes=(
-            *(instances_note(request, placement), *(job_notes(request, job) if job is not None else ())),
-            *(*(devices.notes if devices is not None else ()), *pool.notes, *memory.notes, binder_note(host, request)),
+            *(instances_note(request, placement), *(() if ranks is None else ranks.notes)),
+            *(*pool.notes, *memory.notes, binder_note(host, request)),
             *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.refused)),
             *loaders.notes,
             *(*graph_notes(host, choices, len(whole.slots)), *tuned.environment.notes),
         ),
         warnings=_once(
-            *(request.warnings, job_warnings(request) if job is not None else ()),
+            *(request.warnings, () if ranks is None else ranks.warnings),
             *(_binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
             *(memory.warnings, preloads.warnings, loaders.warnings, tuned.warnings),
         ),
         launch=options,
-        job=job,
+        job=None if ranks is None else ranks.job,
     )
 
 
-def _placed(
-    host: Host, request: LaunchRequest, pool: Pool, job: JobPlan | None, devices: RankDevices | None
-) -> Placement:
-    if request.member is not None and request.member.own_cpus:
-        return own_places(pool, request.member.local_world_size)
-    if devices is not None and devices.placement is not None:
-        return devices.placement
-    if job is not None:
-        return place_ranks(host, request, pool, job.local_world_size)
+def _ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks | None:
+    if not request.distributed:
+        return None
+    from cpulaunch.plan.ranked import plan_ranks
+
+    return plan_ranks(host, request, pool)
+
+
+def _placed(host: Host, request: LaunchRequest, pool: Pool) -> Placement:
     return place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
 
 
@@ -106,8 +101,7 @@ class _Seats:
     loader_cpus: tuple[frozenset[int], ...]
     memory: Memory
     bound: bool
-    job: JobPlan | None
-    devices: RankDevices | None
+    ranks: Ranks | None
 
 
 def _mode(request: LaunchRequest) -> Mode:
@@ -123,13 +117,9 @@ def _once(*groups: Iterable[str]) -> tuple[str, ...]:
 
 def _started(request: LaunchRequest, count: int) -> tuple[int, ...]:
     """The indexes of the workers to start. Raises: UsageError if one is asked for that the plan has not."""
-    if request.member is not None:
-        return (request.member.local_rank,)
     chosen = request.settings.instance_index
     _check_indexes(chosen, frozenset(range(count)), "--instance-index")
-    started = tuple(range(count)) if chosen is None else tuple(sorted(chosen))
-    _check_indexes(request.settings.show, frozenset(started), "--show")
-    return started
+    return tuple(range(count)) if chosen is None else tuple(sorted(chosen))
 
 
 def _check_indexes(asked: frozenset[int] | None, present: frozenset[int], flag: str) -> None:
@@ -143,15 +133,13 @@ def _check_indexes(asked: frozenset[int] | None, present: frozenset[int], flag: 
         )
 
 
-def _launch_options(request: LaunchRequest, choices: TorchChoices, job: JobPlan | None) -> LaunchOptions:
+def _launch_options(request: LaunchRequest, choices: TorchChoices, ranks: Ranks | None) -> LaunchOptions:
     settings = request.settings
-    if job is not None:
-        check_watched(request, native=job.engine == "native")
     return LaunchOptions(
         binder=settings.binder,
-        grace_seconds=settings.grace if job is None else job_grace(request),
+        grace_seconds=settings.grace if ranks is None else ranks.grace_seconds,
         log_dir=settings.log_dir,
-        show=_shown(request),
+        show=settings.show if ranks is None else ranks.shown,
         buffered=settings.buffered,
         strict=settings.strict,
         report=settings.report,
@@ -161,24 +149,10 @@ def _launch_options(request: LaunchRequest, choices: TorchChoices, job: JobPlan 
     )
 
 
-def _shown(request: LaunchRequest) -> frozenset[int] | None:
-    if request.member is not None:
-        return shown(request, request.member)
-    settings = request.settings
-    return settings.local_ranks_filter if settings.show is None else settings.show
-
-
-def _own_variables(request: LaunchRequest, job: JobPlan | None, index: int) -> tuple[tuple[str, str | None], ...]:
-    """What tells a rank which one it is; under torch's agent it is the agent that does."""
-    if job is None or job.engine == "elastic":
-        return ()
-    return rank_variables(job, index) if job.member is None else member_variables(job, job.member, request)
-
-
 def _workers(
     request: LaunchRequest, started: tuple[int, ...], seats: _Seats, environment: Environment, *, supervised: bool
 ) -> tuple[WorkerPlan, ...]:
-    replaces_launcher = len(seats.slots) == 1 and not supervised and seats.job is None
+    replaces_launcher = len(seats.slots) == 1 and not supervised and seats.ranks is None
     unbuffered = not (replaces_launcher or request.settings.buffered)
     argv = program_argv(request.program, unbuffered=unbuffered, run_path=request.settings.run_path)
     return tuple(_worker(request, index, seats, environment, argv=argv) for index in started)
@@ -190,8 +164,8 @@ def _worker(
     cpus = seats.slots[index].cpus if seats.bound else frozenset()
     nodes = seats.memory.nodes[index] if seats.bound else frozenset()
     policy = seats.memory.policies[index]
-    job = seats.job
-    if job is not None:
+    ranks = seats.ranks
+    if ranks is not None:
         argv = rank_argv(argv, index)
     return WorkerPlan(
         index=index if request.member is None else request.member.rank,
@@ -203,12 +177,12 @@ def _worker(
         env=(
             *((name, values[index]) for name, values in environment.per_worker),
             *environment.changes,
-            *_own_variables(request, job, index),
+            *(() if ranks is None else ranks.variables[index]),
         ),
         argv=bound_argv(argv, binder=request.settings.binder, cpus=cpus, mempolicy=policy, nodes=nodes),
-        rank=None if job is None else global_rank(job, index),
-        local_rank=None if job is None else index,
-        gpu=None if seats.devices is None else seats.devices.gpus[index],
+        rank=None if ranks is None else ranks.numbers[index],
+        local_rank=None if ranks is None else index,
+        gpu=None if ranks is None else ranks.gpus[index],
     )
 
 

@@ -5,12 +5,11 @@ from cpulaunch.plan.allocator import allocator_wishes, compile_threads, huge_pag
 from cpulaunch.plan.compute import Compute
 from cpulaunch.plan.environment import Environment, Wish, resolve
 from cpulaunch.plan.loaders import Loaders
-from cpulaunch.plan.model import JobPlan, Note
+from cpulaunch.plan.model import Note
 from cpulaunch.plan.openmp import hazards, pinning, waiting
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.pool import Pool
 from cpulaunch.plan.preloads import Preloads
-from cpulaunch.plan.rank_variables import job_wishes
 from cpulaunch.plan.torch_checks import TorchChoices
 from cpulaunch.plan.torch_plugin import Seat, compile_cache, plugin_wishes, torch_settings
 from cpulaunch.record import record
@@ -29,8 +28,7 @@ class Decisions:
     loaders: Loaders
     choices: TorchChoices
     bound: bool
-    job: JobPlan | None = None
-    devices: tuple[Wish, ...] = ()
+    wishes: tuple[Wish, ...]
 
 
 @record(kw_only=False)
@@ -60,8 +58,7 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
         *allocator_wishes(request, preloads.allocator),
         compile_threads(host, compute.limits),
         *compile_cache(host, request, compute.threads),
-        *job_wishes(host, request, made.job),
-        *made.devices,
+        *made.wishes,
         *_plugin(host, request, made),
     )
     resolved = resolve(request, wishes, replaced=compute.malformed.union(OWN_VARIABLES))
