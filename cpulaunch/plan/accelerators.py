@@ -10,7 +10,7 @@ from cpulaunch.cpulist import format_cpulist
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.plan.environment import Wish, per_worker
-from cpulaunch.plan.gpu_cores import next_to_gpus
+from cpulaunch.plan.gpu_cores import next_to_gpus, remote_warnings
 from cpulaunch.plan.model import Note
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.pool import Pool
@@ -38,6 +38,7 @@ class RankDevices:
     gpus: tuple[int | None, ...]
     wishes: tuple[Wish, ...]
     notes: tuple[Note, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def gpu_count(host: Host, request: LaunchRequest) -> int:
@@ -58,19 +59,30 @@ def rank_devices(host: Host, request: LaunchRequest, pool: Pool, count: int) -> 
     if visible is None:
         wishes = _virtual_without_gpus(request, count)
         return RankDevices(placement=None, gpus=(None,) * count, wishes=wishes, notes=_cpu_note(host, request))
-    given = [visible.devices[rank % len(visible.devices)] for rank in range(count)]
-    placed = next_to_gpus(host, request, pool, given, visible.devices)
+    given = _given(request, visible, count)
     return RankDevices(
-        placement=Placement(
-            slots=placed.slots,
-            exclusive=placed.exclusive,
-            reason=placed.reason,
-            warnings=(*visible.warnings, *_sharing(visible, count), *_unseen(host, request, given), *placed.warnings),
-        ),
+        placement=next_to_gpus(host, request, pool, given, visible.devices),
         gpus=tuple(device.gpu for device in given),
         wishes=(*_order(visible), *_virtual(request, visible, given)),
         notes=(_note(request, visible, given),),
+        warnings=(
+            *(*visible.warnings, *_sharing(request, visible, count), *_unseen(host, request, given)),
+            *remote_warnings(host, pool, given),
+        ),
     )
+
+
+def _given(request: LaunchRequest, visible: Visible, count: int) -> list[Device]:
+    """Each rank's device: in turn, or, where a scheduler shows every process its own devices, all as this one's."""
+    devices = visible.devices
+    if _private(request, visible, count) and request.member is not None:
+        return [devices[request.member.local_rank % len(devices)]] * count
+    return [devices[rank % len(devices)] for rank in range(count)]
+
+
+def _private(request: LaunchRequest, visible: Visible, count: int) -> bool:
+    """Whether the other ranks of this host see other devices than this one does."""
+    return request.member is not None and len(visible.devices) < count
 
 
 def _cpu_note(host: Host, request: LaunchRequest) -> tuple[Note, ...]:
@@ -147,10 +159,10 @@ def _absence(host: Host, visible: Visible | None) -> str:
     return f"{len(host.gpus)} found, {'none given to this process' if drivers else 'none with a driver'}"
 
 
-def _sharing(visible: Visible, count: int) -> tuple[str, ...]:
+def _sharing(request: LaunchRequest, visible: Visible, count: int) -> tuple[str, ...]:
     """Warnings where several ranks would compute on one device."""
     devices = len(visible.devices)
-    if count > devices:
+    if count > devices and not _private(request, visible, count):
         return (
             f"{count} ranks on {devices} visible GPU{'s' * (devices > 1)}: they are dealt out in turn, but a program "
             "that chooses its device by LOCAL_RANK finds none for the last ones, and NCCL refuses to share",
@@ -190,7 +202,8 @@ def _order(visible: Visible) -> tuple[Wish, ...]:
 def _virtual(request: LaunchRequest, visible: Visible, given: Sequence[Device]) -> tuple[Wish, ...]:
     if not request.settings.virtual_local_rank:
         return ()
-    names = [device.name for device in visible.devices]
+    private = _private(request, visible, len(given))
+    names = [device.name for device in (given if private else visible.devices)]
     return _one_each(request, visible.variable, names, len(given), limits=visible.limits or "GPUs of this host")
 
 

@@ -51,19 +51,18 @@ def next_to_gpus(
     """
     cores = in_order(pool)
     near = {device.gpu: _near(host, cores, device.gpu) for device in visible}
-    warnings = _remote(host, cores, sorted({device.gpu for device in given if device.gpu is not None}))
     if request.settings.numa_binding is not None:
-        return _bound(request, pool, [_seat(near, device, visible) for device in given], warnings)
+        return _bound(request, pool, [_seat(near, device, visible) for device in given])
     places = [near[device.gpu] for device in given]
     if not pool.pinned:
-        return _unpinned(pool, places, warnings)
+        return _unpinned(pool, places)
     homes = _homes(places)
     for size in range(min(len(home.cores) // len(home.ranks) for home in homes), 0, -1):
         slots = _divided(homes, size)
         if slots is not None:
             reason = f"{len(given)} next to their GPUs, {_cores_text(size)} each{_idle(cores, slots, homes)}"
-            return Placement(slots=slots, exclusive=True, reason=reason, warnings=warnings)
-    return _crowded(homes, len(given), warnings)
+            return Placement(slots=slots, exclusive=True, reason=reason)
+    return _crowded(homes, len(given))
 
 
 def _seat(near: Mapping[int | None, Cores], device: Device, visible: Sequence[Device]) -> _Seat:
@@ -97,8 +96,9 @@ def _nearest(host: Host, cores: Cores, node: int) -> Cores:
     return tuple(core for core in cores if core.numa_node == min(distances)[1]) if distances else cores
 
 
-def _remote(host: Host, cores: Cores, indexes: Sequence[int]) -> tuple[str, ...]:
+def remote_warnings(host: Host, pool: Pool, given: Sequence[Device]) -> tuple[str, ...]:
     """Warnings for GPUs next to which no core is ours. A NUMA node that has no CPUs (a GPU's memory) is fine."""
+    cores, indexes = in_order(pool), sorted({device.gpu for device in given if device.gpu is not None})
     with_cpus = {node.id for node in host.numa_nodes if node.cpus}
     remote: dict[int, list[Gpu]] = {}
     for gpu in (host.gpus[index] for index in indexes):
@@ -164,7 +164,7 @@ def _cores_text(count: int) -> str:
     return f"{count} core{'s' * (count > 1)}"
 
 
-def _crowded(homes: Sequence[_Home], count: int, warnings: tuple[str, ...]) -> Placement:
+def _crowded(homes: Sequence[_Home], count: int) -> Placement:
     """More ranks than cores next to their GPUs: a core each, shared in turn."""
     slots: dict[int, Slot] = {}
     for home in homes:
@@ -175,18 +175,17 @@ def _crowded(homes: Sequence[_Home], count: int, warnings: tuple[str, ...]) -> P
         slots=tuple(slots[rank] for rank in range(count)),
         exclusive=len({placed.cpus for placed in slots.values()}) == count,
         reason=f"{count} on the {_cores_text(cores)} next to their GPUs, which they share",
-        warnings=(*warnings, f"{count} ranks on the {_cores_text(cores)} next to their GPUs: they take turns"),
+        warnings=(f"{count} ranks on the {_cores_text(cores)} next to their GPUs: they take turns",),
     )
 
 
-def _unpinned(pool: Pool, places: Sequence[Cores], warnings: tuple[str, ...]) -> Placement:
+def _unpinned(pool: Pool, places: Sequence[Cores]) -> Placement:
     """Under a CPU quota without a cpuset: every rank on all cores next to its GPU, so many threads at a time."""
     width = max(1, paid_threads(pool) // len(places))
     return Placement(
         slots=tuple(_wide(cores, width) for cores in places),
         exclusive=False,
         reason=f"{len(places)} on a quota of {paid_threads(pool)} CPUs, next to their GPUs, not pinned to single cores",
-        warnings=warnings,
     )
 
 
@@ -196,7 +195,7 @@ def _wide(cores: Cores, width: int) -> Slot:
     return Slot(cores, cpus, min(width, len(cpus)))
 
 
-def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_Seat], warnings: tuple[str, ...]) -> Placement:
+def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_Seat]) -> Placement:
     """Slots as torchrun's --numa-binding makes them, on all logical CPUs of a core.
 
     Source: torch 2.13, torch/numa/binding.py.
@@ -212,7 +211,6 @@ def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_Seat], warnings:
         ),
         exclusive=all(number == 1 for number in sharing),
         reason=f"--numa-binding {binding}, by the NUMA node of each rank's GPU",
-        warnings=warnings,
     )
 
 

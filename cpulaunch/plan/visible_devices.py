@@ -84,7 +84,7 @@ def visible_devices(host: Host, request: LaunchRequest) -> Visible | None:
     if vendor is None:
         return None
     environ = {**request.environ, **dict(request.settings.env)}
-    gpus = [gpu for gpu in host.gpus if gpu.vendor == vendor.name and gpu.accessible]
+    gpus = _allocated([gpu for gpu in host.gpus if gpu.vendor == vendor.name and gpu.accessible], vendor, environ)
     composite = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() == "COMPOSITE"
     devices = _devices(gpus, composite=composite)
     limits, warnings, variable = [], [*_order_warnings(vendor, gpus, environ)], ""
@@ -100,6 +100,21 @@ def visible_devices(host: Host, request: LaunchRequest) -> Visible | None:
         if names != vendor.hide[-1]:
             devices = tuple(Device(device.gpu, str(index)) for index, device in enumerate(devices))
     return Visible(vendor, devices, variable, " ".join(limits), tuple(warnings))
+
+
+def _allocated(gpus: Sequence[Gpu], vendor: Vendor, environ: Mapping[str, str]) -> Sequence[Gpu]:
+    """The GPUs that the driver shows inside a Slurm job whose device cgroup forbids the others.
+
+    There the list that Slurm sets counts the job's GPUs from 0, while SLURM_STEP_GPUS names those of the machine. Where
+    both may be meant, the machine's are. (Where NVML was asked, only the job's GPUs are left here anyway.)
+    Source: srun(1), SLURM_STEP_GPUS; sbatch(1), SLURM_JOB_GPUS; Slurm, gres.html, "CUDA_VISIBLE_DEVICES".
+    """
+    ids = [part.strip() for part in (environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or "").split(",")]
+    listed = [part.strip() for part in environ.get(vendor.hide[0], "").split(",")]
+    if len(gpus) <= len(ids) or not all(each.isdigit() and int(each) < len(gpus) for each in (*ids, *listed)):
+        return gpus
+    counted_from_0 = all(int(each) < len(ids) for each in listed) and not set(listed) <= set(ids)
+    return [gpus[int(each)] for each in ids] if counted_from_0 else gpus
 
 
 def _narrowed(

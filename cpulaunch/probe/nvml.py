@@ -1,7 +1,7 @@
-"""What only NVIDIA's management library knows of its GPUs: the names of MIG devices.
+"""What only NVIDIA's management library knows: the names of MIG devices, and which GPUs a device cgroup leaves.
 
-It starts the driver, which takes up to a second: it is asked only where a job wants GPUs whose files leave
-something open.
+It starts the driver, which takes up to a second where nothing keeps it running: it is asked for jobs that may want
+GPUs, and by doctor.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MIG_ENABLED = 1
 
 
 def with_nvml(host: Host) -> Host:
-    """The host with what NVML adds about its GPUs; the same if nvidia-ml-py is not installed or nothing is open.
+    """The host with what NVML adds about its GPUs; the same if nvidia-ml-py is not installed.
 
     Effect: loads libnvidia-ml and starts the driver.
     """
-    if host.sysroot is not None or not leaves_open(host.gpus):
+    if host.sysroot is not None or not any(gpu.vendor == "nvidia" and gpu.accessible for gpu in host.gpus):
         return host
     try:
         import pynvml
@@ -34,14 +34,11 @@ def with_nvml(host: Host) -> Host:
     return _changed(host, gpus=named_gpus(host.gpus, pynvml))
 
 
-def leaves_open(gpus: Sequence[Gpu]) -> bool:
-    """Whether the driver's files left out a name that a rank may need."""
-    ours = [gpu for gpu in gpus if gpu.vendor == "nvidia" and gpu.accessible]
-    return any(gpu.uuid is None or any(each.uuid is None for each in gpu.mig) for gpu in ours)
-
-
 def named_gpus(gpus: Sequence[Gpu], nvml: Any) -> tuple[Gpu, ...]:
-    """The GPUs with UUIDs and MIG devices from `nvml`, the module pynvml; unchanged where the driver refuses."""
+    """The GPUs with UUIDs and MIG devices from `nvml`, the module pynvml; unchanged where the driver refuses.
+
+    A GPU of NVIDIA's that it does not list is not open to this process: Slurm may forbid it by a device cgroup.
+    """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -52,7 +49,8 @@ def named_gpus(gpus: Sequence[Gpu], nvml: Any) -> tuple[Gpu, ...]:
         return tuple(gpus)
     finally:
         nvml.nvmlShutdown()
-    return tuple(_changed(gpu, **answers.get(gpu.pci, {})) for gpu in gpus)
+    unlisted: dict[str, object] = {"accessible": False}
+    return tuple(_changed(gpu, **answers.get(gpu.pci, unlisted)) if gpu.vendor == "nvidia" else gpu for gpu in gpus)
 
 
 def _answers(nvml: Any) -> Iterator[tuple[str, dict[str, object]]]:

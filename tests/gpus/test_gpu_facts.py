@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpulaunch.host import Gpu, MigInstance
-from cpulaunch.probe.nvml import leaves_open, named_gpus, with_nvml
+from cpulaunch.probe.nvml import named_gpus, with_nvml
 from tests.gpus.machines import AMD, GIVEN, INTEL, SHAPES, driver_files, gpu, mig
 from tests.roots import RootSpec, host_of
 
@@ -152,11 +152,9 @@ def test_a_driver_that_refuses_changes_nothing() -> None:
     assert named_gpus((CUT,), Nvml(refuses=True)) == (CUT,)
 
 
-def test_nvml_is_asked_for_what_the_files_leave_open() -> None:
-    assert leaves_open((CUT,))
-    assert leaves_open(host_of(RootSpec(files=gpu(PCI, 0, "0-3") | driver_files([PCI], uuids=False))).gpus)
-    assert not leaves_open(host_of(RootSpec(files=WITH_DRIVER)).gpus)
-    assert not leaves_open((OTHER,))
+def test_a_gpu_that_nvml_does_not_list_is_not_ours() -> None:
+    forbidden = Gpu(index=1, vendor="nvidia", pci="0000:af:00.0")
+    assert [gpu.accessible for gpu in named_gpus((CUT, forbidden), Nvml())] == [True, False]
 
 
 def test_nvml_is_never_asked_about_a_captured_machine() -> None:

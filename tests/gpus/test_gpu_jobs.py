@@ -5,6 +5,9 @@ import pytest
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Gpu, Host, MigInstance
 from cpulaunch.plan.accelerators import may_want_gpus
+from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.plan.planner import make_plan
+from cpulaunch.request import Member
 from tests.plan.machines import TORCH, ask, machine, plan, replace
 
 NVIDIA = Gpu(index=0, vendor="nvidia", pci="0000:17:00.0", numa_node=0, driver="nvidia")
@@ -117,3 +120,27 @@ def test_a_mig_device_of_several_gpus_that_nothing_names_may_be_anywhere() -> No
 )
 def test_the_driver_is_asked_for_jobs_that_may_want_gpus(flags: str, wants: bool) -> None:
     assert may_want_gpus(HOST, ask(flags)) is wants
+
+
+def as_member(local_rank: int, count: int, **environ: str) -> LaunchPlan:
+    """The plan of one rank that a scheduler started, on the host with two NVIDIA GPUs."""
+    host = replace(HOST, gpus=(NVIDIA, replace(NVIDIA, index=1, numa_node=1)))
+    member = Member(rank=local_rank, world_size=count, local_rank=local_rank, local_world_size=count, host_rank=0)
+    request = ask("--master-addr localhost --master-port 29500 --virtual-local-rank", environ=environ)
+    return make_plan(host, replace(request, member=member))
+
+
+def test_a_rank_that_a_scheduler_started_takes_its_turn() -> None:
+    (worker,) = as_member(1, 2).workers
+    assert (worker.gpu, worker.cpus, dict(worker.env)["CUDA_VISIBLE_DEVICES"]) == (1, {4, 5, 6, 7}, "1")
+
+
+def test_a_rank_with_a_gpu_of_its_own_from_the_scheduler_uses_that() -> None:
+    made = as_member(1, 2, CUDA_VISIBLE_DEVICES="0")
+    (worker,) = made.workers
+    assert (worker.gpu, worker.cpus, dict(worker.env)["CUDA_VISIBLE_DEVICES"]) == (0, {2, 3}, "0")
+    assert made.warnings == ()
+
+
+def test_ranks_take_turns_at_the_gpus_that_a_scheduler_shows_all_of_them() -> None:
+    assert [as_member(rank, 3).workers[0].gpu for rank in range(3)] == [0, 1, 0]

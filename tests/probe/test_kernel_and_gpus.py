@@ -64,7 +64,15 @@ DEVICES = {
 def test_gpus_without_graphics_of_the_board_and_the_processor() -> None:
     information = {"proc/driver/nvidia/gpus/0000:17:00.0/information": "Model: \t H100\nGPU UUID: \t GPU-1234\n"}
     assert host_of(RootSpec(files=DEVICES | information)).gpus == (
-        Gpu(index=0, vendor="nvidia", pci="0000:17:00.0", uuid="GPU-1234", model="H100", numa_node=0, cpus=frozenset(range(4))),
+        Gpu(
+            index=0,
+            vendor="nvidia",
+            pci="0000:17:00.0",
+            uuid="GPU-1234",
+            model="H100",
+            numa_node=0,
+            cpus=frozenset(range(4)),
+        ),
         Gpu(index=1, vendor="intel", pci="0000:4d:00.0", cpus=frozenset(range(4))),
         Gpu(index=2, vendor="amd", pci="0000:af:00.0", numa_node=1, cpus=frozenset(range(4, 8))),
         Gpu(index=3, vendor="intel", pci="10000:01:00.0"),
