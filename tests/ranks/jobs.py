@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,3 +83,29 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
+
+
+def eventually(condition, what="condition"):
+    """What the condition came to; a deadline only keeps a broken build from hanging."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.01)
+    return value
+
+
+def text_of(path):
+    """The content of a file that a rank renames into place."""
+    return eventually(lambda: path.exists() and path.read_text(), f"a text in {path.name}")
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
