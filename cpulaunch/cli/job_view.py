@@ -23,7 +23,8 @@ def job_title(plan: LaunchPlan, job: JobPlan) -> str:
     """How many ranks there are, and where."""
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     fewest, most = job.hosts
+    here = f", {len(plan.workers)} of them here" if len(plan.workers) < plan.world_size else ""
     if most == 1:
-        return f"{ranks} on one host"
+        return f"{ranks} on one host{here}"
     hosts = f"{most} hosts" if fewest == most else f"{fewest} to {most} hosts"
-    return f"{ranks} on {hosts}, {len(plan.workers)} of them here"
+    return f"{ranks} on {hosts}{here}"

@@ -4,6 +4,7 @@ import pytest
 
 from cpulaunch.cli.run import command_line, request_for
 from cpulaunch.errors import UsageError
+from cpulaunch.plan.planner import make_plan
 from cpulaunch.request import LaunchRequest
 from tests.plan.machines import machine
 
@@ -178,3 +179,30 @@ def test_what_is_no_option(words: str, torchrun: bool, part: str) -> None:
 def test_ranks_asked_for_by_a_variable_are_torchruns_too() -> None:
     asked = request("x.py", {"PET_NPROC_PER_NODE": "3"}, torchrun=True)
     assert (asked.settings.nproc_per_node, asked.origin("nproc_per_node")) == (3, "environment")
+
+
+KUBEFLOW = {"PET_NPROC_PER_NODE": "auto", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0"}
+FIXED = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-master-0", "PET_MASTER_PORT": "23456"}
+ELASTIC = {
+    "PET_NNODES": "1:3",
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "job-worker-0:29400",
+    "PET_MAX_RESTARTS": "10",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts", "backend", "endpoint"),
+    [
+        (FIXED, (2, 2), "static", "job-master-0:23456"),
+        ({**ELASTIC, "PET_MASTER_PORT": "23456"}, (1, 3), "c10d", "job-worker-0:29400"),
+    ],
+)
+def test_kubeflows_jobs_work_as_they_are(
+    environ: dict[str, str], hosts: tuple[int, int], backend: str, endpoint: str
+) -> None:
+    made = make_plan(HOST, request("train.py", {**KUBEFLOW, **environ}))
+    assert made.job is not None
+    assert (made.job.hosts, made.job.local_world_size) == (hosts, 8)
+    assert (made.job.rendezvous.backend, made.job.rendezvous.endpoint) == (backend, endpoint)
+    assert made.warnings == ()

@@ -5,7 +5,7 @@ import pytest
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.model import JobPlan, LaunchPlan
 from cpulaunch.request import Program
-from tests.plan.machines import SCRIPT, ask, machine, plan, replace
+from tests.plan.machines import SCRIPT, ask, cpuset, machine, plan, quota, replace
 
 HOST = machine(sockets=2, cores=4)
 TWO = "--nproc-per-node 2"
@@ -135,6 +135,12 @@ def test_streams_by_local_rank(flags: str, redirects: tuple[int, ...], tee: tupl
 )
 def test_the_grace_of_a_job(flags: str, environ: dict[str, str], seconds: float) -> None:
     assert plan(HOST, flags, environ=environ).launch.grace_seconds == seconds
+
+
+def test_ranks_of_a_cpuset_with_a_quota_get_equal_shares_of_it() -> None:
+    made = plan(quota(cpuset(HOST, "0-3"), 3.0), TWO)
+    assert [len(worker.cpus) for worker in made.workers] == [2, 2]
+    assert [worker.threads for worker in made.workers] == [1, 1]
 
 
 def test_only_the_ranks_chosen_are_shown() -> None:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from cpulaunch.cli.plan_view import plan_json, plan_text
 from cpulaunch.host import Host
 from tests.plan.machines import libraries, machine, plan, quota
@@ -98,3 +100,43 @@ def test_lines_keep_the_width_where_words_allow() -> None:
 def test_colour_is_only_where_asked() -> None:
     assert "\033[" not in text(HOST, "--instances 2")
     assert "\033[" in text(HOST, "--instances 2", color=True)
+
+
+def test_json_of_a_job_has_its_ranks_and_the_job() -> None:
+    made = plan_json(plan(HOST, "--nproc-per-node 2 --nnodes 2 --node-rank 1 --master-addr a --redirects 1:3"))
+    assert json.loads(json.dumps(made)) == made
+    assert (made["mode"], made["world_size"]) == ("ranks", 4)
+    assert [(each["rank"], each["local_rank"], each["gpu"]) for each in made["workers"]] == [(2, 0, None), (3, 1, None)]
+    job = made["job"]
+    assert (job["engine"], job["hosts"], job["host_rank"]) == ("elastic", [2, 2], 1)
+    assert job["rendezvous"] == {"backend": "static", "endpoint": "a:29500", "id": "none", "conf": []}
+    assert job["streams"]["redirects"] == [0, 3]
+    assert plan_json(plan(HOST))["job"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "title", "row"),
+    [
+        ("--nproc-per-node 2", "2 ranks on one host", "1     4-7   preferred 1  4"),
+        ("--standalone --cpus 0-3", "1 rank on one host", "0     0-3   preferred 0  4"),
+        ("--nnodes 2 --node-rank 1 --master-addr a", "2 ranks on 2 hosts, 1 of them here", "1     0-7"),
+        ("--nnodes 1:2 --rdzv-backend c10d", "2 ranks on 1 to 2 hosts, 1 of them here", "local 0  0-7"),
+    ],
+)
+def test_text_of_a_job_names_its_ranks(flags: str, title: str, row: str) -> None:
+    rows = text(HOST, flags).splitlines()
+    assert rows[0] == title
+    assert any(line.startswith(row) for line in rows)
+
+
+def test_text_of_a_job_writes_settings_as_they_are_typed() -> None:
+    flags = "--nproc-per-node 2 --nnodes 1:2 --rdzv-backend c10d --rdzv-conf a=1,b=2 --redirects 0:1,1:3"
+    words = " ".join(text(HOST, f"{flags} --signals-to-handle SIGTERM,SIGUSR1 --local-ranks-filter 0-1").split())
+    for shown in (
+        "nnodes 1:2 [cli]",
+        "a=1,b=2 [cli]",
+        "0:1,1:3 [cli]",
+        "SIGTERM,SIGUSR1 [cli]",
+        "0-1 [cli]",
+    ):
+        assert shown in words

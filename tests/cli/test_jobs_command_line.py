@@ -1,0 +1,61 @@
+"""A job as a user starts it: what is said on stderr, and exit codes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SAY = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
+
+
+def cpulaunch(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command, run in an empty folder with an environment of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "cpulaunch", *arguments],
+        env={"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **environ},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_torchrun_starts_one_rank_and_a_variable_more(tmp_path: Path) -> None:
+    (tmp_path / "say.py").write_text(SAY)
+    assert cpulaunch(tmp_path, "torchrun", "say.py").stdout == "0 1\n"
+    more = cpulaunch(tmp_path, "say.py", PET_NPROC_PER_NODE="2")
+    assert sorted(more.stdout.splitlines()) == ["0 2", "1 2"]
+
+
+def test_a_flag_over_a_variable_is_one_line_and_no_degradation(tmp_path: Path) -> None:
+    (tmp_path / "say.py").write_text(SAY)
+    flags = ("--strict", "--profile", "none", "--allocator", "default", "--openmp", "default", "--nproc-per-node", "1")
+    done = cpulaunch(tmp_path, *flags, "say.py", PET_NPROC_PER_NODE="2")
+    assert (done.returncode, done.stdout) == (0, "0 1\n")
+    assert done.stderr.splitlines() == [
+        "cpulaunch: --nproc-per-node on the command line wins over PET_NPROC_PER_NODE=2 in your environment"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "part"),
+    [
+        (["--nproc-per-node", "0", "say.py"], {}, "at least 1"),
+        (["--node-rank", "1", "say.py"], {}, "no such host in the job"),
+        (["--instances", "1", "--standalone", "say.py"], {}, "ranks are one job"),
+        (["say.py"], {"PET_NODE_RANK": "3"}, "PET_NODE_RANK in your environment"),
+    ],
+)
+def test_what_cannot_be_meant_is_two_lines_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], part: str
+) -> None:
+    (tmp_path / "say.py").write_text(SAY)
+    done = cpulaunch(tmp_path, *arguments, **environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert part in first
+    assert second.startswith("hint: ")
