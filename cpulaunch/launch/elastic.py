@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 AGENT = 0
 """The index of the one worker that is supervised here."""
 
+OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Read by torch's agent. Unless it is 1, a host that joins a running job waits forever: the address of rank 0's store
+is written in the first round of the rendezvous only. Seen with torch 2.13, DynamicRendezvousHandler.next_rendezvous."""
+
 AGENT_GRACE_SECONDS = 5.0
 """What the agent gets, after the ranks' own grace has passed, to end and to report."""
 
@@ -46,7 +50,8 @@ def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
     interpreter = find_executable(job.interpreter or sys.executable, environ, what="Python interpreter")
     directory = make_private_directory(environ)
     try:
-        agent = _agent_start(interpreter, directory, environ)
+        own_stores = OWN_STORES not in environ and hosts_may_join(job)
+        agent = _agent_start(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ)
         result, output = _supervised(plan, starts, agent, directory=directory, memory_events=memory_events, say=say)
         return job_result(plan, result, report=read_report(directory), output=output)
     finally:
@@ -63,6 +68,12 @@ def _job(plan: LaunchPlan) -> JobPlan:
     if plan.job is None:
         raise LaunchError("no job in the plan")
     return plan.job
+
+
+def hosts_may_join(job: JobPlan) -> bool:
+    """Whether a host may come while others already run."""
+    least, most = job.hosts
+    return job.rendezvous.backend != "static" and most > 1 and (least < most or job.max_restarts > 0)
 
 
 def _agent_start(interpreter: str, directory: str, environ: Mapping[str, str]) -> Start:
@@ -125,7 +136,8 @@ def _shown(plan: LaunchPlan) -> list[bool]:
 def write_orders(plan: LaunchPlan, starts: Sequence[Start], output: JobOutput, directory: str) -> None:
     """Effect: what the agent and each rank are to do is in the run's directory. Raises: OSError."""
     for worker, start, pipes in zip(plan.workers, starts, output.pipes, strict=True):
-        changes = (*NOT_INHERITED, *worker.env)
+        agents_own = () if OWN_STORES in start.environ else ((OWN_STORES, None),)
+        changes = (*NOT_INHERITED, *worker.env, *agents_own)
         _write(rank_file(directory, start.worker), rank_orders(start, changes, pipes))
     _write(orders_file(directory), agent_orders(plan, directory))
 
