@@ -1,0 +1,63 @@
+"""torchrun's own argument parser against ours: every spelling it has, and what it makes of the same words."""
+
+import pytest
+
+from cpulaunch.cli.arguments import SWITCHES, canonical, parse_command_line, setting_of
+from cpulaunch.settings import Settings
+
+pytestmark = pytest.mark.torch
+
+OURS = {"no_python": "--no-python", "module": "--module"}
+DIFFERENT = {"nproc_per_node", "nnodes", "rdzv_backend", "rdzv_id", "node_rank", "master_addr", "signals_to_handle"}
+"""Defaults that mean the same, where None says that nobody chose."""
+
+
+def torchruns_parser():
+    return pytest.importorskip("torch.distributed.run", reason="torch is not installed").get_args_parser()
+
+
+def test_every_option_and_spelling_of_torchrun_is_ours():
+    spellings = [each for action in torchruns_parser()._actions for each in action.option_strings]
+    assert len(spellings) > 50
+    for spelling in spellings:
+        flag = canonical(spelling)
+        assert flag in SWITCHES or setting_of(flag)[0].flag == flag
+
+
+def test_defaults_are_torchruns():
+    parser = torchruns_parser()
+    ours = Settings()
+    for action in parser._actions:
+        name = action.dest
+        if name in DIFFERENT or not hasattr(ours, name):
+            continue
+        value = getattr(ours, name)
+        assert value == action.default or (not value and action.default in ("", "0", None, [])), name
+    assert ",".join(ours.signals_to_handle) == parser.get_default("signals_to_handle")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--nproc-per-node=2 x.py --nnodes 3",
+        "--nproc-p 2 --max_r 3 x.py",
+        "--rdzv-ba c10d --rdzv_en host:1 --rdzv_i 7 x.py",
+        "-r3 -t 0:1,1:2 --log_d logs x.py",
+        "--rol a --monitor-i 5 x.py",
+        "--run-p --start_m fork x.py",
+        "--virtual-l --shutdown-t 4 --local-a 10.0.0.1 x.py",
+        "-m pkg.mod a b",
+        "--no-p cmd a -m",
+        "--master-a h --master-p 5 --node-r 0 x.py",
+    ],
+)
+def test_the_same_words_mean_the_same(words):
+    theirs = torchruns_parser().parse_args(words.split())
+    line = parse_command_line(words.split(), interpreter="python", torchrun=True)
+    assert line.program is not None
+    assert (line.program.target, list(line.program.args)) == (theirs.training_script, theirs.training_script_args)
+    assert ("--module" in line.switches, "--no-python" in line.switches) == (theirs.module, theirs.no_python)
+    for name, value in line.values.items():
+        written = str(getattr(theirs, name))
+        row, _ = setting_of("--" + name)
+        assert value == (row.kind.from_text(written) if not row.kind.flag else written == "True"), name
