@@ -31,6 +31,7 @@ def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: M
         "exit_code": result.exit_code,
         "wall_seconds": _rounded(result.wall_seconds),
         "world_size": plan.world_size,
+        **({} if result.attempts is None else {"attempts": result.attempts[0]}),
         "metrics": {name: {"sum": total, "values": list(values)} for name, (total, values) in totals(figures).items()},
         "plan": plan_json,
         "workers": [
@@ -46,6 +47,7 @@ def _worker_report(worker: WorkerResult, plan: WorkerPlan, metrics: Mapping[str,
     captured = [] if told is None else list(told.captured)
     return {
         "index": worker.index,
+        **({} if worker.rank is None else {"rank": worker.rank}),
         "pid": worker.pid,
         "exit_code": worker.exit_code,
         "signal": worker.signal,
