@@ -52,12 +52,12 @@ SWITCHES = {
     "--version": "show the version",
 }
 TEXTS = {
-    "--emit": ("sh", "print the plan in another form and start nothing; sh: a shell script"),
+    "--emit": ("sh|slurm|k8s", "print a shell script, a script for sbatch or a Kubernetes manifest; start nothing"),
     "--sysroot": ("DIR", "plan for the captured machine under DIR; starts nothing"),
 }
 MEANT = {"--from-mpi": {"scheduler": "mpi"}}
 """Switches that are another way to write a setting."""
-EMITS = ("sh",)
+EMITS = ("sh", "slurm", "k8s")
 SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
 
 
@@ -197,7 +197,7 @@ def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: boo
     emit = reader.texts.get("--emit")
     if emit is not None and emit not in EMITS:
         raise UsageError(
-            "--emit: unknown form", value=repr(emit), source="command line", hint="cpulaunch plan --emit sh"
+            "--emit: unknown form", value=repr(emit), source="command line", hint=f"--emit {', '.join(EMITS)}"
         )
     if emit is not None and "--json" in reader.switches:
         raise UsageError("contradicting options", value="--json and --emit", source="command line", hint="drop one")

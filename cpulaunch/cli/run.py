@@ -200,10 +200,25 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
 
     if "--json" in line.switches:
         terminal.print_json(plan_view.plan_json(plan))
-    elif line.emit == "sh":
-        terminal.show(plan_view.plan_script(plan), end="")
+    elif line.emit is not None:
+        terminal.show(_emitted(plan, host, line), end="")
     else:
         terminal.show(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
+
+
+def _emitted(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
+    """The plan in the form asked for by --emit. Raises: UsageError."""
+    if line.emit == "slurm":
+        from cpulaunch.cli.emit_slurm import slurm_script
+
+        return slurm_script(plan, host, line)
+    if line.emit == "k8s":
+        from cpulaunch.cli.emit_k8s import k8s_manifest
+
+        return k8s_manifest(plan, host, line)
+    from cpulaunch.cli.plan_script import plan_script
+
+    return plan_script(plan)
 
 
 def _refuse_degraded(plan: LaunchPlan) -> None:

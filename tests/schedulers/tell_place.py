@@ -10,4 +10,4 @@ answer = {name: os.environ.get(name) for name in TOLD} | {
     "host": os.uname().nodename,
 }
 sys.stdout.write(json.dumps(answer) + "\n")
-sys.exit(7 if os.environ.get("FAILING_RANK") == os.environ.get("RANK") else 0)
+sys.exit(7 if os.environ.get("FAILING_RANK", "none") == os.environ.get("RANK") else 0)

@@ -32,6 +32,7 @@ def test_a_failing_ranks_code_is_mpiruns(tmp_path: Path) -> None:
 
 def test_without_the_option_processes_are_independent(tmp_path: Path) -> None:
     done = mpirun("cpulaunch", copied("tell_place.py", tmp_path))
+    assert done.returncode == 0, done.stderr
     assert [one["RANK"] for one in answers(done.stdout)] == [None, None], done.stderr
 
 

@@ -71,6 +71,7 @@ def test_a_failing_ranks_code_is_sruns(tmp_path: Path) -> None:
 
 def test_scheduler_none_leaves_tasks_alone(tmp_path: Path) -> None:
     done = slurm("srun -N1 -n2 --cpu-bind=none cpulaunch --scheduler none $TELL", tmp_path)
+    assert done.returncode == 0, done.stderr
     assert [(one["RANK"], one["cpus"]) for one in answers(done.stdout)] == [(None, [0, 1])] * 2, done.stderr
 
 
