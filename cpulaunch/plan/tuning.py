@@ -47,7 +47,7 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
         request,
         preloads.runtime,
         made.placement.slots,
-        bound=made.bound and made.pool.pinned,
+        bound=made.bound and made.pool.pinned and made.placement.exclusive,
         guarded=made.choices.absence is None,
     )
     wishes = (

@@ -143,6 +143,12 @@ def test_ranks_of_a_cpuset_with_a_quota_get_equal_shares_of_it() -> None:
     assert [worker.threads for worker in made.workers] == [1, 1]
 
 
+def test_ranks_that_share_a_numa_node_pin_no_threads_and_do_not_spin() -> None:
+    environ = told(plan(HOST, "--nproc-per-node 4 --numa-binding node --affinity explicit --wait-policy active"))
+    assert not {"OMP_PLACES", "KMP_AFFINITY"} & environ.keys()
+    assert environ.get("OMP_WAIT_POLICY") != "ACTIVE"
+
+
 def test_only_the_ranks_chosen_are_shown() -> None:
     assert plan(HOST, f"{TWO} --local-ranks-filter 1").launch.show == frozenset((1,))
 
@@ -214,6 +220,7 @@ def test_what_cannot_be_meant_is_an_error_with_numbers(flags: str, parts: list[s
         ("--nnodes 2 --rdzv-backend c10d", "no --rdzv-endpoint"),
         ("--nnodes 1:2 --standalone", "--nnodes is not used"),
         ("--nproc-per-node 9", "9 ranks on 8 cores"),
+        ("--nproc-per-node 4 --numa-binding node --affinity close", "--affinity close is not applied"),
     ],
 )
 def test_what_has_no_effect_is_said(flags: str, part: str) -> None:
