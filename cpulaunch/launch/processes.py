@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-from contextlib import suppress
 
 from cpulaunch.launch.libc import is_linux
 from cpulaunch.record import record
@@ -50,8 +49,14 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
         for pid in pids:
             signal_process(pid, signal.SIGKILL)
         for pid in pids:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+            _wait_for(pid)
+
+
+def _wait_for(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return
 
 
 @record
@@ -65,16 +70,18 @@ class Ended:
 
 def ended_child(pid: int | None = None) -> Ended | None:
     """A child (None: any) that has ended, left unreaped where the system can (Python < 3.13 on macOS cannot)."""
-    with suppress(ChildProcessError):
+    try:
         if not hasattr(os, "waitid"):
             pid, status = os.waitpid(-1, os.WNOHANG)
             return Ended(pid=pid, status=os.waitstatus_to_exitcode(status), unreaped=False) if pid else None
         which = (os.P_ALL, 0) if pid is None else (os.P_PID, pid)
         ended = os.waitid(*which, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None and ended.si_pid:
-            status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            return Ended(pid=ended.si_pid, status=status, unreaped=True)
-    return None
+    except ChildProcessError:
+        return None
+    if ended is None or not ended.si_pid:
+        return None
+    status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return Ended(pid=ended.si_pid, status=status, unreaped=True)
 
 
 class EndOrder:
@@ -90,11 +97,14 @@ class EndOrder:
 
     def watch(self, pid: int) -> None:
         """Effect: the child's end has its place among the others'."""
-        if self._epoll is not None:
-            with suppress(OSError):
-                pidfd = os.pidfd_open(pid)
-                self._epoll.register(pidfd, select.EPOLLIN)
-                self._pid_of[pidfd] = pid
+        if self._epoll is None:
+            return
+        try:
+            pidfd = os.pidfd_open(pid)
+            self._epoll.register(pidfd, select.EPOLLIN)
+            self._pid_of[pidfd] = pid
+        except OSError:
+            return
 
     def close(self) -> None:
         """Effect: no descriptor is left of it."""
@@ -144,14 +154,18 @@ def _stat_field(pid: int, field: int) -> int | None:
 
 def signal_process(pid: int, number: int) -> None:
     """Effect: the process has the signal, unless it is gone."""
-    with suppress(ProcessLookupError, PermissionError):
+    try:
         os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
 def signal_group(group: int, number: int) -> None:
     """Effect: every member of the process group that may be signalled has the signal."""
-    with suppress(ProcessLookupError, PermissionError):
+    try:
         os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
 def group_lives(group: int) -> bool:

@@ -11,14 +11,12 @@ TRACEBACK = "Traceback (most recent call last):"
 """How Python begins one. Source: traceback.format_exc."""
 
 
-def root_cause(result: LaunchResult) -> WorkerResult | None:
-    """The rank that failed first; None if none did.
+def root_cause(result: LaunchResult) -> WorkerResult:
+    """The rank of a failed job that failed first.
 
     A rank that recorded its exception may take long to end, while another fails because of it: the recorded second
     goes before the end. Of one second, the first to end counts. Source: torch elastic, ChildFailedError.
     """
-    if result.first_failure is None:
-        return None
     return min((rank for rank in result.workers if rank.status), key=_failed_at)
 
 

@@ -14,7 +14,6 @@ from cpulaunch.launch.guard import Guarded, become_guarded
 from cpulaunch.launch.port import Reservation, check_address, holder_of
 from cpulaunch.launch.rank_files import RankFiles, RunFolder, make_rank_files, make_run_folder
 from cpulaunch.launch.rank_output import open_rank_wiring
-from cpulaunch.launch.rank_summary import root_cause
 from cpulaunch.launch.result import LaunchResult, WorkerResult, how_ended
 from cpulaunch.launch.routing import open_standard_descriptors
 from cpulaunch.launch.run_directory import (
@@ -223,9 +222,11 @@ def _told(run: _Run, result: LaunchResult, files: RankFiles, restarts: int) -> L
     """The result with what the ranks wrote of their failures, and the one that failed first by that."""
     workers = tuple(_of_rank(worker, run.plan.workers[at].rank, files) for at, worker in enumerate(result.workers))
     told = _with(result, workers=workers, attempts=(restarts + 1, run.job.max_restarts + 1))
-    cause = root_cause(told)
-    if cause is None or told.trouble is not None:
+    if told.first_failure is None or told.trouble is not None:
         return told
+    from cpulaunch.launch.rank_summary import root_cause
+
+    cause = root_cause(told)
     return _with(told, first_failure=cause.index, exit_code=cause.status)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.bind import apply_binding
@@ -49,11 +48,18 @@ def spawn(start: Start, *, ends: WorkerEnds, inherited: Inherited) -> Started:
     if pid == 0:
         _become_worker(start, ends=ends, inherited=inherited, parent=parent, failure=write)
     os.close(write)
-    with suppress(OSError):  # It has executed already, or ended.
-        os.setpgid(pid, pid)  # The child does it too: whoever comes first, the group exists from here on.
+    _make_group(pid)
     for fd in ends.owned:
         os.close(fd)
     return Started(pid=pid, failure=read)
+
+
+def _make_group(pid: int) -> None:
+    """Effect: the child's group exists from here on. The child does it too: whoever comes first."""
+    try:
+        os.setpgid(pid, pid)
+    except OSError:
+        return  # It has executed already, or ended.
 
 
 def confirm_executed(start: Start, started: Started) -> None:

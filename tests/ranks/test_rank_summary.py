@@ -39,10 +39,6 @@ def test_the_first_to_fail_is_the_cause(ranks, cause):
     assert root_cause(job(*ranks)).index == cause
 
 
-def test_without_a_failure_there_is_no_cause():
-    assert root_cause(LaunchResult(exit_code=0, host="h1", workers=(rank(0, code=0),))) is None
-
-
 def test_a_failed_rank_is_told_with_all_that_is_known():
     traceback = f"{TRACEBACK}\n  File x\nValueError: no"
     failed = rank(
