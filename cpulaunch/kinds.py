@@ -56,7 +56,10 @@ def integer(*, minimum: int) -> Kind:
 
 
 def _count(words: tuple[str, ...], text: str) -> int | str:
-    return text if text in words else _integer(1, text)
+    try:
+        return text if text in words else _integer(1, text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {', '.join(words)}") from None
 
 
 def _toml_count(words: tuple[str, ...], value: object) -> int | str:

@@ -117,7 +117,7 @@ def _check_signals(request: LaunchRequest) -> None:
     for name in request.settings.signals_to_handle:
         if name not in SIGNALS and not name.startswith(("SIGRTMIN", "SIGRTMAX")):
             what = "no signal that can be handled"
-            raise _refused(request, "signals_to_handle", what, name, "such as SIGTERM,SIGINT,SIGUSR1")
+            raise _refused(request, "signals_to_handle", what, name, "--signals-to-handle SIGTERM,SIGINT,SIGUSR1")
 
 
 def _refused(request: LaunchRequest, name: str, what: str, value: object, hint: str) -> UsageError:

@@ -65,7 +65,7 @@ def test_everything_after_the_program_is_its_own(tokens, kind, target, args):
         (["-n", "2", "a.py"], ["unknown option: -n"]),
         (["--no-cpus", "a.py"], ["unknown option: --no-cpus"]),
         (["--instances"], ["option needs a value: --instances"]),
-        (["--instances", "0", "a.py"], ["--instances: expected a whole number, at least 1: '0'"]),
+        (["--instances", "0", "a.py"], ["--instances: expected a whole number, at least 1, or auto: '0'"]),
         (["--instances", "two", "a.py"], ["'two' (command line)", "--instances N|auto"]),
         (["--instances", "1_0", "a.py"], ["expected a whole number"]),
         (["--threads", "٢", "a.py"], ["expected a whole number"]),

@@ -17,39 +17,39 @@ def request(words: str, environ: dict[str, str] | None = None, *, torchrun: bool
     return request_for(command_line(words.split(), environ, torchrun=torchrun), HOST, environ)
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "name", "value"),
-    [
-        ("PET_NNODES", "2", "nnodes", (2, 2)),
-        ("PET_NNODES", "1:4", "nnodes", (1, 4)),
-        ("PET_NPROC_PER_NODE", "4", "nproc_per_node", 4),
-        ("PET_NPROC_PER_NODE", "auto", "nproc_per_node", "auto"),
-        ("PET_NODE_RANK", "1", "node_rank", 1),
-        ("PET_MASTER_ADDR", "job-master-0", "master_addr", "job-master-0"),
-        ("PET_MASTER_PORT", "23456", "master_port", 23456),
-        ("PET_STANDALONE", "1", "standalone", True),
-        ("PET_RDZV_BACKEND", "c10d", "rdzv_backend", "c10d"),
-        ("PET_RDZV_ENDPOINT", "a:1", "rdzv_endpoint", "a:1"),
-        ("PET_RDZV_ID", "7", "rdzv_id", "7"),
-        ("PET_RDZV_CONF", "join_timeout=60,is_host=1", "rdzv_conf", (("join_timeout", "60"), ("is_host", "1"))),
-        ("PET_LOCAL_ADDR", "10.0.0.1", "local_addr", "10.0.0.1"),
-        ("PET_MAX_RESTARTS", "3", "max_restarts", 3),
-        ("PET_MONITOR_INTERVAL", "0.5", "monitor_interval", 0.5),
-        ("PET_START_METHOD", "fork", "start_method", "fork"),
-        ("PET_EVENT_LOG_HANDLER", "console", "event_log_handler", "console"),
-        ("PET_ROLE", "trainer", "role", "trainer"),
-        ("PET_RUN_PATH", "1", "run_path", True),
-        ("PET_REDIRECTS", "0:3,1:1", "redirects", ((0, 3), (1, 1))),
-        ("PET_TEE", "3", "tee", 3),
-        ("PET_LOCAL_RANKS_FILTER", "0,2", "local_ranks_filter", frozenset((0, 2))),
-        ("PET_DUPLICATE_STDOUT_FILTERS", "a,b,,c", "duplicate_stdout_filters", ("a", "b,c")),
-        ("PET_DUPLICATE_STDERR_FILTERS", "a", "duplicate_stderr_filters", ("a",)),
-        ("PET_NUMA_BINDING", "node", "numa_binding", "node"),
-        ("PET_VIRTUAL_LOCAL_RANK", "1", "virtual_local_rank", True),
-        ("PET_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1", "signals_to_handle", ("SIGTERM", "SIGUSR1")),
-        ("PET_SHUTDOWN_TIMEOUT", "5", "shutdown_timeout", 5),
-    ],
-)
+TABLE = [
+    ("PET_NNODES", "2", "nnodes", (2, 2)),
+    ("PET_NNODES", "1:4", "nnodes", (1, 4)),
+    ("PET_NPROC_PER_NODE", "4", "nproc_per_node", 4),
+    ("PET_NPROC_PER_NODE", "auto", "nproc_per_node", "auto"),
+    ("PET_NODE_RANK", "1", "node_rank", 1),
+    ("PET_MASTER_ADDR", "job-master-0", "master_addr", "job-master-0"),
+    ("PET_MASTER_PORT", "23456", "master_port", 23456),
+    ("PET_STANDALONE", "1", "standalone", True),
+    ("PET_RDZV_BACKEND", "c10d", "rdzv_backend", "c10d"),
+    ("PET_RDZV_ENDPOINT", "a:1", "rdzv_endpoint", "a:1"),
+    ("PET_RDZV_ID", "7", "rdzv_id", "7"),
+    ("PET_RDZV_CONF", "join_timeout=60,is_host=1", "rdzv_conf", (("join_timeout", "60"), ("is_host", "1"))),
+    ("PET_LOCAL_ADDR", "10.0.0.1", "local_addr", "10.0.0.1"),
+    ("PET_MAX_RESTARTS", "3", "max_restarts", 3),
+    ("PET_MONITOR_INTERVAL", "0.5", "monitor_interval", 0.5),
+    ("PET_START_METHOD", "fork", "start_method", "fork"),
+    ("PET_EVENT_LOG_HANDLER", "console", "event_log_handler", "console"),
+    ("PET_ROLE", "trainer", "role", "trainer"),
+    ("PET_RUN_PATH", "1", "run_path", True),
+    ("PET_REDIRECTS", "0:3,1:1", "redirects", ((0, 3), (1, 1))),
+    ("PET_TEE", "3", "tee", 3),
+    ("PET_LOCAL_RANKS_FILTER", "0,2", "local_ranks_filter", frozenset((0, 2))),
+    ("PET_DUPLICATE_STDOUT_FILTERS", "a,b,,c", "duplicate_stdout_filters", ("a", "b,c")),
+    ("PET_DUPLICATE_STDERR_FILTERS", "a", "duplicate_stderr_filters", ("a",)),
+    ("PET_NUMA_BINDING", "node", "numa_binding", "node"),
+    ("PET_VIRTUAL_LOCAL_RANK", "1", "virtual_local_rank", True),
+    ("PET_SIGNALS_TO_HANDLE", "SIGTERM, SIGUSR1", "signals_to_handle", ("SIGTERM", "SIGUSR1")),
+    ("PET_SHUTDOWN_TIMEOUT", "5", "shutdown_timeout", 5),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "name", "value"), TABLE)
 def test_every_variable_is_its_option(variable: str, text: str, name: str, value: object) -> None:
     asked = request("x.py", {variable: text})
     assert asked.distributed

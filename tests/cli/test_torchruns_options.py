@@ -4,10 +4,10 @@ import pytest
 
 from cpulaunch.cli.arguments import SWITCHES, canonical, parse_command_line, setting_of
 from cpulaunch.settings import Settings
+from tests.cli.test_pet_variables import TABLE
 
 pytestmark = pytest.mark.torch
 
-OURS = {"no_python": "--no-python", "module": "--module"}
 DIFFERENT = {"nproc_per_node", "nnodes", "rdzv_backend", "rdzv_id", "node_rank", "master_addr", "signals_to_handle"}
 """Defaults that mean the same, where None says that nobody chose."""
 
@@ -61,3 +61,17 @@ def test_the_same_words_mean_the_same(words):
         written = str(getattr(theirs, name))
         row, _ = setting_of("--" + name)
         assert value == (row.kind.from_text(written) if not row.kind.flag else written == "True"), name
+
+
+OURS_ALONE = ("numa_binding",)
+"""Options that have a variable here and none with torchrun."""
+
+
+def test_variables_are_torchruns(monkeypatch):
+    """Its parser reads them from the environment when it is made."""
+    usual = vars(torchruns_parser().parse_args(["x.py"]))
+    names = {name: (variable, text) for variable, text, name, _ in TABLE if name not in OURS_ALONE}
+    for variable, text in names.values():
+        monkeypatch.setenv(variable, text)
+    read = vars(torchruns_parser().parse_args(["x.py"]))
+    assert [name for name in names if read[name] == usual[name]] == []
