@@ -10,13 +10,17 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import FrameType
     from typing import Any
 
 FAILED = 125
+ALONE_SECONDS = 1.0
 QUIET = "TORCH_CPP_LOG_LEVEL"
 """What torch's C++ code logs while it waits for hosts, with a trace of its own calls for each attempt."""
 
@@ -28,6 +32,9 @@ def main(arguments: Sequence[str]) -> int:
 
     directory = arguments[0]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch handles it once there are ranks; before, it just ends this.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # Unless --signals-to-handle names them: torch does it then.
+        signal.signal(number, _pass_on)
+    end_promptly()
     with open(orders_file(directory)) as file:
         orders = json.load(file)
     try:
@@ -99,6 +106,39 @@ def _silence() -> None:
         if logger.name.partition(".")[0] == "torch":
             for handler in logger.handlers:
                 handler.setLevel(logging.CRITICAL)
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    """Effect: the ranks, each of which torch starts in a group of its own, have the signal."""
+    from cpulaunch.launch.processes import children_of, signal_group
+
+    for pid in children_of(os.getpid()):
+        signal_group(pid, number)
+
+
+def end_promptly() -> None:
+    """Effect: a signal that ends the job ends this process too where torch cannot: while it waits in its store.
+
+    There no Python code runs, a signal's handler neither, for as long as five minutes at the end of a job.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_end_after_ranks, args=(read,), daemon=True).start()
+
+
+def _end_after_ranks(read: int) -> None:
+    """Effect: after a signal other than those passed on, this process ends a second after its last rank."""
+    from cpulaunch.launch.processes import own_children
+
+    while (number := os.read(read, 1)[0]) in (signal.SIGUSR1, signal.SIGUSR2):
+        continue
+    alone_since = time.monotonic()
+    while time.monotonic() - alone_since < ALONE_SECONDS:
+        if own_children():
+            alone_since = time.monotonic()
+        time.sleep(ALONE_SECONDS / 10)
+    os._exit(128 + number)
 
 
 def _say(line: str) -> None:

@@ -18,12 +18,14 @@ SPARE = "is_failed"
 
 
 class NotedLogs(DefaultLogsSpecs):  # type: ignore[misc]
-    """torch's own layout of logs, which remembers where the last attempt's stderr of each local rank went."""
+    """torch's own layout of logs, which remembers the last attempt: its number, each local rank's file of stderr."""
 
     stderrs: dict[int, str]
+    restarts: int
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """As torch's. Effect: `stderrs` has the files; what goes to the terminal has none."""
+        """As torch's. Effect: the attempt is noted; a stream that goes to the terminal has no file."""
+        self.restarts = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
         made = super().reify(envs)
         self.stderrs = {rank: path for rank, path in made.stderrs.items() if path and path != os.devnull}
         return made
@@ -58,7 +60,8 @@ def _failed(error: ChildFailedError, logs_specs: Any) -> dict[str, Any]:
     logs = getattr(logs_specs, "stderrs", {})
     failures = [_failure(rank, failure, log=logs.get(failure.local_rank)) for rank, failure in ordered]
     code = failures[0]["exitcode"]
-    return {"exit_code": code if code >= 0 else 128 - code, "failures": failures}
+    restarts = getattr(logs_specs, "restarts", 0)
+    return {"exit_code": code if code >= 0 else 128 - code, "failures": failures, "restarts": restarts}
 
 
 def _failure(rank: int, failure: ProcessFailure, *, log: str | None) -> dict[str, Any]:

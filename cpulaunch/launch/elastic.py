@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from cpulaunch.errors import LaunchError, UsageError
@@ -16,10 +17,12 @@ from cpulaunch.launch.elastic_files import orders_file, private_logs, rank_file
 from cpulaunch.launch.elastic_output import JobOutput, open_job_output
 from cpulaunch.launch.elastic_result import job_result, read_report
 from cpulaunch.launch.program import child_environ, find_executable
+from cpulaunch.launch.rank_files import unwritable, writes_logs
 from cpulaunch.launch.run_directory import make_private_directory, remove_run_directory
 from cpulaunch.launch.shim import rank_orders
 from cpulaunch.launch.start import NOT_INHERITED, Start, prepare_starts
 from cpulaunch.plan.model import JobPlan, LaunchPlan
+from cpulaunch.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,12 +51,15 @@ def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
     job = _job(plan)
     starts = prepare_starts(plan, environ, say=say)
     interpreter = find_executable(job.interpreter or sys.executable, environ, what="Python interpreter")
+    logs = _log_directory(plan, job, environ, say)
     directory = make_private_directory(environ)
     try:
         own_stores = OWN_STORES not in environ and hosts_may_join(job)
         agent = _agent_start(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ)
-        result, output = _supervised(plan, starts, agent, directory=directory, memory_events=memory_events, say=say)
-        return job_result(plan, result, report=read_report(directory), output=output)
+        orders = agent_orders(plan, directory, logs=logs or private_logs(directory))
+        run = _Run(plan=plan, starts=starts, agent=agent, orders=orders, directory=directory)
+        result, output = _supervised(run, memory_events=memory_events, say=say)
+        return job_result(job, result, report=read_report(directory), output=output)
     finally:
         remove_run_directory(directory)
 
@@ -87,15 +93,34 @@ def _agent_start(interpreter: str, directory: str, environ: Mapping[str, str]) -
     )
 
 
-def _supervised(
-    plan: LaunchPlan,
-    starts: Sequence[Start],
-    agent: Start,
-    *,
-    directory: str,
-    memory_events: str | None,
-    say: Say,
-) -> tuple[LaunchResult, JobOutput]:
+def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], say: Say) -> str | None:
+    """Where torch makes this run's folder of logs that were asked for; None if none were. Raises: LaunchError."""
+    log_dir = plan.launch.log_dir
+    if log_dir is None:
+        if not writes_logs(plan, job):
+            return None
+        log_dir = make_private_directory(environ)
+        say(f"logs: {log_dir}")
+    elif log_dir != os.devnull:
+        try:
+            os.makedirs(log_dir, exist_ok=True)
+        except OSError as error:
+            raise unwritable(log_dir, error) from None
+    return log_dir
+
+
+@record
+class _Run:
+    """What is supervised, and what it is told through the run's directory."""
+
+    plan: LaunchPlan
+    starts: Sequence[Start]
+    agent: Start
+    orders: Mapping[str, Any]
+    directory: str
+
+
+def _supervised(run: _Run, *, memory_events: str | None, say: Say) -> tuple[LaunchResult, JobOutput]:
     """How the agent ended, and what came out of the ranks, in a process of its own."""
     from cpulaunch.launch.descriptors import make_room, too_few
     from cpulaunch.launch.guard import become_guarded
@@ -104,12 +129,14 @@ def _supervised(
     from cpulaunch.launch.supervise import Terms, supervise
 
     open_standard_descriptors()
-    descriptor_limit = make_room(2 * len(starts))
+    descriptor_limit = make_room(2 * len(run.starts))
     try:
-        guarded = become_guarded(say, directory=directory)
-        stdin = worker_stdin(len(starts))
-        output = open_job_output(directory, [start.worker for start in starts], shown=_shown(plan), stdin=stdin)
-        write_orders(plan, starts, output, directory)
+        guarded = become_guarded(say, directory=run.directory)
+        stdin = worker_stdin(len(run.starts))
+        output = open_job_output(
+            run.directory, [start.worker for start in run.starts], shown=_shown(run.plan), stdin=stdin
+        )
+        write_orders(run, output)
         wiring = Wiring(
             sinks=output.sinks,
             ends=(output.agent,),
@@ -120,26 +147,33 @@ def _supervised(
         )
         terms = Terms(
             inherited=Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit),
-            grace_seconds=plan.launch.grace_seconds + AGENT_GRACE_SECONDS,
+            grace_seconds=run.plan.launch.grace_seconds + AGENT_GRACE_SECONDS,
             control=guarded.control,
             memory_events=memory_events,
+            ending_signals=_ending_signals(run.plan),
         )
-        return supervise((agent,), wiring, terms), output
+        return supervise((run.agent,), wiring, terms), output
     except OSError as error:
         raise too_few(error) from None
+
+
+def _ending_signals(plan: LaunchPlan) -> frozenset[int]:
+    """The numbers of --signals-to-handle; Ctrl-C always ends a job, as a terminal has no other way."""
+    numbers = (getattr(signal, name, None) for name in (*_job(plan).signals, "SIGINT"))
+    return frozenset(int(number) for number in numbers if number is not None)
 
 
 def _shown(plan: LaunchPlan) -> list[bool]:
     return [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
 
 
-def write_orders(plan: LaunchPlan, starts: Sequence[Start], output: JobOutput, directory: str) -> None:
+def write_orders(run: _Run, output: JobOutput) -> None:
     """Effect: what the agent and each rank are to do is in the run's directory. Raises: OSError."""
-    for worker, start, pipes in zip(plan.workers, starts, output.pipes, strict=True):
+    for worker, start, pipes in zip(run.plan.workers, run.starts, output.pipes, strict=True):
         agents_own = () if OWN_STORES in start.environ else ((OWN_STORES, None),)
         changes = (*NOT_INHERITED, *worker.env, *agents_own)
-        _write(rank_file(directory, start.worker), rank_orders(start, changes, pipes))
-    _write(orders_file(directory), agent_orders(plan, directory))
+        _write(rank_file(run.directory, start.worker), rank_orders(start, changes, pipes))
+    _write(orders_file(run.directory), run.orders)
 
 
 def _write(path: str, orders: Mapping[str, Any]) -> None:
@@ -147,7 +181,7 @@ def _write(path: str, orders: Mapping[str, Any]) -> None:
         json.dump(orders, file)
 
 
-def agent_orders(plan: LaunchPlan, directory: str) -> dict[str, Any]:
+def agent_orders(plan: LaunchPlan, directory: str, *, logs: str) -> dict[str, Any]:
     """What the agent is to do."""
     job = _job(plan)
     shim = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
@@ -157,7 +191,7 @@ def agent_orders(plan: LaunchPlan, directory: str) -> dict[str, Any]:
         "job": _job_orders(job, grace_seconds=plan.launch.grace_seconds),
         "logs": {
             "specs": job.logs_specs,
-            "dir": plan.launch.log_dir or private_logs(directory),
+            "dir": logs,
             "redirects": job.streams.redirects,
             "tee": job.streams.tee,
             "filter": None if plan.launch.show is None else sorted(plan.launch.show),

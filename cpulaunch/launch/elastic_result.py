@@ -7,9 +7,10 @@ import json
 from cpulaunch.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
 from cpulaunch.launch.elastic_files import report_file
 from cpulaunch.launch.elastic_output import JobOutput
+from cpulaunch.launch.error_file import RankError
 from cpulaunch.launch.output import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.result import LaunchResult, WorkerResult, signal_words
-from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.plan.model import JobPlan
 from cpulaunch.record import fields
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ def read_report(directory: str) -> dict[str, Any] | None:
 
 
 def job_result(
-    plan: LaunchPlan, agent: LaunchResult, *, report: Mapping[str, Any] | None, output: JobOutput
+    job: JobPlan, agent: LaunchResult, *, report: Mapping[str, Any] | None, output: JobOutput
 ) -> LaunchResult:
     """How the ranks ended, from how the agent did. Raises: LaunchError or UsageError, the agent's or about it."""
     if report is None or agent.trouble is not None:
@@ -47,6 +48,7 @@ def job_result(
         exit_code=agent.exit_code,
         workers=workers,
         first_failure=workers[0].index if workers and agent.ended_by is None else None,
+        attempts=(report.get("restarts", 0) + 1, job.max_restarts + 1),
     )
 
 
@@ -66,7 +68,7 @@ def _without_report(agent: LaunchResult) -> LaunchResult:
 
 def _worker(failure: Mapping[str, Any], output: JobOutput) -> WorkerResult:
     code, local_rank = failure["exitcode"], failure["local_rank"]
-    log = failure["log"]
+    log, error = failure["log"], failure["traceback"]
     return WorkerResult(
         index=local_rank,
         pid=failure["pid"],
@@ -75,6 +77,8 @@ def _worker(failure: Mapping[str, Any], output: JobOutput) -> WorkerResult:
         last_lines=_tail(log) if log else output.ranks[local_rank][-1].last_lines(),
         log=log,
         ended_at=failure["timestamp"],
+        rank=failure["rank"],
+        error=None if error is None else RankError(text=error, timestamp=failure["timestamp"]),
     )
 
 

@@ -62,7 +62,7 @@ class Network:
         self.runs = []
 
     def open(self):
-        for host, address in (("a", "10.77.0.1"), ("b", "10.77.0.2")):
+        for host in ("a", "b"):
             self._ip("netns", "add", self._namespace(host))
             self._ip("-n", self._namespace(host), "link", "set", "lo", "up")
         a, b = f"{self.id}a", f"{self.id}b"
