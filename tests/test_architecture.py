@@ -110,7 +110,10 @@ HEAVY = (
     "pathlib",
     "subprocess",
 )
-HOT_PATH = "import cpulaunch.cli.main, cpulaunch.cli.run, cpulaunch.launch.replace, cpulaunch.preset_table"
+HOT_PATH = (
+    "import cpulaunch.cli.main, cpulaunch.cli.run, cpulaunch.launch.replace, cpulaunch.preset_table, "
+    "cpulaunch.schedulers.layer, cpulaunch.plan.ranked, cpulaunch.cli.pet_variables"
+)
 
 
 def test_a_launch_imports_little():
