@@ -20,6 +20,8 @@ BACKENDS = {"slurm": slurm.started, "mpi": mpi.started, "pbs": pbs.started}
 LOOPBACK = "127.0.0.1"
 INDEPENDENT = ("instances", "cores_per_instance", "instance_index")
 """Settings of independent copies: whoever asks for them does not mean one job."""
+STARTED_OTHERWISE = ("RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+"""Variables of torchrun and its like, of Open MPI's mpirun and of Hydra's, which srun does not set."""
 CHOOSING = frozenset(("cpus", "numa_nodes"))
 """Settings that say which CPUs to use, whatever the scheduler bound this process to."""
 AGENTS_ONLY = ("max_restarts", "redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters")
@@ -45,12 +47,15 @@ def scheduler_layer(environ: Mapping[str, str], chosen: Mapping[str, Any], machi
 def scheduler_meant(environ: Mapping[str, str], chosen: Mapping[str, Any]) -> str | None:
     """Whose variables count: the scheduler asked for, or Slurm inside a step that looks like a job of ranks.
 
-    A process that is a rank already (RANK is set) is not made one again.
+    A process that is a rank already (RANK is set) is not made one again, and where mpirun started it inside a step
+    of its own daemons, Slurm's variables are theirs.
     """
     asked = str(chosen.get("scheduler", "auto"))
     if asked != "auto":
         return None if asked == "none" else asked
-    if "RANK" in environ or not slurm.in_step(environ) or any(name in chosen for name in INDEPENDENT):
+    if any(name in environ for name in STARTED_OTHERWISE) or any(name in chosen for name in INDEPENDENT):
+        return None
+    if not slurm.in_step(environ):
         return None
     distributed = any(name in chosen for name in JOB_SETTINGS)
     return "slurm" if distributed or slurm.tasks_in_step(environ) > 1 else None

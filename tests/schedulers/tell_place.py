@@ -4,7 +4,16 @@ import json
 import os
 import sys
 
-TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMP_NUM_THREADS")
+TOLD = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "OMP_NUM_THREADS",
+    "GLOO_SOCKET_IFNAME",
+)
 answer = {name: os.environ.get(name) for name in TOLD} | {
     "cpus": sorted(os.sched_getaffinity(0)),
     "host": os.uname().nodename,

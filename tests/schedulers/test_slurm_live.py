@@ -1,11 +1,12 @@
 """A real Slurm on this machine: two nodes of two CPUs, started and ended by scripts/slurm-cluster."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.schedulers.live import answers, processes_of, slurm
+from tests.schedulers.live import HERE, answers, processes_of, slurm
 
 pytestmark = pytest.mark.root
 
@@ -32,6 +33,8 @@ def test_tasks_of_a_host_become_ranks_bound_as_slurm_or_cpulaunch_says(tmp_path:
     assert [(one["LOCAL_RANK"], one["host"]) for one in told] == [("0", "n1"), ("1", "n1"), ("0", "n2"), ("1", "n2")]
     assert {(one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"], one["MASTER_ADDR"]) for one in told} == {("4", "2", "n1")}
     assert [one["cpus"] for one in told] == [[0], [1]] * 2
+    # The way to 10.0.0.1 inside the cluster: an address that `lo` has under a label.
+    assert {one["GLOO_SOCKET_IFNAME"].partition(":")[0] for one in told} == {"lo"}
 
 
 def test_shells_of_an_allocation_are_no_tasks_of_it(tmp_path: Path) -> None:
@@ -64,9 +67,37 @@ def test_a_task_on_one_cpu_of_a_larger_job_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_a_failing_ranks_code_is_sruns(tmp_path: Path) -> None:
-    done = slurm("srun -N1 -n2 cpulaunch $TELL", tmp_path, FAILING_RANK="1")
+    program = shutil.copy(HERE / "tell_place.py", tmp_path / "known_by_its_path.py")
+    done = slurm(f"srun -N1 -n2 cpulaunch {program}", tmp_path, FAILING_RANK="1")
     assert done.returncode == 7, done.stderr
     assert processes_of(str(tmp_path)) == []
+
+
+LEFT = 'import os; from tests.schedulers.live import processes_of; print(len(processes_of(os.environ["MARKER"])))'
+WAIT = """
+import signal, sys
+with open("ready", "w") as fifo:
+    fifo.write("x")
+signal.pause()
+"""
+
+
+def test_a_cancelled_job_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "wait_here.py").write_text(WAIT)
+    (tmp_path / "left.py").write_text(LEFT)
+    done = slurm(
+        """
+        mkfifo ready
+        srun -N1 -n1 -c2 --job-name=waiting cpulaunch --nproc-per-node 2 $MARKER &
+        head -c 2 <>ready >/dev/null
+        scancel --name=waiting
+        wait $!
+        python3 left.py
+        """,
+        tmp_path,
+        MARKER="wait_here.py",
+    )
+    assert done.stdout == "0\n", done.stdout + done.stderr
 
 
 def test_scheduler_none_leaves_tasks_alone(tmp_path: Path) -> None:
@@ -104,9 +135,7 @@ def test_two_hosts_train_together(tmp_path: Path, options: str) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_failing_rank_ends_the_job_on_both_hosts(tmp_path: Path) -> None:
-    left = 'import os; from tests.schedulers.live import processes_of; print(len(processes_of(os.environ["TRAIN"])))'
-    (tmp_path / "left.py").write_text(left)
-    done = slurm(
-        "srun -N2 -n2 cpulaunch --nproc-per-node 1 $TRAIN; echo code $?; python3 left.py", tmp_path, FAILING_RANK="1"
-    )
+    (tmp_path / "left.py").write_text(LEFT)
+    script = "srun -N2 -n2 cpulaunch --nproc-per-node 1 $TRAIN; echo code $?; python3 left.py"
+    done = slurm(script, tmp_path, FAILING_RANK="1", MARKER="train_ranks.py")
     assert done.stdout.splitlines()[-2:] == ["code 7", "0"], done.stdout + done.stderr
