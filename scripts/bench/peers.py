@@ -64,7 +64,7 @@ def _python(*flags: str, environment: str | None = None) -> Launch:
 def _cpulaunch(*flags: str, several: bool) -> Launch:
     def launch(program: Sequence[str], scene: Scene) -> Peer:
         count = ("--instances", str(scene.instances)) if several else ()
-        argv = (_tool("cpulaunch"), *count, *flags, *program)
+        argv = (tool("cpulaunch"), *count, *flags, *program)
         return Peer(commands=(Command(argv=argv),), copies=scene.instances if several else 1)
 
     return launch
@@ -95,7 +95,7 @@ def _activated(programs: Path) -> dict[str, str]:
 
 
 def _torchrun(program: Sequence[str], scene: Scene) -> Peer:
-    argv = (_tool("torchrun"), "--standalone", "--nproc-per-node", str(scene.instances), *program)
+    argv = (tool("torchrun"), "--standalone", "--nproc-per-node", str(scene.instances), *program)
     return Peer(commands=(Command(argv=argv),), copies=scene.instances)
 
 
@@ -127,7 +127,8 @@ def _hand_written_environment(threads: int) -> dict[str, str]:
     return environment | ({"LD_PRELOAD": ":".join(found)} if found else {})
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
+    """The path of a program of the environment under test."""
     return str(BIN / name)
 
 

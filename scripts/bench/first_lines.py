@@ -1,0 +1,69 @@
+"""How soon a job of two ranks prints its first line: a program that only prints, and one that adds a number first."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from commands import BenchError, Command, end, start
+from interleave import Spread, measure_rounds, paired_ratios, spread
+from peers import tool
+
+HERE = Path(__file__).parent
+LAUNCHERS = ("torchrun", "cpulaunch")
+PROGRAMS = {"first line": "noop.py", "first all-reduce": "meet.py"}
+VARIANTS = tuple(f"{launcher}, {what}" for what in PROGRAMS for launcher in LAUNCHERS)
+
+
+def job_command(variant: str) -> Command:
+    """The command line of a variant: both launchers get the same words."""
+    launcher, what = variant.split(", ")
+    return Command(argv=(tool(launcher), "--nproc-per-node", "2", str(HERE / PROGRAMS[what])))
+
+
+def first_line_milliseconds(command: Command) -> float:
+    """From the start of the command to its first line on stdout. Raises: BenchError if it failed or printed none."""
+    with tempfile.TemporaryFile("w+") as errors:
+        begin = time.perf_counter()
+        process = start(command, output=subprocess.PIPE, errors=errors)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            taken = time.perf_counter() - begin
+            process.stdout.read()
+            code = process.wait()
+        finally:
+            end(process)
+        if code or not line:
+            errors.seek(0)
+            raise BenchError(f"exit code {code}, first line {line!r}: {command}\n{errors.read()[-1000:]}")
+    return taken * 1e3
+
+
+def measure_first_lines(rounds: int) -> dict[str, list[float]]:
+    """Variant -> milliseconds of each round, after one unmeasured start of each. Raises: BenchError."""
+
+    def measure(variant: str) -> float:
+        return first_line_milliseconds(job_command(variant))
+
+    for variant in VARIANTS:
+        measure(variant)
+    return measure_rounds(VARIANTS, measure, rounds=rounds)
+
+
+def compare_first_lines(samples: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Spread]]:
+    """Variant -> its milliseconds, and how many times sooner than torchrun the same program got there."""
+    return {
+        variant: {
+            "first_line_ms": spread(values),
+            "times_sooner_than_torchrun": spread(paired_ratios(samples[_reference(variant)], values)),
+        }
+        for variant, values in samples.items()
+    }
+
+
+def _reference(variant: str) -> str:
+    return f"torchrun, {variant.split(', ')[1]}"
