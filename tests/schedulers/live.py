@@ -37,7 +37,7 @@ def slurm(script: str, folder: Path, **environ: str) -> subprocess.CompletedProc
         timeout=TIMEOUT,
         check=False,
     )
-    if done.returncode == NOT_STARTED and done.stderr.startswith("slurm-cluster: missing"):
+    if done.returncode == NOT_STARTED and done.stderr.startswith(("slurm-cluster: missing", "slurm-cluster: needs")):
         pytest.skip(done.stderr.strip())
     return done
 
