@@ -15,6 +15,12 @@ from cpulaunch.worker.events import tell
 from cpulaunch.worker.precision import DTYPES, Precision, widened
 from cpulaunch.worker.trouble import degraded
 
+_tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_compiling
+_dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_eval_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+_is_grad_enabled = torch.is_grad_enabled
+"""Looked up once: a call's weights have driven what the next call looks up out of the CPU's caches."""
+
 
 def wanted(settings: TorchSettings, *, barrier: bool) -> bool:
     """Whether any setting needs the calls of modules."""
@@ -110,12 +116,15 @@ class _Around:
             self.place.inside = False
 
     def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with ExitStack() as contexts:
-            if self._settings.inference_mode and torch.is_grad_enabled() and not module.training:
-                contexts.enter_context(torch.no_grad())
-            if self._layout is not None and self._layout.changes(module):
-                return self._layout.first_call(module, lambda: self._captured(module, args, kwargs))
-            return self._captured(module, args, kwargs)
+        if self._settings.inference_mode and _is_grad_enabled() and not module.training:
+            with torch.no_grad():
+                return self._laid_out(module, args, kwargs)
+        return self._laid_out(module, args, kwargs)
+
+    def _laid_out(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._layout is not None and self._layout.changes(module):
+            return self._layout.first_call(module, lambda: self._captured(module, args, kwargs))
+        return self._captured(module, args, kwargs)
 
     def _captured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._captures is None:
@@ -155,13 +164,13 @@ class _Around:
 
 def _is_transparent(module: nn.Module) -> bool:
     """Whether this call is part of something that must see the module itself: tracing, compiling, transforms, modes."""
-    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+    if _tracing_state() is not None or _is_compiling():
         return True
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if _dispatch_modes() or _transforms() is not None:
         return True
     if isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None:
         return True
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    callback = _eval_frame_callback()
     return bool(callback) or type(module).__name__ == "OptimizedModule"
 
 

@@ -183,7 +183,7 @@ def test_a_graph_that_computes_something_else_is_not_used(tmp_path: Path, monkey
         def __init__(self, right: nn.Module) -> None:
             self.right, self.graph = right, right.graph
 
-        def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
             return tuple(output + 1 for output in self.right(*inputs))
 
     monkeypatch.setattr(torch.jit, "freeze", lambda traced: Wrong(freeze(traced)))
@@ -202,7 +202,7 @@ def test_a_graph_that_fails_later_is_given_up(tmp_path: Path, monkeypatch, capfd
         def __init__(self, right: nn.Module) -> None:
             self.right, self.graph = right, right.graph
 
-        def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
             if failing:
                 raise RuntimeError("vector::_M_range_check")
             return self.right(*inputs)

@@ -28,10 +28,13 @@ SETTINGS = {
     "CCL_WORKER_OFFLOAD": "0",
     "CCL_LOG_LEVEL": "error",
     "CCL_PROCESS_LAUNCHER": "none",
+    "IPATH_NO_BACKTRACE": "1",
+    "HFI_NO_BACKTRACE": "1",
 }
 """Set where the user has not: memory shared on one host, and no thread of oneCCL's that fights ranks for cores.
 
 Source: oneCCL, environment variables; measured on two cores, its own thread makes small messages 1,000 times slower.
+The last two keep libraries of fabrics that libfabric tries (psm, psm2) from taking signals away from Python.
 """
 FROM_THE_LAUNCH = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
 """What oneCCL wants to know of this host's ranks, and the variable of torch's launchers that says it."""

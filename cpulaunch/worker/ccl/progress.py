@@ -62,7 +62,7 @@ class CclWork(Work):
             future = self._future
         self._finished.release()
         if future is not None:
-            self._settle(future)
+            _settling.put(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """True when the collective is done. Raises: what went wrong; PeerLostError if it takes longer than allowed."""
@@ -118,14 +118,45 @@ class CclWork(Work):
                 self._future = torch.futures.Future()
             settled = self._is_finished and first
         if settled:
-            self._settle(self._future)
+            self.settle()
         return self._future
 
-    def _settle(self, future: Any) -> None:
+    def settle(self) -> None:
+        """Effect: the future is done, and what the program hung on it is called."""
         if self._error is None:
-            future.set_result(self._result)
+            self._future.set_result(self._result)
         else:
-            future.set_exception(self._error)
+            self._future.set_exception(self._error)
+
+
+class Settling:
+    """Threads that settle futures: as many as wait for one another, because what hangs on a future may wait too.
+
+    PowerSGD's hook reduces again, and waits for it, in what it hangs on its first reduction.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._works: SimpleQueue[CclWork] = SimpleQueue()
+
+    def put(self, work: CclWork) -> None:
+        """Effect: the work's future is settled soon, in another thread."""
+        with self._lock:
+            start = self._idle == 0
+            self._idle -= 0 if start else 1
+        self._works.put(work)
+        if start:
+            threading.Thread(target=self._settle_all, name="ccl futures", daemon=True).start()
+
+    def _settle_all(self) -> None:
+        while True:
+            self._works.get().settle()
+            with self._lock:
+                self._idle += 1
+
+
+_settling = Settling()
 
 
 class Lane:

@@ -68,12 +68,22 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
         _check_sharing(call, weights, eager, graph, run(call))
     return Captured(
         run=run,
-        holds=lambda other: answer.holds(other.module, other.args, other.kwargs),
+        holds=_guarding(answer),
         error=error,
         seconds=time.perf_counter() - started,
         bytes=frozen.bytes,
         low_precision=low,
     )
+
+
+def _guarding(answer: Answer) -> Callable[[Call], bool]:
+    """Whether the answer's graph is right for a call."""
+    check = answer.guards.check
+
+    def holds(call: Call, alive: Answer = answer) -> bool:
+        return bool(check({"module": call.module, "args": call.args, "kwargs": call.kwargs}))
+
+    return holds
 
 
 def _eager_spec(eager: Any, asked: Spec) -> Spec:
@@ -89,6 +99,8 @@ def _eager_spec(eager: Any, asked: Spec) -> Spec:
 
 def _runner(answer: Answer, spec: Spec, outputs_of: Callable[..., tuple[Tensor, ...]]) -> Callable[[Call], Any]:
     places = answer.results
+    if spec == ("tensor",) and places[0] >= 0:
+        return lambda call: outputs_of(*call.inputs)[places[0]]
 
     def run(call: Call) -> Any:
         outputs = outputs_of(*call.inputs)

@@ -16,7 +16,7 @@ from cpulaunch.torch_settings import TorchSettings
 from cpulaunch.worker.events import tell
 from cpulaunch.worker.graph.capture import Call, Captured, MismatchError, best_seconds, changes_tensors, check
 from cpulaunch.worker.graph.question import RefusedError
-from cpulaunch.worker.graph.structure import UnknownStructureError, key_of, take_apart, words
+from cpulaunch.worker.graph.structure import UnknownStructureError, key_of, key_of_tensors, take_apart, words
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.trouble import degraded
 
@@ -63,6 +63,9 @@ class Captures:
             return eager(False)
         if state.finished:
             return eager(state.open)
+        key = key_of_tensors(args, kwargs)
+        if key is not None:
+            return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=list(args)), eager)
         inputs: list[torch.Tensor] = []
         try:
             key = key_of(take_apart((args, kwargs), inputs), inputs)
@@ -106,12 +109,16 @@ class Captures:
     def _with_key(self, state: State, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
         if state.weights is not None and not state.weights.unchanged():
             self._forget(state)
+        recent = state.recent
+        if recent is not None and recent[0] == key and recent[1].holds(call):
+            return self._run(state, recent[1], call, eager)
         if key in state.refused:
             return eager(True)
         if key in state.left:
             return eager(False)
         for captured in state.captures.get(key, ()):
             if captured.holds(call):
+                state.recent = (key, captured)
                 return self._run(state, captured, call, eager)
         if not state.wants(key, self.settings.graph_signatures) or not self._making.acquire(blocking=False):
             return eager(state.open)
@@ -238,7 +245,7 @@ class Captures:
 class State:
     """What is known of one module. `open`: the modules below it are tried; `finished`: it is eager for good.
 
-    Of signatures: `captures` are used, `refused` cannot be captured, `left` had better not.
+    Of signatures: `captures` are used, `refused` cannot be captured, `left` had better not; `recent` was used last.
     """
 
     def __init__(self, module: nn.Module, *, outermost: bool) -> None:
@@ -246,6 +253,7 @@ class State:
         self.name = type(module).__name__
         self.outermost = outermost
         self.captures: dict[tuple[Any, ...], list[Captured]] = {}
+        self.recent: tuple[tuple[Any, ...], Captured] | None = None
         self.verified: dict[int, int] = {}
         self.refused: set[tuple[Any, ...]] = set()
         self.left: set[tuple[Any, ...]] = set()
@@ -277,6 +285,7 @@ class State:
 
     def drop(self) -> None:
         """Effect: nothing is captured any more."""
+        self.recent = None
         self.captures.clear()
         self.left.clear()
         self.verified.clear()

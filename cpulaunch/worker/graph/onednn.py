@@ -55,9 +55,10 @@ def freeze(
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = torch.jit.freeze(traced)
         for _ in range(WARM_UP_CALLS):
-            frozen(*examples)
+            frozen.forward(*examples)
     own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
-    run = frozen if used == tuple(range(len(inputs))) else _choosing(frozen, used)
+    forward = frozen.forward  # Without what nn.Module does around it: a graph has no hooks.
+    run = forward if used == tuple(range(len(inputs))) else _choosing(forward, used)
     return Frozen(run=run, bytes=_constant_bytes(frozen, own))
 
 

@@ -44,10 +44,6 @@ class Answer:
     guards: Any
     code: types.CodeType
 
-    def holds(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the graph is right for this call."""
-        return bool(self.guards.check({"module": module, "args": args, "kwargs": kwargs}))
-
 
 def _template(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return module(*args, **kwargs)

@@ -135,6 +135,16 @@ def rebuild(spec: Spec, tensors: list[Any]) -> Any:
     return put_together(spec, tensors[::-1])
 
 
+def key_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What `key_of` says, for calls with nothing but plain tensors by position; None for any other."""
+    if kwargs or not all(type(value) is Tensor for value in args):
+        return None
+    try:
+        return tuple([(tensor.shape, tensor.dtype, tensor.stride(), tensor.is_cpu) for tensor in args])
+    except (RuntimeError, NotImplementedError):  # Sparse and nested tensors have no strides.
+        return None
+
+
 def key_of(spec: Spec, tensors: list[Tensor]) -> tuple[Any, ...] | None:
     """What two calls have in common that may share a capture; None if it cannot be compared."""
     try:
