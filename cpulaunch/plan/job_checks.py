@@ -146,8 +146,9 @@ def check_watched(request: LaunchRequest, *, native: bool) -> None:
     """Raises: UsageError if something is to be told of all ranks that only cpulaunch's own engine can tell."""
     for name in ("report", "metric", "start_barrier"):
         if not native and getattr(request.settings, name):
+            alone = "for ranks that a scheduler starts one by one"
             raise UsageError(
-                "not available for a job of several hosts",
+                f"not available {'for a job of several hosts' if request.member is None else alone}",
                 value=f"--{name.replace('_', '-')}",
                 source=setting_source(request, name),
                 hint="it works with the ranks of one host",

@@ -24,7 +24,7 @@ STARTED_OTHERWISE = ("RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 """Variables of torchrun and its like, of Open MPI's mpirun and of Hydra's, which srun does not set."""
 CHOOSING = frozenset(("cpus", "numa_nodes"))
 """Settings that say which CPUs to use, whatever the scheduler bound this process to."""
-AGENTS_ONLY = ("max_restarts", "redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters")
+AGENTS_ONLY = ("max_restarts", "redirects", "tee", "duplicate_stdout_filters", "duplicate_stderr_filters")
 """Settings that only a launcher which stays beside its ranks can carry out."""
 
 

@@ -112,6 +112,11 @@ def test_whose_output_is_shown(flags, rank, show):
     assert plan.replaces_launcher is (show is None)
 
 
+def test_what_only_a_launcher_can_tell_is_refused():
+    with pytest.raises(UsageError, match="for ranks that a scheduler starts one by one"):
+        member_plan(task(0, tasks="2"), "--report -")
+
+
 def test_each_host_is_an_agent_where_srun_starts_one_process_on_each():
     plan = member_plan(task(1), "--nproc-per-node numa")
     assert plan.job is not None
