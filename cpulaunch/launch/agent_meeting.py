@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 from cpulaunch.endpoint import split_endpoint
@@ -29,7 +30,10 @@ READ_SECONDS = 60.0
 
 LOOK_SECONDS = 0.1
 FAREWELL_SECONDS = 2.0
-REFUSED, ARRIVED, TOLD = "cpulaunch/refused", "cpulaunch/arrived", "cpulaunch/told"
+PRESENT, ARRIVED = "cpulaunch/present", "cpulaunch/arrived"
+"""How many hosts came, and how many of them agree with the first."""
+REFUSED, TOLD = "cpulaunch/refused", "cpulaunch/told"
+"""Why the job is not to be, and how many hosts know."""
 
 
 class Meeting:
@@ -191,10 +195,11 @@ def _compare(store: Any, key: str, option: str, mine: str) -> None:
 def _agree(store: Any, meeting: Meeting) -> None:
     """Effect: every host of a static job is there, each with its own number. Raises: LaunchError on all of them."""
     try:
-        store.add(ARRIVED, 1)
+        store.add(PRESENT, 1)
         _compare(store, "cpulaunch/nnodes", "--nnodes", meeting.nnodes)
         _compare(store, "cpulaunch/run_id", "--rdzv-id", meeting.run_id)
         _claim_number(store, meeting)
+        store.add(ARRIVED, 1)
         _wait_for_all(store, meeting)
     except CpulaunchError as error:
         if not isinstance(error, _RefusedError):
@@ -238,10 +243,12 @@ def _wait_for_all(store: Any, meeting: Meeting) -> None:
 def _take_leave(store: Any, meeting: Meeting) -> None:
     """Effect: the host that serves the store stays until the others know, but not for long."""
     deadline = time.monotonic() + FAREWELL_SECONDS
-    told = store.add(TOLD, 1)
-    while meeting.host_rank == 0 and told < store.add(ARRIVED, 0) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
-        told = store.add(TOLD, 0)
+    with suppress(RuntimeError):  # The store is gone; why it was left is what counts.
+        present = store.add(PRESENT, 0)
+        told = store.add(TOLD, 1)
+        while meeting.host_rank == 0 and told < present and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            told = store.add(TOLD, 0)
 
 
 def too_few_hosts(meeting: Meeting, *, arrived: int | None = None) -> LaunchError:

@@ -83,6 +83,11 @@ class Network:
     def _namespace(self, host):
         return f"{self.id}{host}"
 
+    def listeners(self, host):
+        """The TCP sockets that listen on a host, and whose they are, as `ss` prints them."""
+        command = ["ip", "netns", "exec", self._namespace(host), "ss", "-Htlnp"]
+        return subprocess.run(command, capture_output=True, check=True).stdout
+
     def start(self, host, *command, env=None):
         """A command on a host; its own pid is the run's."""
         run = Run(self, host, len(self.runs), ["ip", "netns", "exec", self._namespace(host), *command], env or {})

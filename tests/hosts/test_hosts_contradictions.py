@@ -1,0 +1,112 @@
+"""What hosts of one job may get wrong: each is an error that says so, in time, and leaves nothing anywhere."""
+
+import signal
+import sys
+
+import pytest
+from two_hosts import HERE, eventually, marked
+
+pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.slow]
+
+SHOW = [HERE / "show_variables.py", "RANK"]
+STATIC = ["--master-addr", "10.77.0.1", "--rdzv-conf", "join_timeout=60"]
+C10D = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400"]
+
+
+def assert_nothing_left(network, *runs):
+    for run in runs:
+        run.gone()
+    assert not list(network.dir.glob("cpulaunch-*"))
+    assert not list(network.dir.glob("torchelastic_*"))
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "said"),
+    [
+        (["--nnodes", 2, "--node-rank", 0], ["--nnodes", 3, "--node-rank", 1], "the hosts disagree on --nnodes"),
+        (["--nnodes", 2, "--node-rank", 0], ["--nnodes", 2, "--node-rank", 0], "two hosts have the same number"),
+        (
+            ["--nnodes", 2, "--node-rank", 0, "--rdzv-id", "one"],
+            ["--nnodes", 2, "--node-rank", 1, "--rdzv-id", "other"],
+            "the hosts disagree on --rdzv-id",
+        ),
+    ],
+    ids=["nnodes", "node-rank", "rdzv-id"],
+)
+def test_a_contradiction_ends_a_static_job_on_both_hosts(network, of_a, of_b, said):
+    a = network.cpulaunch("a", *of_a, *STATIC, *SHOW)
+    b = network.cpulaunch("b", *of_b, *STATIC, *SHOW)
+    assert (a.wait(), b.wait()) == (125, 125)
+    assert said in a.err
+    assert said in b.err
+    assert "Traceback" not in a.err + b.err
+    assert a.reports == b.reports == []
+    assert_nothing_left(network, a, b)
+
+
+def test_a_newcomer_with_another_nnodes_is_refused_and_the_others_wait_on(network):
+    a = network.cpulaunch("a", "--nnodes", 2, *C10D, "--rdzv-conf", "join_timeout=8", *SHOW)
+    eventually(lambda: b"python" in network.listeners("a"), f"a store on host a: {a.err}")
+    b = network.cpulaunch("b", "--nnodes", 3, *C10D, *SHOW)
+    assert b.wait() == 125
+    assert "the hosts disagree on --nnodes: 3 here, 2 on the host that came first" in b.err
+    assert a.wait() == 125
+    assert "not all hosts came: --nnodes 2" in a.err
+    assert "join_timeout" in a.err
+    assert "Traceback" not in a.err + b.err
+    assert_nothing_left(network, a, b)
+
+
+def test_an_endpoint_that_nobody_answers_at_is_named_within_join_timeout(network):
+    b = network.cpulaunch("b", "--nnodes", 2, *C10D, "--rdzv-conf", "join_timeout=1", *SHOW)
+    alone = network.cpulaunch("b", "--nnodes", 2, "--node-rank", 1, *STATIC[:2], "--rdzv-conf", "join_timeout=1", *SHOW)
+    assert (b.wait(), alone.wait()) == (125, 125)
+    assert "error: the rendezvous endpoint cannot be reached: 10.77.0.1:29400 (Connection refused, for 1 s)" in b.err
+    assert "10.77.0.1:29500" in alone.err
+    assert_nothing_left(network, b, alone)
+
+
+def test_a_host_name_that_does_not_resolve_is_named(network):
+    options = ["--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", "no-such-host.invalid:29400"]
+    b = network.cpulaunch("b", *options, "--rdzv-conf", "join_timeout=1", *SHOW)
+    assert b.wait() == 125
+    assert "error: host name does not resolve: no-such-host.invalid (--rdzv-endpoint" in b.err
+    assert_nothing_left(network, b)
+
+
+def test_a_host_that_waits_for_others_ends_at_once_by_ctrl_c(network):
+    a = network.cpulaunch("a", "--nnodes", 2, *C10D, *SHOW)
+    eventually(lambda: b"python" in network.listeners("a"), f"a store on host a: {a.err}")
+    a.process.send_signal(signal.SIGINT)
+    assert a.wait() == 130
+    assert_nothing_left(network, a)
+
+
+def test_a_taken_port_of_the_master_is_named_with_its_holder(network):
+    code = "import socket; s = socket.create_server(('', 29500)); print('{}', flush=True); s.accept(); s.accept()"
+    holder = network.start("a", sys.executable, "-c", code)
+    eventually(lambda: holder.reports, "a listener")
+    a = network.cpulaunch("a", "--nnodes", 2, "--node-rank", 0, *STATIC, *SHOW)
+    assert a.wait() == 125
+    assert "error: the rendezvous port cannot be listened on: 29500 (taken by " in a.err
+    assert f"pid {holder.process.pid}" in a.err
+    assert_nothing_left(network, a)
+    assert marked(holder.mark)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rdzv-backend", "etcd"], "pip install python-etcd"),
+        (["--rdzv-backend", "nosuch"], "'nosuch' is not registered"),
+        (["--logs-specs", "nosuch"], "no such log specification: nosuch (--logs-specs)"),
+        (["--event-log-handler", "nosuch"], "no such handler of events: nosuch (--event-log-handler)"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_what_torch_has_not_is_a_usage_error(network, options, said):
+    a = network.cpulaunch("a", "--nnodes", 2, "--rdzv-endpoint", "10.77.0.1:29400", *options, *SHOW)
+    assert a.wait() == 2
+    assert said in a.err
+    assert "Traceback" not in a.err
+    assert_nothing_left(network, a)
