@@ -1,7 +1,7 @@
 """`--emit k8s`: a manifest for Kubernetes: Kubeflow's PyTorchJob for ranks, a plain Job for anything else.
 
-Source: Kubeflow training operator 1.8, docs of PyTorchJob v1 (the operator sets PET_NNODES, PET_NODE_RANK,
-PET_NPROC_PER_NODE, PET_MASTER_ADDR, PET_MASTER_PORT, or PET_RDZV_* with an elasticPolicy); Kubernetes, "Control CPU
+Source: Kubeflow training operator 1.9, pkg/controller.v1/pytorch (it sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR,
+PET_MASTER_PORT, PET_NPROC_PER_NODE, "auto" if unsaid, or PET_RDZV_* with an elasticPolicy); Kubernetes, "Control CPU
 Management Policies on the Node" (whole CPUs with requests equal to limits are exclusive ones).
 """
 
@@ -25,7 +25,7 @@ from cpulaunch.host import Host
 from cpulaunch.plan.model import JobPlan, LaunchPlan
 
 IMAGE = "REPLACE-WITH-AN-IMAGE-THAT-HAS-TORCH-AND-CPULAUNCH"
-OPERATORS = (*MEETING, "nnodes", "standalone", "rdzv_backend", "rdzv_conf")
+OPERATORS = (*MEETING, "nnodes", "standalone", "rdzv_backend")
 """Settings that the operator says by its PET_ variables."""
 GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/xe"}
 COUNTED = ("auto", "cpu", "gpu")

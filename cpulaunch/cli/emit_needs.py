@@ -125,10 +125,12 @@ def left_out(line: CommandLine, names: Iterable[str]) -> list[str]:
 
 
 def job_name(program: Program) -> str:
-    """A name for the job made of the program's: small letters, digits and dashes, at most 50.
+    """A name for the job made of the program's: small letters, digits and dashes, a letter first, at most 50.
 
-    Source: Kubernetes, "Object Names and IDs" (RFC 1123 labels; pods append to it).
+    Source: Kubernetes, "Object Names and IDs" (RFC 1035 labels, which a PyTorchJob's services need; pods append to it).
     """
     stem = program.target.rstrip("/").rpartition("/")[2].removesuffix(".py").lower()
     name = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in stem).strip("-")
-    return name[:50].strip("-") or "cpulaunch"
+    if not name[:1].isalpha():
+        name = f"job-{name}" if name else "cpulaunch"
+    return name[:50].strip("-")

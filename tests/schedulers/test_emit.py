@@ -12,6 +12,7 @@ from cpulaunch.cli.arguments import parse_command_line
 from cpulaunch.cli.emit_k8s import IMAGE, k8s_manifest
 from cpulaunch.cli.emit_needs import job_name, option
 from cpulaunch.cli.emit_slurm import slurm_script
+from cpulaunch.cli.run import command_line
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.plan.planner import make_plan
@@ -150,12 +151,37 @@ def test_a_job_of_ranks_is_a_pytorchjob():
         assert pod["terminationGracePeriodSeconds"] == 35
 
 
+def test_what_the_operator_sets_makes_the_same_job():
+    """Source: training operator 1.9, pkg/controller.v1/pytorch/envvar.go."""
+    made = manifest("--nproc-per-node 2 --nnodes 3 --master-addr a train.py")
+    replicas = [("Master", 0), ("Worker", 0), ("Worker", 1)]
+    for rank, (kind, _) in enumerate(replicas):
+        (container,) = pods(made)[kind]["template"]["spec"]["containers"]
+        environ = {
+            "PET_NNODES": str(sum(spec["replicas"] for spec in pods(made).values())),
+            "PET_NODE_RANK": str(rank),
+            "PET_NPROC_PER_NODE": made["spec"]["nprocPerNode"],
+            "PET_MASTER_ADDR": "train-master-0",
+            "PET_MASTER_PORT": "23456",
+            "RANK": str(rank),
+        }
+        line = command_line(container["command"][1:], environ)
+        layers = [Layer(origin="cli", values=line.values), *line.layers]
+        plan = make_plan(SMT, merge(layers, program=line.program, profile=None, environ=environ))
+        assert [worker.rank for worker in plan.workers] == [2 * rank, 2 * rank + 1]
+        assert plan.job is not None
+        assert (plan.job.hosts, plan.job.rendezvous.endpoint) == ((3, 3), "train-master-0:23456")
+
+
 def test_one_host_has_no_workers():
     assert list(pods(manifest("--nproc-per-node 2 train.py"))) == ["Master"]
 
 
 def test_an_elastic_job_says_so_to_the_operator():
-    made = manifest("--nnodes 1:4 --rdzv-backend c10d --max-restarts 3 train.py")
+    made = manifest("--nnodes 1:4 --rdzv-backend c10d --rdzv-conf join_timeout=60 --max-restarts 3 train.py")
+    (container,) = pods(made)["Worker"]["template"]["spec"]["containers"]
+    assert container["command"] == ["cpulaunch", "--rdzv-conf", "join_timeout=60", "train.py"]
+    assert made["spec"]["nprocPerNode"] == "1"
     assert made["spec"]["elasticPolicy"] == {
         "rdzvBackend": "c10d",
         "minReplicas": 1,
@@ -196,7 +222,14 @@ def test_without_a_program(form):
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [("a/Train_it.py", "train-it"), ("pkg.mod", "pkg-mod"), ("…", "cpulaunch"), ("x" * 99, "x" * 50), ("-a-", "a")],
+    [
+        ("a/Train_it.py", "train-it"),
+        ("pkg.mod", "pkg-mod"),
+        ("…", "cpulaunch"),
+        ("x" * 99, "x" * 50),
+        ("-a-", "a"),
+        ("7b.py", "job-7b"),
+    ],
 )
 def test_names_kubernetes_takes(target, name):
     assert job_name(Program(kind="script", target=target)) == name
