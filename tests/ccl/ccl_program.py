@@ -1,5 +1,6 @@
 """A rank of the tests: runs the checks of a module one after another and says how each went, one JSON line a check."""
 
+import faulthandler
 import importlib
 import json
 import sys
@@ -33,4 +34,5 @@ def main(module: str) -> None:
     dist.destroy_process_group()
 
 
+faulthandler.dump_traceback_later(200)  # Where a rank hangs, should one.
 main(sys.argv[1])

@@ -6,6 +6,7 @@ once. So ranks that are in several groups must call them in the same order, as w
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from datetime import timedelta
@@ -27,6 +28,18 @@ GRACE_GLANCES = 3
 """How many looks at a rank that has ended it takes to give up on data that may still be on its way."""
 
 _future_lock = threading.Lock()
+_ending: list[int] = []
+
+
+def _end_without_unloading() -> None:
+    """Effect: when the process exits, with whatever code, libraries are not cleaned up: a call that never returns is
+    still in one of them, and would end in a segmentation fault.
+
+    Source: on_exit(3): the last to be registered is called first, with the exit code, as _exit(2) wants it.
+    """
+    if not _ending:
+        libc = ctypes.CDLL(None)
+        _ending.append(libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None))
 
 
 class CclWork(Work):
@@ -86,6 +99,7 @@ class CclWork(Work):
                 why = PeerLostError(f"a collective was not done within {seconds:.0f} s: a rank is late, or hangs")
             if why is not None:
                 self.lane.broken = why
+                _end_without_unloading()
                 raise why
         self._finished.release()  # Others may wait too.
 

@@ -1,0 +1,26 @@
+"""Training over the backend "ccl": what people train with, each once, with gloo's losses."""
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+from ccl_ranks import LIBRARY, run_checks
+
+if LIBRARY is None or find_spec("torch") is None:
+    pytest.skip("torch and oneCCL are not both installed: pip install torch oneccl", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+CHECKS = "ccl_training"
+
+
+@cache
+def results(size: int) -> dict[str, str]:
+    return run_checks(CHECKS, size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", [*import_module(CHECKS).CHECKS, "end"])
+def test_training(name: str, size: int) -> None:
+    default = "ok" if name == "end" else "the program ended before this check"
+    assert results(size).get(name, default) == "ok"
