@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
 MOST_BYTES = 1 << 20
 
 
@@ -37,6 +38,25 @@ def read_error(path: str) -> RankError | None:
     except ValueError:
         return None
     return _error(content)
+
+
+def hand_on(source: str, target: str, *, exit_code: int) -> None:
+    """Effect: `target` holds what a rank wrote about its failure, and its exit code (minus the signal).
+
+    Nothing is done where the rank wrote nothing, or `target` cannot be written. Source: torch elastic, @record around
+    torchrun's main, dump_error_file.
+    """
+    import json
+
+    try:
+        with open(source, encoding="utf-8", errors="replace") as file:
+            content = json.loads(file.read(MOST_BYTES))
+        if isinstance(content, dict) and isinstance(content.get("message"), dict):
+            content["message"]["errorCode"] = exit_code
+        with open(target, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    except (OSError, ValueError):
+        return
 
 
 def _error(content: Any) -> RankError | None:

@@ -8,6 +8,7 @@ import errno
 import os
 
 from cpulaunch.errors import LaunchError
+from cpulaunch.launch.libc import is_linux
 from cpulaunch.record import record
 
 TYPE_CHECKING = False
@@ -29,13 +30,15 @@ class Reservation:
     alone or for both families.
     Source: Linux, net/ipv4/inet_connection_sock.c, inet_csk_find_open_port and inet_csk_bind_conflict;
     net/ipv4/inet_hashtables.c, __inet_hash_connect.
+    Elsewhere a bound socket would keep rank 0 out: the port is only chosen.
     """
 
     def __init__(self, port: int | None) -> None:
         """Raises: LaunchError if this port is taken, or none is free."""
-        self._asked = port
         self._socket = _bound(port or 0)
         self.port: int = self._socket.getsockname()[1]
+        if not is_linux():
+            self._socket.close()
 
     def __enter__(self) -> Reservation:
         return self
@@ -49,6 +52,8 @@ class Reservation:
 
         Source: Linux, inet_csk_listen_start asks for the port again, which a listening socket then refuses.
         """
+        if not is_linux():
+            return False
         try:
             self._socket.listen(0)
         except OSError as error:

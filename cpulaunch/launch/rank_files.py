@@ -62,11 +62,17 @@ def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str
         raise unwritable(log_dir, error) from None
 
 
+def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:
+    """Where an attempt's files are, made or not."""
+    return RankFiles(None if folder.path is None else os.path.join(folder.path, f"attempt_{restarts}"))
+
+
 def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int) -> RankFiles:
     """The new, empty directories of one attempt. Raises: LaunchError."""
-    if folder.path is None:
-        return RankFiles(None)
-    directory = os.path.join(folder.path, f"attempt_{restarts}")
+    files = rank_files(folder, restarts=restarts)
+    directory = files.directory
+    if directory is None:
+        return files
     if os.path.isdir(directory):
         remove_run_directory(directory)  # Of an attempt that lost its port and is made again.
     try:
@@ -75,7 +81,7 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int) -> RankFile
             os.mkdir(os.path.join(directory, str(local_rank)))
     except OSError as error:
         raise unwritable(directory, error) from None
-    return RankFiles(directory)
+    return files
 
 
 def unwritable(path: str, error: OSError) -> LaunchError:

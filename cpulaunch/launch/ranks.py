@@ -9,10 +9,10 @@ import time
 
 from cpulaunch.launch.bind import Say
 from cpulaunch.launch.descriptors import make_room, too_few
-from cpulaunch.launch.error_file import read_error
+from cpulaunch.launch.error_file import VARIABLE, hand_on, read_error
 from cpulaunch.launch.guard import Guarded, become_guarded
 from cpulaunch.launch.port import Reservation, check_address, holder_of
-from cpulaunch.launch.rank_files import RankFiles, RunFolder, make_rank_files, make_run_folder
+from cpulaunch.launch.rank_files import RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
 from cpulaunch.launch.rank_output import open_rank_wiring
 from cpulaunch.launch.result import LaunchResult, WorkerResult, how_ended
 from cpulaunch.launch.routing import open_standard_descriptors
@@ -43,7 +43,10 @@ MOST_LOST_PORTS = 3
 
 @record
 class _Run:
-    """What all attempts of a job share. `private`: the directory that is gone afterwards, if there is one."""
+    """What all attempts of a job share. `private`: the directory that is gone afterwards, if there is one.
+
+    `error_file`: where the launch itself is to tell of its failure, "" for nowhere.
+    """
 
     plan: LaunchPlan
     job: JobPlan
@@ -51,6 +54,7 @@ class _Run:
     run_id: str
     folder: RunFolder
     private: str | None
+    error_file: str
     memory_events: str | None
     say: Say
 
@@ -78,6 +82,7 @@ def launch_ranks(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
             run_id=run_id,
             folder=folder,
             private=private,
+            error_file=environ.get(VARIABLE, ""),
             memory_events=memory_events,
             say=say,
         )
@@ -109,9 +114,22 @@ def _guarded(run: _Run) -> LaunchResult:
         guarded = become_guarded(run.say, directory=run.private)
         inherited = Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit)
         _collect_garbage_from_here_on()
-        return _attempts(run, guarded, inherited)
+        result = _attempts(run, guarded, inherited)
     except OSError as error:
         raise too_few(error) from None
+    if result.first_failure is not None and run.error_file:
+        _hand_on(result, run)
+    return result
+
+
+def _hand_on(result: LaunchResult, run: _Run) -> None:
+    """Effect: whoever gave this launch an error file finds in it what the first rank to fail wrote."""
+    rank = next(each for each in result.workers if each.index == result.first_failure)
+    if rank.error is None:
+        return
+    files = rank_files(run.folder, restarts=(result.attempts or (1, 1))[0] - 1)
+    code = -rank.signal if rank.signal is not None else rank.exit_code or 0
+    hand_on(files.error_file(rank.index), run.error_file, exit_code=code)
 
 
 def _collect_garbage_from_here_on() -> None:
@@ -204,7 +222,7 @@ def _variables(run: _Run, files: RankFiles, local_rank: int, *, port: int, resta
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": run.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "TORCHELASTIC_ERROR_FILE": files.error_file(local_rank),
+        VARIABLE: files.error_file(local_rank),
     }
 
 

@@ -186,3 +186,21 @@ def test_recorded_errors_are_shown(folders):
     assert (ours.code, theirs.code) == (1, 1)
     assert ours.files.keys() == theirs.files.keys()
     assert "rank 1 (local rank 1" in ours.err
+
+
+@pytest.mark.parametrize("program", ["recorded.py", "seen.py"])
+def test_a_launch_hands_its_first_failure_on(folders, program):
+    """Schedulers set the launcher's own error file, and read there why the job failed."""
+    told = {}
+    for tool, folder in folders.items():
+        (folder / "recorded.py").write_text(RECORDED)
+        why = folder / "why.json"
+        job = run(tool, folder, [*TWO, program, "fail=1:3:9"], env={"TORCHELASTIC_ERROR_FILE": str(why)})
+        assert job.code
+        told[tool] = json.loads(why.read_text())["message"] if why.exists() else None
+    ours, theirs = told["cpulaunch"], told["torchrun"]
+    if program == "seen.py":
+        assert ours is theirs is None
+        return
+    assert (ours["message"], ours["errorCode"]) == (theirs["message"], theirs["errorCode"])
+    assert ours["extraInfo"].keys() == theirs["extraInfo"].keys()

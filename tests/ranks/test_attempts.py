@@ -83,6 +83,17 @@ def test_a_signal_after_a_failure_forbids_a_restart(launch):
     assert "started again" not in job.err
 
 
+def test_ctrl_c_ends_a_job_whatever_signals_were_chosen(launch):
+    launch.write('say(f"here.{rank}.{attempt}", os.getpid()); signal.pause()')
+    process = launch.start(*TWO, "--max-restarts", "5", "--signals-to-handle", "SIGUSR1", "job.py")
+    for rank in range(2):
+        text_of(launch.folder / f"here.{rank}.0")
+    process.send_signal(signal.SIGINT)
+    job = launch.finish(process)
+    assert job.code == 130
+    assert "started again" not in job.err
+
+
 def test_a_signal_that_is_passed_on_forbids_a_restart_if_it_usually_ends_jobs(launch):
     launch.write('say(f"here.{rank}.{attempt}", os.getpid()); signal.pause()')
     process = launch.start(*TWO, "--max-restarts", "5", "--signals-to-handle", "SIGUSR1", "job.py")
