@@ -85,7 +85,7 @@ class _Bound(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self._used, inputs, strict=True))
         arguments = [given[source] if isinstance(source, int) else source for source in self._sources]
-        with _Fusible():
+        with _Fusible([source for source in self._sources if isinstance(source, Tensor)]):
             outputs = self.graph(*arguments)
         return tuple(widened(output) for output in outputs) if self._widen else tuple(outputs)
 
@@ -95,7 +95,12 @@ class _Fusible(TorchFunctionMode):
 
     Seen with torch 2.13: a fused addmm with a vector, as in GPT-2's Conv1D, raises "vector::_M_range_check" when it is
     called; a concatenation with an empty tensor, as of an empty key-value cache, "partition compile failed".
+    And what is slow as what is fast: elements picked by several constant index tensors.
     """
+
+    def __init__(self, constants: list[Tensor]) -> None:
+        super().__init__()
+        self._constants = {id(tensor) for tensor in constants}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -106,7 +111,33 @@ class _Fusible(TorchFunctionMode):
             full = [tensor for tensor in args[0] if tensor.numel()]
             if len(full) == 1:
                 return full[0].to(_common_type(args[0]), copy=True, memory_format=torch.contiguous_format)
+        if func is Tensor.__getitem__ and (picked := self._picked(*args)) is not None:
+            return picked
         return func(*args, **kwargs)
+
+    def _picked(self, tensor: Tensor, index: Any) -> Tensor | None:
+        """`tensor[:, ..., rows, columns]` with constant indices, as DLRM picks its products; None for anything else."""
+        if type(index) is not tuple or len(index) != tensor.dim() or len(index) < 3:
+            return None
+        *before, rows, columns = index
+        if any(type(part) is not slice or part != slice(None) for part in before):
+            return None
+        if not all(id(part) in self._constants and _is_list(part) for part in (rows, columns)):
+            return None
+        return _pick(tensor, rows, columns) if rows.shape == columns.shape else None
+
+
+def _is_list(index: Tensor) -> bool:
+    return index.dtype is torch.int64 and index.dim() == 1 and index.numel() > 0
+
+
+def _pick(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """The elements at these places of the last two dimensions, by one index each; None where an index is negative."""
+    height, width = tensor.shape[-2:]
+    if any(index.min() < 0 or index.max() >= size for index, size in ((rows, height), (columns, width))):
+        return None
+    flat = tensor.flatten(-2)
+    return flat.gather(-1, (rows * width + columns).expand(*flat.shape[:-1], -1))
 
 
 def _common_type(tensors: Any) -> torch.dtype:
