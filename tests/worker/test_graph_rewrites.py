@@ -1,4 +1,4 @@
-"""`--graph onednn`: what a graph computes in another way than the program, with the same result; interrupted captures."""
+"""`--graph onednn`: what a graph computes in another way than the program, and what an interrupted capture leaves."""
 
 from collections.abc import Iterator
 from pathlib import Path
