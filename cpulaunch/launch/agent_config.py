@@ -20,15 +20,15 @@ LATER_FIELDS = {
 """Fields that not every torch since 2.5 has, and what asks for each; None: nothing is lost without."""
 
 
+TORCHS_OWN = {"signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "event_log_handler": "null"}
+"""Defaults that need no field."""
+
+
 def launch_config(job: dict[str, Any], conf: dict[str, Any], logs_specs: Any) -> Any:
     """The configuration. Raises: UsageError if this torch lacks what was asked for."""
+    import torch
     from torch.distributed.launcher.api import LaunchConfig
 
-    known = LaunchConfig.__dataclass_fields__
-    later = _later_values(job)
-    lacking = [option for name, option in LATER_FIELDS.items() if option and name in later and name not in known]
-    if lacking:
-        raise _too_old(lacking[0])
     least, most = job["hosts"]
     return LaunchConfig(
         min_nodes=least,
@@ -44,28 +44,29 @@ def launch_config(job: dict[str, Any], conf: dict[str, Any], logs_specs: Any) ->
         start_method=job["start_method"],
         local_addr=job["local_addr"],
         logs_specs=logs_specs,
-        **{name: value for name, value in later.items() if name in known},
+        **later_values(job, frozenset(LaunchConfig.__dataclass_fields__), version=torch.__version__),
     )
 
 
-def _later_values(job: dict[str, Any]) -> dict[str, Any]:
-    """Values other than torch's defaults, of fields that a torch may lack."""
-    values = {name: job[name] for name in LATER_FIELDS}
-    usual = {"signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "event_log_handler": "null"}
-    return {
-        name: value for name, value in values.items() if value not in (None, False, []) and value != usual.get(name)
+def later_values(job: dict[str, Any], known: frozenset[str], *, version: str) -> dict[str, Any]:
+    """The job's values, where they are not torch's own, of fields that a torch may lack; `known` are this one's.
+
+    Raises: UsageError if a value was asked for that this torch has no field for.
+    """
+    asked = {
+        name: value
+        for name in LATER_FIELDS
+        if (value := job[name]) not in (None, False, []) and value != TORCHS_OWN.get(name)
     }
-
-
-def _too_old(option: str) -> UsageError:
-    import torch
-
-    return UsageError(
-        "this torch's elastic agent does not know an option",
-        value=option,
-        source=f"torch {torch.__version__}",
-        hint=f"leave {option} away, or install a newer torch",
-    )
+    for name, option in LATER_FIELDS.items():
+        if option is not None and name in asked and name not in known:
+            raise UsageError(
+                "this torch's elastic agent does not know an option",
+                value=option,
+                source=f"torch {version}",
+                hint=f"leave {option} away, or install a newer torch",
+            )
+    return {name: value for name, value in asked.items() if name in known}
 
 
 def make_logs_specs(logs: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from cpulaunch.errors import CpulaunchError
     from cpulaunch.launch.start import Start
 
 FAILED = 125
@@ -43,7 +44,7 @@ def become_rank(orders: Mapping[str, Any], *, agent: int) -> int:
     Effect: executes the rank's command.
     """
     from cpulaunch.launch.libc import die_with_parent
-    from cpulaunch.launch.program import child_environ, exec_failure
+    from cpulaunch.launch.program import child_environ
     from cpulaunch.launch.replace import restore_dispositions
 
     die_with_parent(9, parent=agent)
@@ -58,8 +59,20 @@ def become_rank(orders: Mapping[str, Any], *, agent: int) -> int:
     try:
         os.execve(orders["path"], orders["argv"], environ)
     except OSError as error:
-        failure = exec_failure(orders["path"], error.errno or 0)
+        failure = _why_not(orders["path"], error.errno or 0)
         return _complain(str(failure), failure.exit_code)
+
+
+def _why_not(path: str, code: int) -> CpulaunchError:
+    """The error for a command that was found when the job started, and cannot be executed now."""
+    from cpulaunch.errors import CpulaunchError
+    from cpulaunch.launch.program import exec_failure, find_executable
+
+    try:
+        find_executable(path, {})
+    except CpulaunchError as error:
+        return error
+    return exec_failure(path, code)
 
 
 def _bind(orders: Mapping[str, Any]) -> None:

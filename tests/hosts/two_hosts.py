@@ -101,6 +101,24 @@ class Network:
         return self.start(host, sys.executable, "-m", "torch.distributed.run", *map(str, arguments), env=env)
 
 
+class Local:
+    """This machine as the only host, without a network of its own."""
+
+    def __init__(self, directory):
+        self.dir = directory
+        self.id = f"cl{secrets.token_hex(4)}"
+        self.runs = []
+
+    def cpulaunch(self, *arguments):
+        run = Run(self, "this", len(self.runs), [sys.executable, "-m", "cpulaunch", *map(str, arguments)], {})
+        self.runs.append(run)
+        return run
+
+    def close(self):
+        for run in self.runs:
+            run.end()
+
+
 class Run:
     """One launcher on a host, its output in files."""
 
