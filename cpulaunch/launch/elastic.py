@@ -15,14 +15,20 @@ from cpulaunch.errors import LaunchError, UsageError
 from cpulaunch.launch.bind import UNBOUND, Say
 from cpulaunch.launch.elastic_files import orders_file, private_logs, rank_file
 from cpulaunch.launch.elastic_output import JobOutput, open_job_output
-from cpulaunch.launch.elastic_result import job_result, read_report
+from cpulaunch.launch.elastic_result import job_result, read_report, seen_ranks
 from cpulaunch.launch.program import child_environ, find_executable
 from cpulaunch.launch.rank_files import unwritable, writes_logs
-from cpulaunch.launch.run_directory import make_private_directory, remove_run_directory
+from cpulaunch.launch.run_directory import (
+    events_path,
+    make_event_files,
+    make_private_directory,
+    remove_run_directory,
+)
 from cpulaunch.launch.shim import rank_orders
 from cpulaunch.launch.start import NOT_INHERITED, Start, prepare_starts
 from cpulaunch.plan.model import JobPlan, LaunchPlan
 from cpulaunch.record import record
+from cpulaunch.torch_settings import EVENTS_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,10 +62,13 @@ def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
     try:
         own_stores = OWN_STORES not in environ and hosts_may_join(job)
         agent = _agent_start(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ)
+        if plan.launch.watched:  # Here only under --strict: whether each rank's torch did as it was told.
+            make_event_files(directory, [start.worker for start in starts])
         orders = agent_orders(plan, directory, logs=logs or private_logs(directory))
         run = _Run(plan=plan, starts=starts, agent=agent, orders=orders, directory=directory)
         result, output = _supervised(run, memory_events=memory_events, say=say)
-        return job_result(job, result, report=read_report(directory), output=output)
+        seen = seen_ranks(directory, [start.worker for start in starts]) if plan.launch.watched else ()
+        return job_result(job, result, report=read_report(directory), output=output, succeeded=seen)
     finally:
         remove_run_directory(directory)
 
@@ -171,7 +180,8 @@ def write_orders(run: _Run, output: JobOutput) -> None:
     """Effect: what the agent and each rank are to do is in the run's directory. Raises: OSError."""
     for worker, start, pipes in zip(run.plan.workers, run.starts, output.pipes, strict=True):
         agents_own = () if OWN_STORES in start.environ else ((OWN_STORES, None),)
-        changes = (*NOT_INHERITED, *worker.env, *agents_own)
+        events = ((EVENTS_VARIABLE, events_path(run.directory, start.worker)),) if run.plan.launch.watched else ()
+        changes = (*NOT_INHERITED, *worker.env, *agents_own, *events)
         _write(rank_file(run.directory, start.worker), rank_orders(start, changes, pipes))
     _write(orders_file(run.directory), run.orders)
 

@@ -10,12 +10,15 @@ from cpulaunch.launch.elastic_output import JobOutput
 from cpulaunch.launch.error_file import RankError
 from cpulaunch.launch.output import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.result import LaunchResult, WorkerResult, signal_words
+from cpulaunch.launch.run_directory import events_path
+from cpulaunch.launch.told import read_told
+from cpulaunch.launch.watch import Seen
 from cpulaunch.plan.model import JobPlan
 from cpulaunch.record import fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 ERRORS: dict[int, type[CpulaunchError]] = {
@@ -33,10 +36,31 @@ def read_report(directory: str) -> dict[str, Any] | None:
     return report
 
 
+def seen_ranks(directory: str, ranks: Iterable[int]) -> tuple[WorkerResult, ...]:
+    """The ranks of a job that succeeded, with what each told of itself in this run's directory."""
+    return tuple(
+        WorkerResult(index=rank, pid=0, exit_code=0, signal=None, seen=_seen(events_path(directory, rank)))
+        for rank in ranks
+    )
+
+
+def _seen(path: str) -> Seen:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return Seen(wall_seconds=0.0, told=read_told(file))
+
+
 def job_result(
-    job: JobPlan, agent: LaunchResult, *, report: Mapping[str, Any] | None, output: JobOutput
+    job: JobPlan,
+    agent: LaunchResult,
+    *,
+    report: Mapping[str, Any] | None,
+    output: JobOutput,
+    succeeded: tuple[WorkerResult, ...] = (),
 ) -> LaunchResult:
-    """How the ranks ended, from how the agent did. Raises: LaunchError or UsageError, the agent's or about it."""
+    """How the ranks ended, from how the agent did; `succeeded`: what is known of them if none failed.
+
+    Raises: LaunchError or UsageError, the agent's or about it.
+    """
     if report is None or agent.trouble is not None:
         return _without_report(agent)
     if "error" in report and agent.ended_by is None:
@@ -46,7 +70,7 @@ def job_result(
     return _changed(
         agent,
         exit_code=agent.exit_code,
-        workers=workers,
+        workers=succeeded if not workers and agent.exit_code == 0 else workers,
         first_failure=workers[0].index if workers and agent.ended_by is None else None,
         attempts=(report.get("restarts", 0) + 1, job.max_restarts + 1),
     )

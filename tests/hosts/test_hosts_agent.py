@@ -78,3 +78,12 @@ def test_ranks_get_their_own_arguments_and_cpus(host, options, program):
     assert {tuple(report["argv"][:2]) for report in run.reports} == {("a b", "$HOME")}
     assert {report["main"] for report in run.reports} == {"__main__"}
     assert len({tuple(report["cpus"]) for report in run.reports}) == min(2, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(("program", "code"), [("import torch", 0), ("pass", 125)], ids=["torch", "no-torch"])
+def test_strict_notices_ranks_in_which_nothing_carries_out_the_settings(host, tmp_path, program, code):
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--strict", "--flush-denormal", "--binder", "none", script)
+    assert run.wait() == code, run.err
+    assert ("--flush-denormal" in run.err) == (code == 125)

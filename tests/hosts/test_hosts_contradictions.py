@@ -99,8 +99,6 @@ def test_a_taken_port_of_the_master_is_named_with_its_holder(network):
     [
         (["--rdzv-backend", "etcd"], "pip install python-etcd"),
         (["--rdzv-backend", "nosuch"], "'nosuch' is not registered"),
-        (["--logs-specs", "nosuch"], "no such log specification: nosuch (--logs-specs)"),
-        (["--event-log-handler", "nosuch"], "no such handler of events: nosuch (--event-log-handler)"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
 )

@@ -12,7 +12,7 @@ import pytest
 from cpulaunch.endpoint import split_endpoint
 from cpulaunch.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.launch import shim
-from cpulaunch.launch.agent_config import later_values
+from cpulaunch.launch.agent_config import check_event_handler, later_values, make_logs_specs
 from cpulaunch.launch.agent_meeting import Meeting
 from cpulaunch.launch.agent_reach import is_here, wait_until_reachable
 from cpulaunch.launch.bind import Binding
@@ -188,3 +188,11 @@ def test_a_program_that_cannot_be_executed_any_more_is_one_error(tmp_path, name,
 def test_a_shim_whose_agent_is_gone_does_not_become_a_rank(tmp_path):
     done = become(tmp_path, ["/bin/echo", "alive"], agent=1)
     assert (done.returncode, done.stdout) == (-9, "")
+
+
+@pytest.mark.torch
+def test_plugins_that_nobody_installed_are_named_with_their_option():
+    with pytest.raises(UsageError, match="no such handler of events"):
+        check_event_handler("nosuch")
+    with pytest.raises(UsageError, match="no such log specification"):
+        make_logs_specs({"specs": "nosuch"})
