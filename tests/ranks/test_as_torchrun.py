@@ -109,7 +109,7 @@ def compared(environ, options):
     return {
         name: ALIKE[name](value) if name in ALIKE and name not in exact else value
         for name, value in environ.items()
-        if name not in DIFFERENT and name not in ONLY_CPULAUNCH and not name.startswith("PET_")
+        if name not in DIFFERENT and name not in ONLY_CPULAUNCH
     }
 
 
