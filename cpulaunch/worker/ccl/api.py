@@ -10,7 +10,7 @@ import ctypes
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 from cpulaunch.worker.ccl.errors import CclError
-from cpulaunch.worker.ccl.library import HINT, load
+from cpulaunch.worker.ccl.library import HINT, load, quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ def version() -> str:
 def unique_id() -> bytes:
     """A new communicator's identity. Effect: this process listens for the ranks that hold it."""
     identity = UniqueId()
-    check(api().onecclGetUniqueId(byref(identity)), "onecclGetUniqueId")
+    library = api()
+    with quiet():  # The first call in which the engine reads its settings.
+        code = library.onecclGetUniqueId(byref(identity))
+    check(code, "onecclGetUniqueId")
     return bytes(identity.data)
 
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 
 from cpulaunch.worker.ccl.errors import CclError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DISTRIBUTION = "oneccl"
 API, ENGINE, PLUGIN = "libccl.so.2", "libccl.so.1", "libccl_legacy_cpu.so"
@@ -50,25 +55,20 @@ def settings(environ: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in (SETTINGS | known).items() if name not in environ}
 
 
-def folder() -> str:
+def folder(package: str = DISTRIBUTION, prefix: str = sys.prefix) -> str:
     """Where oneCCL's libraries are. Raises: CclError if it is not installed, or is a version without the C API."""
     try:
-        files = distribution(DISTRIBUTION).files or ()
+        found = distribution(package)
     except PackageNotFoundError:
-        files = ()
+        found = None
+    files = (found.files if found else None) or ()
     places = [os.path.dirname(os.path.realpath(str(file.locate()))) for file in files if file.name == API]
-    places.append(os.path.join(sys.prefix, "lib"))
-    found = next((place for place in places if os.path.exists(os.path.join(place, API))), None)
-    if found is None:
-        raise CclError(_absence(files))
-    return found
-
-
-def _absence(files: object) -> str:
-    if files:
-        version = distribution(DISTRIBUTION).version
-        return f"oneCCL is too old: {version} has no {API} (its C API came with 2021.17)\n{HINT}"
-    return f"oneCCL is not installed: no {API} in {sys.prefix}/lib or in a package named {DISTRIBUTION}\n{HINT}"
+    for place in (*places, os.path.join(prefix, "lib")):
+        if os.path.exists(os.path.join(place, API)):
+            return place
+    if found:
+        raise CclError(f"oneCCL is too old: {found.version} has no {API} (its C API came with 2021.17)\n{HINT}")
+    raise CclError(f"oneCCL is not installed: no {API} in {prefix}/lib or in a package named {package}\n{HINT}")
 
 
 _loaded: list[ctypes.CDLL] = []
@@ -90,6 +90,27 @@ def _load(place: str) -> ctypes.CDLL:
     for name in (ENGINE, PLUGIN):
         _open(place, name)
     return api
+
+
+NOISE = b"|CCL_WARN| value of CCL_LOG_LEVEL changed"
+"""oneCCL says on stdout that it was told to say less; programs whose output is read could not have that."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Effect: what is written to stdout within it appears afterwards, without oneCCL's line."""
+    kept, place = os.dup(1), os.memfd_create("cpulaunch-stdout")
+    os.dup2(place, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        with os.fdopen(place, "rb") as written:
+            written.seek(0)
+            for line in written:
+                if NOISE not in line:
+                    os.write(1, line)
 
 
 def _open(place: str, name: str) -> ctypes.CDLL:
