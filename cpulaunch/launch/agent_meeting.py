@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from cpulaunch.endpoint import split_endpoint
 from cpulaunch.errors import CpulaunchError, LaunchError, UsageError
-from cpulaunch.launch.agent_reach import is_here, wait_until_reachable
+from cpulaunch.launch.agent_reach import is_here, refusal, unreachable, wait_until_reachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def _open_store(meeting: Meeting) -> tuple[Any, bool]:
     try:
         return _tcp_store(meeting, min(timeout, timedelta(seconds=READ_SECONDS)), serving=False), False
     except (RuntimeError, ValueError) as error:
+        if reason := refusal(meeting.host, meeting.port, timeout_seconds=1.0):
+            raise unreachable(meeting.host, meeting.port, reason=f"{reason}; it answered before") from None
         raise LaunchError(
             "what answers at the rendezvous endpoint is no rendezvous",
             value=meeting.endpoint,

@@ -50,7 +50,7 @@ def wait_until_reachable(host: str, port: int, *, patience_seconds: float, say: 
     start = time.monotonic()
     deadline = start + patience_seconds
     told = False
-    while reason := _refusal(host, port, timeout_seconds=max(0.1, deadline - time.monotonic())):
+    while reason := refusal(host, port, timeout_seconds=max(0.1, deadline - time.monotonic())):
         now = time.monotonic()
         if now >= deadline:
             raise unreachable(host, port, reason=f"{reason}, for {patience_seconds:g} s")
@@ -60,7 +60,7 @@ def wait_until_reachable(host: str, port: int, *, patience_seconds: float, say: 
         time.sleep(min(RETRY_SECONDS, deadline - now))
 
 
-def _refusal(host: str, port: int, *, timeout_seconds: float) -> str | None:
+def refusal(host: str, port: int, *, timeout_seconds: float) -> str | None:
     """Why no connection can be made; None if one can."""
     try:
         socket.create_connection((host, port), timeout=timeout_seconds).close()
