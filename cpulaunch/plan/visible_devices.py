@@ -53,6 +53,8 @@ VENDORS = (
 
 COUNTED = {"gpu": ("nvidia", "amd"), "xpu": ("intel",)}
 """Whose GPUs a word of --nproc-per-node counts. Source: torch 2.13, torch/distributed/run.py."""
+LONGEST_INDEX = 4
+"""Digits of a device's number; longer ones are none."""
 
 
 @record(kw_only=False)
@@ -111,7 +113,7 @@ def _allocated(gpus: Sequence[Gpu], vendor: Vendor, environ: Mapping[str, str]) 
     """
     ids = [part.strip() for part in (environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or "").split(",")]
     listed = [part.strip() for part in environ.get(vendor.hide[0], "").split(",")]
-    if len(gpus) <= len(ids) or not all(each.isdigit() and int(each) < len(gpus) for each in (*ids, *listed)):
+    if len(gpus) <= len(ids) or not all(_is_index(each) and int(each) < len(gpus) for each in (*ids, *listed)):
         return gpus
     counted_from_0 = all(int(each) < len(ids) for each in listed) and not set(listed) <= set(ids)
     return [gpus[int(each)] for each in ids] if counted_from_0 else gpus
@@ -176,13 +178,18 @@ def _listed(devices: tuple[Device, ...], gpus: Sequence[Gpu], text: str) -> tupl
 
 def _by_index(devices: Sequence[Device], gpus: Sequence[Gpu], entry: str) -> Device | None:
     """The device with a number among GPUs; of a GPU with MIG devices CUDA shows one."""
-    if not entry.isdigit() or len(entry) > 4:
+    if not _is_index(entry):
         return None
     if any(device.mig for device in devices):
         gpu = gpus[int(entry)] if int(entry) < len(gpus) else None
         return None if gpu is None else Device(gpu.index, entry, bool(gpu.mig))
     device = devices[int(entry)] if int(entry) < len(devices) else None
     return None if device is None else Device(device.gpu, entry)
+
+
+def _is_index(entry: str) -> bool:
+    """Whether this is a device's number, written as such."""
+    return entry.isascii() and entry.isdigit() and len(entry) <= LONGEST_INDEX
 
 
 def _by_uuid(devices: Sequence[Device], gpus: Sequence[Gpu], entry: str) -> Device | None:
@@ -211,7 +218,7 @@ def _masked(devices: tuple[Device, ...], text: str, *, composite: bool) -> tuple
     chosen: dict[str, Device] = {}
     for entry in (part.strip() for part in text.split(",")):
         card = entry.partition(".")[0] if composite else entry
-        if not card.isdigit() or len(card) > 4 or int(card) >= len(devices):
+        if not _is_index(card) or int(card) >= len(devices):
             return tuple(chosen.values()), f"there is no device {entry!r}" if entry else ""
         before = chosen.get(card)
         chosen[card] = Device(devices[int(card)].gpu, entry if before is None else f"{before.name},{entry}")

@@ -227,7 +227,7 @@ def _master_port(started: Started, environ: Mapping[str, str], chosen: Mapping[s
         return chosen["master_port"], "--master-port"
     given = environ.get("MASTER_PORT", "")
     if given:
-        if not (given.isascii() and given.isdigit() and 0 < int(given) < 1 << 16):
+        if not (given.isascii() and given.isdigit() and len(given) < 6 and 0 < int(given) < 1 << 16):
             raise UsageError(
                 "MASTER_PORT is no port", value=repr(given), source="your environment", hint="--master-port PORT"
             )

@@ -6,9 +6,8 @@ MPI_LOCALRANKID, MPI_LOCALNRANKS); Intel MPI, Developer Reference (I_MPI_*); PMI
 
 from __future__ import annotations
 
-from cpulaunch.errors import UsageError
 from cpulaunch.record import record
-from cpulaunch.schedulers.started import Machine, Started, Variables, number_of
+from cpulaunch.schedulers.started import Machine, Started, Variables, check_place, number_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ HYDRA = Flavour(
         "local_world_size": ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
         "host_rank": ("HYDRA_BSTRAP_NODE_ID",),
         "job": ("I_MPI_HYDRA_UUID", "PMIX_NAMESPACE", "PMI_JOBID", "PALS_APID"),
-        "bound": ("I_MPI_PIN_MAPPING",),
+        "bound": ("I_MPI_PIN_MAPPING", "HYDRA_USER_PROVIDED_BINDING"),
     },
 )
 
@@ -58,7 +57,7 @@ def started(environ: Mapping[str, str], machine: Machine) -> Started:
     world_size = said.needed("world_size", missing=missing, hint=hint)
     local_rank = said.needed("local_rank", missing=f"{flavour.name} does not say which of a host's it is", hint=hint)
     here = said.needed("local_world_size", missing=f"{flavour.name} does not say how many a host has", hint=hint)
-    _check(rank, world_size, local_rank, here)
+    check_place("mpirun", rank=rank, world_size=world_size, local_rank=local_rank, here=here)
     hosts = -(-world_size // here)
     job = said.text("job")
     bound = said.text("bound") is not None or _silent(flavour, environ)
@@ -86,20 +85,10 @@ def _silent(flavour: Flavour, environ: Mapping[str, str]) -> bool:
     return flavour is OPEN_MPI and "OMPI_MCA_orte_hnp_uri" not in environ
 
 
-def _check(rank: int, world_size: int, local_rank: int, here: int) -> None:
-    if not (rank < world_size and local_rank < here <= world_size):
-        raise UsageError(
-            "mpirun's variables contradict each other",
-            value=f"rank {rank} of {world_size}, {local_rank} of {here} on this host",
-            source="your environment",
-            hint="--scheduler none ignores the scheduler's variables",
-        )
-
-
 def _warnings(machine: Machine, *, bound: bool, here: int) -> tuple[str, ...]:
     if bound and machine.cpus == 1 and machine.host_cpus > here:
         return (
             f"mpirun lets this process run on ONE of this host's {machine.host_cpus} CPUs: everything here would share "
-            "it; mpirun --bind-to none (Open MPI) or -genv I_MPI_PIN=0 (Intel MPI) leaves the binding to cpulaunch",
+            "it; mpirun --bind-to none (Open MPI, MPICH) or -genv I_MPI_PIN=0 (Intel MPI) leaves that to cpulaunch",
         )
     return ()

@@ -7,7 +7,7 @@ the same names for the job, and no step).
 from __future__ import annotations
 
 from cpulaunch.schedulers.hostlist import expand_counts, expand_hosts
-from cpulaunch.schedulers.started import Machine, Started, Variables
+from cpulaunch.schedulers.started import MOST_DIGITS, Machine, Started, Variables, check_place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ STEP_FACTOR = 7
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as a task: neither a batch script nor salloc's shell is one."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
-    numbered = step.isascii() and step.isdigit() and int(step) < SPECIAL_STEPS
+    numbered = step.isascii() and step.isdigit() and len(step) <= MOST_DIGITS and int(step) < SPECIAL_STEPS
     return numbered and bool(environ.get("SLURM_PROCID"))
 
 
@@ -60,13 +60,15 @@ def started(environ: Mapping[str, str], machine: Machine) -> Started:
     host_rank = said.number("host_rank") or 0
     tasks = said.parsed("tasks", expand_counts) or (world_size,)
     here = tasks[host_rank] if host_rank < len(tasks) else 1
+    local_rank = said.number("local_rank") or 0
+    check_place("srun", rank=rank, world_size=world_size, local_rank=local_rank, here=here)
     nodes = said.parsed("nodes", expand_hosts)
     return Started(
         scheduler="slurm",
         starter="srun",
         rank=rank,
         world_size=world_size,
-        local_rank=said.number("local_rank") or 0,
+        local_rank=local_rank,
         local_world_size=here,
         hosts=hosts,
         host_rank=host_rank,

@@ -16,6 +16,8 @@ FIRST_PORT = 61000
 """Above the ports that Linux gives out by itself. Source: Linux, ip-sysctl.rst, ip_local_port_range (32768-60999)."""
 PORTS = 4493
 """A prime: consecutive job ids get different ports, up to 65492."""
+MOST_DIGITS = 18
+"""Longer numbers are no counts or ids of a scheduler, and int() refuses the longest."""
 
 
 @record
@@ -66,7 +68,19 @@ def port_of(identity: tuple[int, str]) -> tuple[int, str]:
 
 def number_of(text: str) -> int:
     """A number for a name: the number it is written as, or its bytes read as one."""
-    return int(text) if text.isascii() and text.isdigit() else int.from_bytes(text.encode(), "big")
+    written = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return int(text) if written else int.from_bytes(text.encode(errors="surrogateescape"), "big")
+
+
+def check_place(starter: str, *, rank: int, world_size: int, local_rank: int, here: int) -> None:
+    """Raises: UsageError if no rank can be at this place: the variables are of different steps, or changed by hand."""
+    if not (rank < world_size and local_rank < here <= world_size):
+        raise UsageError(
+            f"{starter}'s variables contradict each other",
+            value=f"rank {rank} of {world_size}, {local_rank} of {here} on this host",
+            source="your environment",
+            hint="--scheduler none ignores the scheduler's variables",
+        )
 
 
 class Variables:
@@ -113,6 +127,6 @@ class Variables:
 
 
 def _natural(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
         raise ValueError("expected a whole number")
     return int(text)

@@ -144,3 +144,13 @@ def test_a_rank_with_a_gpu_of_its_own_from_the_scheduler_uses_that() -> None:
 
 def test_ranks_take_turns_at_the_gpus_that_a_scheduler_shows_all_of_them() -> None:
     assert [as_member(rank, 3).workers[0].gpu for rank in range(3)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("listed", ["\u00b2", "9" * 5000], ids=["no ASCII digit", "too long"])
+def test_numbers_that_are_none_hide_all_devices(listed: str) -> None:
+    """Where Slurm's own list of devices has such a one, it is passed over."""
+    with pytest.raises(UsageError, match="no GPU for the ranks"):
+        plan(HOST, "--device gpu --nproc-per-node 1", environ={"CUDA_VISIBLE_DEVICES": listed})
+    two = replace(HOST, gpus=(NVIDIA, replace(NVIDIA, index=1)))
+    made = plan(two, "--device gpu", environ={"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": listed})
+    assert [worker.gpu for worker in made.workers] == [0]

@@ -8,6 +8,8 @@ from cpulaunch.schedulers.layer import scheduler_layer
 from cpulaunch.schedulers.started import FIRST_PORT, PORTS, Machine
 from tests.schedulers.slurm_variables import BIG, without
 
+USER_BOUND = {"HYDRA_USER_PROVIDED_BINDING": "1"}
+"""As MPICH 4.3 and 5.0 tell of -bind-to."""
 UUID = "fe6d0000-8724-171c-d360-0600a3ef105d"
 
 
@@ -75,6 +77,11 @@ def test_the_port_is_made_of_what_names_the_job(environ, port, why):
     assert why in found.reasons["master_port"]
 
 
+def test_a_job_may_have_any_name():
+    for name in ("9" * 5000, "\udcff"):
+        assert FIRST_PORT <= layer(open_mpi(0, 2, 0, 2, job=name)).values["master_port"] < FIRST_PORT + PORTS
+
+
 def test_two_jobs_differ_and_ranks_of_one_agree():
     ports = [layer(open_mpi(rank, 2, rank, 2, job=job)).values["master_port"] for job in "78" for rank in (0, 1)]
     assert ports[0] == ports[1] != ports[2] == ports[3]
@@ -115,6 +122,8 @@ def test_one_process_per_host_is_a_rank_or_with_nproc_a_host():
         ("bound to a socket by twos", open_mpi(1, 4, 1, 4), Machine(cpus=8, host_cpus=16), False),
         ("Intel MPI pins", intel(1, 2, 1, 2), Machine(cpus=1, host_cpus=2), True),
         ("MPICH does not", hydra(1, 2, 1, 2, MASTER_PORT="1"), Machine(cpus=4, host_cpus=16), False),
+        ("unless asked to", hydra(1, 2, 1, 2, MASTER_PORT="1", **USER_BOUND), Machine(cpus=2, host_cpus=4), True),
+        ("to nothing", hydra(1, 2, 1, 2, MASTER_PORT="1", **USER_BOUND), Machine(cpus=4, host_cpus=4), False),
         ("Open MPI 5 does", without(open_mpi(1, 2, 1, 2), "OMPI_MCA"), Machine(cpus=1, host_cpus=2), True),
     ],
 )
@@ -141,6 +150,8 @@ def test_nothing_is_assumed_unless_asked():
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "does not say which of a host's it is"),
         (open_mpi(2, 2, 0, 2), "contradict each other"),
         (open_mpi(0, 2, 0, 2) | {"OMPI_COMM_WORLD_SIZE": "two"}, "OMPI_COMM_WORLD_SIZE cannot be read"),
+        (open_mpi(0, 2, 0, 0), "contradict each other"),
+        (open_mpi(0, 2, 0, 2) | {"OMPI_COMM_WORLD_SIZE": "9" * 5000}, "OMPI_COMM_WORLD_SIZE cannot be read"),
     ],
 )
 def test_what_mpi_does_not_say(environ, message):

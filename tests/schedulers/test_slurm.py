@@ -257,3 +257,23 @@ def test_a_malformed_variable_is_named(name, value):
     with pytest.raises(UsageError, match=name) as caught:
         layer(task(0, **{name: value}), nproc_per_node=1)
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("why", "environ"),
+    [
+        ("more tasks than the step has", task(1, tasks="2", SLURM_PROCID="2")),
+        ("the job's counts for a step's task", task(3, tasks="2(x2)", SLURM_STEP_TASKS_PER_NODE="1(x2)")),
+        ("a host beyond the list of counts", task(3, tasks="2(x2)", SLURM_STEP_TASKS_PER_NODE="2")),
+        ("no tasks", task(1, tasks="2", SLURM_STEP_TASKS_PER_NODE="0")),
+        ("more tasks on a host than in all", task(1, tasks="2", SLURM_STEP_TASKS_PER_NODE="4294967290")),
+    ],
+)
+def test_variables_that_contradict_each_other(why, environ):
+    with pytest.raises(UsageError, match="srun's variables contradict each other") as caught:
+        layer(environ)
+    assert "--scheduler none" in str(caught.value), why
+
+
+def test_a_step_of_absurd_length_is_none():
+    assert layer(task(1, SLURM_STEP_ID="9" * 5000)) is None
