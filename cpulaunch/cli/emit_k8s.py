@@ -21,6 +21,7 @@ from cpulaunch.cli.emit_needs import (
     needs_of,
     program_of,
 )
+from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
 from cpulaunch.plan.model import JobPlan, LaunchPlan
 
@@ -44,7 +45,7 @@ def k8s_manifest(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     container = {
         "name": name if plan.job is None else "pytorch",  # The operator looks for this name.
         "image": IMAGE,
-        "command": command_of(line, program, without=dropped),
+        "command": [_literal(word) for word in command_of(line, program, without=dropped)],
         "resources": _resources(needs),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
@@ -55,6 +56,21 @@ def k8s_manifest(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     }
     manifest = _plain_job(name, pod) if plan.job is None else _pytorch_job(name, pod, plan.job, line)
     return "".join(f"# {text}\n" for text in _comments(needs, line, dropped)) + yaml_text(manifest)
+
+
+def _literal(word: str) -> str:
+    """A word of a command that Kubernetes hands on as it is. Raises: UsageError if no manifest can hold it.
+
+    Source: Kubernetes, "Define Dependent Environment Variables": $(NAME) stands for a variable, $$ for one $.
+    """
+    if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
+        raise UsageError(
+            "a manifest holds text only",
+            value=ascii(word),
+            source="--emit k8s",
+            hint="name files and arguments in UTF-8",
+        )
+    return word.replace("$", "$$")
 
 
 def _dropped(plan: LaunchPlan, line: CommandLine) -> tuple[str, ...]:
@@ -131,18 +147,26 @@ def _nproc(line: CommandLine) -> str | None:
 
 
 def yaml_text(value: Any, indent: str = "") -> str:
-    """Nested dictionaries and lists as YAML; texts are quoted as in JSON, which is YAML too."""
+    """Nested dictionaries and lists as YAML."""
     if isinstance(value, dict):
         return "".join(f"{indent}{key}:{_below(each, indent)}" for key, each in value.items())
     return "".join(f"{indent}- {_item(each, indent + '  ')}" for each in value)
 
 
 def _item(value: Any, indent: str) -> str:
-    return yaml_text(value, indent).lstrip() if isinstance(value, dict | list) else f"{dumps(value)}\n"
+    return yaml_text(value, indent).lstrip() if isinstance(value, dict | list) else f"{_scalar(value)}\n"
 
 
 def _below(value: Any, indent: str) -> str:
     """What follows a key: on its line, or below it."""
     if isinstance(value, dict | list) and value:
         return "\n" + yaml_text(value, indent + "  ")
-    return f" {dumps(value)}\n"
+    return f" {_scalar(value)}\n"
+
+
+def _scalar(value: Any) -> str:
+    """As in JSON, which is YAML too, but for signs beyond 16 bits: JSON's two halves are none in YAML."""
+    if not isinstance(value, str):
+        return dumps(value)
+    signs = (dumps(sign)[1:-1] if ord(sign) < 1 << 16 else f"\\U{ord(sign):08x}" for sign in value)
+    return f'"{"".join(signs)}"'

@@ -1,6 +1,7 @@
 """`--emit slurm|k8s`: the script and the manifest ask for what the plan takes, and start the user's own command."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,29 @@ def test_instances_are_a_plain_job():
     assert pod["restartPolicy"] == "Never"
     assert pod["containers"][0]["command"] == ["cpulaunch", "--instances", "2", "--env", 'A="b: #c', "serve.py"]
     assert pod["containers"][0]["resources"]["limits"]["cpu"] == "8"
+
+
+ODD = ("a b", "it's", 'a "b"', "a\nb: c", "#SBATCH --x", "- x", "\U0001f600 \u00e9\x7f", "back\\slash", "")
+
+
+@pytest.mark.parametrize("word", [*ODD, "$X", "$(X)", "$$(X)"])
+def test_arguments_arrive_as_they_were_typed(word):
+    typed = f"--nproc-per-node 2 train.py {shlex.quote(word)}"
+    assert command(emitted("slurm", typed))[-1] == word
+    (container,) = pods(manifest(typed))["Master"]["template"]["spec"]["containers"]
+    assert expanded(container["command"][-1]) == word
+
+
+def expanded(word: str) -> str:
+    """What Kubernetes makes of a word where the variable X is "wrong". Source: Kubernetes, "Container", command."""
+    return re.sub(r"\$(\$|\(X\))?", lambda found: "wrong" if found[1] == "(X)" else "$", word)
+
+
+def test_an_argument_that_is_no_text():
+    typed = "--nproc-per-node 2 train.py \udcff"
+    assert command(emitted("slurm", typed))[-1] == "\udcff"
+    with pytest.raises(UsageError, match="a manifest holds text only"):
+        emitted("k8s", typed)
 
 
 @pytest.mark.parametrize("form", ["slurm", "k8s"])
