@@ -152,5 +152,5 @@ def test_numbers_that_are_none_hide_all_devices(listed: str) -> None:
     with pytest.raises(UsageError, match="no GPU for the ranks"):
         plan(HOST, "--device gpu --nproc-per-node 1", environ={"CUDA_VISIBLE_DEVICES": listed})
     two = replace(HOST, gpus=(NVIDIA, replace(NVIDIA, index=1)))
-    made = plan(two, "--device gpu", environ={"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": listed})
+    made = plan(two, "--nproc-per-node gpu", environ={"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": listed})
     assert [worker.gpu for worker in made.workers] == [0]
