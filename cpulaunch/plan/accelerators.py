@@ -160,9 +160,16 @@ def _absence(host: Host, visible: Visible | None) -> str:
 
 
 def _sharing(request: LaunchRequest, visible: Visible, count: int) -> tuple[str, ...]:
-    """Warnings where several ranks would compute on one device."""
-    devices = len(visible.devices)
-    if count > devices and not _private(request, visible, count):
+    """Warnings where several ranks would compute on one device, or look for theirs under another's number."""
+    devices, member = len(visible.devices), request.member
+    if member is not None and devices < count:
+        if member.local_rank < devices or request.settings.virtual_local_rank:
+            return ()
+        return (
+            f"this rank is shown {devices} GPU{'s' * (devices > 1)}, and a program that chooses its device by "
+            f"LOCAL_RANK ({member.local_rank}) finds none: --virtual-local-rank, or have all GPUs shown to all ranks",
+        )
+    if count > devices:
         return (
             f"{count} ranks on {devices} visible GPU{'s' * (devices > 1)}: they are dealt out in turn, but a program "
             "that chooses its device by LOCAL_RANK finds none for the last ones, and NCCL refuses to share",

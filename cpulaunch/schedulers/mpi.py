@@ -7,7 +7,7 @@ MPI_LOCALRANKID, MPI_LOCALNRANKS); Intel MPI, Developer Reference (I_MPI_*); PMI
 from __future__ import annotations
 
 from cpulaunch.record import record
-from cpulaunch.schedulers.started import Machine, Started, Variables, check_place, number_of
+from cpulaunch.schedulers.started import Machine, Started, Variables, check_place, number_of, shared_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,5 +90,10 @@ def _warnings(machine: Machine, *, bound: bool, here: int) -> tuple[str, ...]:
         return (
             f"mpirun lets this process run on ONE of this host's {machine.host_cpus} CPUs: everything here would share "
             "it; mpirun --bind-to none (Open MPI, MPICH) or -genv I_MPI_PIN=0 (Intel MPI) leaves that to cpulaunch",
+        )
+    if bound and here > 1 and machine.cpus < machine.host_cpus < machine.cpus * here:
+        return (
+            f"mpirun bound several of this host's processes to the same CPUs: {shared_text(machine.cpus, here)}; "
+            "mpirun --bind-to none (Open MPI, MPICH) or -genv I_MPI_PIN=0 (Intel MPI) leaves all CPUs to cpulaunch",
         )
     return ()

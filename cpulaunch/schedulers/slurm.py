@@ -7,7 +7,7 @@ the same names for the job, and no step).
 from __future__ import annotations
 
 from cpulaunch.schedulers.hostlist import expand_counts, expand_hosts
-from cpulaunch.schedulers.started import MOST_DIGITS, Machine, Started, Variables, check_place
+from cpulaunch.schedulers.started import MOST_DIGITS, Machine, Started, Variables, check_place, shared_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,6 +111,12 @@ def _allocated(said: Variables) -> int:
 
 def _warnings(said: Variables, machine: Machine, tasks: int) -> tuple[str, ...]:
     allocated = _allocated(said)
+    masks = (said.text("masks") or "").split(",")
+    if 1 < len(set(masks)) < len(masks):
+        return (
+            f"Slurm bound some of this host's tasks to the same CPUs: {shared_text(machine.cpus, tasks)}; "
+            "srun --cpu-bind=none leaves all of them to cpulaunch",
+        )
     if machine.cpus == 1 and allocated > tasks:
         share = allocated // tasks
         return (

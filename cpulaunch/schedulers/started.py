@@ -83,6 +83,11 @@ def check_place(starter: str, *, rank: int, world_size: int, local_rank: int, he
         )
 
 
+def shared_text(cpus: int, ranks: int) -> str:
+    """What a rank takes that does not know which others it shares its CPUs with."""
+    return f"each takes 1/{ranks} of its own {cpus}, and the rest stay idle"
+
+
 class Variables:
     """A scheduler's variables, read through its table: property -> the names it may have, the best first."""
 

@@ -122,11 +122,11 @@ def test_the_driver_is_asked_for_jobs_that_may_want_gpus(flags: str, wants: bool
     assert may_want_gpus(HOST, ask(flags)) is wants
 
 
-def as_member(local_rank: int, count: int, **environ: str) -> LaunchPlan:
+def as_member(local_rank: int, count: int, flags: str = "--virtual-local-rank", **environ: str) -> LaunchPlan:
     """The plan of one rank that a scheduler started, on the host with two NVIDIA GPUs."""
     host = replace(HOST, gpus=(NVIDIA, replace(NVIDIA, index=1, numa_node=1)))
     member = Member(rank=local_rank, world_size=count, local_rank=local_rank, local_world_size=count, host_rank=0)
-    request = ask("--master-addr localhost --master-port 29500 --virtual-local-rank", environ=environ)
+    request = ask(f"--master-addr localhost --master-port 29500 {flags}", environ=environ)
     return make_plan(host, replace(request, member=member))
 
 
@@ -140,6 +140,13 @@ def test_a_rank_with_a_gpu_of_its_own_from_the_scheduler_uses_that() -> None:
     (worker,) = made.workers
     assert (worker.gpu, worker.cpus, dict(worker.env)["CUDA_VISIBLE_DEVICES"]) == (0, {2, 3}, "0")
     assert made.warnings == ()
+
+
+def test_a_gpu_of_ones_own_under_another_number_is_warned_of() -> None:
+    """srun --gpus-per-task=1 shows every rank its GPU as the first, and LOCAL_RANK counts on."""
+    (warning,) = as_member(1, 2, "", CUDA_VISIBLE_DEVICES="0").warnings
+    assert "LOCAL_RANK (1) finds none: --virtual-local-rank" in warning
+    assert as_member(0, 2, "", CUDA_VISIBLE_DEVICES="0").warnings == ()
 
 
 def test_ranks_take_turns_at_the_gpus_that_a_scheduler_shows_all_of_them() -> None:

@@ -44,9 +44,9 @@ def slurm(script: str, folder: Path, **environ: str) -> subprocess.CompletedProc
 
 def mpirun(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Two processes of a command under Open MPI. Skips where it is missing."""
-    program = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
+    program = shutil.which("mpirun.openmpi") or (shutil.which("ompi_info") and shutil.which("mpirun"))
     if program is None:
-        pytest.skip("no mpirun (as root: apt-get install openmpi-bin)")
+        pytest.skip("no mpirun of Open MPI (as root: apt-get install openmpi-bin)")
     return subprocess.run(
         [program, "--allow-run-as-root", "--oversubscribe", "-np", "2", *command],
         env=environment(OMPI_MCA_plm_rsh_agent="sh", **environ),  # It insists on an ssh for other hosts.

@@ -139,6 +139,16 @@ def test_a_mask_of_one_cpu_is_warned_of():
     assert layer(bound, Machine(cpus=1, host_cpus=2)).warnings == ()
 
 
+def test_cpus_shared_by_some_processes_are_warned_of():
+    """Open MPI 4 binds more than two processes to sockets unless told otherwise."""
+    bound = open_mpi(1, 4, 1, 4) | {"OMPI_MCA_orte_bound_at_launch": "1"}
+    (warning,) = layer(bound, Machine(cpus=8, host_cpus=16)).warnings
+    assert "each takes 1/4 of its own 8, and the rest stay idle" in warning
+    for all_or_own in (16, 4):
+        assert layer(bound, Machine(cpus=all_or_own, host_cpus=16)).warnings == ()
+    assert layer(open_mpi(1, 4, 1, 4), Machine(cpus=8, host_cpus=16)).warnings == ()
+
+
 def test_nothing_is_assumed_unless_asked():
     assert scheduler_layer(open_mpi(0, 2, 0, 2), {"nproc_per_node": 2}, BIG) is None
 

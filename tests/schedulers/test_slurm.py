@@ -187,6 +187,13 @@ ONE = Machine(cpus=1, host_cpus=16)
             "job has 8",
         ),
         ("nothing confines", task(0), Machine(cpus=64, host_cpus=64), "the job has 16 CPUs on this host"),
+        (
+            "--cpu-bind=sockets",
+            task(1, tasks="4", SLURM_CPU_BIND_LIST="0xff,0xff00,0xff,0xff00"),
+            Machine(cpus=8, host_cpus=16),
+            "each takes 1/4 of its own 8",
+        ),
+        ("one socket", task(1, tasks="2", SLURM_CPU_BIND_LIST="0xffff,0xffff"), BIG, None),
         ("one CPU is all there is", task(0, SLURM_CPUS_ON_NODE="1", SLURM_JOB_CPUS_PER_NODE="1(x2)"), ONE, None),
         (
             "one CPU each",
