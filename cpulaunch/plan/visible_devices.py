@@ -53,6 +53,8 @@ VENDORS = (
 
 COUNTED = {"gpu": ("nvidia", "amd"), "xpu": ("intel",)}
 """Whose GPUs a word of --nproc-per-node counts. Source: torch 2.13, torch/distributed/run.py."""
+UNMASKED = ("", "default")
+"""Level Zero masks that hide nothing. Source: Intel's compute-runtime, ExecutionEnvironment::parseAffinityMask."""
 LONGEST_INDEX = 4
 """Digits of a device's number; longer ones are none."""
 
@@ -124,7 +126,7 @@ def _narrowed(
 ) -> tuple[tuple[Device, ...], str]:
     """The devices that a variable's text leaves, and what is wrong with it ("" if nothing is)."""
     if vendor.name == "intel":
-        return _masked(devices, text, composite=composite)
+        return (devices, "") if text in UNMASKED else _masked(devices, text, composite=composite)
     return _listed(devices, gpus, text)
 
 
@@ -169,7 +171,7 @@ def _listed(devices: tuple[Device, ...], gpus: Sequence[Gpu], text: str) -> tupl
         if device is None:
             wrong = f"there is no device {entry!r}, and the list ends there" if entry else ""
             return tuple(chosen), wrong
-        if any(device.name == other.name for other in chosen):
+        if any(_same(device, other) for other in chosen):
             return (), f"{entry!r} is named twice, so the runtime shows no device"
         chosen.append(device)
     unknown = [device.name for device in chosen if device.gpu is None]
@@ -185,6 +187,12 @@ def _by_index(devices: Sequence[Device], gpus: Sequence[Gpu], entry: str) -> Dev
         return None if gpu is None else Device(gpu.index, entry, bool(gpu.mig))
     device = devices[int(entry)] if int(entry) < len(devices) else None
     return None if device is None else Device(device.gpu, entry)
+
+
+def _same(one: Device, other: Device) -> bool:
+    """Whether two names mean one device: 0 and its UUID, or two beginnings of a UUID."""
+    whole = one.gpu is not None and not (one.mig or other.mig)
+    return one.name == other.name or (whole and one.gpu == other.gpu)
 
 
 def _is_index(entry: str) -> bool:
