@@ -24,7 +24,7 @@ class Needs:
     """What each host of the job is asked for.
 
     `cpus`: logical CPUs given out. `core_cpus`: those and their SMT siblings, which nobody else should get. `share`:
-    the part of this host's cores, and `memory_mib` that part of its memory.
+    the part of this host's cores, and `memory_mib` that part of the memory it may use; `whole`: it is all that it has.
     """
 
     hosts: tuple[int, int]
@@ -32,6 +32,7 @@ class Needs:
     core_cpus: int
     share: float
     memory_mib: int | None
+    whole: bool
     gpus: int
     gpu_vendor: str | None
 
@@ -53,6 +54,7 @@ def needs_of(plan: LaunchPlan, host: Host) -> Needs:
         core_cpus=siblings or unbound,
         share=share,
         memory_mib=int(min(limits) * share) // MIB if limits else None,
+        whole=share == 1 and bool(limits) and min(limits) == host.memory_bytes,
         gpus=len(gpus),
         gpu_vendor=vendors[0] if vendors else None,
     )

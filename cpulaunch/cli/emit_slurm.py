@@ -45,7 +45,7 @@ def slurm_script(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
 def _directives(plan: LaunchPlan, host: Host, needs: Needs, *, name: str) -> list[str]:
     fewest, most = needs.hosts
     smt = len({cpu.core for cpu in host.cpus}) < len(host.cpus)
-    memory = None if needs.memory_mib is None else "0" if needs.share == 1 else f"{needs.memory_mib}M"
+    memory = None if needs.memory_mib is None else "0" if needs.whole else f"{needs.memory_mib}M"
     return [
         f"job-name={name}",
         f"nodes={most if fewest == most else f'{fewest}-{most}'}",

@@ -19,12 +19,17 @@ from cpulaunch.host import Host
 from cpulaunch.plan.planner import make_plan
 from cpulaunch.request import Layer, Program, merge
 from cpulaunch.settings import rows
-from tests.plan.machines import cpuset, machine, quota
+from tests.plan.machines import cpuset, machine, quota, replace
 from tests.schedulers.live import slurm
 
 SMT = machine(sockets=2, cores=4, smt=2)
 PLAIN = machine(sockets=2, cores=4)
 GIB = 1 << 30
+
+
+def limited(host: Host, memory_bytes: int) -> Host:
+    """The host with a cgroup's limit of memory, for all of its CPUs."""
+    return replace(host, limits=replace(host.limits, memory_bytes=memory_bytes))
 
 
 def emitted(form: str, typed: str, host: Host = SMT) -> str:
@@ -56,6 +61,7 @@ def command(script: str) -> list[str]:
         ("elastic", "--nnodes 2:4 --rdzv-backend c10d", PLAIN, {"nodes": "2-4"}),
         ("instances", "--instances 2", PLAIN, {"nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "8"}),
         ("a cpuset", "--instances 1", cpuset(PLAIN, "0-3"), {"cpus-per-task": "4", "mem": f"{128 * 1024}M"}),
+        ("less memory", "--instances 1", limited(PLAIN, 16 * GIB), {"cpus-per-task": "8", "mem": f"{16 * 1024}M"}),
         ("a quota", "--instances 1", quota(PLAIN, 2.5), {"cpus-per-task": "3", "hint": None}),
         ("its grace", "--grace 90 --instances 2", PLAIN, {"signal": "TERM@100"}),
     ],
