@@ -81,8 +81,8 @@ def _given(request: LaunchRequest, visible: Visible, count: int) -> list[Device]
 
 
 def _private(request: LaunchRequest, visible: Visible, count: int) -> bool:
-    """Whether the other ranks of this host see other devices than this one does."""
-    return request.member is not None and len(visible.devices) < count
+    """Whether the other ranks of this host see other devices than this one does: a scheduler set its own list."""
+    return request.member is not None and len(visible.devices) < count and bool(visible.limits)
 
 
 def _cpu_note(host: Host, request: LaunchRequest) -> tuple[Note, ...]:
@@ -161,20 +161,22 @@ def _absence(host: Host, visible: Visible | None) -> str:
 
 def _sharing(request: LaunchRequest, visible: Visible, count: int) -> tuple[str, ...]:
     """Warnings where several ranks would compute on one device, or look for theirs under another's number."""
-    devices, member = len(visible.devices), request.member
-    if member is not None and devices < count:
-        if member.local_rank < devices or request.settings.virtual_local_rank:
-            return ()
+    devices = len(visible.devices)
+    shown = f"visible GPU{'s' * (devices > 1)}"
+    if count <= devices:
+        return ()
+    if not _private(request, visible, count):
         return (
-            f"this rank is shown {devices} GPU{'s' * (devices > 1)}, and a program that chooses its device by "
-            f"LOCAL_RANK ({member.local_rank}) finds none: --virtual-local-rank, or have all GPUs shown to all ranks",
-        )
-    if count > devices:
-        return (
-            f"{count} ranks on {devices} visible GPU{'s' * (devices > 1)}: they are dealt out in turn, but a program "
+            f"{count} ranks on {devices} {shown}: they are dealt out in turn, but a program "
             "that chooses its device by LOCAL_RANK finds none for the last ones, and NCCL refuses to share",
         )
-    return ()
+    member = request.member
+    if member is None or member.local_rank < devices or request.settings.virtual_local_rank:
+        return ()
+    return (
+        f"this rank has {devices} {shown}, and a program that chooses its device by LOCAL_RANK ({member.local_rank}) "
+        "finds none: --virtual-local-rank, or have all GPUs shown to all ranks",
+    )
 
 
 def _unseen(host: Host, request: LaunchRequest, given: Sequence[Device]) -> tuple[str, ...]:
@@ -209,8 +211,7 @@ def _order(visible: Visible) -> tuple[Wish, ...]:
 def _virtual(request: LaunchRequest, visible: Visible, given: Sequence[Device]) -> tuple[Wish, ...]:
     if not request.settings.virtual_local_rank:
         return ()
-    private = _private(request, visible, len(given))
-    names = [device.name for device in (given if private else visible.devices)]
+    names = [device.name for device in (visible.devices if request.member is None else given)]
     return _one_each(request, visible.variable, names, len(given), limits=visible.limits or "GPUs of this host")
 
 

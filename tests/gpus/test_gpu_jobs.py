@@ -150,7 +150,10 @@ def test_a_gpu_of_ones_own_under_another_number_is_warned_of() -> None:
 
 
 def test_ranks_take_turns_at_the_gpus_that_a_scheduler_shows_all_of_them() -> None:
-    assert [as_member(rank, 3).workers[0].gpu for rank in range(3)] == [0, 1, 0]
+    plans = [as_member(rank, 3) for rank in range(3)]
+    assert [made.workers[0].gpu for made in plans] == [0, 1, 0]
+    assert [made.workers[0].cpus for made in plans] == [{0, 1}, {4, 5}, {2, 3}]
+    assert all("3 ranks on 2 visible GPUs" in warning for made in plans for warning in made.warnings)
 
 
 @pytest.mark.parametrize("listed", ["\u00b2", "9" * 5000], ids=["no ASCII digit", "too long"])
