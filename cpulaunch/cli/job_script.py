@@ -14,38 +14,68 @@ export TORCHELASTIC_RUN_ID={run_id} TORCHELASTIC_RESTART_COUNT=0
 unset TORCHELASTIC_ERROR_FILE
 """
 _RANK = """
-rank() {  # worker's function: its exit code; a failure tells the script
-    launch_rank=
-    trap '[ -z "$launch_rank" ] || kill "$launch_rank" 2>/dev/null' TERM
-    "$1" &
-    launch_rank=$!
-    wait "$launch_rank"
-    launch_code=$?
-    while kill -0 "$launch_rank" 2>/dev/null; do  # a signal ended the wait, not the rank
-        wait "$launch_rank"
-        launch_code=$?
-    done
-    [ "$launch_code" -eq 0 ] || kill -USR1 "$launch_script" 2>/dev/null
-    exit "$launch_code"
+decided() {  # exit code: the script's, unless another failure or signal came before
+    (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
 }
 
-finish() {  # process id; the failure that came first is the exit code, not that of ranks which were told to end
+stop() {  # exit code
+    decided "$1"
+    kill $launch_pids 2>/dev/null
+}
+
+ended() {  # process id: returns when it has ended, with its exit code
     wait "$1"
     launch_code=$?
-    while kill -0 "$1" 2>/dev/null; do
+    while kill -0 "$1" 2>/dev/null; do  # a signal ended the wait, not the process
         wait "$1"
         launch_code=$?
     done
-    if [ "$launch_code" -ne 0 ]; then
-        case $launch_status in 0 | 143) launch_status=$launch_code ;; esac
-    fi
+    return "$launch_code"
+}
+
+rank() {  # worker's function; it starts nothing once the job is over, and misses no signal while it starts
+    launch_rank=
+    trap '[ -z "$launch_rank" ] || kill "$launch_rank" 2>/dev/null' HUP TERM
+    { [ -e "$launch_dir/first" ] || "$1"; } &
+    launch_rank=$!
+    [ ! -e "$launch_dir/first" ] || kill "$launch_rank" 2>/dev/null
+    ended "$launch_rank" && exit
+    decided "$launch_code"
+    kill -USR1 "$launch_script" 2>/dev/null
 }
 
 launch_script=$$
-launch_status=0
 launch_pids=
-launch_ended=
-trap 'launch_ended=1; kill $launch_pids 2>/dev/null' HUP INT TERM USR1
+launch_dir=$(mktemp -d) || exit 125
+trap 'stop 129' HUP
+trap 'stop 130' INT
+trap 'stop 143' TERM
+trap 'kill $launch_pids 2>/dev/null' USR1
+
+"""
+_WAIT = """
+[ ! -e "$launch_dir/first" ] || kill $launch_pids 2>/dev/null
+
+# Should this script be killed, its end of this pipe closes, and the ranks are ended from here. No child of the
+# script: bash can wait for any child when a signal and the end of the one it waits for come together.
+mkfifo "$launch_dir/alive" || stop 125
+exec 9<>"$launch_dir/alive"
+(
+    trap '' HUP INT TERM
+    {
+        exec 9>&-
+        read -r launch_word || { stop 137; rm -rf "$launch_dir"; }
+    } <"$launch_dir/alive" >/dev/null 2>&1 &
+)
+
+for pid in $launch_pids; do
+    ended "$pid"
+done
+launch_status=0
+[ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
+echo over >&9
+rm -rf "$launch_dir"
+exit "${launch_status:-1}"
 """
 
 
@@ -81,6 +111,4 @@ def job_script(plan: LaunchPlan, job: JobPlan) -> str:
     run_id = "cpulaunch-$$" if job.rendezvous.id is None else quote(job.rendezvous.id)
     indexes = [worker.index for worker in plan.workers]
     starts = [f'rank worker_{index} &\nlaunch_pids="$launch_pids $!"' for index in indexes]
-    wait = ['[ -z "$launch_ended" ] || kill $launch_pids 2>/dev/null']
-    wait += ["for pid in $launch_pids; do", '    finish "$pid"', "done", 'exit "$launch_status"', ""]
-    return _ENVIRONMENT.format(port=port, run_id=run_id) + "\n".join([_RANK, *starts, *wait])
+    return _ENVIRONMENT.format(port=port, run_id=run_id) + "\n".join([_RANK.rstrip("\n"), "", *starts]) + "\n" + _WAIT
