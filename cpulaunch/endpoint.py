@@ -6,7 +6,7 @@ from cpulaunch.errors import UsageError
 
 
 def split_endpoint(endpoint: str, *, default_port: int) -> tuple[str, int]:
-    """The host and the port of HOST, HOST:PORT or [IPV6]:PORT; an empty host is localhost.
+    """The host and the port of HOST, HOST:PORT or [IPV6]:PORT (or as torchrun has it, IPV6:PORT); none is localhost.
 
     Raises: UsageError if the port is none. Source: torch elastic, parse_rendezvous_endpoint.
     """
@@ -19,9 +19,14 @@ def split_endpoint(endpoint: str, *, default_port: int) -> tuple[str, int]:
     return host.strip("[]") or "localhost", int(port)
 
 
+def with_brackets(endpoint: str) -> str:
+    """The endpoint as torch reads it: it takes the last group of a bare IPv6 address for a port, and waits there."""
+    return f"[{endpoint.strip()}]" if _is_bare_ipv6(endpoint.strip()) else endpoint
+
+
 def _is_bare_ipv6(text: str) -> bool:
-    """Whether this is an IPv6 address without brackets, and so without a port."""
-    return text.count(":") > 1 and not text.startswith("[")
+    """Whether this is an IPv6 address without brackets, and without a port: no group of one has five digits."""
+    return text.count(":") > 1 and not text.startswith("[") and len(text.rpartition(":")[2]) < 5
 
 
 def is_loopback_name(host: str) -> bool:

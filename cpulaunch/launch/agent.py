@@ -41,8 +41,11 @@ def main(arguments: Sequence[str]) -> int:
         report = run_agent(orders)
     except CpulaunchError as error:
         report = {"exit_code": error.exit_code, "error": [error.what, error.value, error.source, error.hint]}
-    with open(report_file(directory), "w") as file:
-        json.dump(report, file)
+    try:
+        with open(report_file(directory), "w") as file:
+            json.dump(report, file)
+    except OSError as error:  # The exit code still tells whether the ranks failed.
+        _say(f"what became of the ranks cannot be written down: {error}")
     return int(report["exit_code"])
 
 
@@ -147,7 +150,9 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     # This package's modules and no others of its directory, whose names may be another's.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     __import__("cpulaunch")
     del sys.path[0]
     sys.exit(main(sys.argv[1:]))

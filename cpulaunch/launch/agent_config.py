@@ -56,7 +56,7 @@ def later_values(job: dict[str, Any], known: frozenset[str], *, version: str) ->
     asked = {
         name: value
         for name in LATER_FIELDS
-        if (value := job[name]) not in (None, False, []) and value != TORCHS_OWN.get(name)
+        if (value := job[name]) is not None and value is not False and value not in ([], TORCHS_OWN.get(name))
     }
     for name, option in LATER_FIELDS.items():
         if option is not None and name in asked and name not in known:

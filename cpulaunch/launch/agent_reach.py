@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RETRY_SECONDS = 0.3
+ATTEMPT_SECONDS = 5.0
+"""A firewall that drops packets leaves one attempt without an answer for two minutes; a new one may get through."""
 QUIET_SECONDS = 5.0
 """Hosts do not start at the same moment; a wait longer than this is told."""
 
@@ -50,7 +52,7 @@ def wait_until_reachable(host: str, port: int, *, patience_seconds: float, say: 
     start = time.monotonic()
     deadline = start + patience_seconds
     told = False
-    while reason := refusal(host, port, timeout_seconds=max(0.1, deadline - time.monotonic())):
+    while reason := refusal(host, port, timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, deadline - time.monotonic()))):
         now = time.monotonic()
         if now >= deadline:
             raise unreachable(host, port, reason=f"{reason}, for {patience_seconds:g} s")

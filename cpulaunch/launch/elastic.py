@@ -6,6 +6,7 @@ any worker (so that nothing outlives this launch), and reads the agent's report.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -71,6 +72,15 @@ def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
         return job_result(job, result, report=read_report(directory), output=output, succeeded=seen)
     finally:
         remove_run_directory(directory)
+        if plan.launch.log_dir is None and logs is not None:
+            _remove_if_empty(logs)  # No rank ever started.
+
+
+def _remove_if_empty(directory: str) -> None:
+    try:
+        os.rmdir(directory)
+    except OSError:
+        return
 
 
 def _job(plan: LaunchPlan) -> JobPlan:
@@ -142,10 +152,7 @@ def _supervised(run: _Run, *, memory_events: str | None, say: Say) -> tuple[Laun
     try:
         guarded = become_guarded(say, directory=run.directory)
         stdin = worker_stdin(len(run.starts))
-        output = open_job_output(
-            run.directory, [start.worker for start in run.starts], shown=_shown(run.plan), stdin=stdin
-        )
-        write_orders(run, output)
+        output = _prepare_files(run, stdin=stdin)
         wiring = Wiring(
             sinks=output.sinks,
             ends=(output.agent,),
@@ -164,6 +171,24 @@ def _supervised(run: _Run, *, memory_events: str | None, say: Say) -> tuple[Laun
         return supervise((run.agent,), wiring, terms), output
     except OSError as error:
         raise too_few(error) from None
+
+
+def _prepare_files(run: _Run, *, stdin: int) -> JobOutput:
+    """The pipes of the job's output. Effect: the run's directory has all its files. Raises: LaunchError or OSError."""
+    ranks = [start.worker for start in run.starts]
+    try:
+        output = open_job_output(run.directory, ranks, shown=_shown(run.plan), stdin=stdin)
+        write_orders(run, output)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise LaunchError(
+            "the files of this run cannot be written",
+            value=run.directory,
+            source=error.strerror,
+            hint="set TMPDIR to a directory that has room and can hold named pipes",
+        ) from None
+    return output
 
 
 def _ending_signals(plan: LaunchPlan) -> frozenset[int]:

@@ -5,7 +5,7 @@ Source: torch 2.13, torch/distributed/run.py and torch/distributed/elastic.
 
 from __future__ import annotations
 
-from cpulaunch.endpoint import split_endpoint
+from cpulaunch.endpoint import split_endpoint, with_brackets
 from cpulaunch.plan.job_checks import check_job
 from cpulaunch.plan.model import JobPlan, Note, Rendezvous, StreamsPlan
 from cpulaunch.plan.templates import substitute
@@ -121,7 +121,8 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
         port = DEFAULT_PORT if settings.master_port is None else settings.master_port
         host = settings.master_addr or LOOPBACK
         endpoint = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-    return Rendezvous(backend=chosen, endpoint=endpoint, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
+    place = with_brackets(endpoint)
+    return Rendezvous(backend=chosen, endpoint=place, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
 
 
 def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:

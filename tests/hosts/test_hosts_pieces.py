@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.endpoint import split_endpoint
+from cpulaunch.endpoint import split_endpoint, with_brackets
 from cpulaunch.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.launch import shim
 from cpulaunch.launch.agent_config import check_event_handler, later_values, make_logs_specs
 from cpulaunch.launch.agent_meeting import Meeting
 from cpulaunch.launch.agent_reach import is_here, wait_until_reachable
 from cpulaunch.launch.bind import Binding
-from cpulaunch.launch.elastic_files import rank_file
+from cpulaunch.launch.elastic_files import orders_file, rank_file
+from cpulaunch.launch.elastic_result import read_report
 from cpulaunch.launch.start import Start
 from cpulaunch.probe.network import route_to
 
 SHIM = Path(shim.__file__)
+AGENT = SHIM.with_name("agent.py")
+ROOT = SHIM.parents[2]
 NOBODY_ASKED = {
     "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     "duplicate_stdout_filters": [],
@@ -41,12 +44,21 @@ NOBODY_ASKED = {
         ("[fe80::1]:29400", ("fe80::1", 29400)),
         ("[fe80::1]", ("fe80::1", 7)),
         ("fe80::1", ("fe80::1", 7)),
+        ("fe80::1:29400", ("fe80::1", 29400)),
         ("", ("localhost", 7)),
         (":29400", ("localhost", 29400)),
     ],
 )
 def test_an_endpoint_is_a_host_and_a_port(endpoint, parts):
     assert split_endpoint(endpoint, default_port=7) == parts
+
+
+@pytest.mark.parametrize("endpoint", ["::1", "fe80::1", "fe80::1:29400", "[::1]:29400", "node0:1", "node0", ""])
+@pytest.mark.torch
+def test_torch_reads_an_endpoint_as_it_is_read_here(endpoint):
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    assert parse_rendezvous_endpoint(with_brackets(endpoint), 7) == split_endpoint(endpoint, default_port=7)
 
 
 @pytest.mark.parametrize("endpoint", ["node0:", "node0:http", "node0:65536", "node0:-1"])
@@ -118,6 +130,7 @@ def test_how_long_hosts_wait_follows_the_rendezvous_settings(backend, conf, join
     [
         ({}, {"shutdown_timeout"}, {"shutdown_timeout": 30}),
         ({}, {}, {}),  # What nobody asked for is not missed.
+        ({"shutdown_timeout": 0}, {"shutdown_timeout"}, {"shutdown_timeout": 0}),
         ({"virtual_local_rank": True}, {"virtual_local_rank"}, {"virtual_local_rank": True}),
         ({"duplicate_stdout_filters": ["x"]}, {"duplicate_stdout_filters"}, {"duplicate_stdout_filters": ["x"]}),
         ({"event_log_handler": "console"}, {"event_log_handler"}, {"event_log_handler": "console"}),
@@ -165,6 +178,33 @@ def test_the_shim_binds_changes_the_environment_and_becomes_the_rank(tmp_path):
         environ={"B": "2", "LOCAL_RANK": "0"},
     )
     assert (done.stdout, done.stderr) == (f"[{cpu}] 1 None 0 SIG_IGN\n", "")
+
+
+@pytest.mark.parametrize("safe", ["", "1"], ids=["", "safe-path"])
+def test_the_agent_finds_torch_on_the_users_path(tmp_path, safe):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "torch.py").write_text("raise ImportError('theirs')\n")
+    job = {"backend": "c10d", "run_id": "x", "host_rank": 0, "hosts": [1, 1], "conf": {}, "endpoint": "localhost:0"}
+    Path(orders_file(str(tmp_path))).write_text(json.dumps({"job": job}))
+    env = os.environ | {"PYTHONPATH": str(theirs), "PYTHONSAFEPATH": safe}
+    done = subprocess.run([sys.executable, str(AGENT), str(tmp_path)], env=env, check=False, timeout=60)
+    assert done.returncode == 125
+    assert read_report(str(tmp_path))["error"][2] == "theirs"
+
+
+def test_files_that_cannot_be_made_are_one_error_and_leave_no_directory(tmp_path):
+    (tmp_path / "script.py").touch()
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    limit += "runpy.run_module('cpulaunch', run_name='__main__', alter_sys=True)"
+    job = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:1", str(tmp_path / "script.py")]
+    command = [sys.executable, "-c", limit, *job]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+    assert done.returncode == 125
+    assert done.stderr.startswith(f"error: the files of this run cannot be written: {tmp_path}")
+    assert done.stderr.count("\n") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
 def test_the_shim_leaves_no_ignored_signal_to_a_program_that_is_not_python(tmp_path):
