@@ -15,11 +15,16 @@ ROOT = HERE.parent.parent
 CLUSTER = ROOT / "scripts/slurm-cluster"
 NOT_STARTED = 125
 TIMEOUT = 280
+OTHER_JOBS = (
+    *("SLURM_", "SRUN_", "SALLOC_", "SBATCH_", "OMPI_", "PMI", "MPI_", "HYDRA_", "I_MPI_", "PET_", "TORCHELASTIC_"),
+    *("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "OMP_", "GLOO_", "CUDA_"),
+)
+"""What names of variables begin with that would make these jobs part of another one, or other jobs."""
 
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment without a job's variables, for `cpulaunch` by name."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_", "PMI"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OTHER_JOBS)}
     folder = os.path.dirname(sys.executable)
     return kept | {"PATH": f"{folder}:{kept.get('PATH', os.defpath)}", "PYTHONPATH": str(ROOT)} | more
 
