@@ -44,7 +44,10 @@ IMPLEMENTATIONS = ("fused", "foreach", "grad_scale", "found_inf")
 DEMANDS = ("capturable", "differentiable", "has_complex")
 """Flags for which the fused step on the CPU is not made."""
 
-NUMBERS = ("lr", "beta1", "beta2")
+NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
+FLAGS = ("amsgrad", "maximize", "nesterov")
+"""Arguments of which the fused step takes numbers and bools only, and the other whatever can be computed with."""
+
 DTYPES = (torch.float32, torch.float64)
 """In lower precision the fused step rounds once and the other after each operation: more than rounding may differ."""
 
@@ -71,15 +74,15 @@ def _fusing(step: Step, plain: Callable[..., None], settings: TorchSettings) -> 
 
     @wraps(plain)
     def fusing(*lists: Any, **named: Any) -> None:
-        if torch.compiler.is_compiling() or not _is_ours(lists, named):
+        if torch.compiler.is_compiling():
             return plain(*lists, **named)
         try:
-            obstacle = _obstacle(step, lists, named)
+            obstacle = _obstacle(step, lists, named) if _is_ours(lists, named) else None
         except Exception as error:  # noqa: BLE001 - the program gets the step it wrote
             obstacle = f"{type(error).__name__}: {error}"
-        if not obstacle:
-            named["fused"] = True
-        elif obstacle not in said:
+        if obstacle == "":
+            named |= {flag: bool(named[flag]) for flag in FLAGS if flag in named} | {"fused": True}
+        elif obstacle and obstacle not in said:
             said.add(obstacle)
             degraded(settings, "fused_optimizers", f"{step.name} stays as it is: {obstacle}")
         return plain(*lists, **named)
@@ -91,11 +94,20 @@ def _is_ours(lists: Sequence[Any], named: dict[str, Any]) -> bool:
     """Whether the program leaves the choice to torch, and the tensors are dense ones on the CPU."""
     if any(named.get(name) is not None for name in IMPLEMENTATIONS):
         return False
-    if any(named.get(name) is not None and named[name] is not False for name in DEMANDS):
+    if any(named.get(name) is not None and named[name] is not False for name in DEMANDS) or _is_differentiated():
         return False
     if not lists or not all(isinstance(each, list) for each in lists) or not lists[0]:
         return False
     return all(tensor.device.type == "cpu" for tensor in lists[0]) and not any(map(_is_half_new, lists))
+
+
+def _is_differentiated() -> bool:
+    """Whether derivatives of the step itself may be wanted, or it is mapped: torch has none of the fused step.
+
+    `torch.optim.SGD(differentiable=True)` shows by this alone.
+    """
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return torch.is_grad_enabled() or forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _is_half_new(values: Sequence[Tensor | None]) -> bool:
@@ -109,10 +121,13 @@ def _obstacle(step: Step, lists: Sequence[list[Any]], named: dict[str, Any]) -> 
     Source: pytorch/aten/src/ATen/native/cpu/FusedAdamKernel.cpp and its like for SGD and Adagrad: elements are taken
     in memory order, whatever the strides, and in the type of the parameter; numbers of steps are fp32.
     """
-    if any(isinstance(named.get(name), Tensor) for name in NUMBERS):
-        return "its learning rate or betas are tensors"
+    for name in NUMBERS:
+        if isinstance(value := named.get(name, 0), bool) or not isinstance(value, int | float):
+            return f"its {name} is a {type(value).__name__}"
     if step.counts and any((count.dtype, count.device.type) != COUNT for count in lists[-1]):
         return "it does not count steps in float32 on the CPU"
+    if step.counts and len(set(map(id, lists[-1]))) != len(lists[-1]):
+        return "a parameter is there twice"
     others = lists[1:-1] if step.counts else lists[1:]
     for number, parameter in enumerate(lists[0]):
         obstacle = _unlike(parameter, [each[number] for each in others if each and each[number] is not None])
@@ -131,6 +146,8 @@ def _unlike(parameter: Tensor, others: Iterable[Tensor]) -> str:
     for tensor in others:
         if tensor.layout is not torch.strided:
             return "gradients are sparse"
+        if tensor.is_neg():
+            return "gradients are views that negate"
         if (tensor.dtype, tensor.shape) != (parameter.dtype, parameter.shape):
             return "a gradient or its state has another type or shape than the parameter"
         if layout is None or not tensor.is_contiguous(memory_format=layout):

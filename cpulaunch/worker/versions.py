@@ -47,5 +47,6 @@ def _counting(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _count(lists: tuple[Any, ...]) -> None:
     for place, tensors in enumerate(lists):
         if place != GRADIENTS and isinstance(tensors, list | tuple):
-            with suppress(RuntimeError, TypeError):  # Inference tensors have no counter.
-                torch.autograd.graph.increment_version(tensors)
+            for tensor in tensors:
+                with suppress(RuntimeError):  # Inference tensors have no counter.
+                    torch.autograd.graph.increment_version(tensor)

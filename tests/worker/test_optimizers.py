@@ -180,6 +180,50 @@ UNCHANGED = {
         for kind in (torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad):
             kind(build().parameters(), lr=0.1).step()
         """,
+    "derivatives of a step": """
+        from torch.autograd import forward_ad
+        from torch.optim.sgd import sgd
+        def moved(start):
+            place = start.clone()
+            numbers = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0)
+            sgd([place], [start * start], [], lr=0.1, nesterov=False, maximize=False, **numbers)
+            return place
+        start = torch.tensor([1.0, 2.0], requires_grad=True)
+        place = start.clone()
+        optimizer = torch.optim.SGD([place], lr=0.1, differentiable=True)
+        place.grad = start * start
+        optimizer.step()
+        place.sum().backward()
+        expected = 1 - 0.2 * start.detach()
+        assert torch.allclose(start.grad, expected), start.grad
+        assert torch.allclose(torch.func.grad(lambda value: moved(value).sum())(start.detach()), expected)
+        with torch.no_grad(), forward_ad.dual_level():
+            dual = moved(forward_ad.make_dual(start.detach(), torch.ones(2)))
+            assert torch.allclose(forward_ad.unpack_dual(dual).tangent, expected)
+        with torch.no_grad():
+            assert torch.vmap(moved)(torch.ones(3, 2)).shape == (3, 2)
+        """,
+    "flags that are no bools": """
+        for kind, flags in (
+            (torch.optim.Adam, {"amsgrad": 1, "maximize": None}),
+            (torch.optim.SGD, {"momentum": 0.9, "nesterov": 1, "maximize": 1}),
+            (torch.optim.Adagrad, {"maximize": None}),
+        ):
+            def run(**choice):
+                net = build()
+                train(net, kind(net.parameters(), lr=1e-5, **flags, **choice), 2)
+                return list(net.parameters())
+            calls, ours = fused_calls(run)
+            assert calls == 2 and all(map(torch.allclose, ours, run(foreach=False))), kind
+        """,
+    "parameters without elements": """
+        for kind in (torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad):
+            weights = [nn.Parameter(torch.ones(shape)) for shape in ((0,), (2, 0), (), (3,))]
+            for weight in weights:
+                weight.grad = torch.ones_like(weight)
+            assert fused_calls(kind(weights, lr=0.1).step)[0] == 1
+            assert weights[2] < 1 and (weights[3] < 1).all()
+        """,
     "complex parameters": """
         weight = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
         weight.grad = torch.ones_like(weight)
@@ -210,7 +254,43 @@ REFUSED = {
         net = build()
         assert fused_calls(lambda: train(net, torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1)), 2))[0] == 0
         """,
-        "adam stays as it is: its learning rate or betas are tensors",
+        "adam stays as it is: its lr is a Tensor",
+    ),
+    "a number that is another's": (
+        """
+        class Rate:
+            def __float__(self): return 0.1
+            def __neg__(self): return -0.1
+        net = build()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer.param_groups[0]["lr"] = Rate()
+        assert fused_calls(lambda: train(net, optimizer, 2))[0] == 0
+        """,
+        "sgd stays as it is: its lr is a Rate",
+    ),
+    "a parameter in the list twice": (
+        """
+        warnings.simplefilter("ignore")
+        def run(**choice):
+            weight = nn.Parameter(torch.ones(3))
+            optimizer = torch.optim.AdamW([weight, weight], lr=0.1, **choice)
+            for step in range(3):
+                weight.grad = torch.full([3], 1.0 + step)
+                optimizer.step()
+            return weight
+        calls, weight = fused_calls(run)
+        assert calls == 0 and torch.equal(weight, run(fused=False))
+        """,
+        "adam stays as it is: a parameter is there twice",
+    ),
+    "views that negate": (
+        """
+        weight = nn.Parameter(torch.ones(3))
+        weight.grad = torch._neg_view(torch.ones(3))
+        torch.optim.SGD([weight], lr=0.5).step()
+        assert torch.equal(weight, torch.full([3], 1.5))
+        """,
+        "sgd stays as it is: gradients are views that negate",
     ),
     "another memory order": (
         """
