@@ -37,6 +37,7 @@ FAULTS = {
         "--fused-optimizers",
     ),
     "ipex": ({"ipex": True}, "torch.__version__ = '0.0'", "--ipex"),
+    "ccl": ({}, "sys.modules['cpulaunch.worker.ccl.registration'] = None", "ccl"),
     "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.calls'] = None", "calls"),
 }
 AT_RUN_TIME = {
