@@ -22,7 +22,9 @@ from cpulaunch.launch.rank_files import unwritable, writes_logs
 from cpulaunch.launch.run_directory import (
     events_path,
     make_event_files,
+    make_named_directory,
     make_private_directory,
+    name_private_directory,
     remove_run_directory,
 )
 from cpulaunch.launch.shim import rank_orders
@@ -59,12 +61,10 @@ def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
     starts = prepare_starts(plan, environ, say=say)
     interpreter = find_executable(job.interpreter or sys.executable, environ, what="Python interpreter")
     logs = _log_directory(plan, job, environ, say)
-    directory = make_private_directory(environ)
+    directory = name_private_directory(environ)
     try:
         own_stores = OWN_STORES not in environ and hosts_may_join(job)
         agent = _agent_start(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ)
-        if plan.launch.watched:  # Here only under --strict: whether each rank's torch did as it was told.
-            make_event_files(directory, [start.worker for start in starts])
         orders = agent_orders(plan, directory, logs=logs or private_logs(directory))
         run = _Run(plan=plan, starts=starts, agent=agent, orders=orders, directory=directory)
         result, output = _supervised(run, memory_events=memory_events, say=say)
@@ -174,8 +174,15 @@ def _supervised(run: _Run, *, memory_events: str | None, say: Say) -> tuple[Laun
 
 
 def _prepare_files(run: _Run, *, stdin: int) -> JobOutput:
-    """The pipes of the job's output. Effect: the run's directory has all its files. Raises: LaunchError or OSError."""
+    """The pipes of the job's output. Raises: LaunchError or OSError.
+
+    Effect: the run's directory has all its files. It is made here, by the supervisor, so that there is always one of
+    supervisor and guard to remove it.
+    """
     ranks = [start.worker for start in run.starts]
+    make_named_directory(run.directory)
+    if run.plan.launch.watched:  # Here only under --strict: whether each rank's torch did as it was told.
+        make_event_files(run.directory, ranks)
     try:
         output = open_job_output(run.directory, ranks, shown=_shown(run.plan), stdin=stdin)
         write_orders(run, output)

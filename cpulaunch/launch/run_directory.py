@@ -27,12 +27,31 @@ def make_private_directory(environ: Mapping[str, str]) -> str:
             return new_directory(parent, "cpulaunch-")
         except OSError as error:
             failed = error
-    raise LaunchError(
+    raise _no_directory(failed)
+
+
+def _no_directory(error: OSError) -> LaunchError:
+    return LaunchError(
         "no directory for this run",
-        value=failed.filename,
-        source=failed.strerror,
+        value=error.filename,
+        source=error.strerror,
         hint="set TMPDIR to a directory that can be written",
     )
+
+
+def name_private_directory(environ: Mapping[str, str]) -> str:
+    """The absolute path of a directory that `make_named_directory` is to make, whose name nobody has guessed."""
+    parents = (environ["TMPDIR"],) if environ.get("TMPDIR") else TEMPORARY
+    parent = next((parent for parent in parents if os.access(parent, os.W_OK | os.X_OK)), parents[0])
+    return os.path.join(os.path.abspath(parent), "cpulaunch-" + os.urandom(6).hex())
+
+
+def make_named_directory(path: str) -> None:
+    """Effect: the directory exists, and nobody else may read it. Raises: LaunchError."""
+    try:
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        raise _no_directory(error) from None
 
 
 def new_directory(parent: str, prefix: str) -> str:

@@ -193,17 +193,42 @@ def test_the_agent_finds_torch_on_the_users_path(tmp_path, safe):
     assert read_report(str(tmp_path))["error"][2] == "theirs"
 
 
-def test_files_that_cannot_be_made_are_one_error_and_leave_no_directory(tmp_path):
+def launched(tmp_path, before, *job):
+    """How a launch ended that ran `before` in its own process first, once nobody has its output open any more."""
     (tmp_path / "script.py").touch()
-    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
-    limit += "runpy.run_module('cpulaunch', run_name='__main__', alter_sys=True)"
-    job = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:1", str(tmp_path / "script.py")]
-    command = [sys.executable, "-c", limit, *job]
+    code = f"import os, resource, runpy, sys\n{before}\nrunpy.run_module('cpulaunch', run_name='__main__')"
+    command = [sys.executable, "-c", code, "--nnodes", "2", *job, str(tmp_path / "script.py")]
     env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+
+
+def test_files_that_cannot_be_made_are_one_error_and_leave_no_directory(tmp_path):
+    nothing_fits = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    done = launched(tmp_path, nothing_fits, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:1")
     assert done.returncode == 125
     assert done.stderr.startswith(f"error: the files of this run cannot be written: {tmp_path}")
     assert done.stderr.count("\n") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_a_launcher_that_is_killed_as_soon_as_its_directory_exists_leaves_none(tmp_path):
+    killed_after_mkdir = """
+launcher, made = os.getpid(), []
+def hook(event, arguments):
+    if made and made.pop():
+        os.kill(launcher, 9)
+    if event == "os.mkdir":
+        made.append(True)
+sys.addaudithook(hook)"""
+    done = launched(tmp_path, killed_after_mkdir, "--node-rank", "1", "--master-addr", "127.0.0.1")
+    assert done.returncode == -9
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_logs_that_no_rank_wrote_leave_no_directory(tmp_path):
+    unreachable = ["--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", "1"]
+    done = launched(tmp_path, "", *unreachable, "--rdzv-conf", "join_timeout=0", "-t", "3")
+    assert (done.returncode, "cannot be reached" in done.stderr) == (125, True)
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
