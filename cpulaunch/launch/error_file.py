@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 MOST_BYTES = 1 << 20
+MOST_SECONDS = 253_402_300_799
+"""The end of the year 9999; later times cannot be written as a date everywhere."""
 
 
 @record
@@ -35,7 +37,7 @@ def read_error(path: str) -> RankError | None:
 
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return _error(content)
 
@@ -55,7 +57,7 @@ def hand_on(source: str, target: str, *, exit_code: int) -> None:
             content["message"]["errorCode"] = exit_code
         with open(target, "w", encoding="utf-8") as file:
             json.dump(content, file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return
 
 
@@ -74,6 +76,8 @@ def _error(content: Any) -> RankError | None:
 
 
 def _seconds(value: object) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MOST_SECONDS)):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 < value <= MOST_SECONDS else None

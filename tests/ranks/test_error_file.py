@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpulaunch.launch.error_file import RankError, read_error
+from cpulaunch.launch.error_file import RankError, hand_on, read_error
 
 RECORDED = {
     "message": {
@@ -27,6 +27,9 @@ RECORDED = {
         ({"message": {"message": "x", "extraInfo": [1]}}, RankError(text="x")),
         ({"message": {"message": "x", "extraInfo": {"timestamp": "soon"}}}, RankError(text="x")),
         ({"message": "x", "timestamp": True}, RankError(text="x")),
+        ({"message": "x", "timestamp": 10**300}, RankError(text="x")),
+        ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 20}}}, RankError(text="x")),
+        ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 5000}}}, RankError(text="x")),
         ({"message": 3}, None),
         ({}, None),
         ([1], None),
@@ -38,11 +41,12 @@ def test_errors_are_read_as_torch_writes_them(tmp_path, content, error):
     assert read_error(str(path)) == error
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000])
 def test_anything_else_is_no_error(tmp_path, content):
     path = tmp_path / "error.json"
     path.write_bytes(content)
     assert read_error(str(path)) is None
+    hand_on(str(path), str(tmp_path / "why.json"), exit_code=1)  # As little is handed on.
 
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/error.json", "/"])
