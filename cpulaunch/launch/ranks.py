@@ -154,7 +154,7 @@ def _attempts(run: _Run, guarded: Guarded, inherited: Inherited) -> LaunchResult
         with Reservation(run.job.master_port) as reservation:
             result = _attempt(run, terms, port=reservation.port, restarts=restarts)
             taken = _taken(result, reservation)
-        if result.first_failure is None or result.trouble is not None or _asked_to_end(result, guarded.control):
+        if result.first_failure is None or result.trouble is not None or asked_to_end(result, terms):
             return result
         if taken is not None and run.job.master_port is None and lost_ports < MOST_LOST_PORTS:
             lost_ports += 1
@@ -182,16 +182,16 @@ def _taken(result: LaunchResult, reservation: Reservation) -> str | None:
     return f"{'another process' if holder is None else holder} listens on the ranks' port {reservation.port}"
 
 
-def _asked_to_end(result: LaunchResult, control: int) -> bool:
+def asked_to_end(result: LaunchResult, terms: Terms) -> bool:
     """Whether a signal that ends launches came by now, after the ranks ended too, or the launcher is gone."""
     if result.asked_to_end:
         return True
     poll = select.poll()
-    poll.register(control, select.POLLIN)
+    poll.register(terms.control, select.POLLIN)
     if not poll.poll(0):
         return False
-    numbers = os.read(control, 4096)
-    return not numbers or any(number in ENDING for number in numbers)
+    numbers = os.read(terms.control, 4096)
+    return not numbers or any(number in ENDING or number in terms.ending_signals for number in numbers)
 
 
 def _restarting(result: LaunchResult, restarts: int, most: int) -> str:

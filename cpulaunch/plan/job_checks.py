@@ -17,7 +17,7 @@ SIGNALS = frozenset(
     for name in (
         *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "IOT", "EMT", "BUS", "FPE", "USR1", "SEGV", "USR2", "PIPE"),
         *("ALRM", "TERM", "STKFLT", "CHLD", "CLD", "CONT", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM"),
-        *("PROF", "WINCH", "IO", "POLL", "PWR", "INFO", "SYS", "BREAK"),
+        *("PROF", "WINCH", "IO", "POLL", "PWR", "INFO", "SYS", "BREAK", "RTMIN", "RTMAX"),
     )
 )
 """Signals that a process can answer; KILL and STOP are not among them. Source: POSIX and Linux, signal(7)."""
@@ -115,7 +115,7 @@ def _check_local_ranks(request: LaunchRequest, local_world_size: int) -> None:
 
 def _check_signals(request: LaunchRequest) -> None:
     for name in request.settings.signals_to_handle:
-        if name not in SIGNALS and not name.startswith(("SIGRTMIN", "SIGRTMAX")):
+        if name not in SIGNALS:
             what = "no signal that can be handled"
             raise _refused(request, "signals_to_handle", what, name, "--signals-to-handle SIGTERM,SIGINT,SIGUSR1")
 

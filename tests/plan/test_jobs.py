@@ -194,6 +194,7 @@ def test_a_script_run_by_path_gets_its_own_arguments() -> None:
         (f"{TWO} --show 2", ["no such worker: 2", "--show"]),
         (f"{TWO} --signals-to-handle SIGTERM,SIGFOO", ["SIGFOO"]),
         (f"{TWO} --signals-to-handle SIGKILL", ["SIGKILL"]),
+        (f"{TWO} --signals-to-handle SIGRTMIN+1", ["SIGRTMIN+1"]),
         (f"{TWO} --shutdown-timeout 3 --grace 4", ["--grace", "--shutdown-timeout 3"]),
         ("--nnodes 2 --master-addr a --report r.json", ["--report", "several hosts"]),
         ("--nnodes 2 --master-addr a --start-barrier", ["--start-barrier"]),

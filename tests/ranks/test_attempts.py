@@ -1,11 +1,18 @@
 """Ranks are restarted together, and only where that is meant; a lost port is not a failure of theirs."""
 
+import os
 import resource
 import signal
 import socket
 
 import pytest
 from jobs import free_port, text_of
+
+from cpulaunch.launch.ranks import asked_to_end
+from cpulaunch.launch.result import LaunchResult
+from cpulaunch.launch.signals import ENDING
+from cpulaunch.launch.spawn import Inherited
+from cpulaunch.launch.supervise import Terms
 
 TWO = ("--nproc-per-node", "2")
 
@@ -103,6 +110,30 @@ def test_a_signal_that_is_passed_on_forbids_a_restart_if_it_usually_ends_jobs(la
     job = launch.finish(process)
     assert job.code == 143
     assert "started again" not in job.err
+
+
+@pytest.mark.parametrize(
+    ("ending", "number", "asked"),
+    [
+        (ENDING, signal.SIGTERM, True),
+        (ENDING, signal.SIGUSR1, False),
+        ({signal.SIGUSR1}, signal.SIGUSR1, True),
+        ({signal.SIGUSR1}, signal.SIGTERM, True),
+        ({signal.SIGUSR1}, signal.SIGUSR2, False),
+        (ENDING, None, False),
+    ],
+)
+def test_a_signal_between_two_attempts_counts(ending, number, asked):
+    read, write = os.pipe()
+    inherited = Inherited(signal_mask=frozenset())
+    terms = Terms(inherited=inherited, grace_seconds=1, control=read, ending_signals=frozenset(ending))
+    try:
+        if number is not None:
+            os.write(write, bytes([number]))
+        assert asked_to_end(LaunchResult(exit_code=3, host="h", workers=()), terms) == asked
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def test_chosen_signals_end_the_job(launch):
