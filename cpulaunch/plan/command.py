@@ -2,7 +2,6 @@
 
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.plan.model import Binder, MemoryPolicy
-from cpulaunch.plan.templates import substitute
 from cpulaunch.request import Program
 
 RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -25,6 +24,8 @@ def program_argv(program: Program | None, *, unbuffered: bool, run_path: bool = 
 
 def rank_argv(argv: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
     """The command line of one rank. Source: torch elastic, macros.substitute, which leaves what is executed alone."""
+    from cpulaunch.plan.templates import substitute
+
     values = {"local_rank": str(local_rank)}
     return tuple(word if at == 0 or "$" not in word else substitute(word, values) for at, word in enumerate(argv))
 
