@@ -20,8 +20,8 @@ BACKENDS = {"slurm": slurm.started, "mpi": mpi.started, "pbs": pbs.started}
 LOOPBACK = "127.0.0.1"
 INDEPENDENT = ("instances", "cores_per_instance", "instance_index")
 """Settings of independent copies: whoever asks for them does not mean one job."""
-STARTED_OTHERWISE = ("RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
-"""Variables of torchrun and its like, of Open MPI's mpirun and of Hydra's, which srun does not set."""
+MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+"""Variables of Open MPI's mpirun and of Hydra's, which srun does not set."""
 CHOOSING = frozenset(("cpus", "numa_nodes"))
 """Settings that say which CPUs to use, whatever the scheduler bound this process to."""
 AGENTS_ONLY = ("max_restarts", "redirects", "tee", "duplicate_stdout_filters", "duplicate_stderr_filters")
@@ -35,7 +35,7 @@ def scheduler_layer(environ: Mapping[str, str], chosen: Mapping[str, Any], machi
     """
     name = scheduler_meant(environ, chosen)
     if name is None:
-        return None
+        return _other_rank(environ, chosen)
     started = BACKENDS[name](environ, machine)
     agent = started.one_per_host and (name != "mpi" or "nproc_per_node" in chosen)
     if agent and _complete(chosen):
@@ -53,12 +53,31 @@ def scheduler_meant(environ: Mapping[str, str], chosen: Mapping[str, Any]) -> st
     asked = str(chosen.get("scheduler", "auto"))
     if asked != "auto":
         return None if asked == "none" else asked
-    if any(name in environ for name in STARTED_OTHERWISE) or any(name in chosen for name in INDEPENDENT):
+    if any(name in environ for name in ("RANK", *MPIRUN)) or any(name in chosen for name in INDEPENDENT):
         return None
     if not slurm.in_step(environ):
         return None
     distributed = any(name in chosen for name in JOB_SETTINGS)
     return "slurm" if distributed or slurm.tasks_in_step(environ) > 1 else None
+
+
+def _other_rank(environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Layer | None:
+    """A warning where RANK is from another step than this one: a rank ran srun. None otherwise.
+
+    Under torch's agent or cpulaunch's own (TORCHELASTIC_RUN_ID) ranks are never those of a step.
+    """
+    others = ("TORCHELASTIC_RUN_ID", *MPIRUN)
+    alone = chosen.get("scheduler") == "none" or any(name in chosen for name in INDEPENDENT)
+    if "RANK" not in environ or alone or any(name in environ for name in others) or not slurm.in_step(environ):
+        return None
+    rank, tasks = environ["SLURM_PROCID"], slurm.tasks_in_step(environ)
+    if tasks == 1 or (environ["RANK"], environ.get("WORLD_SIZE", str(tasks))) == (rank, str(tasks)):
+        return None
+    warning = (
+        f"RANK={environ['RANK']} in your environment is taken for this process's, but srun started it as {rank} of "
+        f"{tasks}: --scheduler slurm makes it that rank, --scheduler none keeps srun out of it"
+    )
+    return Layer(origin="environment", values={}, warnings=(warning,))
 
 
 def _complete(chosen: Mapping[str, Any]) -> bool:
@@ -156,7 +175,8 @@ def _check_member(started: Started, chosen: Mapping[str, Any]) -> None:
     asked = chosen.get("nproc_per_node")
     if asked not in (None, started.local_world_size):
         raise UsageError(
-            f"{started.starter} started {started.local_world_size} processes on this host, each is a rank already",
+            f"{started.starter} started {started.local_world_size} process"
+            f"{'es' * (started.local_world_size > 1)} on this host, each is a rank already",
             value=f"--nproc-per-node {asked}",
             source=_source(started, "local_world_size" if started.scheduler == "mpi" else "tasks"),
             hint=f"drop --nproc-per-node, or let {started.starter} start one process per host",

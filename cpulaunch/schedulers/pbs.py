@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 TABLE = {
     "job": ("PBS_JOBID",),
     "host_rank": ("PBS_NODENUM",),
-    "task": ("PBS_TASKNUM",),
 }
 
 

@@ -236,6 +236,28 @@ def test_when_it_counts(why, environ, chosen, counts):
     assert (layer(environ, **chosen) is not None) is counts, why
 
 
+@pytest.mark.parametrize(
+    ("why", "environ", "chosen", "warned"),
+    [
+        ("srun inside a rank", task(1, tasks="2") | {"RANK": "0", "WORLD_SIZE": "2"}, {}, True),
+        ("a larger job's rank", task(0, tasks="2") | {"RANK": "0", "WORLD_SIZE": "8"}, {"nproc_per_node": 1}, True),
+        ("a rank of this step", task(1, tasks="2") | {"RANK": "1", "WORLD_SIZE": "2"}, {}, False),
+        ("a user's RANK=$SLURM_PROCID", task(1, tasks="2") | {"RANK": "1"}, {}, False),
+        ("an agent's rank", task(1) | {"RANK": "5", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}, {}, False),
+        ("a step of one task", task(0, tasks="1") | {"RANK": "3", "WORLD_SIZE": "4"}, {}, False),
+        ("told so", task(1, tasks="2") | {"RANK": "0"}, {"scheduler": "none"}, False),
+        ("copies", task(1, tasks="2") | {"RANK": "0"}, {"instances": 2}, False),
+        ("no step", {"RANK": "0", "WORLD_SIZE": "2"}, {}, False),
+    ],
+)
+def test_a_rank_of_another_step_is_warned_of(why, environ, chosen, warned):
+    found = layer(environ, **chosen)
+    assert (found is not None) is warned, why
+    if found is not None:
+        assert (dict(found.values), found.member) == ({}, None)
+        assert "--scheduler slurm makes it that rank" in found.warnings[0]
+
+
 def test_an_old_slurm_without_variables_of_the_step():
     """Before 1.3 the names were those of the job; SLURM_STEPID is the older spelling."""
     old = without(task(3, tasks="2(x2)"), "SLURM_STEP_") | {"SLURM_STEPID": "0"}

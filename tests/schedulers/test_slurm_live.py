@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.schedulers.live import HERE, answers, processes_of, slurm
+from tests.schedulers.live import HERE, answers, slurm
 
 pytestmark = pytest.mark.root
 
@@ -66,14 +66,17 @@ def test_a_task_on_one_cpu_of_a_larger_job_is_warned_of(tmp_path: Path) -> None:
     assert answers(done.stdout)[0]["cpus"] == [0]
 
 
+LEFT = 'import os; from tests.schedulers.live import processes_of; print(len(processes_of(os.environ["MARKER"])))'
+
+
 def test_a_failing_ranks_code_is_sruns(tmp_path: Path) -> None:
     program = shutil.copy(HERE / "tell_place.py", tmp_path / "known_by_its_path.py")
-    done = slurm(f"srun -N1 -n2 cpulaunch {program}", tmp_path, FAILING_RANK="1")
-    assert done.returncode == 7, done.stderr
-    assert processes_of(str(tmp_path)) == []
+    (tmp_path / "left.py").write_text(LEFT)
+    script = "srun -N1 -n2 cpulaunch $PROGRAM; echo code $?; python3 left.py"
+    done = slurm(script, tmp_path, FAILING_RANK="1", PROGRAM=str(program), MARKER="known_by_its_path.py")
+    assert done.stdout.splitlines()[-2:] == ["code 7", "0"], done.stdout + done.stderr
 
 
-LEFT = 'import os; from tests.schedulers.live import processes_of; print(len(processes_of(os.environ["MARKER"])))'
 WAIT = """
 import signal, sys
 with open("ready", "w") as fifo:
