@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cpulaunch.endpoint import split_endpoint, with_brackets
 from cpulaunch.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.launch import shim
 from cpulaunch.launch.agent_config import check_event_handler, later_values, make_logs_specs
-from cpulaunch.launch.agent_meeting import Meeting
+from cpulaunch.launch.agent_meeting import Meeting, meet
 from cpulaunch.launch.agent_reach import is_here, wait_until_reachable
 from cpulaunch.launch.bind import Binding
 from cpulaunch.launch.elastic_files import orders_file, rank_file
@@ -24,6 +25,8 @@ from cpulaunch.probe.network import route_to
 SHIM = Path(shim.__file__)
 AGENT = SHIM.with_name("agent.py")
 ROOT = SHIM.parents[2]
+NO_NAME = ".".join(["no-such-host"] * 30)
+"""Too long for a name (RFC 1035: 255 bytes), so no name service is asked, which may take its time to answer."""
 NOBODY_ASKED = {
     "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     "duplicate_stdout_filters": [],
@@ -85,8 +88,8 @@ def test_a_name_that_does_not_resolve_is_named_with_its_option():
 def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told_once():
     said = []
     with pytest.raises(ProbeError):
-        route_to("no-such-host.invalid", source="--master-addr", patience_seconds=0.6, say=said.append)
-    assert said == ["waiting for the host name no-such-host.invalid to resolve (at most 0.6 s)"]
+        route_to(NO_NAME, source="--master-addr", patience_seconds=0.6, say=said.append)
+    assert said == [f"waiting for the host name {NO_NAME} to resolve (at most 0.6 s)"]
 
 
 @pytest.mark.parametrize(("host", "here"), [("localhost", True), ("127.0.0.3", True), ("192.0.2.1", False)])
@@ -123,6 +126,29 @@ def test_how_long_hosts_wait_follows_the_rendezvous_settings(backend, conf, join
     job = {"backend": backend, "run_id": "none", "host_rank": 0, "hosts": [2, 2], "conf": conf, "endpoint": "a:1"}
     meeting = Meeting(job)
     assert (meeting.join_seconds, meeting.reach_seconds) == (join, reach)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("different", "said"),
+    [
+        ({"hosts": [3, 3]}, "the hosts disagree on --nnodes"),
+        ({"run_id": "other"}, "the hosts disagree on --rdzv-id"),
+        ({"host_rank": 0}, "two hosts have the same number"),
+        ({}, None),
+    ],
+    ids=["nnodes", "rdzv-id", "node-rank", "alike"],
+)
+def test_hosts_of_a_static_job_agree_or_all_hear_why_not(different, said):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    conf = {"join_timeout": "60"}
+    job = {"backend": "static", "run_id": "one", "host_rank": 0, "hosts": [2, 2], "conf": conf, "endpoint": endpoint}
+    jobs = [job, job | {"host_rank": 1} | different]
+    with ThreadPoolExecutor(2) as hosts:
+        came = [hosts.submit(meet, Meeting(each)) for each in jobs]
+        errors = [str(each.exception(timeout=60) or "") for each in came]
+    assert [(said or "nothing") in error for error in errors] == [said is not None] * 2, errors
 
 
 @pytest.mark.parametrize(

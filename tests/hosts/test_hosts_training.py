@@ -55,7 +55,7 @@ def test_four_ranks_on_two_hosts_train_together_each_where_it_was_planned(networ
 
 
 def test_an_elastic_job_takes_a_late_host_loses_it_and_takes_another(network):
-    conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=60"
+    conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=8,join_timeout=60"
     options = ["--nnodes", "1:2", "--nproc-per-node", 2, "--max-restarts", 3, "--rdzv-backend", "c10d"]
     options += ["--rdzv-endpoint", "10.77.0.1:29400", "--rdzv-conf", conf, "--grace", 10, TRAIN, network.dir]
     progress = network.dir / "progress"

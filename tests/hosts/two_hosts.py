@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 240
 MARK = "CPULAUNCH_TEST_MARK"
 LEAKY = ("OMP_NUM_THREADS", "LD_PRELOAD", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS")
 
 
 def denied():
     """Why network namespaces cannot be made here; None if they can."""
+    if shutil.which("ip") is None:
+        return "no program ip"
     name = f"cl{secrets.token_hex(4)}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode:
@@ -147,8 +150,8 @@ class Run:
 
     @property
     def reports(self):
-        """The lines of stdout that are JSON, as the ranks of these tests write them."""
-        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
+        """The whole lines of stdout that are JSON, as the ranks of these tests write them."""
+        return [json.loads(line) for line in self.out.split("\n")[:-1] if line.startswith("{")]
 
     def wait(self):
         """The exit code; all that was said if it does not come."""
