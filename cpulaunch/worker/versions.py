@@ -10,10 +10,11 @@ from contextlib import suppress
 from functools import wraps
 
 import torch
+from torch import Tensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
@@ -46,7 +47,16 @@ def _counting(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _count(lists: tuple[Any, ...]) -> None:
     for place, tensors in enumerate(lists):
-        if place != GRADIENTS and isinstance(tensors, list | tuple):
-            for tensor in tensors:
-                with suppress(RuntimeError):  # Inference tensors have no counter.
-                    torch.autograd.graph.increment_version(tensor)
+        if place == GRADIENTS or not isinstance(tensors, list | tuple):
+            continue
+        try:
+            torch.autograd.graph.increment_version(tensors)
+        except (TypeError, RuntimeError):
+            _count_each(tensors)
+
+
+def _count_each(tensors: Sequence[Tensor]) -> None:
+    """Effect: as `_count`, where older torch takes no list, and stops at inference tensors, which have no counter."""
+    for tensor in tensors:
+        with suppress(RuntimeError):
+            torch.autograd.graph.increment_version(tensor)

@@ -127,6 +127,23 @@ UNCHANGED = {
         train(net, optimizer, 1)
         assert all(parameter._version > was for parameter, was in zip(net.parameters(), before))
         """,
+    "what was written is known to an older torch, which counts one tensor at a time": """
+        counted = torch.autograd.graph.increment_version
+        def count_one(tensor):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError("one tensor")
+            counted(tensor)
+        net = build()
+        optimizer = torch.optim.Adam(net.parameters())
+        train(net, optimizer, 1)
+        before = [parameter._version for parameter in net.parameters()]
+        torch.autograd.graph.increment_version = count_one
+        try:
+            optimizer.step()
+        finally:
+            torch.autograd.graph.increment_version = counted
+        assert all(parameter._version > was for parameter, was in zip(net.parameters(), before))
+        """,
     "a program's own choice": """
         for choice in ({"fused": False}, {"foreach": False}, {"foreach": True}, {"differentiable": True}):
             optimizer = torch.optim.Adam(build().parameters(), **choice)
