@@ -16,18 +16,25 @@ ARRIVALS, GATE = "arrivals", "gate"
 """The start barrier's named pipes: the names in worker/barrier.py."""
 
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", ".")
-"""Where it is without TMPDIR. Source: Python's tempfile, whose import takes as long as planning."""
+"""Where it is without a TMPDIR that can be written, as that of a batch job may be gone.
+
+Source: Python's tempfile, whose import takes as long as planning.
+"""
 
 
 def make_private_directory(environ: Mapping[str, str]) -> str:
     """The absolute path of a new directory that nobody else may read. Raises: LaunchError."""
-    parents = (environ["TMPDIR"],) if environ.get("TMPDIR") else TEMPORARY
-    for parent in parents:
+    failures = []
+    for parent in _parents(environ):
         try:
             return new_directory(parent, "cpulaunch-")
         except OSError as error:
-            failed = error
-    raise _no_directory(failed)
+            failures.append(error)
+    raise _no_directory(failures[0])
+
+
+def _parents(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY
 
 
 def _no_directory(error: OSError) -> LaunchError:
@@ -41,7 +48,7 @@ def _no_directory(error: OSError) -> LaunchError:
 
 def name_private_directory(environ: Mapping[str, str]) -> str:
     """The absolute path of a directory that `make_named_directory` is to make, whose name nobody has guessed."""
-    parents = (environ["TMPDIR"],) if environ.get("TMPDIR") else TEMPORARY
+    parents = _parents(environ)
     parent = next((parent for parent in parents if os.access(parent, os.W_OK | os.X_OK)), parents[0])
     return os.path.join(os.path.abspath(parent), "cpulaunch-" + os.urandom(6).hex())
 
