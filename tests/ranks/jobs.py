@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -80,9 +81,15 @@ def log_files(logs):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """A port below those that the kernel gives to connections and to whoever asks for any, meanwhile."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(20000, 32768)
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return str(port)
 
 
 def eventually(condition, what="condition"):
