@@ -42,6 +42,8 @@ def _others(result: LaunchResult, first: WorkerResult) -> list[str]:
     others = [rank for rank in result.workers if rank is not first]
     if not others:
         return []
+    if all(rank.status == 0 and (rank.ended_at or 0.0) < (first.ended_at or 0.0) for rank in others):
+        return ["the other ranks had finished before"]
     failed = [rank for rank in others if rank.status and rank.signal not in (SIGTERM, SIGKILL)]
     if not failed:
         return ["the other ranks were ended"]

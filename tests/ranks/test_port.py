@@ -89,7 +89,7 @@ def test_a_port_that_was_in_use_a_moment_ago_is_no_obstacle():
 def test_a_name_that_does_not_resolve_is_an_error():
     with pytest.raises(LaunchError, match="does not resolve"):
         check_address("no-such-host.invalid")
-    for address in ("localhost", "127.0.0.1", socket.gethostname()):
+    for address in ("localhost", "127.0.0.1", "::1", "127.0.0.2"):
         check_address(address)
 
 

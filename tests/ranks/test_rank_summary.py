@@ -67,6 +67,19 @@ def test_without_a_record_the_last_lines_hold_the_traceback():
     assert lines[0].endswith("failed: exit code 1")
 
 
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, code=0, ended_at=AT - 1)], "the other ranks had finished before"),
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, signal=15, ended_at=AT + 1)], "the other ranks were ended"),
+        ([rank(0, code=0, ended_at=AT + 1)], "the other ranks were ended"),
+    ],
+)
+def test_what_became_of_the_others(others, told):
+    lines = summary(job(*others, rank(1, code=3)))
+    assert lines[1] == f"cpulaunch: {told}"
+
+
 def test_memory_is_blamed_where_the_kernel_says_so():
     lines = summary(job(rank(0, signal=15), rank(1, signal=9), oom=1))
     assert lines[0].endswith("failed first: killed by SIGKILL (signal 9: killed)")
