@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "cpulaunch"
-DATA = {"errors", "endpoint", "cpulist", "record", "kinds", "settings", "host", "request", "torch_settings"}
+DATA = {
+    "errors",
+    "endpoint",
+    "cpulist",
+    "record",
+    "kinds",
+    "settings",
+    "host",
+    "request",
+    "torch_settings",
+    "ccl_settings",
+}
 MAY_IMPORT = {
     "errors": set(),
     "endpoint": {"errors"},
@@ -18,6 +29,7 @@ MAY_IMPORT = {
     "settings": {"kinds", "record"},
     "host": {"record"},
     "torch_settings": {"record"},
+    "ccl_settings": {"record"},
     "live": {"cpulist", "record"},
     "request": {"record", "settings"},
     "preset_table": set(),

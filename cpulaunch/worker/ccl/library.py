@@ -12,6 +12,7 @@ import sys
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 
+from cpulaunch.ccl_settings import DEFAULTS, FROM_THE_LAUNCH
 from cpulaunch.worker.ccl.errors import CclError
 
 TYPE_CHECKING = False
@@ -26,23 +27,8 @@ NEEDED = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtcm.so.1
 NEEDED_LATER = ("libur_loader.so.0", "libsycl.so.9", "libsycl.so.8")
 """What the engine is linked to, in the order of loading; a version of oneCCL that needs others says so itself."""
 
-SETTINGS = {
-    "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
-    "CCL_ATL_TRANSPORT": "ofi",
-    "CCL_ATL_SHM": "1",
-    "CCL_WORKER_OFFLOAD": "0",
-    "CCL_LOG_LEVEL": "error",
-    "CCL_PROCESS_LAUNCHER": "none",
-    "IPATH_NO_BACKTRACE": "1",
-    "HFI_NO_BACKTRACE": "1",
-}
-"""Set where the user has not: memory shared on one host, and no thread of oneCCL's that fights ranks for cores.
-
-Source: oneCCL, environment variables; measured on two cores, its own thread makes small messages 1,000 times slower.
-The last two keep libraries of fabrics that libfabric tries (psm, psm2) from taking signals away from Python.
-"""
-FROM_THE_LAUNCH = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
-"""What oneCCL wants to know of this host's ranks, and the variable of torch's launchers that says it."""
+SETTINGS = {default.name: default.value for default in DEFAULTS}
+"""Set where the user has not."""
 
 HINT = "hint: pip install 'cpulaunch[ccl]', or use gloo"
 
