@@ -309,6 +309,24 @@ class Settings:
         "whose variables say which host or rank this is (mpi: also --from-mpi)",
         in_profile=False,
     )
+    dist_backend: Literal["auto", "gloo", "ccl", "mpi"] | None = _row(
+        None,
+        kinds.choice("auto", "gloo", "ccl", "mpi"),
+        "Distributed",
+        "what CPU collectives run on where the program asks for gloo or nothing; auto: measured once on this host",
+    )
+    ccl_workers: int = _row(
+        0, kinds.integer(minimum=0), "Distributed", "threads of oneCCL's for each rank, on cores of their own"
+    )
+    ccl_worker_siblings: bool = _row(
+        False, kinds.FLAG, "Distributed", "let them run on SMT siblings of the rank's cores instead"
+    )
+    ccl_path: Literal["auto", "memory", "oneccl"] | None = _row(
+        None,
+        kinds.choice("auto", "memory", "oneccl"),
+        "Distributed",
+        "how ccl moves data: through the ranks' own memory on one host, or by oneCCL (default: auto)",
+    )
 
     profile: tuple[str, ...] = _row(
         ("auto",),
@@ -359,7 +377,9 @@ def rows() -> dict[str, Row]:
     return _ROWS
 
 
-NOT_JOBS = ("device", "scheduler")
+COLLECTIVE = ("dist_backend", "ccl_workers", "ccl_worker_siblings", "ccl_path")
+"""Rows of the group Distributed on the collectives of ranks, whoever starts those."""
+NOT_JOBS = ("device", "scheduler", *COLLECTIVE)
 """Rows of the group Distributed that alone do not make a launch a job of ranks."""
 
 JOB_SETTINGS = tuple(name for name, row in _ROWS.items() if row.group == "Distributed" and name not in NOT_JOBS)

@@ -55,6 +55,9 @@ class TorchSettings:
     prefetch: int | None = None
     persistent_workers: bool = False
 
+    dist_backend: Literal["", "gloo", "ccl", "mpi"] = ""
+    """What CPU collectives run on; empty: what the program asks for. `auto` is decided before."""
+
 
 def encode(settings: TorchSettings) -> str:
     """The settings that differ from the defaults, as a flat JSON object (without importing json: the hot path)."""

@@ -13,8 +13,9 @@ Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
 
 Runs a PyTorch program, unedited, bound to the right cores and memory, and shows
 why. Everything after SCRIPT belongs to it. Switches have an opposite: --no-smt
-overrules a profile's smt. Any option of "Distributed" (but --device and
---scheduler) makes it a job of ranks; PET_* variables count as for torchrun.
+overrules a profile's smt. Any option of "Distributed" (but --device,
+--scheduler, --dist-backend and --ccl-...) makes it a job of ranks; PET_*
+variables count as for torchrun.
 
 Commands:
   run         run a program (the default)

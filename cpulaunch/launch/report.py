@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cpulaunch.plan.model import LaunchPlan, WorkerPlan
 
 FOR_THE_PLUGIN = ("Inside torch", "Data loading")
-"""The groups of settings that only the plugin can carry out."""
+"""The groups of settings that only the plugin can carry out, as it does --dist-backend."""
 
 
 def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,8 @@ def _asked_of_plugin(worker: WorkerPlan) -> list[str]:
     if text is None:
         return []
     settings = decode(text)
-    return [
+    backend = ["--dist-backend"] if settings.dist_backend else []
+    return backend + [
         "--no-" + row.flag[2:] if row.default is True else row.flag
         for name, row in rows().items()
         if row.group in FOR_THE_PLUGIN and getattr(settings, name, row.default) != row.default

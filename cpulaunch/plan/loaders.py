@@ -7,7 +7,7 @@ from cpulaunch.host import Host
 from cpulaunch.plan.memory import memory_budget
 from cpulaunch.plan.model import Note
 from cpulaunch.plan.placement import Placement, Slot, slot
-from cpulaunch.plan.regions import by_node
+from cpulaunch.plan.regions import last_cores
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpulaunch.plan.pool import Core, Pool
+    from cpulaunch.plan.pool import Pool
 
 FEWEST_CORES = 4
 """Of an instance with fewer, a core for loading would be a third or more of its computing."""
@@ -119,32 +119,6 @@ def _carve(whole: Slot, workers: int) -> tuple[Slot, frozenset[int]]:
     """What remains of an instance to compute on, and the CPUs of the cores that its loader workers get."""
     if len(whole.cores) < FEWEST_CORES:
         return whole, frozenset()
-    taken = _taken(whole.cores, min(workers, len(whole.cores) // 2))
+    taken = last_cores(whole.cores, min(workers, len(whole.cores) // 2))
     rest = slot(core for core in whole.cores if core not in taken)
     return rest, frozenset(cpu for core in taken for cpu in core.cpus)
-
-
-def _taken(cores: Sequence[Core], count: int) -> frozenset[Core]:
-    """`count` cores: as many of every NUMA node and socket, each time the last ones, of the last L3 first."""
-    nodes: dict[object, list[Core]] = {}
-    for core in cores:
-        nodes.setdefault(by_node(core), []).append(core)
-    regions = [_by_l3(members) for members in nodes.values()]
-    room = [len(region) - 1 for region in regions]
-    if sum(room) < count:  # Every NUMA node has a core or two: some are left to the loaders alone.
-        room = [len(region) for region in regions]
-    shares = [0] * len(regions)
-    for _ in range(count):
-        open_ = [index for index in range(len(regions)) if shares[index] < room[index]]
-        shares[min(open_, key=lambda index: (shares[index], -index))] += 1
-    return frozenset(
-        core for region, share in zip(regions, shares, strict=True) for core in region[len(region) - share :]
-    )
-
-
-def _by_l3(cores: Sequence[Core]) -> list[Core]:
-    """The cores of one node, those of one L3 next to each other."""
-    groups: dict[int, list[Core]] = {}
-    for core in cores:
-        groups.setdefault(core.l3, []).append(core)
-    return [core for group in groups.values() for core in group]

@@ -154,7 +154,10 @@ class JobPlan:
 
 @record
 class LaunchPlan:
-    """Every worker, every value with origin and reason, every warning."""
+    """Every worker, every value with origin and reason, every warning.
+
+    `unmeasured`: what its collectives run on is left open until somebody measures (--dist-backend auto).
+    """
 
     mode: Mode
     profile: str | None
@@ -164,6 +167,7 @@ class LaunchPlan:
     warnings: tuple[str, ...]
     launch: LaunchOptions
     job: JobPlan | None = None
+    unmeasured: bool = False
 
     @property
     def replaces_launcher(self) -> bool:

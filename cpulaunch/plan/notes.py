@@ -7,7 +7,7 @@ from cpulaunch.host import Host
 from cpulaunch.plan.model import Note
 from cpulaunch.plan.placement import Placement
 from cpulaunch.request import LaunchRequest
-from cpulaunch.settings import NOT_JOBS, Row, rows
+from cpulaunch.settings import Row, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,13 @@ _EXPLAINED = frozenset(
     (
         *("instances", "cores_per_instance", "cpus", "numa_nodes", "membind", "binder", "threads"),
         *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env", "nproc_per_node", "device"),
+        *("dist_backend", "ccl_workers", "ccl_path"),
     )
 )
 """Settings with a note of their own, or that are the notes on variables."""
+
+_FOR_RANKS = ("device", "scheduler", "ccl_workers", "ccl_worker_siblings")
+"""Settings that only ranks of this launch have; a backend is also for those that a program starts itself."""
 
 _BINDERS = {
     "native": "system calls before the program starts, inherited by all of its threads",
@@ -74,7 +78,7 @@ def asked_notes(request: LaunchRequest, refused: Mapping[str, str]) -> tuple[Not
 
 def _idle(request: LaunchRequest, name: str) -> bool:
     """Whether this belongs to a job of ranks, and there is none."""
-    return name in NOT_JOBS and not request.distributed
+    return name in _FOR_RANKS and not request.distributed
 
 
 def _reason(request: LaunchRequest, row: Row) -> str:

@@ -22,21 +22,27 @@ from cpulaunch.plan.torch_plugin import check_own_variables, graph_notes
 from cpulaunch.plan.tuning import Decisions, tune
 from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
+from cpulaunch.settings import COLLECTIVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from cpulaunch.plan.collectives import Collectives
+    from cpulaunch.plan.measured import Measured
     from cpulaunch.plan.ranked import Ranks
 
 __all__ = ["make_plan", "preload_candidates"]
 
 
-def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = None) -> LaunchPlan:
+def make_plan(
+    host: Host, request: LaunchRequest, *, trials: Trials | None = None, measured: Measured | None = None
+) -> LaunchPlan:
     """The plan: every worker, every value with origin and reason, every warning.
 
     `trials`: library path -> None if the worker's interpreter started with it, else the reason; None: nothing
-    was tried (another machine's plan), so libraries are named without a trial.
+    was tried (another machine's plan), so libraries are named without a trial. `measured`: what collectives took
+    here, for --dist-backend auto; None: nobody measured.
     Raises: UsageError if the request cannot be met on this host.
     """
     check_binder(request)
@@ -50,11 +56,12 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
         _check_indexes(request.settings.show, frozenset(started), "--show")
     choices = choose_torch(host, request)
     loaders = plan_loaders(host, request, pool, whole, bound=bound, absence=choices.absence)
-    placement = loaders.placement
+    talk = _collectives(request, (pool, loaders.placement, bound, ranks), choices, measured)
+    placement, choices = (loaders.placement, choices) if talk is None else (talk.placement, talk.choices)
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.slots)
     preloads = choose_preloads(host, request, trials)
-    wishes = () if ranks is None else ranks.wishes
+    wishes = (*(() if ranks is None else ranks.wishes), *(() if talk is None else talk.wishes))
     tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, wishes))
     options = _launch_options(request, choices, ranks)
     seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, ranks)
@@ -67,16 +74,18 @@ def make_plan(host: Host, request: LaunchRequest, *, trials: Trials | None = Non
             *(instances_note(request, placement), *(() if ranks is None else ranks.notes)),
             *(*pool.notes, *memory.notes, binder_note(host, request)),
             *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.refused)),
-            *loaders.notes,
+            *(*loaders.notes, *(() if talk is None else talk.notes)),
             *(*graph_notes(host, choices, len(whole.slots)), *tuned.environment.notes),
         ),
         warnings=_once(
             *(request.warnings, () if ranks is None else ranks.warnings),
             *(_binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
-            *(memory.warnings, preloads.warnings, loaders.warnings, tuned.warnings),
+            *(memory.warnings, preloads.warnings, loaders.warnings, () if talk is None else talk.warnings),
+            tuned.warnings,
         ),
         launch=options,
         job=None if ranks is None else ranks.job,
+        unmeasured=talk is not None and talk.unmeasured,
     )
 
 
@@ -86,6 +95,19 @@ def _ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks | None:
     from cpulaunch.plan.ranked import plan_ranks
 
     return plan_ranks(host, request, pool)
+
+
+def _collectives(
+    request: LaunchRequest,
+    seats: tuple[Pool, Placement, bool, Ranks | None],
+    choices: TorchChoices,
+    measured: Measured | None,
+) -> Collectives | None:
+    if not any(name in request.origins for name in COLLECTIVE):
+        return None
+    from cpulaunch.plan.collectives import Seats, plan_collectives
+
+    return plan_collectives(request, Seats(*seats), choices=choices, measured=measured)
 
 
 def _placed(host: Host, request: LaunchRequest, pool: Pool) -> Placement:

@@ -104,3 +104,29 @@ def _in_order(count: int, room: Sequence[int]) -> list[int]:
         shares.append(min(space, count))
         count -= shares[-1]
     return shares
+
+
+def last_cores(cores: Sequence[Core], count: int) -> frozenset[Core]:
+    """`count` cores: as many of every NUMA node and socket, each time the last ones, of the last L3 first."""
+    nodes: dict[object, list[Core]] = {}
+    for core in cores:
+        nodes.setdefault(by_node(core), []).append(core)
+    regions = [_by_l3(members) for members in nodes.values()]
+    room = [len(region) - 1 for region in regions]
+    if sum(room) < count:  # Every NUMA node has a core or two: some are left to the loaders alone.
+        room = [len(region) for region in regions]
+    shares = [0] * len(regions)
+    for _ in range(count):
+        open_ = [index for index in range(len(regions)) if shares[index] < room[index]]
+        shares[min(open_, key=lambda index: (shares[index], -index))] += 1
+    return frozenset(
+        core for region, share in zip(regions, shares, strict=True) for core in region[len(region) - share :]
+    )
+
+
+def _by_l3(cores: Sequence[Core]) -> list[Core]:
+    """The cores of one node, those of one L3 next to each other."""
+    groups: dict[int, list[Core]] = {}
+    for core in cores:
+        groups.setdefault(core.l3, []).append(core)
+    return [core for group in groups.values() for core in group]

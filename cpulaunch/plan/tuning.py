@@ -16,6 +16,9 @@ from cpulaunch.record import record
 from cpulaunch.request import LaunchRequest
 from cpulaunch.torch_settings import OWN_VARIABLES
 
+PLACES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
+"""Variables that tell a rank its place: one that is inherited is another job's."""
+
 
 @record(kw_only=False)
 class Decisions:
@@ -61,7 +64,7 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
         *made.wishes,
         *_plugin(host, request, made),
     )
-    resolved = resolve(request, wishes, replaced=compute.malformed.union(OWN_VARIABLES))
+    resolved = resolve(request, wishes, replaced=compute.malformed.union(OWN_VARIABLES, PLACES))
     return Tuned(
         _with_preloads(resolved, preloads),
         (

@@ -1,0 +1,213 @@
+"""Collectives of ranks: which backend they run on, and what oneCCL is told. Launches that ask for neither skip this.
+
+A program that asks for "ccl" by itself needs nothing of it: the worker's plugin adds oneCCL's defaults.
+"""
+
+from __future__ import annotations
+
+from cpulaunch.ccl_settings import DEFAULTS, PATH_VARIABLE
+from cpulaunch.errors import UsageError
+from cpulaunch.plan.ccl_workers import CclWorkers, check_without_ranks, place_ccl_workers, worker_wishes
+from cpulaunch.plan.environment import Wish, per_worker
+from cpulaunch.plan.model import JobPlan, Note
+from cpulaunch.plan.torch_checks import TorchChoices
+from cpulaunch.record import record
+from cpulaunch.request import LaunchRequest, setting_source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.plan.measured import Measured
+    from cpulaunch.plan.placement import Placement
+    from cpulaunch.plan.pool import Pool
+    from cpulaunch.plan.ranked import Ranks
+
+BACKEND = "dist_backend"
+
+
+@record(kw_only=False)
+class Seats:
+    """The workers as they are placed so far. `bound`: they are confined to their CPUs; `ranks` None: no job."""
+
+    pool: Pool
+    placement: Placement
+    bound: bool
+    ranks: Ranks | None
+
+
+@record
+class Collectives:
+    """What the workers' torch and oneCCL are told, and what is left to compute on.
+
+    `unmeasured`: a measurement on this host would say more.
+    """
+
+    placement: Placement
+    choices: TorchChoices
+    wishes: tuple[Wish, ...]
+    notes: tuple[Note, ...]
+    warnings: tuple[str, ...]
+    unmeasured: bool
+
+
+@record(kw_only=False)
+class _Backend:
+    """The backend that replaces the program's own ("": none does), the plan's word for that, and why."""
+
+    name: str
+    shown: str
+    reason: str
+
+
+_UNMEASURED = _Backend("", "the program's own", "auto: not measured on this host yet, `run` measures once")
+
+
+def plan_collectives(
+    request: LaunchRequest, seats: Seats, *, choices: TorchChoices, measured: Measured | None
+) -> Collectives:
+    """What the settings on collectives come to.
+
+    Raises: UsageError if the command line asks for what contradicts itself or cannot be here.
+    """
+    _check(request)
+    job = None if seats.ranks is None else seats.ranks.job
+    backend = _backend(request, seats.ranks, absence=choices.absence, measured=measured)
+    workers = CclWorkers(placement=seats.placement)
+    if job is not None:
+        idle = _idle(request, measured)
+        workers = place_ccl_workers(request, seats.pool, seats.placement, bound=seats.bound, idle=idle)
+    told = backend.name == "ccl" or workers.cpus or request.settings.ccl_path is not None
+    note = Note(setting=BACKEND, value=backend.shown, origin=request.origin(BACKEND), reason=backend.reason)
+    return Collectives(
+        placement=workers.placement,
+        choices=_with_backend(choices, backend.name),
+        wishes=_wishes(request, job, workers.cpus) if told else (),
+        notes=(*((note,) if BACKEND in request.origins else ()), *workers.notes),
+        warnings=_warnings(request, choices),
+        unmeasured=backend == _UNMEASURED,
+    )
+
+
+def _check(request: LaunchRequest) -> None:
+    """Raises: UsageError for options that cannot be meant together."""
+    check_without_ranks(request)
+    settings = request.settings
+    if settings.ccl_workers and settings.dist_backend in ("gloo", "mpi") and request.origin("ccl_workers") == "cli":
+        raise UsageError(
+            "oneCCL's threads, and nothing that runs on oneCCL",
+            value=f"--ccl-workers {settings.ccl_workers} with --dist-backend {settings.dist_backend}",
+            source=setting_source(request, "ccl_workers"),
+            hint="--dist-backend ccl, or drop --ccl-workers",
+        )
+
+
+def _idle(request: LaunchRequest, measured: Measured | None) -> str | None:
+    """Why nothing would run on oneCCL's threads; None if something may."""
+    backend = request.settings.dist_backend
+    if backend in ("gloo", "mpi"):
+        return f"collectives run on {backend}"
+    return "gloo was faster here" if backend == "auto" and measured is not None and measured.backend == "gloo" else None
+
+
+def _with_backend(choices: TorchChoices, backend: str) -> TorchChoices:
+    if not backend:
+        return choices
+    values = {**choices.values, BACKEND: backend}
+    return TorchChoices(values=values, refused=choices.refused, absence=choices.absence, warnings=choices.warnings)
+
+
+def _warnings(request: LaunchRequest, choices: TorchChoices) -> tuple[str, ...]:
+    asked = request.settings.dist_backend
+    if choices.absence is None or asked is None or request.origin(BACKEND) != "cli":
+        return ()
+    return (f"{choices.absence}; not applied: --dist-backend {asked}",)
+
+
+# Which backend
+
+
+def _backend(
+    request: LaunchRequest, ranks: Ranks | None, *, absence: str | None, measured: Measured | None
+) -> _Backend:
+    asked = request.settings.dist_backend
+    if asked is None:
+        return _Backend("", "the program's own", "")
+    if absence is not None:
+        return _Backend("", "the program's own", f"not applied: {absence}")
+    said = request.reasons.get(BACKEND, "")
+    if asked == "auto":
+        return _auto(ranks, measured)
+    return _Backend(asked, asked, "; ".join(filter(None, (said, _MEANINGS[asked]))))
+
+
+_MEANINGS = {
+    "ccl": "collectives on CPU tensors, where the program asks for gloo or for nothing",
+    "gloo": "also where the program asks for ccl",
+    "mpi": "torch's own MPI backend, where the program asks for gloo or for nothing",
+}
+
+
+def _auto(ranks: Ranks | None, measured: Measured | None) -> _Backend:
+    why = "there are no ranks to start" if ranks is None else _unmeasurable(ranks.job, gpus=ranks.gpus)
+    if why is not None:
+        return _Backend("", "the program's own", f"auto: {why}")
+    if measured is None:
+        return _UNMEASURED
+    when = "measured just now" if measured.fresh else "measured here before"
+    if measured.failure is not None:
+        return _Backend("", "the program's own", f"auto: {measured.told}")
+    if measured.backend == "ccl":
+        return _Backend("ccl", "ccl", f"auto: {measured.told}; {when}")
+    return _Backend("", "the program's own", f"auto: ccl is not faster at every size: {measured.told}; {when}")
+
+
+def _unmeasurable(job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:
+    """Why a measurement on this host would say nothing of the job's collectives; None if it would."""
+    if job.hosts[1] > 1:
+        return "several hosts: what this one measures says nothing of the network, and all ranks must choose alike"
+    if job.member is not None:
+        return "each rank is a launch of its own, and all must choose alike"
+    if any(gpu is not None for gpu in gpus):
+        return "the ranks compute on GPUs"
+    return "one rank has nobody to talk to" if job.local_world_size == 1 else None
+
+
+# What oneCCL is told
+
+
+def _wishes(request: LaunchRequest, job: JobPlan | None, cpus: tuple[tuple[int, ...], ...]) -> tuple[Wish, ...]:
+    """The best first: the first wish for a variable counts."""
+    path = _path(request, workers=bool(cpus))
+    threads = worker_wishes(request, cpus) if cpus else ()
+    if job is None:
+        return path
+    if request.settings.ccl_path == "memory":  # Then oneCCL is not even loaded; the threads' CPUs are the backend's.
+        return (*path, *(wish for wish in threads if wish.name != "CCL_WORKER_OFFLOAD"))
+    defaults = (Wish(name=row.name, value=row.value, origin="default", reason=row.reason) for row in DEFAULTS)
+    return (*path, *threads, *_places(job), *defaults)
+
+
+def _path(request: LaunchRequest, *, workers: bool) -> tuple[Wish, ...]:
+    asked = request.settings.ccl_path
+    if asked is not None:
+        reason = request.reasons.get("ccl_path", _PATHS[asked])
+        return (Wish(name=PATH_VARIABLE, value=asked, origin=request.origin("ccl_path"), reason=reason),)
+    if not workers:
+        return ()
+    reason = "oneCCL's threads carry out oneCCL's own collectives only"
+    return (Wish(name=PATH_VARIABLE, value="oneccl", origin=request.origin("ccl_workers"), reason=reason),)
+
+
+_PATHS = {
+    "auto": "through the ranks' own memory if all are on one host and the kernel lets them, else by oneCCL",
+    "memory": "ranks read and write one another's memory; an error where they cannot",
+    "oneccl": "by oneCCL, also where ranks could read one another's memory",
+}
+
+
+def _places(job: JobPlan) -> tuple[Wish, ...]:
+    """Which rank of the host each is: also where all believe to be LOCAL_RANK 0."""
+    numbers = [str(number) for number in range(job.local_world_size)]
+    return (
+        per_worker("CCL_LOCAL_RANK", numbers, origin="default", reason="which of the host's ranks it is"),
+        Wish(name="CCL_LOCAL_SIZE", value=str(job.local_world_size), origin="default", reason="ranks of this host"),
+    )
