@@ -115,7 +115,14 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
         from cpulaunch.cli.meeting import with_route
 
         request = with_route(request, patient=patient, say=say_on_stderr)
-    return host, make_plan(host, request, trials=_trials(host, request, environ))
+    trials = _trials(host, request, environ)
+    plan = make_plan(host, request, trials=trials)
+    if plan.unmeasured and host.sysroot is None:
+        from cpulaunch.cli.measuring import measured
+
+        found = measured(host, request, plan, environ=environ, start=patient, say=say_on_stderr)
+        plan = make_plan(host, request, trials=trials, measured=found)
+    return host, plan
 
 
 def _with_nvml(host: Host, request: LaunchRequest) -> Host:

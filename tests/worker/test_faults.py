@@ -38,6 +38,11 @@ FAULTS = {
     ),
     "ipex": ({"ipex": True}, "torch.__version__ = '0.0'", "--ipex"),
     "ccl": ({}, "sys.modules['cpulaunch.worker.ccl.registration'] = None", "ccl"),
+    "dist_backend": (
+        {"dist_backend": "mpi"},
+        "import torch.distributed.distributed_c10d as c; c.is_mpi_available = lambda: False",
+        "--dist-backend",
+    ),
     "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.calls'] = None", "calls"),
 }
 AT_RUN_TIME = {

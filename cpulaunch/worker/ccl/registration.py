@@ -1,21 +1,29 @@
-"""How torch.distributed comes to know the backend "ccl": when a program first asks for it, or at once.
+"""How torch.distributed comes to know the backend "ccl", and which backend a program gets that names another.
 
 A backend that is registered changes what torch does for others ("cpu:gloo,…" gets another default), so a launch only
-makes torch look again where it meets the name. Source: torch/distributed/distributed_c10d.py, Backend.__new__.
+makes torch look again where it meets a name. Source: torch/distributed/distributed_c10d.py, Backend.__new__.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import wraps
+from importlib.util import find_spec
 
 from cpulaunch.torch_settings import TorchSettings
+from cpulaunch.worker.trouble import warned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
     from typing import Any
 
-NAME = "ccl"
+NAME, GLOO, MPI = "ccl", "gloo", "mpi"
+DEFAULT = "undefined"
+"""What torch calls a backend that nobody named."""
+BINDINGS = "oneccl_bindings_for_pytorch"
+"""Intel's own backend "ccl", for torch 2.8 and older."""
 _C10D = "torch.distributed.distributed_c10d"
 
 
@@ -27,31 +35,96 @@ def make_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def register() -> None:
-    """Effect: torch.distributed has a backend "ccl", unless it has one already (Intel's bindings for torch <= 2.8)."""
+    """Effect: torch.distributed has a backend "ccl", unless it has one already."""
     from torch.distributed import Backend
 
     if NAME.upper() not in Backend._plugins:
         Backend.register_backend(NAME, make_group, devices=["cpu"])
 
 
+def register_best(settings: TorchSettings) -> None:
+    """Effect: torch.distributed has a backend "ccl": Intel's bindings where they can be imported, else cpulaunch's."""
+    backend = sys.modules[_C10D].Backend
+    if NAME.upper() not in backend._plugins and find_spec(BINDINGS) is not None:
+        try:
+            __import__(BINDINGS)
+        except (ImportError, OSError, RuntimeError) as error:
+            warned(settings, f"{BINDINGS} cannot be imported ({error}): ccl is cpulaunch's own backend")
+    register()
+
+
 def offer(settings: TorchSettings) -> str:
     """Effect: torch.distributed gets the backend once a program names it."""
-    c10d = sys.modules.get(_C10D)
+    if _C10D in sys.modules and settings.dist_backend != GLOO:
+        _watch_names(lambda name: _offered(name, settings))
+    return ""  # A torch that is built without torch.distributed needs nothing.
+
+
+def _offered(name: str, settings: TorchSettings) -> str:
+    if NAME in _parts(name):
+        register_best(settings)
+    return name
+
+
+def choose(settings: TorchSettings) -> str:
+    """Effect: what the program asks for runs on the backend chosen. Raises: RuntimeError if torch has it not."""
+    c10d: Any = sys.modules.get(_C10D)
     if c10d is None:
-        return ""  # This torch is built without torch.distributed.
-    backend: Any = c10d.Backend
+        raise RuntimeError("this torch is built without torch.distributed")
+    chosen = settings.dist_backend
+    if chosen == GLOO:
+        _watch_names(lambda name: _renamed(name, NAME, GLOO))
+        return "programs that ask for ccl get gloo"
+    if chosen == MPI and not c10d.is_mpi_available():
+        raise RuntimeError("this torch is built without MPI: backends stay what the program asks for")
+    _watch_names(lambda name: _by_default(name, chosen, settings))
+    _watch_init(c10d, settings)
+    return f"programs that ask for gloo, or for nothing, get {chosen}"
+
+
+def _by_default(name: str, chosen: str, settings: TorchSettings) -> str:
+    """Effect: torch's own choice for the CPU, which it makes where a program names nothing, is this backend."""
+    if name == DEFAULT:
+        if chosen == NAME:
+            register_best(settings)
+        sys.modules[_C10D].Backend.default_device_backend_map["cpu"] = chosen
+    return name
+
+
+def _watch_names(seen: Callable[[str], str]) -> None:
+    """Effect: every name of a backend that torch meets is what `seen` makes of it."""
+    backend: Any = sys.modules[_C10D].Backend
     plain = backend.__new__
 
     def named(cls: Any, name: Any) -> Any:
-        if isinstance(name, str) and NAME in name.lower() and _asked(name):
-            backend.__new__ = staticmethod(plain)
-            register()
-        return plain(cls, name)
+        return plain(cls, seen(name.lower()) if isinstance(name, str) else name)
 
     backend.__new__ = staticmethod(named)
-    return ""
 
 
-def _asked(name: str) -> bool:
-    """Whether the name is the backend's, alone or for a device ("cpu:ccl,cuda:nccl")."""
-    return NAME in (part.rpartition(":")[2] for part in name.lower().split(","))
+def _watch_init(c10d: Any, settings: TorchSettings) -> None:
+    """Effect: init_process_group("gloo") makes a group of the chosen backend; new_group("gloo") still one of gloo."""
+    chosen = settings.dist_backend
+    package: Any = sys.modules["torch.distributed"]
+    plain = c10d.init_process_group
+
+    @wraps(plain)
+    def init_process_group(backend: str | None = None, *arguments: Any, **named: Any) -> Any:
+        if isinstance(backend, str):
+            return plain(_renamed(backend.lower(), GLOO, chosen), *arguments, **named)
+        _by_default(DEFAULT, chosen, settings)  # Where a device is named, torch looks for its backend at once.
+        return plain(backend, *arguments, **named)
+
+    c10d.init_process_group = package.init_process_group = init_process_group
+
+
+def _parts(name: str) -> list[str]:
+    """The backends in a name: one for all ("ccl"), or by device ("cpu:ccl,cuda:nccl")."""
+    return [part.rpartition(":")[2] for part in name.split(",")]
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    """The name with another backend for the CPU, alone or beside other devices."""
+    if name == old:
+        return new
+    return ",".join(f"cpu:{new}" if part == f"cpu:{old}" else part for part in name.split(","))

@@ -1,0 +1,154 @@
+"""What an all-reduce takes over gloo and over ccl, among ranks of this process's own: `--dist-backend auto` asks.
+
+A program of its own: `python -m cpulaunch.worker.ccl.measure LAUNCHER CPUS SIZES`. LAUNCHER is the process that waits
+for the answer; CPUS has each rank's, "0-3;4-7" ("": not bound); SIZES are bytes, "1048576,26214400". The last line of
+stdout is the answer: {"times": [[bytes, gloo seconds, ccl seconds], …]} or {"failed": "why"}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from statistics import median
+from time import perf_counter
+
+from cpulaunch.cpulist import parse_cpulist
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+BUDGET_SECONDS = 1.0
+"""For all sizes together, as far as the fewest rounds allow."""
+FEWEST, MOST, WARMING = 3, 50, 2
+"""Rounds that count for each size, and those before that do not."""
+PATIENCE = timedelta(seconds=20)
+PR_SET_PDEATHSIG = 1
+"""Source: prctl(2)."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code. Effect: the answer is on stdout; all ranks have ended."""
+    launcher, places, sizes = arguments
+    end_with(int(launcher))
+    import torch  # noqa: F401 - once, before the ranks are forked
+
+    cpus = [parse_cpulist(place) for place in places.split(";")]
+    read, write = os.pipe()
+    ranks = [
+        fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], meeting=(read, write))
+        for rank in range(len(cpus))
+    ]
+    return wait_for(ranks)
+
+
+def end_with(parent: int) -> None:
+    """Effect: this process is killed when its parent ends; it ends at once if that has already happened."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def wait_for(ranks: Sequence[int]) -> int:
+    """0 if all ranks succeeded, else 1. Effect: the first that fails ends the others."""
+    left = set(ranks)
+    failed = False
+    while left:
+        pid, status = os.wait()
+        left.discard(pid)
+        if status and not failed:
+            failed = True
+            for other in left:
+                os.kill(other, signal.SIGKILL)
+    return int(failed)
+
+
+def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *, meeting: tuple[int, int]) -> int:
+    """The process id of a rank that measures and ends."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        end_with(parent)
+        if cpus[rank]:
+            os.sched_setaffinity(0, cpus[rank])
+        times = _measure(rank, len(cpus), sizes, meeting=meeting)
+        if rank == 0:
+            _say({"times": times})
+        code = 0
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        _say({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+    finally:
+        os._exit(code)  # What an import has registered for the end is the parent's.
+
+
+def _say(answer: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(answer) + "\n").encode())
+
+
+def _measure(rank: int, size: int, sizes: Sequence[int], *, meeting: tuple[int, int]) -> list[tuple[int, float, float]]:
+    """Median seconds of an all-reduce of each size over gloo and over ccl."""
+    import torch
+    import torch.distributed as dist
+
+    from cpulaunch.torch_settings import TorchSettings
+    from cpulaunch.worker.ccl.registration import register_best
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(CCL_LOCAL_RANK=str(rank), CCL_LOCAL_SIZE=str(size))
+    store = _meet(rank, size, meeting)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    register_best(TorchSettings())
+    groups = (dist.group.WORLD, dist.new_group(backend="ccl", timeout=PATIENCE))
+    measured = [(count, *_compare(groups, count, BUDGET_SECONDS / len(sizes))) for count in sizes]
+    dist.barrier()
+    return measured
+
+
+def _meet(rank: int, size: int, meeting: tuple[int, int]) -> Any:
+    """The ranks' store, in the first of them; the others are told its port."""
+    from torch.distributed import TCPStore
+
+    read, write = meeting
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        os.write(write, store.port.to_bytes(2, "little") * (size - 1))
+        return store
+    os.close(write)
+    port = int.from_bytes(os.read(read, 2), "little")
+    return TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE)
+
+
+def _compare(groups: tuple[Any, Any], count: int, seconds: float) -> tuple[float, float]:
+    """Median seconds of an all-reduce of so many bytes in each group, taken in turns."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.zeros(max(1, count // 4))
+    warm = [[_time(tensor, group) for group in groups] for _ in range(WARMING)]
+    rounds = torch.tensor(max(FEWEST, min(MOST, int(seconds / sum(warm[-1])))))
+    dist.broadcast(rounds, 0)
+    times = [[_time(tensor, group) for group in groups] for _ in range(int(rounds))]
+    gloo, ccl = (median(column) for column in zip(*times, strict=True))
+    return gloo, ccl
+
+
+def _time(tensor: Any, group: Any) -> float:
+    import torch.distributed as dist
+
+    dist.barrier()
+    start = perf_counter()
+    dist.all_reduce(tensor, group=group)
+    return perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
