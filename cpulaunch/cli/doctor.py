@@ -9,6 +9,7 @@ from cpulaunch.cli import doctor_checks as machine
 from cpulaunch.cli import doctor_gpus as gpus
 from cpulaunch.cli import doctor_software as software
 from cpulaunch.cli.doctor_checks import Check, Finding
+from cpulaunch.cli.doctor_collectives import collectives
 from cpulaunch.cli.doctor_facts import Facts, gather_facts
 from cpulaunch.cli.torch_question import Runner, run_program
 from cpulaunch.host import Host
@@ -30,6 +31,7 @@ CHECKS: Mapping[str, Check] = {
     "GPUs": gpus.gpu_driver,
     "MIG devices": gpus.gpu_names,
     "GPU neighbours": gpus.gpu_locality,
+    "collectives": collectives,
     "/dev/shm": machine.shared_memory,
     "swap": machine.swap,
     "huge pages": machine.huge_pages,

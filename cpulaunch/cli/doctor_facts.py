@@ -1,6 +1,8 @@
 """What doctor looks at beyond the Host: shared memory, swap, other packages' OpenMP runtimes, torch's own words."""
 
+import ctypes
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,9 +10,11 @@ from cpulaunch.cli.torch_question import BrokenTorch, Runner, TorchFacts, ask_to
 from cpulaunch.host import Host
 from cpulaunch.probe import Root
 from cpulaunch.probe.nvml import with_nvml
+from cpulaunch.probe.oneccl import oneccl_version
 
 OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
 SHM = "dev/shm"
+YAMA = "proc/sys/kernel/yama/ptrace_scope"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,9 @@ class Swap:
 class Facts:
     """Everything the checks judge. `live`: this machine, not a captured one; `torch` None: not installed.
 
-    `bundled_openmp`: OpenMP runtimes that packages bring along, by the package's folder.
+    `bundled_openmp`: OpenMP runtimes that packages bring along, by the package's folder. `oneccl`: the version beside
+    torch, if any. `may_copy`: whether system calls that copy between processes are allowed (None: there are none),
+    `ptrace_scope`: to whom, where the kernel has Yama.
     """
 
     host: Host
@@ -44,6 +50,9 @@ class Facts:
     torch: TorchFacts | BrokenTorch | None
     bundled_openmp: tuple[tuple[str, str], ...] = ()
     distribution: str = ""
+    oneccl: str | None = None
+    may_copy: bool | None = None
+    ptrace_scope: int | None = None
 
 
 def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
@@ -57,6 +66,9 @@ def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[s
         torch=ask_torch(interpreter, environ, run=run) if root.live else None,
         bundled_openmp=read_bundled_openmp(root, host),
         distribution=read_distribution(root),
+        oneccl=None if host.torch is None else oneccl_version(root, host.torch),
+        may_copy=may_copy() if root.live else None,
+        ptrace_scope=read_ptrace_scope(root),
     )
 
 
@@ -67,6 +79,33 @@ def read_shm() -> SharedMemory | None:
     except (OSError, AttributeError):
         return None
     return SharedMemory(total_bytes=status.f_blocks * status.f_frsize, free_bytes=status.f_bavail * status.f_frsize)
+
+
+def read_ptrace_scope(root: Root) -> int | None:
+    """Who may read another process's memory, 0 (its user) to 3 (nobody); None without Yama. Source: LSM/Yama.rst."""
+    text = (root.text(YAMA) or "").strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+class _Piece(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def may_copy() -> bool | None:
+    """Whether this process may copy between processes at all; None where there is no such call.
+
+    It copies from itself, which only a filter of system calls (a container's) forbids. Source: process_vm_readv(2).
+    """
+    if platform.system() != "Linux":
+        return None
+    libc = ctypes.CDLL(None)
+    source, target = ctypes.c_char(b"x"), ctypes.c_char(b"-")
+    there, here = (_Piece(ctypes.addressof(each), 1) for each in (source, target))
+    size = ctypes.c_ulong(1)
+    copied = libc.process_vm_readv(os.getpid(), ctypes.byref(here), size, ctypes.byref(there), size, ctypes.c_ulong(0))
+    return bool(copied == 1)
 
 
 def read_swap(root: Root) -> Swap | None:

@@ -85,5 +85,7 @@ def facts(host: Host | None = None, **more: Any) -> Facts:
         swap=Swap(total_bytes=0, free_bytes=0),
         torch=TORCH,
         distribution="debian",
+        oneccl="2022.1.2",
+        may_copy=True,
     )
     return replace(best, **more)
