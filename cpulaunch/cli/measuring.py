@@ -66,9 +66,7 @@ def _key(host: Host, plan: LaunchPlan, environ: Mapping[str, str]) -> str:
     torch = host.torch
     planned = {**environ, **dict(plan.workers[0].env)}
     variables = sorted(
-        f"{name}={value}"
-        for name, value in planned.items()
-        if name.startswith(PREFIXES) and name not in PLACES
+        f"{name}={value}" for name, value in planned.items() if name.startswith(PREFIXES) and name not in PLACES
     )
     parts = (
         host_name(root),
