@@ -5,7 +5,7 @@ A program that asks for "ccl" by itself needs nothing of it: the worker's plugin
 
 from __future__ import annotations
 
-from cpulaunch.ccl_settings import DEFAULTS, PATH_VARIABLE
+from cpulaunch.ccl_settings import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, Default, network, transport
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.ccl_workers import CclWorkers, check_without_ranks, place_ccl_workers, worker_wishes
 from cpulaunch.plan.environment import Wish, per_worker
@@ -80,7 +80,7 @@ def plan_collectives(
     return Collectives(
         placement=workers.placement,
         choices=_with_backend(choices, backend.name),
-        wishes=_wishes(request, job, workers.cpus) if told else (),
+        wishes=_wishes(request, seats.ranks, workers.cpus) if told else (),
         notes=(*((note,) if BACKEND in request.origins else ()), *workers.notes),
         warnings=_warnings(request, choices),
         unmeasured=backend == _UNMEASURED,
@@ -174,16 +174,26 @@ def _unmeasurable(job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:
 # What oneCCL is told
 
 
-def _wishes(request: LaunchRequest, job: JobPlan | None, cpus: tuple[tuple[int, ...], ...]) -> tuple[Wish, ...]:
+def _wishes(request: LaunchRequest, ranks: Ranks | None, cpus: tuple[tuple[int, ...], ...]) -> tuple[Wish, ...]:
     """The best first: the first wish for a variable counts."""
     path = _path(request, workers=bool(cpus))
     threads = worker_wishes(request, cpus) if cpus else ()
-    if job is None:
+    if ranks is None:
         return path
     if request.settings.ccl_path == "memory":  # Then oneCCL is not even loaded; the threads' CPUs are the backend's.
         return (*path, *(wish for wish in threads if wish.name != "CCL_WORKER_OFFLOAD"))
-    defaults = (Wish(name=row.name, value=row.value, origin="default", reason=row.reason) for row in DEFAULTS)
-    return (*path, *threads, *_places(job), *defaults)
+    rows = (*DEFAULTS, *_between_hosts(request, ranks))
+    defaults = (Wish(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
+    return (*path, *threads, *_places(ranks.job), *defaults)
+
+
+def _between_hosts(request: LaunchRequest, ranks: Ranks) -> tuple[Default, ...]:
+    """What carries data between hosts, and over which interface: gloo's, be it the user's choice."""
+    member, environ = ranks.job.member, request.environ
+    place = ("", "") if member is None else (str(member.rank), str(member.world_size))
+    rows = transport(environ, rank=place[0], world_size=place[1])
+    planned = next((wish.value for wish in ranks.wishes if wish.name == GLOO_INTERFACE), None)
+    return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or planned or ""))
 
 
 def _path(request: LaunchRequest, *, workers: bool) -> tuple[Wish, ...]:

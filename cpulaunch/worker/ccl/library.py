@@ -12,12 +12,13 @@ import sys
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 
-from cpulaunch.ccl_settings import DEFAULTS, FROM_THE_LAUNCH
+from cpulaunch.ccl_settings import DEFAULTS, FROM_THE_LAUNCH, network, transport
 from cpulaunch.worker.ccl.errors import CclError
+from cpulaunch.worker.ccl.network import interfaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 DISTRIBUTION = "oneccl"
 API, ENGINE, PLUGIN = "libccl.so.2", "libccl.so.1", "libccl_legacy_cpu.so"
@@ -27,18 +28,37 @@ NEEDED = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtcm.so.1
 NEEDED_LATER = ("libur_loader.so.0", "libsycl.so.9", "libsycl.so.8")
 """What the engine is linked to, in the order of loading; a version of oneCCL that needs others says so itself."""
 
-SETTINGS = {default.name: default.value for default in DEFAULTS}
-"""Set where the user has not."""
+TRANSPORT = "CCL_ATL_TRANSPORT"
+FABRIC, MPI = "libfabric.so.1", "libmpi.so.12"
+"""What oneCCL opens itself, by name: pip puts both, and the fabrics' providers, beside it."""
 
 HINT = "hint: pip install 'cpulaunch[ccl]', or use gloo"
 
 
-def settings(environ: dict[str, str]) -> dict[str, str]:
-    """The variables that oneCCL still needs, beside those that are set."""
+def settings(environ: Mapping[str, str], place: str) -> dict[str, str]:
+    """The variables that oneCCL still needs, beside those that are set. `place` is the folder of its libraries."""
     known = {name: environ[source] for name, source in FROM_THE_LAUNCH.items() if source in environ}
     if len(known) < len(FROM_THE_LAUNCH):
         known = {}  # One without the other makes oneCCL ask again, and warn.
-    return {name: value for name, value in (SETTINGS | known).items() if name not in environ}
+    between = transport(environ, rank=environ.get("RANK", ""), world_size=environ.get("WORLD_SIZE", ""))
+    rows = (*DEFAULTS, *between, *network(environ, between, interfaces(environ)))
+    found = {row.name: row.value for row in rows} | known
+    found |= _places(environ, place, is_mpi=found[TRANSPORT] == "mpi")
+    return {name: value for name, value in found.items() if name not in environ}
+
+
+def _places(environ: Mapping[str, str], place: str, *, is_mpi: bool) -> dict[str, str]:
+    """Where libfabric and MPI are, if they are those that came with oneCCL; the user's MPI knows its own libfabric."""
+    root = environ.get("I_MPI_ROOT")
+    if root is not None:
+        own = [path for folder in ("lib", "lib/release") if os.path.exists(path := os.path.join(root, folder, MPI))]
+        return {"CCL_MPI_LIBRARY_PATH": own[0]} if is_mpi and own else {}
+    places = {"FI_PROVIDER_PATH": place}
+    if "I_MPI_OFI_LIBRARY" not in environ and os.path.exists(os.path.join(place, FABRIC)):
+        places["CCL_OFI_LIBRARY_PATH"] = os.path.join(place, FABRIC)
+    if is_mpi and os.path.exists(os.path.join(place, MPI)):
+        places |= {"I_MPI_ROOT": os.path.dirname(place), "CCL_MPI_LIBRARY_PATH": os.path.join(place, MPI)}
+    return places
 
 
 def folder(package: str = DISTRIBUTION, prefix: str = sys.prefix) -> str:
@@ -63,8 +83,9 @@ _loaded: list[ctypes.CDLL] = []
 def load() -> ctypes.CDLL:
     """oneCCL's C API, loaded once. Effect: its settings are in the environment. Raises: CclError."""
     if not _loaded:
-        os.environ.update(settings(dict(os.environ)))
-        _loaded.append(_load(folder()))
+        place = folder()
+        os.environ.update(settings(os.environ, place))
+        _loaded.append(_load(place))
     return _loaded[0]
 
 

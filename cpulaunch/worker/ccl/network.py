@@ -1,0 +1,56 @@
+"""Which network interface ranks talk over, where no launch has said it."""
+
+from __future__ import annotations
+
+import socket
+
+from cpulaunch.ccl_settings import GLOO_INTERFACE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ANYWHERE = "192.0.2.1"
+"""An address of no machine: the way there is the default route. Source: RFC 5737, TEST-NET-1."""
+
+
+def interfaces(environ: Mapping[str, str]) -> str:
+    """The interfaces to use, comma-separated, the best first; empty if that is unknown.
+
+    They are gloo's, or else the one on the way to the master's address.
+    """
+    asked = environ.get(GLOO_INTERFACE, "")
+    master = environ.get("MASTER_ADDR", "")
+    return asked or (_on_the_way_to(master, alone=_is_alone(environ)) if master else "")
+
+
+def _is_alone(environ: Mapping[str, str]) -> bool:
+    """Whether all ranks are on this host."""
+    return environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE")
+
+
+def _on_the_way_to(host: str, *, alone: bool) -> str:
+    """The interface that packets to a host leave by; none is sent (a datagram socket only looks up the route)."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        address = str(place[0])
+        if _is_loopback(address) and not alone:  # This machine's own name; the others come in from elsewhere.
+            family, address = socket.AF_INET, ANYWHERE
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return _with_address(str(probe.getsockname()[0]))
+    except OSError:
+        return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _with_address(address: str) -> str:
+    if _is_loopback(address):
+        return "lo"
+    import psutil
+
+    found = (name for name, places in psutil.net_if_addrs().items() if any(p.address == address for p in places))
+    return next(found, "")
