@@ -1,5 +1,5 @@
 import pytest
-from two_hosts import Network, denied
+from two_hosts import Machines, Network, denied
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +17,13 @@ def network(permitted, tmp_path):
         yield network
     finally:
         network.close()
+
+
+@pytest.fixture
+def machines(permitted, tmp_path):
+    machines = Machines(tmp_path)
+    try:
+        machines.open()
+        yield machines
+    finally:
+        machines.close()

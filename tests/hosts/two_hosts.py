@@ -104,6 +104,15 @@ class Network:
         return self.start(host, sys.executable, "-m", "torch.distributed.run", *map(str, arguments), env=env)
 
 
+class Machines(Network):
+    """Two hosts with names, processes and a /dev/shm of their own: as far apart as one kernel lets them be."""
+
+    def start(self, host, *command, env=None):
+        line = f'hostname {self.id}{host} && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+        apart = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return super().start(host, *apart, "sh", "-c", line, "sh", *command, env=env)
+
+
 class Local:
     """This machine as the only host, without a network of its own."""
 

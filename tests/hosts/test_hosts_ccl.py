@@ -1,0 +1,48 @@
+"""The backend "ccl" between two machines: oneCCL over libfabric's TCP, on the interface of the way to the other."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from two_hosts import HERE
+
+if not list(Path(sys.prefix).glob("lib/libccl.so.2")) or find_spec("torch") is None:
+    pytest.skip("torch and oneCCL are not both installed: pip install torch oneccl", allow_module_level=True)
+
+pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.slow]
+
+TENSOR_BYTES = 1 << 20
+REPORT = '{"rank"'
+
+
+def rank_of(report):
+    return report["rank"]
+
+
+def meeting(number):
+    return ["--nnodes", 2, "--node-rank", number, "--master-addr", "10.77.0.1"]
+
+
+def both(machines, *arguments, env=None):
+    """The runs on both hosts, of one job."""
+    return [machines.cpulaunch(host, *meeting(number), *arguments, env=env) for number, host in enumerate("ab")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_hosts_train_over_tcp_as_gloo_does(machines, ranks):
+    runs = both(machines, "--nproc-per-node", ranks, HERE / "train_ccl.py", env={"CCL_LOG_LEVEL": "info"})
+    codes = [run.wait() for run in runs]
+    said = "".join(run.out + run.err for run in runs)
+    assert codes == [0, 0], said
+    reports = sorted((json.loads(line) for line in said.splitlines() if line.startswith(REPORT)), key=rank_of)
+    world = 2 * ranks
+    assert [report["rank"] for report in reports] == list(range(world))
+    assert all(report["sum"] == [sum(range(world))] for report in reports)
+    assert all(report["ccl"] == pytest.approx(report["gloo"], rel=1e-5) for report in reports)
+    assert all(report["received"] >= TENSOR_BYTES / 2 for report in reports[::ranks]), reports
+    assert f"global [ idx 0, cnt {world} ], local [ idx 0, cnt {ranks} ]" in said
+    assert "nic: { name tcp:up0" in said
+    for run in runs:
+        run.gone()
