@@ -62,8 +62,7 @@ def interrupted(rank):
         collective(times=100_000)
     else:
         collective()
-        print("waiting", flush=True)
-        sys.stdin.read()
+        signal.pause()
 
 
 def forked(rank):

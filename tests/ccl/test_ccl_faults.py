@@ -16,8 +16,11 @@ PROGRAM = str(HERE / "ccl_faulty.py")
 KILLED, DEADLINE_SECONDS = -9, 60
 
 
-def run(fault, size=2, **changes):
-    ranks = start(size, [PROGRAM, fault], **changes)
+both_paths = pytest.mark.parametrize("path", ["memory", "oneccl"])
+
+
+def run(fault, path, size=2):
+    ranks = start(size, [PROGRAM, fault], CPULAUNCH_CCL_PATH=path)
     return ranks, finish(ranks, DEADLINE_SECONDS)
 
 
@@ -26,10 +29,11 @@ def left_behind(ranks):
     return [name for name in os.listdir("/dev/shm") if name.startswith(mine)]
 
 
+@both_paths
 @pytest.mark.parametrize("fault", ["dies_before", "dies_within", "leaves"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_others_fail_when_a_rank_ends(fault, size):
-    ranks, results = run(fault, size)
+def test_others_fail_when_a_rank_ends(fault, size, path):
+    ranks, results = run(fault, path, size)
     code, out, _ = results[0]
     assert code == 1
     assert "PeerLostError: rank " in out
@@ -38,36 +42,41 @@ def test_others_fail_when_a_rank_ends(fault, size):
     assert left_behind(ranks) == []
 
 
-def test_a_rank_that_is_late_is_not_waited_for_longer_than_the_timeout():
-    ranks, results = run("late")
+@both_paths
+def test_a_rank_that_is_late_is_not_waited_for_longer_than_the_timeout(path):
+    ranks, results = run("late", path)
     assert results[0][0] == 1
     assert "PeerLostError" in results[0][1]
     assert " 3 s" in results[0][1]
     assert left_behind(ranks) == []
 
 
-def test_killed_ranks_leave_nothing_in_shared_memory():
-    ranks, results = run("all_die")
+@both_paths
+def test_killed_ranks_leave_nothing_in_shared_memory(path):
+    ranks, results = run("all_die", path)
     assert [code for code, _, _ in results] == [KILLED, KILLED]
     assert left_behind(ranks) == []
 
 
-def test_an_interrupt_ends_a_wait():
-    ranks = start(2, [PROGRAM, "interrupted"])
+@both_paths
+def test_an_interrupt_ends_a_wait(path):
+    ranks = start(2, [PROGRAM, "interrupted"], CPULAUNCH_CCL_PATH=path)
     code, out, _ = finish(ranks[:1], DEADLINE_SECONDS)[0]
     finish(ranks[1:], 1)
     assert code == -2 or code == 130 or code == 1
     assert "KeyboardInterrupt" in out
 
 
-def test_a_forked_child_is_told_and_its_parent_goes_on():
-    _, results = run("forked")
+@both_paths
+def test_a_forked_child_is_told_and_its_parent_goes_on(path):
+    _, results = run("forked", path)
     assert "child: this process was forked after init_process_group" in results[0][1]
     assert [code for code, _, _ in results] == [0, 0]
 
 
-def test_two_programs_at_once_do_not_meet():
-    programs = [start(2, [PROGRAM, "fine"]) for _ in range(2)]
+@both_paths
+def test_two_programs_at_once_do_not_meet(path):
+    programs = [start(2, [PROGRAM, "fine"], CPULAUNCH_CCL_PATH=path) for _ in range(2)]
     for ranks in programs:
         assert [(code, out) for code, out, _ in finish(ranks, DEADLINE_SECONDS)] == [(0, "fine\n")] * 2
 
@@ -78,7 +87,7 @@ def test_too_little_shared_memory_is_said_with_the_size_needed():
     line = f"mount -t tmpfs -o size=10m none /dev/shm && exec {sys.executable} {PROGRAM} fine"
     process = subprocess.run(
         ["unshare", "--mount", "sh", "-c", line],
-        env=environment(1, free_port()) | {"RANK": "0", "LOCAL_RANK": "0"},
+        env=environment(1, free_port()) | {"RANK": "0", "LOCAL_RANK": "0", "CPULAUNCH_CCL_PATH": "oneccl"},
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,

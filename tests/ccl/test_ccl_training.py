@@ -15,12 +15,12 @@ CHECKS = "ccl_training"
 
 
 @cache
-def results(size: int) -> dict[str, str]:
-    return run_checks(CHECKS, size)
+def results(size: int, path: str) -> dict[str, str]:
+    return run_checks(CHECKS, size, path)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "path"), [(2, "memory"), (3, "memory"), (2, "oneccl"), (3, "oneccl")])
 @pytest.mark.parametrize("name", [*import_module(CHECKS).CHECKS, "end"])
-def test_training(name: str, size: int) -> None:
+def test_training(name: str, size: int, path: str) -> None:
     default = "ok" if name == "end" else "the program ended before this check"
-    assert results(size).get(name, default) == "ok"
+    assert results(size, path).get(name, default) == "ok"

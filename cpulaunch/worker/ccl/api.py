@@ -119,6 +119,7 @@ class Communicator:
 
     def __init__(self, identity: bytes, *, rank: int, size: int) -> None:
         """Effect: waits until all ranks are here. Raises: CclError."""
+        self.rank = rank
         undefined = [UNDEFINED_INT] * 4
         config = Config(ctypes.sizeof(Config), MAGIC, VERSION, *undefined, None, UNDEFINED_INT, UNDEFINED_INT)
         config.plugin = UNDEFINED_PLUGIN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from functools import partial
 
@@ -18,13 +19,14 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
+    Work,
 )
 
 from cpulaunch.worker.ccl import joining, shapes
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.meeting import open_memory
 from cpulaunch.worker.ccl.numbers import reduction
-from cpulaunch.worker.ccl.progress import CclWork, Lane
+from cpulaunch.worker.ccl.progress import Lane, Worker, own_cpus, shared_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,18 +51,35 @@ class CclGroup(ProcessGroup):
         super().__init__(rank, size)
         self._rank, self._size, self._seconds = rank, size, timeout.total_seconds()
         self._names = {"name": "", "description": "undefined"}
-        joining.check_space(size)
         memory = open_memory(store, rank=rank, size=size)
-        self._lane = Lane(self._lost_peer)
         self._channel: Channel | None = None
         self._direct = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-        join = partial(joining.join, store, memory, rank=rank, size=size, seconds=self._seconds)
-        work = self._submit(join)
-        self._channel = work.result()
+        asked = joining.asked_path()
+        meeting = joining.open_meeting(memory, rank=rank, size=size, seconds=self._seconds)
+        self._is_quick = joining.agree_on_memory(meeting, asked, self._seconds)
+        if meeting is not None and self._is_quick:
+            self._lane = self._lane_of(Worker(own_cpus(os.environ)))
+            self._channel = joining.join_memory(meeting, self._seconds)
+        else:
+            self._lane = self._lane_of(shared_worker())
+            join = partial(joining.join, store, meeting, rank=rank, size=size, seconds=self._seconds)
+            self._channel = self._lane.submit(join, self._seconds).result()
 
-    def _submit(self, job: Callable[[], Any], options: Any = None) -> CclWork:
-        seconds = 0.0 if options is None else options.timeout.total_seconds()
+    def _lane_of(self, worker: Worker) -> Lane:
+        return Lane(worker, lost_peer=self._lost_peer, tell=self._tell_others)
+
+    def _submit(self, job: Callable[[], Any], options: Any) -> Work:
+        """The job's work. A caller that waits anyway does it itself: in their memory, ranks can be interrupted."""
+        if self._is_quick and not getattr(options, "asyncOp", True):
+            done = self._lane.do_now(job)
+            if done is not None:
+                return done
+        seconds = options.timeout.total_seconds()
         return self._lane.submit(job, seconds if seconds > 0 else self._seconds)
+
+    def _tell_others(self) -> None:
+        if self._channel is not None:
+            self._channel.give_up()
 
     def _lost_peer(self) -> tuple[int, int] | None:
         return None if self._channel is None else self._channel.lost_peer()
@@ -92,34 +111,34 @@ class CclGroup(ProcessGroup):
         """Effect: the group has the description."""
         self._names["description"] = description
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> CclWork:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_reduce."""
         opts = opts or AllreduceOptions()
         tensor = shapes.single(tensors)
         how = reduction(opts.reduceOp, tensor.dtype)
         return self._submit(_then(tensors, self._way.all_reduce, tensor, how), opts)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CclWork:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_reduce_coalesced."""
         opts = opts or AllreduceOptions()
         shapes.check(tensors)
         hows = [reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
         return self._submit(_each(tensors, self._way.all_reduce, tensors, hows), opts)
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> CclWork:
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.broadcast."""
         opts = opts or BroadcastOptions()
         tensor = shapes.single(tensors)
         return self._submit(_then(tensors, self._way.broadcast, tensor, root=opts.rootRank), opts)
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> CclWork:
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.reduce."""
         opts = opts or ReduceOptions()
         tensor, root = shapes.single(tensors), opts.rootRank
         how = reduction(opts.reduceOp, tensor.dtype)
-        return self._submit(_then(tensors, self._way.reduce, tensor, how, root=root, is_root=root == self._rank), opts)
+        return self._submit(_then(tensors, self._way.reduce, tensor, how, root=root), opts)
 
-    def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> CclWork:
+    def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_gather; the ranks' tensors may differ in size."""
         source, targets = shapes.single(input_tensors), shapes.single_list(output_tensors, self._size)
         shapes.check_same_type([*targets, source])
@@ -127,20 +146,20 @@ class CclGroup(ProcessGroup):
         job = _then(output_tensors[0], self._way.all_gather_list, targets, source, rank=self._rank)
         return self._submit(job, opts or AllgatherOptions())
 
-    def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> CclWork:
+    def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         shapes.check_whole(output, source, self._size)
         return self._submit(_then([output], self._way.all_gather, output, source), opts or AllgatherOptions())
 
     all_gather_single = _allgather_base
 
-    def allgather_coalesced(self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None) -> CclWork:
+    def allgather_coalesced(self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_gather_coalesced: one list of outputs for each rank."""
         shapes.check(input_list)
         columns = [list(column) for column in zip(*output_lists, strict=True)]
         gather = partial(self._way.all_gather_list, rank=self._rank)
         return self._submit(_each(output_lists, gather, columns, input_list), opts or AllgatherOptions())
 
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CclWork:
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Several all_gather_into_tensor in one."""
         for output, source in zip(outputs, inputs, strict=True):
             shapes.check_whole(output, source, self._size)
@@ -148,7 +167,7 @@ class CclGroup(ProcessGroup):
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> CclWork:
+    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.gather."""
         opts = opts or GatherOptions()
         source, root = shapes.single(input_tensors), opts.rootRank
@@ -157,17 +176,17 @@ class CclGroup(ProcessGroup):
             shapes.check_match(target, source, "output", "input")
         return self._submit(_then(targets or [], self._way.gather, targets, source, root=root), opts)
 
-    def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> CclWork:
+    def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
         """As torch.distributed.scatter."""
         opts = opts or ScatterOptions()
         target, root = shapes.single(output_tensors), opts.rootRank
         sources = shapes.single_list(input_tensors, self._size) if root == self._rank else None
         for source in sources or ():
             shapes.check_match(source, target, "input", "output")
-        job = _then(output_tensors, self._way.scatter, target, sources, root=root, rank=self._rank)
+        job = _then(output_tensors, self._way.scatter, target, sources, root=root)
         return self._submit(job, opts)
 
-    def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> CclWork:
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
         """As torch.distributed.reduce_scatter; the ranks' parts may differ in size."""
         opts = opts or ReduceScatterOptions()
         target, sources = shapes.single(output_tensors), shapes.single_list(input_tensors, self._size)
@@ -177,7 +196,7 @@ class CclGroup(ProcessGroup):
         job = _then(output_tensors, self._way.reduce_scatter_list, target, sources, how, rank=self._rank)
         return self._submit(job, opts)
 
-    def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> CclWork:
+    def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
         shapes.check_whole(source, output, self._size)
         how = reduction(opts.reduceOp, output.dtype)
@@ -185,7 +204,7 @@ class CclGroup(ProcessGroup):
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> CclWork:
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Several reduce_scatter_tensor in one."""
         opts = opts or ReduceScatterOptions()
         for output, source in zip(outputs, inputs, strict=True):
@@ -202,7 +221,7 @@ class CclGroup(ProcessGroup):
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
-    ) -> CclWork:
+    ) -> Work:
         """As torch.distributed.all_to_all_single."""
         shapes.check_same_type([output, source])
         opts = opts or AllToAllOptions()
@@ -217,7 +236,7 @@ class CclGroup(ProcessGroup):
 
     all_to_all_single = alltoall_base
 
-    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> CclWork:
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_to_all; sizes may differ."""
         shapes.check([*output_tensors, *input_tensors])
         shapes.check_same_type([*output_tensors, *input_tensors])
@@ -226,7 +245,7 @@ class CclGroup(ProcessGroup):
         job = _then(output_tensors, self._way.all_to_all_list, output_tensors, input_tensors)
         return self._submit(job, opts or AllToAllOptions())
 
-    def barrier(self, opts: Any = None) -> CclWork:
+    def barrier(self, opts: Any = None) -> Work:
         """As torch.distributed.barrier."""
         return self._submit(_then([], self._way.barrier), opts or BarrierOptions())
 
@@ -248,7 +267,7 @@ class CclGroup(ProcessGroup):
         if channel is None:
             return
         if self._lane.broken is None:
-            self._submit(partial(joining.leave, channel)).wait()
+            self._lane.submit(partial(joining.leave, channel), self._seconds).wait()
         self._lane.broken = self._lane.broken or CclError("it was destroyed")
 
     def abort(self) -> None:

@@ -1,180 +1,187 @@
-"""What the process's thread does: every collective made of oneCCL's six, on flat tensors, after all ranks have met."""
+"""What a group's collectives do with torch's tensors: flat views or copies of them, and the call that ranks compare."""
 
 from __future__ import annotations
 
 import torch
 
-from cpulaunch.worker.ccl import api
 from cpulaunch.worker.ccl.numbers import Reduction, packed_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
+    from typing import Any, TypeVar
 
     from torch import Tensor
 
-    from cpulaunch.worker.ccl.api import Communicator
     from cpulaunch.worker.ccl.meeting import Meeting
+    from cpulaunch.worker.ccl.memory_path import MemoryPath
+    from cpulaunch.worker.ccl.oneccl_path import OnecclPath
 
-_WIDE_BYTES = 8
+    Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def unseen(function: Method) -> Method:
+    """The function, only moving numbers: autograd must not see it, nor refuse to change a parameter in place."""
+    hidden: Method = torch.inference_mode()(function)
+    return hidden
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The elements in one row; a copy if they are not."""
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    """The elements in one row, out of autograd's sight; a copy if they are not in one row."""
+    return tensor.data.contiguous().view(-1)
 
 
-def _moved(tensor: Tensor, parts: int = 1) -> tuple[int, int]:
-    """How many elements of which of oneCCL's types hold a part's bytes: what is only moved may be of any type."""
-    size = tensor.numel() * tensor.element_size() // parts
-    return (size // _WIDE_BYTES, api.UINT64) if size % _WIDE_BYTES == 0 else (size, api.UINT8)
+def restore(tensor: Tensor, flat: Tensor) -> None:
+    """Effect: the tensor has the row's elements, if `dense` had to copy it."""
+    if not tensor.is_contiguous():
+        tensor.data.copy_(flat.view(tensor.shape))
 
 
 class Channel:
-    """One rank's way to the others of its group. Every method blocks, and is called by all ranks in the same order."""
+    """One rank's way to the others of its group. Every method blocks, and is called by all ranks in the same order.
 
-    def __init__(self, communicator: Communicator, meeting: Meeting | None, *, size: int, seconds: float) -> None:
-        self._communicator, self._meeting = communicator, meeting
-        self._size, self._seconds = size, seconds
+    Raises: CclError, from every method, if ranks do not do the same or one is lost.
+    """
 
-    def meet(self, name: str, tensor: Tensor, *, root: int = -1, reduced: int = 0) -> bool:
-        """Whether there is anything to move. Effect: all ranks are here, about to do the same. Raises: CclError."""
-        count = tensor.numel()
-        if self._meeting is not None:
-            self._meeting.meet(packed_call(name, tensor.dtype, count, root=root, reduced=reduced), self._seconds)
-        return count > 0
+    def __init__(self, path: MemoryPath | OnecclPath, meeting: Meeting | None, *, size: int) -> None:
+        self._path, self._meeting, self._size = path, meeting, size
 
     def barrier(self) -> None:
         """Effect: returns when all ranks are here."""
-        token = torch.zeros(1, dtype=torch.int32)
-        self.meet("barrier", token)
-        if self._meeting is None:
-            self._communicator.all_reduce(token.data_ptr(), 1, api.INT32, api.SUM)
+        self._path.barrier(packed_call("barrier", torch.int32, 1))
 
     def all_reduce(self, tensor: Tensor, how: Reduction) -> None:
         """Effect: the tensor is reduced over all ranks."""
-        if not self.meet("all_reduce", tensor, reduced=how.number):
-            return
+        call = packed_call("all_reduce", tensor.dtype, tensor.numel(), reduced=how.number)
+        if not self._path.all_reduce_at_once(call, tensor, how):
+            self._all_reduce(call, tensor, how)
+
+    @unseen
+    def _all_reduce(self, call: bytes, tensor: Tensor, how: Reduction) -> None:
         flat = dense(tensor)
-        self._communicator.all_reduce(flat.data_ptr(), flat.numel(), how.kind, how.operation)
-        self._finish(flat, tensor, how)
+        self._path.all_reduce(call, flat, how)
+        restore(tensor, flat)
 
-    def _finish(self, flat: Tensor, tensor: Tensor, how: Reduction) -> None:
-        if how.averages:
-            flat.div_(self._size, rounding_mode=None if flat.is_floating_point() else "trunc")
-        if flat is not tensor:
-            tensor.copy_(flat)
-
-    def reduce(self, tensor: Tensor, how: Reduction, *, root: int, is_root: bool) -> None:
+    @unseen
+    def reduce(self, tensor: Tensor, how: Reduction, *, root: int) -> None:
         """Effect: the root's tensor is reduced over all ranks; the others' stay as they are."""
-        if not self.meet("reduce", tensor, root=root, reduced=how.number):
-            return
         flat = dense(tensor)
-        if not is_root and flat is tensor:
-            flat = tensor.clone()
-        self._communicator.reduce(flat.data_ptr(), flat.numel(), how.kind, operation=how.operation, root=root)
-        if is_root:
-            self._finish(flat, tensor, how)
+        call = packed_call("reduce", flat.dtype, flat.numel(), root=root, reduced=how.number)
+        self._path.reduce(call, flat, how, root=root)
+        restore(tensor, flat)
 
+    @unseen
     def reduce_scatter(self, target: Tensor, source: Tensor, how: Reduction) -> None:
         """Effect: the target is this rank's part of the source, reduced over all ranks."""
-        if not self.meet("reduce_scatter", target, reduced=how.number):
-            return
         flat, row = dense(target), dense(source)
-        self._communicator.reduce_scatter(
-            row.data_ptr(), flat.data_ptr(), count=flat.numel(), kind=how.kind, operation=how.operation
-        )
-        self._finish(flat, target, how)
+        call = packed_call("reduce_scatter", flat.dtype, flat.numel(), reduced=how.number)
+        self._path.reduce_scatter(call, flat, row, how)
+        restore(target, flat)
 
+    @unseen
     def reduce_scatter_list(self, target: Tensor, sources: Sequence[Tensor], how: Reduction, *, rank: int) -> None:
         """Effect: the target is this rank's source, reduced over all ranks; sources may differ in size."""
         if all(source.numel() == target.numel() for source in sources):
             self.reduce_scatter(target, _joined(sources), how)
             return
         for root, source in enumerate(sources):
-            flat = target if root == rank else source
             if root == rank:
-                target.copy_(source.reshape(target.shape))
-            self.reduce(flat, how, root=root, is_root=root == rank)
+                target.data.copy_(source.data.reshape(target.shape))
+            self.reduce(target if root == rank else source, how, root=root)
 
+    @unseen
     def broadcast(self, tensor: Tensor, *, root: int) -> None:
         """Effect: the tensor is the root's."""
-        if not self.meet("broadcast", tensor, root=root):
-            return
         flat = dense(tensor)
-        self._communicator.broadcast(flat.data_ptr(), *_moved(flat), root=root)
-        if flat is not tensor:
-            tensor.copy_(flat)
+        self._path.broadcast(packed_call("broadcast", flat.dtype, flat.numel(), root=root), flat, root=root)
+        restore(tensor, flat)
 
-    def all_gather(self, target: Tensor, source: Tensor, *, name: str = "all_gather", root: int = -1) -> None:
+    @unseen
+    def all_gather(self, target: Tensor, source: Tensor) -> None:
         """Effect: the target is all ranks' sources, in their order."""
-        if not self.meet(name, source, root=root):
-            return
         flat, row = dense(target), dense(source)
-        self._communicator.all_gather(row.data_ptr(), flat.data_ptr(), *_moved(row))
-        if flat is not target:
-            target.copy_(flat)
+        self._path.all_gather(packed_call("all_gather", row.dtype, row.numel()), flat, row)
+        restore(target, flat)
 
+    @unseen
     def all_gather_list(self, targets: Sequence[Tensor], source: Tensor, *, rank: int) -> None:
         """Effect: each target is its rank's source; they may differ in size, as all ranks know."""
         if all(target.numel() == source.numel() for target in targets):
-            gathered = source.new_empty((len(targets), source.numel()))
+            gathered = _rows_for(source, len(targets))
             self.all_gather(gathered, source)
-            for target, part in zip(targets, gathered, strict=True):
-                target.copy_(part.view(target.shape))
+            _deal(gathered, targets)
             return
-        targets[rank].copy_(source.reshape(targets[rank].shape))
+        targets[rank].data.copy_(source.data.reshape(targets[rank].shape))
         for root, target in enumerate(targets):
             self.broadcast(target, root=root)
 
+    @unseen
     def gather(self, targets: Sequence[Tensor] | None, source: Tensor, *, root: int) -> None:
         """Effect: the root's targets are the ranks' sources."""
-        gathered = source.new_empty((self._size, source.numel()))
-        self.all_gather(gathered, source, name="gather", root=root)
-        if targets is not None:
-            for target, part in zip(targets, gathered, strict=True):
-                target.copy_(part.view(target.shape))
+        row = dense(source)
+        gathered = None if targets is None else _rows_for(source, self._size)
+        call = packed_call("gather", row.dtype, row.numel(), root=root)
+        self._path.gather(call, None if gathered is None else gathered.view(-1), row)
+        if targets is not None and gathered is not None:
+            _deal(gathered, targets)
 
-    def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, *, root: int, rank: int) -> None:
+    @unseen
+    def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, *, root: int) -> None:
         """Effect: the target is what the root has for this rank."""
-        whole = target.new_empty((self._size, target.numel())) if sources is None else _joined(sources)
-        self.broadcast(whole, root=root)
-        target.copy_(whole.view(self._size, -1)[rank].view(target.shape))
+        flat = dense(target)
+        call = packed_call("scatter", flat.dtype, flat.numel(), root=root)
+        self._path.scatter(call, flat, None if sources is None else _joined(sources), root=root)
+        restore(target, flat)
 
+    @unseen
     def all_to_all(self, target: Tensor, source: Tensor) -> None:
         """Effect: the target is what all ranks have for this one, all of the same size."""
-        if not self.meet("all_to_all", source):
-            return
         flat, row = dense(target), dense(source)
-        self._communicator.all_to_all(row.data_ptr(), flat.data_ptr(), *_moved(row, self._size))
-        if flat is not target:
-            target.copy_(flat)
+        self._path.all_to_all(packed_call("all_to_all", row.dtype, row.numel()), flat, row)
+        restore(target, flat)
 
+    @unseen
     def all_to_all_list(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-        """Effect: each target is what its rank has for this one; sizes may differ. All move as much as the largest."""
-        sizes = torch.tensor([source.numel() for source in sources], dtype=torch.int64)
-        table = torch.empty((self._size, self._size), dtype=torch.int64)
+        """Effect: each target is what its rank has for this one; sizes may differ."""
+        sizes = torch.tensor([source.numel() for source in sources], dtype=torch.int64, device="cpu")
+        table = _rows_for(sizes, self._size)
         self.all_gather(table, sizes)
-        most = int(table.max())
-        sent, received = (sources[0].new_empty((self._size, most)) for _ in range(2))
-        for row, source in zip(sent, sources, strict=True):
-            row[: source.numel()] = source.reshape(-1)
-        self.all_to_all(received.view(-1), sent.view(-1))
-        for row, target in zip(received, targets, strict=True):
-            target.copy_(row[: target.numel()].view(target.shape))
+        row = _joined(sources)
+        flat = row.new_empty(sum(target.numel() for target in targets))
+        elements = table.tolist()
+        most = max(max(counts) for counts in elements)
+        self._path.exchange(packed_call("all_to_all", row.dtype, most), flat, row, elements)
+        for target, part in zip(targets, flat.split([target.numel() for target in targets]), strict=True):
+            target.data.copy_(part.view(target.shape))
 
     def lost_peer(self) -> tuple[int, int] | None:
         """A rank of this host whose process has ended, with its id; None if none has, as far as can be known."""
         return None if self._meeting is None else self._meeting.lost()
 
+    def give_up(self) -> None:
+        """Effect: other ranks of this host learn that this one comes to no more collectives."""
+        if self._meeting is not None:
+            self._meeting.leave()
+
     def close(self) -> None:
         """Effect: this rank has left. Raises: CclError."""
         if self._meeting is not None:
+            self._meeting.leave()
             self._meeting.close()
-        self._communicator.close()
+        self._path.close()
 
 
-def _joined(tensors: Sequence[Tensor]) -> Any:
+def _rows_for(source: Tensor, size: int) -> Tensor:
+    """Room for as many elements of each rank."""
+    return source.data.new_empty((size, source.numel()))
+
+
+def _deal(rows: Tensor, targets: Sequence[Tensor]) -> None:
+    """Effect: each target has its row."""
+    for target, row in zip(targets, rows, strict=True):
+        target.data.copy_(row.view(target.shape))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
     """All elements in one row."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return torch.cat([tensor.data.reshape(-1) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""How a rank joins a group: memory to meet in, a communicator, and nothing left in /dev/shm should it be killed.
+"""How a rank joins a group: memory to meet in, and the path that its collectives take.
 
 oneCCL's transport names its memory in /dev/shm "PID:…" and unlinks it when the process ends well; after kill -9 it
 would stay. Once all ranks of the program have one another's memory mapped the names are of no more use. A rank that
@@ -18,18 +18,70 @@ from cpulaunch.worker.ccl import api
 from cpulaunch.worker.ccl.channel import Channel
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.meeting import CALL, Meeting
+from cpulaunch.worker.ccl.memory_path import MemoryPath, is_permitted
 from cpulaunch.worker.ccl.numbers import described
+from cpulaunch.worker.ccl.oneccl_path import OnecclPath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
     from typing import Any
 
+PATH_VARIABLE, PATHS = "CPULAUNCH_CCL_PATH", ("auto", "memory", "oneccl")
+"""Which path a program's groups take; unset: auto. Read when a group is made."""
 SHARED_FOLDER = "/dev/shm"
 SHARED_BYTES = 24 << 20
 """What oneCCL 2022.1's transport takes for each rank; it ends with a bus error where there is less."""
 
 _kept: list[Channel] = []
+_NO_CALL = bytes(CALL.size)
+
+
+def asked_path() -> str:
+    """What the environment asks for. Raises: CclError if there is no such path."""
+    path = os.environ.get(PATH_VARIABLE) or "auto"
+    if path not in PATHS:
+        raise CclError(f"{PATH_VARIABLE} is {path}: it can be {', '.join(PATHS)}")
+    return path
+
+
+def open_meeting(memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> Meeting | None:
+    """Where this group's ranks meet; None if they are on several hosts. Effect: they have met once."""
+    if memory is None:
+        return None
+    meeting = Meeting(memory, rank=rank, size=size, describe=described)
+    meeting.meet(_NO_CALL, seconds)
+    return meeting
+
+
+def agree_on_memory(meeting: Meeting | None, asked: str, seconds: float) -> bool:
+    """Whether all ranks can, and none is told not to, work in one another's memory. Raises: CclError."""
+    permitted = meeting is not None and is_permitted(meeting, seconds, call=_NO_CALL)
+    agreed = permitted and asked != "oneccl"
+    if meeting is not None:
+        meeting.meet(_NO_CALL, seconds, words=(int(agreed), 0))
+        agreed = agreed and all(meeting.words(other)[0] for other in meeting.others)
+    if asked == "memory" and not agreed:
+        why = "the kernel does not let all ranks at one another's memory" if meeting else "ranks are on several hosts"
+        raise CclError(f"{PATH_VARIABLE} is memory, but {why}\nhint: {PATH_VARIABLE}=auto")
+    return agreed
+
+
+def join(store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: float) -> Channel:
+    """This rank's way to the others by oneCCL. Effect: waits for all of them. Raises: CclError."""
+    check_space(size)
+    if rank == 0:
+        store.set("ccl/id", api.unique_id())
+    communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
+    channel = Channel(OnecclPath(communicator, meeting, size=size, seconds=seconds), meeting, size=size)
+    if meeting is not None and spans_program(size):
+        _forget_names(channel, size)
+    return channel
+
+
+def join_memory(meeting: Meeting, seconds: float) -> Channel:
+    """This rank's way to the others through their memory."""
+    return Channel(MemoryPath(meeting, seconds), meeting, size=meeting.size)
 
 
 def check_space(size: int) -> None:
@@ -54,23 +106,9 @@ def spans_program(size: int) -> bool:
     return not dist.is_initialized() or size == dist.get_world_size()
 
 
-def join(store: Any, memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> Channel:
-    """This rank's way to the others. Effect: waits for all of them. Raises: CclError."""
-    meeting = None if memory is None else Meeting(memory, rank=rank, size=size, describe=described)
-    if meeting is not None:
-        meeting.meet(bytes(CALL.size), seconds)
-    if rank == 0:
-        store.set("ccl/id", api.unique_id())
-    communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
-    channel = Channel(communicator, meeting, size=size, seconds=seconds)
-    if meeting is not None and spans_program(size):
-        _forget_names(channel, size)
-    return channel
-
-
 def _forget_names(channel: Channel, size: int) -> None:
     """Effect: every rank has every other's memory, whose names are gone."""
-    source = torch.zeros(size, dtype=torch.int32)
+    source = torch.zeros(size, dtype=torch.int32, device="cpu")
     channel.all_to_all(torch.empty_like(source), source)
     channel.barrier()
     mark = f"{os.getpid()}:"

@@ -13,6 +13,7 @@ import mmap
 import os
 import select
 import struct
+import threading
 import time
 from contextlib import suppress
 
@@ -24,16 +25,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 TOKEN_BYTES = 64
-SLOT_BYTES, PID_AT, CALLS_AT, CALL_BYTES = 128, 4, 32, 32
-"""A slot: how many collectives its rank has come to, its process id, and the last two of them, by turns: a rank can be
-ahead of another's reading by one."""
+SLOT_BYTES, PID_AT, LEFT_AT, CALLS_AT, CALL_BYTES = 128, 8, 12, 32, 32
+"""A slot: how many collectives its rank has come to, whether another sleeps until that changes, its process id, whether
+it has left for good, and the last two collectives, by turns: a rank can be ahead of another's reading by one."""
 CALL = struct.Struct("<QiBBBB")
 """Elements, root, and the numbers of the collective, the type, the operation, and nothing."""
+WORDS = struct.Struct("<QQ")
+"""What a rank tells beside its call: two addresses, say. Nobody compares them."""
+PAYLOAD_BYTES = 64 << 10
+"""What a rank can bring along to a meeting. Pages that are never written take no memory."""
 
 _SYSCALL_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
 _ALL = 2**31 - 1
-SPINS = 60
-"""Looks at a slot before sleeping: some ten microseconds, in which ranks that compute the same mostly arrive."""
+SPINS = 400
+"""Looks at a slot before sleeping: some fifty microseconds, in which ranks that compute the same mostly arrive."""
 GLANCE_SECONDS = 0.5
 """After so long without news a waiting rank looks whether the others still live."""
 
@@ -50,35 +55,47 @@ class _Pause(ctypes.Structure):
 _GLANCE = _Pause(0, int(GLANCE_SECONDS * 1e9))
 
 
+def bytes_needed(size: int) -> int:
+    """Of memory for the meetings of this many ranks."""
+    return _payload_at(size, size, 0)
+
+
+def _payload_at(size: int, rank: int, turn: int) -> int:
+    """Where a rank's payload of a turn begins: after all slots, on a page of its own."""
+    slots = -(-(TOKEN_BYTES + size * SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return slots + (2 * rank + turn) * PAYLOAD_BYTES
+
+
 def open_memory(store: Any, *, rank: int, size: int) -> mmap.mmap | None:
     """Memory that all ranks of the group share; None, for all of them, if any is on another host.
 
     Effect: uses the store's keys meeting/*; every rank of the group must call it.
     """
-    bytes_needed = TOKEN_BYTES + size * SLOT_BYTES
     memory: mmap.mmap | None
     if rank == 0:
-        memory = _first(store, bytes_needed)
-        found = [store.get(f"meeting/{other}") == b"1" for other in range(1, size)]
-        store.set("meeting/verdict", "1" if all(found) else "0")
+        memory = _first(store, size)
     else:
-        memory = _other(store.get("meeting/place"), bytes_needed)
+        memory = _other(store.get("meeting/place"), size)
         store.set(f"meeting/{rank}", "0" if memory is None else "1")
     return memory if store.get("meeting/verdict") == b"1" else None
 
 
-def _first(store: Any, bytes_needed: int) -> mmap.mmap:
+def _first(store: Any, size: int) -> mmap.mmap:
     descriptor = os.memfd_create("cpulaunch-ccl")
-    os.ftruncate(descriptor, bytes_needed)
-    memory = mmap.mmap(descriptor, bytes_needed)
-    token = os.urandom(TOKEN_BYTES // 2).hex()
-    memory[:TOKEN_BYTES] = token.encode()
-    # The descriptor stays open until the process ends: the others come through it, in their own time.
-    store.set("meeting/place", f"/proc/{os.getpid()}/fd/{descriptor} {token}")
+    try:
+        os.ftruncate(descriptor, bytes_needed(size))
+        memory = mmap.mmap(descriptor, bytes_needed(size))
+        token = os.urandom(TOKEN_BYTES // 2).hex()
+        memory[:TOKEN_BYTES] = token.encode()
+        store.set("meeting/place", f"/proc/{os.getpid()}/fd/{descriptor} {token}")
+        found = [store.get(f"meeting/{other}") == b"1" for other in range(1, size)]
+    finally:
+        os.close(descriptor)
+    store.set("meeting/verdict", "1" if all(found) else "0")
     return memory
 
 
-def _other(place: bytes, bytes_needed: int) -> mmap.mmap | None:
+def _other(place: bytes, size: int) -> mmap.mmap | None:
     """The first rank's memory; None if this process cannot see it (another host, container or user)."""
     path, _, token = place.decode().partition(" ")
     try:
@@ -86,7 +103,7 @@ def _other(place: bytes, bytes_needed: int) -> mmap.mmap | None:
     except OSError:
         return None
     try:
-        memory = mmap.mmap(descriptor, bytes_needed)
+        memory = mmap.mmap(descriptor, bytes_needed(size))
     except (OSError, ValueError):
         return None
     finally:
@@ -99,62 +116,109 @@ class Meeting:
 
     def __init__(self, memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]) -> None:
         """`describe` says what a packed call is, for errors."""
-        self._memory, self._rank, self._describe = memory, rank, describe
+        self.rank, self.size = rank, size
+        self.others = [each for each in range(size) if each != rank]
+        self._memory, self._describe = memory, describe
         self._slots = [TOKEN_BYTES + SLOT_BYTES * each for each in range(size)]
         self._counts = [ctypes.c_uint32.from_buffer(memory, slot) for slot in self._slots]
-        self._addresses = [ctypes.addressof(count) for count in self._counts]
-        self._others = [each for each in range(size) if each != rank]
+        self._sleepers = [ctypes.c_uint32.from_buffer(memory, slot + 4) for slot in self._slots]
+        self._addresses = [ctypes.c_void_p(ctypes.addressof(count)) for count in self._counts]
+        self._spins = SPINS if size <= (os.cpu_count() or 1) else 0
+        self._fence = threading.Lock()
         self._number = 0
         self._alive: dict[int, int] = {}
-        struct.pack_into("<I", memory, self._slots[rank] + PID_AT, os.getpid())
+        struct.pack_into("<II", memory, self._slots[rank] + PID_AT, os.getpid(), 0)
 
-    def meet(self, call: bytes, seconds: float) -> None:
-        """Effect: returns when all ranks are about to do this call.
+    def meet(self, call: bytes, seconds: float, *, words: tuple[int, int] = (0, 0)) -> None:
+        """Effect: returns when all ranks are about to do this call, and have told their words.
 
         Raises: RanksDisagreeError if one is about to do another; PeerLostError if one has ended or stays away.
         """
-        self._number = number = self._number + 1 & 0xFFFFFFFF
-        at = CALLS_AT + CALL_BYTES * (number & 1)
-        mine = self._slots[self._rank] + at
+        at = CALLS_AT + CALL_BYTES * (self._number + 1 & 1)
+        mine = self._slots[self.rank] + at
         self._memory[mine : mine + CALL.size] = call
-        self._counts[self._rank].value = number
-        _futex(_SYSCALL_FUTEX, ctypes.c_void_p(self._addresses[self._rank]), _FUTEX_WAKE, _ALL, None, None, 0)
-        for other in self._others:
-            if not self._has_come(other, number):
-                self._await(other, number, seconds)
-        for other in self._others:
+        WORDS.pack_into(self._memory, mine + CALL.size, *words)
+        self.wait(seconds)
+        for other in self.others:
             theirs = self._slots[other] + at
             if self._memory[theirs : theirs + CALL.size] != call:
                 raise RanksDisagreeError(self._disagreement(call, other, self._memory[theirs : theirs + CALL.size]))
 
-    def _has_come(self, other: int, number: int) -> bool:
-        """Whether a rank has come to this collective, in a moment; counts go round after 2**32."""
+    def wait(self, seconds: float) -> None:
+        """Effect: returns when all ranks are here. Raises: PeerLostError."""
+        self._number = number = self._number + 1 & 0xFFFFFFFF
+        self._counts[self.rank].value = number
+        # A processor may look at the sleepers before others see the count; taking a lock keeps it from that.
+        with self._fence:
+            sleepers = self._sleepers[self.rank]
+        if sleepers.value:
+            sleepers.value = 0
+            _futex(_SYSCALL_FUTEX, self._addresses[self.rank], _FUTEX_WAKE, _ALL, None, None, 0)
+        for other in self.others:
+            if (self._counts[other].value - number) & 0xFFFFFFFF >= 0x80000000 and not self._comes(other, number):
+                self._await(other, number, seconds)
+
+    def words(self, other: int) -> tuple[int, int]:
+        """What a rank told at the last meeting."""
+        at = CALLS_AT + CALL_BYTES * (self._number & 1) + CALL.size
+        first, second = WORDS.unpack_from(self._memory, self._slots[other] + at)
+        return first, second
+
+    def payloads(self, rank: int) -> tuple[memoryview, memoryview]:
+        """The memory in which a rank brings something to meetings of even and of odd numbers."""
+        view = memoryview(self._memory)
+        starts = [_payload_at(self.size, rank, turn) for turn in (0, 1)]
+        return view[starts[0] : starts[0] + PAYLOAD_BYTES], view[starts[1] : starts[1] + PAYLOAD_BYTES]
+
+    @property
+    def next_turn(self) -> int:
+        """Which payload goes to the next meeting: nobody reads it any more from the last but one."""
+        return self._number + 1 & 1
+
+    def process(self, rank: int) -> int:
+        """A rank's process id. It must have come to a meeting."""
+        (pid,) = struct.unpack_from("<I", self._memory, self._slots[rank] + PID_AT)
+        return int(pid)
+
+    def _comes(self, other: int, number: int) -> bool:
+        """Whether a rank comes to this collective in a moment; counts go round after 2**32."""
         count = self._counts[other]
-        return any((count.value - number) & 0xFFFFFFFF < 0x80000000 for _ in range(SPINS))
+        return any((count.value - number) & 0xFFFFFFFF < 0x80000000 for _ in range(self._spins))
 
     def _await(self, other: int, number: int, seconds: float) -> None:
         """Effect: sleeps until a rank has come to this collective. Raises: PeerLostError."""
         deadline = time.monotonic() + seconds
-        count, address = self._counts[other], ctypes.c_void_p(self._addresses[other])
+        count, address = self._counts[other], self._addresses[other]
         while ((seen := count.value) - number) & 0xFFFFFFFF >= 0x80000000:
+            self._check_stays(other)
+            self._sleepers[other].value = 1
             _futex(_SYSCALL_FUTEX, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(_GLANCE), None, 0)
-            if count.value != seen:
-                continue
-            lost = self.lost()
-            if lost is not None and lost[0] == other:
-                raise PeerLostError(f"rank {other} of the group (process {lost[1]}) ended before it came to the call")
-            if time.monotonic() > deadline:
+            if count.value == seen and time.monotonic() > deadline:
                 raise PeerLostError(f"rank {other} of the group did not come to the call within {seconds:.0f} s")
+
+    def _check_stays(self, other: int) -> None:
+        """Raises: PeerLostError if a rank will not come to another collective."""
+        (left,) = struct.unpack_from("<I", self._memory, self._slots[other] + LEFT_AT)
+        if left:
+            raise PeerLostError(f"rank {other} of the group (process {self.process(other)}) left the group")
+        if self._has_ended(other):
+            raise PeerLostError(
+                f"rank {other} of the group (process {self.process(other)}) ended before it came to the call"
+            )
+
+    def leave(self) -> None:
+        """Effect: the others learn, now or when they next wait for this rank, that it comes to no more meetings."""
+        struct.pack_into("<I", self._memory, self._slots[self.rank] + LEFT_AT, 1)
+        _futex(_SYSCALL_FUTEX, self._addresses[self.rank], _FUTEX_WAKE, _ALL, None, None, 0)
 
     def lost(self) -> tuple[int, int] | None:
         """A rank whose process has ended, with the process id; None if all live."""
-        for other in self._others:
-            (pid,) = struct.unpack_from("<I", self._memory, self._slots[other] + PID_AT)
-            if pid and self._has_ended(other, pid):
-                return other, pid
-        return None
+        return next(((other, self.process(other)) for other in self.others if self._has_ended(other)), None)
 
-    def _has_ended(self, other: int, pid: int) -> bool:
+    def _has_ended(self, other: int) -> bool:
+        pid = self.process(other)
+        if not pid:
+            return False
         if other not in self._alive:
             try:
                 self._alive[other] = os.pidfd_open(pid)
@@ -166,7 +230,7 @@ class Meeting:
 
     def _disagreement(self, mine: bytes, other: int, theirs: bytes) -> str:
         return (
-            f"ranks of the group disagree: rank {self._rank} calls {self._describe(mine)}, "
+            f"ranks of the group disagree: rank {self.rank} calls {self._describe(mine)}, "
             f"rank {other} {self._describe(theirs)}"
         )
 

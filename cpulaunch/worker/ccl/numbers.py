@@ -38,7 +38,17 @@ _TYPE_NAMES = sorted(
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(dict.fromkeys(_TYPE_NAMES))}
 """Ranks run the same torch, so the same number for the same type."""
 
-CALLS = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all", "gather", "barrier")
+CALLS = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "broadcast",
+    "all_gather",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "barrier",
+)
 _REDUCTIONS = ("", "sum", "product", "min", "max", "avg")
 _REDUCTION_NUMBERS = {_Op.SUM: 1, _Op.PRODUCT: 2, _Op.MIN: 3, _Op.MAX: 4, _Op.AVG: 5}
 
@@ -52,16 +62,22 @@ class Reduction:
     number: int
     averages: bool
 
+    def finish(self, flat: torch.Tensor, size: int) -> None:
+        """Effect: a sum over this many ranks becomes the average, where that was asked."""
+        if self.averages:
+            flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")
 
-_reductions: dict[Any, Reduction] = {}
+
+_reductions: dict[tuple[int, torch.dtype], Reduction] = {}
 
 
 def reduction(operation: Any, dtype: torch.dtype) -> Reduction:
     """How to reduce. Raises: NotImplementedError for what oneCCL cannot."""
     asked = getattr(operation, "op", operation)
-    known = _reductions.get((asked, dtype))
+    key = int(asked), dtype
+    known = _reductions.get(key)
     if known is None:
-        known = _reductions[(asked, dtype)] = _reduction(asked, dtype)
+        known = _reductions[key] = _reduction(asked, dtype)
     return known
 
 

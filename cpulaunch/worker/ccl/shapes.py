@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def check(tensors: Sequence[Tensor]) -> None:
     """Raises: NotImplementedError for what is not in the CPU's memory, or sparse."""
     for tensor in tensors:
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise NotImplementedError(f"the ccl backend is for tensors of the CPU, not of {tensor.device}")
         if tensor.layout != torch.strided:
             raise NotImplementedError(f"the ccl backend has no {tensor.layout} tensors; the gloo backend may")

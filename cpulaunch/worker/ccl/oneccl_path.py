@@ -1,0 +1,121 @@
+"""Collectives by oneCCL, between hosts or where the kernel keeps the ranks out of one another's memory."""
+
+from __future__ import annotations
+
+import torch
+
+from cpulaunch.worker.ccl import api
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from cpulaunch.worker.ccl.api import Communicator
+    from cpulaunch.worker.ccl.meeting import Meeting
+    from cpulaunch.worker.ccl.numbers import Reduction
+
+_WIDE_BYTES = 8
+
+
+def _moved(tensor: Tensor, parts: int = 1) -> tuple[int, int]:
+    """How many elements of which of oneCCL's types hold a part's bytes: what is only moved may be of any type."""
+    size = tensor.nbytes // parts
+    return (size // _WIDE_BYTES, api.UINT64) if size % _WIDE_BYTES == 0 else (size, api.UINT8)
+
+
+class OnecclPath:
+    """One rank's end of a communicator. Tensors are contiguous; every rank calls the same, in the same order."""
+
+    def __init__(self, communicator: Communicator, meeting: Meeting | None, *, size: int, seconds: float) -> None:
+        """Without a meeting (ranks on several hosts) nobody sees that ranks call different collectives."""
+        self._communicator, self._meeting = communicator, meeting
+        self._size, self._seconds = size, seconds
+
+    def _meet(self, call: bytes, moved: Tensor) -> bool:
+        """Whether there is anything to move. Effect: all ranks are here, about to do the same. Raises: CclError."""
+        if self._meeting is not None:
+            self._meeting.meet(call, self._seconds)
+        return moved.numel() > 0
+
+    def barrier(self, call: bytes) -> None:
+        """Effect: returns when all ranks are here."""
+        token = torch.zeros(1, dtype=torch.int32, device="cpu")
+        self._meet(call, token)
+        if self._meeting is None:
+            self._communicator.all_reduce(token.data_ptr(), 1, api.INT32, api.SUM)
+
+    def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
+        """False: there is no quicker way than all_reduce."""
+        return False
+
+    def all_reduce(self, call: bytes, flat: Tensor, how: Reduction) -> None:
+        """Effect: the elements are reduced over all ranks."""
+        if self._meet(call, flat):
+            self._communicator.all_reduce(flat.data_ptr(), flat.numel(), how.kind, how.operation)
+            how.finish(flat, self._size)
+
+    def reduce(self, call: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
+        """Effect: the root's elements are reduced over all ranks; the others' stay as they are."""
+        if not self._meet(call, flat):
+            return
+        # What oneCCL leaves in the other ranks' memory is not theirs.
+        row = flat if self._communicator.rank == root else flat.clone()
+        self._communicator.reduce(row.data_ptr(), row.numel(), how.kind, operation=how.operation, root=root)
+        if row is flat:
+            how.finish(flat, self._size)
+
+    def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, how: Reduction) -> None:
+        """Effect: the target is this rank's part of the source, reduced over all ranks."""
+        if not self._meet(call, target):
+            return
+        self._communicator.reduce_scatter(
+            source.data_ptr(), target.data_ptr(), count=target.numel(), kind=how.kind, operation=how.operation
+        )
+        how.finish(target, self._size)
+
+    def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
+        """Effect: the elements are the root's."""
+        if self._meet(call, flat):
+            self._communicator.broadcast(flat.data_ptr(), *_moved(flat), root=root)
+
+    def all_gather(self, call: bytes, target: Tensor, source: Tensor) -> None:
+        """Effect: the target is all ranks' sources, in their order."""
+        if self._meet(call, source):
+            self._communicator.all_gather(source.data_ptr(), target.data_ptr(), *_moved(source))
+
+    def gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
+        """Effect: the target, which the root alone has, is all ranks' sources, in their order: all ranks get them."""
+        everywhere = source.new_empty(self._size * source.numel()) if target is None else target
+        self.all_gather(call, everywhere, source)
+
+    def scatter(self, call: bytes, target: Tensor, source: Tensor | None, *, root: int) -> None:
+        """Effect: the target is this rank's part of the source, which the root alone has: all ranks get all of it."""
+        count, rank = target.numel(), self._communicator.rank
+        everywhere = target.new_empty(self._size * count) if source is None else source
+        self.broadcast(call, everywhere, root=root)
+        target.copy_(everywhere[rank * count : (rank + 1) * count])
+
+    def all_to_all(self, call: bytes, target: Tensor, source: Tensor) -> None:
+        """Effect: the target is what all ranks have for this one, all of the same size."""
+        if self._meet(call, source):
+            self._communicator.all_to_all(source.data_ptr(), target.data_ptr(), *_moved(source, self._size))
+
+    def exchange(self, call: bytes, target: Tensor, source: Tensor, table: Sequence[Sequence[int]]) -> None:
+        """Effect: the target is what all ranks have for this one: `table[i][j]` elements from rank i to rank j.
+
+        All move as much as the largest.
+        """
+        rank, most = self._communicator.rank, max(max(row) for row in table)
+        sent, received = (source.new_empty((self._size, most)) for _ in range(2))
+        for place, part in zip(sent, source.split(list(table[rank])), strict=True):
+            place[: part.numel()] = part
+        self.all_to_all(call, received.view(-1), sent.view(-1))
+        columns = [row[rank] for row in table]
+        for place, part in zip(received, target.split(columns), strict=True):
+            part.copy_(place[: part.numel()])
+
+    def close(self) -> None:
+        """Effect: the communicator is gone. Raises: CclError."""
+        self._communicator.close()
