@@ -181,7 +181,8 @@ def _wishes(request: LaunchRequest, ranks: Ranks | None, cpus: tuple[tuple[int, 
     if ranks is None:
         return path
     if request.settings.ccl_path == "memory":  # Then oneCCL is not even loaded; the threads' CPUs are the backend's.
-        return (*path, *(wish for wish in threads if wish.name != "CCL_WORKER_OFFLOAD"))
+        kept = tuple(wish for wish in threads if wish.name != "CCL_WORKER_OFFLOAD")
+        return (*path, *kept, *(_places(ranks.job) if kept else ()))
     rows = (*DEFAULTS, *_between_hosts(request, ranks))
     defaults = (Wish(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
     return (*path, *threads, *_places(ranks.job), *defaults)

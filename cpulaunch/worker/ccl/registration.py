@@ -77,18 +77,28 @@ def choose(settings: TorchSettings) -> str:
         return "programs that ask for ccl get gloo"
     if chosen == MPI and not c10d.is_mpi_available():
         raise RuntimeError("this torch is built without MPI: backends stay what the program asks for")
-    _watch_names(lambda name: _by_default(name, chosen, settings))
+    _watch_names(lambda name: _by_default(name, settings))
     _watch_init(c10d, settings)
     return f"programs that ask for gloo, or for nothing, get {chosen}"
 
 
-def _by_default(name: str, chosen: str, settings: TorchSettings) -> str:
-    """Effect: torch's own choice for the CPU, which it makes where a program names nothing, is this backend."""
-    if name == DEFAULT:
-        if chosen == NAME:
+def _by_default(name: str, settings: TorchSettings) -> str:
+    """Effect: torch's own choice for the CPU, which it makes where a program names nothing, is the backend chosen.
+
+    Not beside a GPU: torch keeps one group for all devices, and one that is written in Python has only its own.
+    """
+    if name == DEFAULT and not _has_gpu():
+        if settings.dist_backend == NAME:
             register_best(settings)
-        sys.modules[_C10D].Backend.default_device_backend_map["cpu"] = chosen
+        sys.modules[_C10D].Backend.default_device_backend_map["cpu"] = settings.dist_backend
     return name
+
+
+def _has_gpu() -> bool:
+    """Whether torch would choose a backend for a GPU."""
+    import torch
+
+    return torch.cuda.is_available() or torch.xpu.is_available()
 
 
 def _watch_names(seen: Callable[[str], str]) -> None:
@@ -103,7 +113,10 @@ def _watch_names(seen: Callable[[str], str]) -> None:
 
 
 def _watch_init(c10d: Any, settings: TorchSettings) -> None:
-    """Effect: init_process_group("gloo") makes a group of the chosen backend; new_group("gloo") still one of gloo."""
+    """Effect: init_process_group("gloo") makes a group of the chosen backend; new_group("gloo") still one of gloo.
+
+    Names for several devices stay: see _by_default.
+    """
     chosen = settings.dist_backend
     package: Any = sys.modules["torch.distributed"]
     plain = c10d.init_process_group
@@ -111,8 +124,9 @@ def _watch_init(c10d: Any, settings: TorchSettings) -> None:
     @wraps(plain)
     def init_process_group(backend: str | None = None, *arguments: Any, **named: Any) -> Any:
         if isinstance(backend, str):
-            return plain(_renamed(backend.lower(), GLOO, chosen), *arguments, **named)
-        _by_default(DEFAULT, chosen, settings)  # Where a device is named, torch looks for its backend at once.
+            backend = backend if "," in backend else _renamed(backend.lower(), GLOO, chosen)
+        else:
+            _by_default(DEFAULT, settings)  # Where a device is named, torch looks for its backend at once.
         return plain(backend, *arguments, **named)
 
     c10d.init_process_group = package.init_process_group = init_process_group
