@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 
 from cpulaunch.ccl_settings import DEFAULTS, FROM_THE_LAUNCH, network, transport
+from cpulaunch.worker.ccl import mpi
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.network import interfaces
 
@@ -86,6 +87,8 @@ def load() -> ctypes.CDLL:
         place = folder()
         os.environ.update(settings(os.environ, place))
         _loaded.append(_load(place))
+        if os.environ[TRANSPORT] == "mpi":
+            mpi.end_with_the_others(os.environ.get("CCL_MPI_LIBRARY_PATH", MPI))
     return _loaded[0]
 
 

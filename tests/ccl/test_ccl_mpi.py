@@ -1,0 +1,89 @@
+"""The backend "ccl" where Intel MPI's mpiexec started the ranks: oneCCL joins them by MPI, and they end as MPI's do."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from ccl_ranks import HERE, LIBRARY, environment, finish, free_port, start
+
+MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec.hydra"
+if LIBRARY is None or not MPIEXEC.exists() or find_spec("torch") is None:
+    pytest.skip("torch, oneCCL and Intel MPI are not all installed: pip install torch oneccl", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+PROGRAM = str(HERE / "ccl_mpi.py")
+DEADLINE_SECONDS = 120
+RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture
+def mpiexec():
+    """Starts two ranks of a launch; mpiexec ends them when it is ended, which the deadline does."""
+    started = []
+
+    def start_ranks(*arguments, **changes):
+        inherited = {name: value for name, value in environment(2, free_port()).items() if name not in RANK_VARIABLES}
+        launch = [sys.executable, "-m", "cpulaunch", "--from-mpi", PROGRAM, *arguments]
+        command = ["timeout", str(DEADLINE_SECONDS), MPIEXEC, "-n", "2", *launch]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, env=inherited | changes, text=True, **pipes))
+        return started[-1]
+
+    yield start_ranks
+    for process in started:
+        process.terminate()
+        process.communicate()
+
+
+def finished(process):
+    """The exit code, stdout and stderr."""
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def reports(out):
+    found = [json.loads(line) for line in out.splitlines() if line.startswith('{"rank"')]
+    return sorted(found, key=lambda report: report["rank"])
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """gloo's losses, rank by rank."""
+    results = finish(start(2, [PROGRAM, "gloo"]), DEADLINE_SECONDS)
+    assert [code for code, _, _ in results] == [0, 0], results
+    return [reports(out)[0]["losses"] for _, out, _ in results]
+
+
+@pytest.mark.parametrize("path", ["oneccl", "auto"])
+def test_ranks_train_as_over_gloo(mpiexec, expected, path):
+    code, out, err = finished(mpiexec("ccl", CPULAUNCH_CCL_PATH=path))
+    assert code == 0, out + err
+    ranks = reports(out)
+    assert [rank["losses"] for rank in ranks] == [pytest.approx(losses, rel=1e-5) for losses in expected]
+    # On one host ranks find one another's memory, and MPI has nothing to do.
+    assert [rank["mpi"] for rank in ranks] == [path == "oneccl"] * 2
+
+
+@pytest.mark.parametrize("fault", ["raises", "dies"])
+def test_a_rank_that_fails_ends_the_job(mpiexec, fault):
+    code, out, err = finished(mpiexec("ccl", fault, CPULAUNCH_CCL_PATH="oneccl"))
+    assert code not in (0, 125), out + err
+    assert len(reports(out)) == 2
+    assert ("this rank's own mistake" in err) == (fault == "raises")
+
+
+def test_a_rank_that_ends_first_waits_for_the_other(mpiexec, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    process = mpiexec("ccl", "stays", CPULAUNCH_CCL_PATH="oneccl", CPULAUNCH_TEST_GATE=str(gate))
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line == "alone\n":
+            gate.write_text("go on")
+    code, _, err = finished(process)
+    assert (code, seen[-1]) == (0, "done\n"), "".join(seen) + err
