@@ -29,6 +29,9 @@ def parse(*tokens: str):
         (["--env", "A=", "a.py"], {"env": (("A", ""),)}),
         (["--profile", "throughput,./p.toml", "a.py"], {"profile": ("throughput", "./p.toml")}),
         (["--grace", "0.5", "a.py"], {"grace": 0.5}),
+        (["--dist-backend", "auto", "a.py"], {"dist_backend": "auto"}),
+        (["--ccl_workers=2", "--ccl-worker-siblings", "a.py"], {"ccl_workers": 2, "ccl_worker_siblings": True}),
+        (["--ccl-path", "oneccl", "a.py"], {"ccl_path": "oneccl"}),
     ],
 )
 def test_settings(tokens, values):
@@ -78,6 +81,8 @@ def test_everything_after_the_program_is_its_own(tokens, kind, target, args):
         (["--env", "NOVALUE", "a.py"], ["expected NAME=VALUE"]),
         (["--env", "=1", "a.py"], ["expected NAME=VALUE"]),
         (["--strategy", "scatter", "a.py"], ["expected one of spread, compact"]),
+        (["--dist-backend", "nccl", "a.py"], ["expected one of auto, gloo, ccl, mpi"]),
+        (["--ccl-workers", "-1", "a.py"], ["expected a whole number, at least 0"]),
         (["--grace", "nan", "a.py"], ["expected a finite number"]),
         (["--grace", "-1", "a.py"], ["expected a finite number"]),
         (["--json=yes", "a.py"], ["option takes no value: --json=yes"]),

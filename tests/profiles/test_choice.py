@@ -95,6 +95,8 @@ def test_the_leftmost_profile_wins_and_says_why():
     request = merge(layers, program=None, profile=label, environ={})
     assert (request.settings.grace, request.origin("grace")) == (120.0, "profile:training")
     assert "checkpoint" in request.reasons["grace"]
+    assert request.settings.dist_backend == "auto"
+    assert not request.distributed
     assert request.origin("openmp") == "profile:xeon-amx"
 
 

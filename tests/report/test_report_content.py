@@ -217,13 +217,23 @@ LOADED = Seen(wall_seconds=1, told=Told(main=100))
     [
         (TorchSettings(precision="bf16", prefetch=3), [None], 0, ("--precision", "--prefetch")),
         (TorchSettings(debug_apis=False), [None, None], 0, ("--no-debug-apis",)),
+        (TorchSettings(dist_backend="ccl"), [None], 0, ("--dist-backend",)),
         (TorchSettings(precision="bf16"), [None, LOADED], 0, ("--precision",)),
         (TorchSettings(precision="bf16"), [LOADED, LOADED], 0, ()),
         (TorchSettings(precision="bf16"), [None], 3, ()),
         (TorchSettings(threads=2, cpus="0-1", restore_preload=True), [None], 0, ()),
         (None, [None], 0, ()),
     ],
-    ids=["none loaded", "two of them", "one loaded", "both loaded", "a failure", "nothing asked", "no plugin"],
+    ids=[
+        "none loaded",
+        "two of them",
+        "a backend",
+        "one loaded",
+        "both loaded",
+        "a failure",
+        "nothing asked",
+        "no plugin",
+    ],
 )
 def test_settings_that_nobody_was_there_to_apply_are_named(settings, workers, exit_code, missing):
     ended = [worker(index, seen=seen) for index, seen in enumerate(workers)]
