@@ -1,10 +1,12 @@
 """A rank whose group meets a fault: `ccl_faulty.py FAULT`. Prints what rank 0 sees of it."""
 
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -85,8 +87,58 @@ def fine(rank):
     print("fine", flush=True)
 
 
+def gives_up(rank):
+    """Rank 0 is interrupted where it waits for rank 1, goes on, and rank 1 comes to the call afterwards."""
+    if rank == 0:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with suppress(KeyboardInterrupt):
+            collective()
+        dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=True).wait(["done"])
+        print("went on", flush=True)
+        return
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=False)
+    try:
+        collective()
+    finally:
+        store.set("done", "1")
+
+
+class Instruction(ctypes.Structure):
+    """struct sock_filter."""
+
+    _fields_ = (("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("value", ctypes.c_uint32))
+
+
+class Filter(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(Instruction)))
+
+
+def forbid_reading_others():
+    """As old versions of Docker do: process_vm_readv and process_vm_writev are not permitted. Source: seccomp(2)."""
+    load, equal, end, refuse, allow = 0x20, 0x15, 0x06, 0x00050001, 0x7FFF0000
+    steps = [(load, 0, 0, 0), (equal, 2, 0, 310), (equal, 1, 0, 311), (end, 0, 0, allow), (end, 0, 0, refuse)]
+    instructions = (Instruction * len(steps))(*steps)
+    program = Filter(len(steps), instructions)
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0  # PR_SET_SECCOMP
+
+
+def forbidden(rank):
+    collective()
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        print("over oneCCL" if "libccl" in maps.read() else "in memory", flush=True)
+
+
+permitted = forbidden
+
+
 def main(fault):
     torch.set_num_threads(1)
+    if fault == "forbidden" and os.environ["RANK"] == "1":
+        forbid_reading_others()
     seconds = TIMEOUT_SECONDS if fault == "late" else 60
     dist.init_process_group("ccl", timeout=timedelta(seconds=seconds))
     try:

@@ -74,6 +74,36 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(path):
     assert [code for code, _, _ in results] == [0, 0]
 
 
+def test_a_rank_that_gives_up_is_not_waited_for():
+    ranks = start(2, [PROGRAM, "gives_up"], CPULAUNCH_CCL_PATH="memory", MEETING_PORT=str(free_port()))
+    results = finish(ranks, DEADLINE_SECONDS)
+    assert results[0][1] == "went on\n"
+    assert results[1][0] == 1
+    assert f"PeerLostError: rank 0 of the group (process {ranks[0].pid}) left the group" in results[1][1]
+
+
+def test_ranks_use_their_memory_where_the_kernel_permits_it():
+    _, results = run("permitted", "auto")
+    assert [(code, out) for code, out, _ in results] == [(0, "in memory\n")] * 2
+
+
+def test_ranks_use_oneccl_where_the_kernel_forbids_their_memory():
+    _, results = run("forbidden", "auto")
+    assert [(code, out) for code, out, _ in results] == [(0, "over oneCCL\n")] * 2
+
+
+def test_who_wants_memory_alone_is_told_that_it_is_forbidden():
+    _, results = run("forbidden", "memory")
+    assert [code for code, _, _ in results] == [1, 1]
+    assert all("CPULAUNCH_CCL_PATH is memory, but the kernel does not let" in err for _, _, err in results)
+
+
+def test_a_path_that_does_not_exist_is_named():
+    _, results = run("fine", "shm", size=1)
+    assert results[0][0] == 1
+    assert "CPULAUNCH_CCL_PATH is shm: it can be auto, memory, oneccl" in results[0][2]
+
+
 @both_paths
 def test_two_programs_at_once_do_not_meet(path):
     programs = [start(2, [PROGRAM, "fine"], CPULAUNCH_CCL_PATH=path) for _ in range(2)]
