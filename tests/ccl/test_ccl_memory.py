@@ -1,0 +1,224 @@
+"""Ranks that are threads of one process: what they do in one another's memory, and who carries out their works."""
+
+import mmap
+import os
+import threading
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
+
+import torch
+from torch.distributed import ReduceOp
+
+from cpulaunch.worker.ccl.errors import CclError, PeerLostError, RanksDisagreeError
+from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting, bytes_needed
+from cpulaunch.worker.ccl.memory_path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
+from cpulaunch.worker.ccl.numbers import described, packed_call, reduction
+from cpulaunch.worker.ccl.progress import Lane, Worker, own_cpus
+
+pytestmark = pytest.mark.torch
+SECONDS = 20.0
+SUM = reduction(ReduceOp.SUM, torch.float32)
+
+
+def together(size, rank_does, number=0):
+    """What each of so many ranks returned, or raised; `number` collectives are behind them."""
+    memory = mmap.mmap(-1, bytes_needed(size))
+    seats = [Meeting(memory, rank=rank, size=size, describe=described) for rank in range(size)]
+    results = [None] * size
+
+    def run(rank):
+        try:
+            results[rank] = rank_does(seats[rank])
+        except CclError as error:
+            results[rank] = error
+
+    for seat in seats:
+        seat._number = number
+        seat._counts[seat.rank].value = number
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def reduced(count, dtype=torch.float32):
+    def rank_does(meeting):
+        path, how = MemoryPath(meeting, SECONDS), reduction(ReduceOp.SUM, dtype)
+        tensor = torch.arange(count, dtype=dtype) * (meeting.rank + 1)
+        path.all_reduce(packed_call("all_reduce", dtype, count), tensor, how)
+        return tensor
+
+    return rank_does
+
+
+IN_A_PAYLOAD, IN_A_CHUNK = PAYLOAD_BYTES // 4, CHUNK_BYTES // 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "count",
+    [0, 1, EVEN, IN_A_PAYLOAD, IN_A_PAYLOAD + 1, 2 * IN_A_CHUNK - 1, 2 * IN_A_CHUNK + EVEN, 7 * IN_A_CHUNK + 3],
+)
+def test_every_element_is_reduced_once(size, count):
+    expected = torch.arange(count, dtype=torch.float32) * sum(range(1, size + 1))
+    assert all(torch.equal(result, expected) for result in together(size, reduced(count)))
+
+
+def test_ranks_without_a_part_of_their_own():
+    count = IN_A_PAYLOAD + 1
+    results = together(40, reduced(count, torch.int64))
+    assert all(torch.equal(result, torch.arange(count) * 820) for result in results)
+
+
+def test_counts_go_round():
+    def rank_does(meeting):
+        path, sums = MemoryPath(meeting, SECONDS), []
+        for _ in range(6):
+            tensor = torch.ones(3)
+            path.all_reduce(packed_call("all_reduce", torch.float32, 3), tensor, SUM)
+            sums.append(tensor.tolist())
+        return sums
+
+    assert together(3, rank_does, number=2**32 - 3) == [[[3.0] * 3] * 6] * 3
+
+
+def test_uneven_pieces_reach_their_ranks():
+    table = [[2, 0, 3], [1, 4, 0], [0, 5, 70_000]]
+
+    def rank_does(meeting):
+        row = table[meeting.rank]
+        source = torch.cat([torch.full((count,), 10 * meeting.rank + to) for to, count in enumerate(row)])
+        target = torch.empty(sum(row[meeting.rank] for row in table), dtype=source.dtype)
+        MemoryPath(meeting, SECONDS).exchange(packed_call("all_to_all", torch.int64, 0), target, source, table)
+        return target.tolist()
+
+    expected = [[10 * rank + to for rank in range(3) for _ in range(table[rank][to])] for to in range(3)]
+    assert together(3, rank_does) == expected
+
+
+def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine():
+    def rank_does(meeting):
+        path = MemoryPath(meeting, SECONDS)
+        name = "broadcast" if meeting.rank == 2 else "all_reduce"
+        with pytest.raises(RanksDisagreeError, match="broadcast of 5 float32"):
+            path.barrier(packed_call(name, torch.float32, 5))
+        path.barrier(packed_call("barrier", torch.int32, 1))
+        return "met"
+
+    assert together(3, rank_does) == ["met"] * 3
+
+
+def test_a_rank_that_leaves_is_named():
+    def rank_does(meeting):
+        meeting.meet(bytes(16), SECONDS)
+        if meeting.rank == 1:
+            meeting.leave()
+            return "left"
+        meeting.wait(SECONDS)
+        return "met"
+
+    stayed, left = together(2, rank_does)
+    assert left == "left"
+    assert isinstance(stayed, PeerLostError)
+    assert "rank 1 of the group" in str(stayed)
+
+
+def test_a_rank_that_stays_away_is_waited_for_as_long_as_told():
+    def rank_does(meeting):
+        meeting.meet(bytes(16), SECONDS)
+        if meeting.rank == 0:
+            meeting.wait(0.01)
+
+    late, _ = together(2, rank_does)
+    assert "did not come to the call within 0 s" in str(late)
+
+
+def test_ranks_of_one_user_are_permitted_their_memory():
+    assert together(3, lambda meeting: is_permitted(meeting, SECONDS, call=bytes(16))) == [True] * 3
+
+
+def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
+    target = torch.zeros(4)
+    with pytest.raises(CclError, match=r"rank 1 of the group .* cannot be reached: Bad address") as caught:
+        Peer(1, os.getpid()).read(target.data_ptr(), 8, 4)
+    assert "CPULAUNCH_CCL_PATH=oneccl" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, set()),
+        ({"CCL_WORKER_AFFINITY": "auto", "LOCAL_RANK": "0"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "1"}, {7}),
+        ({"CCL_WORKER_AFFINITY": "4,5,6,7", "CCL_WORKER_COUNT": "2", "LOCAL_RANK": "1"}, {6, 7}),
+        ({"CCL_WORKER_AFFINITY": "6", "LOCAL_RANK": "3"}, set()),
+    ],
+)
+def test_cpus_set_apart_are_found(environ, expected):
+    assert own_cpus(environ) == expected
+
+
+def lane():
+    return Lane(Worker(), lost_peer=lambda: None, tell=lambda: None)
+
+
+def test_works_are_done_in_order_and_none_overtakes():
+    one, done, gate = lane(), [], threading.Event()
+    first = one.submit(lambda: (gate.wait(SECONDS), done.append("first")), SECONDS)
+    assert one.do_now(lambda: done.append("at once")) is None
+    second = one.submit(lambda: done.append("second"), SECONDS)
+    gate.set()
+    assert second.wait()
+    assert first.is_completed()
+    assert one.do_now(lambda: done.append("at once")).wait()
+    assert done == ["first", "second", "at once"]
+
+
+def test_what_hangs_on_a_future_may_wait_for_works():
+    one, done, gate = lane(), [], threading.Event()
+    first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    later = one.submit(lambda: done.append("later"), SECONDS)
+
+    def hung(_):
+        one.submit(lambda: done.append("hung"), SECONDS).wait()
+        later.wait()
+        done.append("waited")
+
+    settled = first.get_future().then(hung)
+    gate.set()
+    settled.wait()
+    assert done == ["hung", "later", "waited"]
+
+
+def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
+    told = []
+    one = Lane(Worker(), lost_peer=lambda: None, tell=lambda: told.append(True))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.do_now(interrupted)
+    assert told == [True]
+    with pytest.raises(CclError, match="the group is broken"):
+        one.submit(interrupted, SECONDS)
+
+
+def test_a_disagreement_breaks_nothing():
+    one = lane()
+
+    def disagree():
+        raise RanksDisagreeError("no")
+
+    with pytest.raises(RanksDisagreeError):
+        one.do_now(disagree)
+    with pytest.raises(RanksDisagreeError):
+        one.submit(disagree, SECONDS).wait()
+    assert one.do_now(lambda: 5).result() == 5
