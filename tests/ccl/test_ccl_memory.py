@@ -14,6 +14,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from cpulaunch.worker.ccl.errors import CclError, PeerLostError, RanksDisagreeError
+from cpulaunch.worker.ccl.joining import check_machine
 from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting, bytes_needed
 from cpulaunch.worker.ccl.memory_path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
 from cpulaunch.worker.ccl.numbers import described, packed_call, reduction
@@ -163,6 +164,14 @@ def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
 )
 def test_cpus_set_apart_are_found(environ, expected):
     assert own_cpus(environ) == expected
+
+
+@pytest.mark.parametrize(("system", "architecture"), [("linux", "aarch64"), ("darwin", "x86_64")])
+def test_other_machines_are_told_to_use_gloo(system, architecture):
+    with pytest.raises(CclError, match="the ccl backend is for x86-64 Linux") as caught:
+        check_machine(system, architecture)
+    assert "use gloo" in str(caught.value)
+    check_machine("linux", "x86_64")
 
 
 def lane():

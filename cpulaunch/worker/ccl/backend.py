@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
 from functools import partial
 
@@ -51,6 +52,7 @@ class CclGroup(ProcessGroup):
         super().__init__(rank, size)
         self._rank, self._size, self._seconds = rank, size, timeout.total_seconds()
         self._names = {"name": "", "description": "undefined"}
+        joining.check_machine(sys.platform, os.uname().machine)
         memory = open_memory(store, rank=rank, size=size)
         self._channel: Channel | None = None
         self._direct = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)

@@ -37,6 +37,12 @@ _kept: list[Channel] = []
 _NO_CALL = bytes(CALL.size)
 
 
+def check_machine(system: str, architecture: str) -> None:
+    """Raises: CclError where neither path can work: oneCCL, and how ranks meet, are for x86-64 Linux."""
+    if (system, architecture) != ("linux", "x86_64"):
+        raise CclError(f"the ccl backend is for x86-64 Linux, and this is {architecture} {system}\nhint: use gloo")
+
+
 def asked_path() -> str:
     """What the environment asks for. Raises: CclError if there is no such path."""
     path = os.environ.get(PATH_VARIABLE) or "auto"
