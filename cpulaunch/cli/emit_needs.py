@@ -62,7 +62,7 @@ def needs_of(plan: LaunchPlan, host: Host) -> Needs:
 
 def _own_cpus(plan: LaunchPlan, host: Host) -> frozenset[int]:
     """The logical CPUs given out; empty where workers are not bound, or a quota pays for fewer than they share."""
-    cpus = frozenset(cpu for worker in plan.workers for cpu in worker.cpus | worker.loader_cpus)
+    cpus = frozenset(cpu for worker in plan.workers for cpu in worker.all_cpus)
     return cpus if len(cpus) <= host.limits.budget.threads else frozenset()
 
 

@@ -1,6 +1,6 @@
 """The machine drawn with characters: a box per socket and L3, a number per core. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cpulaunch.cli.machine_shape import (
     Core,
@@ -20,6 +20,8 @@ DIM, EFFICIENCY_COLOR = 2, 34
 FEW_CORES = 32
 """Up to this many cores all SMT siblings are written out; on larger machines a legend says how they are numbered."""
 
+MARKS = {"l": "for worker N's DataLoader workers", "c": "for worker N's oneCCL"}
+
 
 def machine_map(
     host: Host,
@@ -27,14 +29,14 @@ def machine_map(
     width: int = 80,
     color: bool = False,
     owners: Owners | None = None,
-    loaders: frozenset[int] = frozenset(),
+    marks: Mapping[int, str] | None = None,
 ) -> str:
     """The map, at most `width` columns wide where the machine allows; with `owners` it shows each core's worker.
 
-    `loaders`: the logical CPUs that are for their worker's DataLoader workers.
+    `marks`: logical CPUs that a worker has for others than its own threads, and the letter for whom (see MARKS).
     """
     sockets = machine_shape(host, owners)
-    style = _Style(host, sockets, width=width, color=color, marks=None if owners is None else loaders)
+    style = _Style(host, sockets, width=width, color=color, marks=None if owners is None else marks or {})
     lines = style.boxes(sockets)
     lines += [node_title(host, node) for node in host.numa_nodes if not node.cpus]
     return "\n".join([*lines, *style.legend(host)])
@@ -50,13 +52,13 @@ class _Style:
         *,
         width: int,
         color: bool,
-        marks: frozenset[int] | None,
+        marks: Mapping[int, str] | None,
     ) -> None:
         cores = [core for socket in sockets for node in socket.nodes for l3 in node.l3s for core in l3.cores]
         self.inside = max(20, width - 4)
         self.color = color
         self.with_owners = marks is not None
-        self.loaders = marks or frozenset()
+        self.marks = marks or {}
         self.step = sibling_step(host)
         self.all_siblings = self.step is None or len(cores) <= FEW_CORES
         self.cores = cores
@@ -82,8 +84,8 @@ class _Style:
         elif any(len(core.cpus) > 1 for core in self.cores):
             lines.append("a,b: SMT siblings of one core")
         if self.with_owners:
-            loading = "    lN: for worker N's DataLoader workers" if self.loaders else ""
-            lines.append(f"wN: worker N{loading}    ·: no worker")
+            marked = [f"    {letter}N: {text}" for letter, text in MARKS.items() if letter in self.marks.values()]
+            lines.append(f"wN: worker N{''.join(marked)}    ·: no worker")
         if any(core.efficiency for core in self.cores):
             lines.append("e: efficiency core")
         if not all(core.usable for core in self.cores):
@@ -125,7 +127,7 @@ class _Style:
     def _texts(self, core: Core) -> list[str]:
         name = ",".join(map(str, core.cpus if self.all_siblings else core.cpus[:1]))
         marks = ("e" if core.efficiency else "") + ("" if core.usable else "x")
-        letter = "w" if self.loaders.isdisjoint(core.cpus) else "l"
+        letter = next((self.marks[cpu] for cpu in core.cpus if cpu in self.marks), "w")
         workers = letter + "+".join(map(str, core.owners)) if core.owners else "·"
         return [name + marks, workers] if self.with_owners else [name + marks]
 

@@ -43,6 +43,7 @@ def _worker_json(worker: WorkerPlan) -> dict[str, Any]:
         "local_rank": worker.local_rank,
         "cpus": format_cpulist(worker.cpus),
         "loader_cpus": format_cpulist(worker.loader_cpus),
+        "ccl_cpus": format_cpulist(worker.ccl_cpus),
         "numa_nodes": format_cpulist(worker.numa_nodes),
         "mempolicy": worker.mempolicy,
         "threads": worker.threads,
@@ -120,21 +121,31 @@ _COLUMNS: tuple[Column, ...] = (
     ("threads", lambda worker: str(worker.threads)),
     ("GPU", lambda worker: "-" if worker.gpu is None else str(worker.gpu)),
     ("loader CPUs", lambda worker: format_cpulist(worker.loader_cpus) or "-"),
+    ("oneCCL CPUs", lambda worker: format_cpulist(worker.ccl_cpus) or "-"),
 )
 _OPTIONAL: dict[str, Callable[[WorkerPlan], bool]] = {
     "GPU": lambda worker: worker.gpu is not None,
     "loader CPUs": lambda worker: bool(worker.loader_cpus),
+    "oneCCL CPUs": lambda worker: bool(worker.ccl_cpus),
 }
 """Columns that are there only if some worker has what they show."""
 
 
 def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
     """The machine's sockets, NUMA nodes, L3s and cores with the worker that owns each; empty if CPUs are shared."""
-    owners = {cpu: worker.index for worker in plan.workers for cpu in worker.cpus | worker.loader_cpus}
-    loaders = frozenset(cpu for worker in plan.workers for cpu in worker.loader_cpus)
-    if not owners or len(owners) < sum(len(worker.cpus | worker.loader_cpus) for worker in plan.workers):
+    owners = {cpu: worker.index for worker in plan.workers for cpu in worker.all_cpus}
+    if not owners or len(owners) < sum(len(worker.all_cpus) for worker in plan.workers):
         return ""
-    return machine_map(host, width=width, color=color, owners=owners, loaders=loaders)
+    return machine_map(host, width=width, color=color, owners=owners, marks=_marks(plan, host))
+
+
+def _marks(plan: LaunchPlan, host: Host) -> dict[int, str]:
+    """The CPUs of cores on which no compute thread runs, and the letter for who runs there."""
+    cores = {cpu.id: cpu.core for cpu in host.cpus}
+    computing = {cores[cpu] for worker in plan.workers for cpu in worker.cpus if cpu in cores}
+    kinds = (("l", worker.loader_cpus) for worker in plan.workers), (("c", worker.ccl_cpus) for worker in plan.workers)
+    marked = [(cpu, letter) for kind in kinds for letter, cpus in kind for cpu in cpus]
+    return {cpu: letter for cpu, letter in marked if cores.get(cpu) not in computing}
 
 
 def _groups(notes: Sequence[Note]) -> Iterable[tuple[str, list[Note]]]:

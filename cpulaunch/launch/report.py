@@ -90,8 +90,7 @@ def binding(seen: Seen, worker: WorkerResult, plan: WorkerPlan) -> dict[str, Any
     if live is None:
         return None
     masks = _masks(live)
-    planned = plan.cpus | plan.loader_cpus
-    inside = all(mask <= planned for mask in masks) if plan.cpus and masks else None
+    inside = all(mask <= plan.all_cpus for mask in masks) if plan.cpus and masks else None
     return {**live, "as_planned": inside}
 
 

@@ -36,12 +36,13 @@ class Seats:
 
 @record
 class Collectives:
-    """What the workers' torch and oneCCL are told, and what is left to compute on.
+    """What the workers' torch and oneCCL are told, what is left to compute on, and the CPUs of oneCCL's threads.
 
     `unmeasured`: a measurement on this host would say more.
     """
 
     placement: Placement
+    cpus: tuple[frozenset[int], ...]
     choices: TorchChoices
     wishes: tuple[Wish, ...]
     notes: tuple[Note, ...]
@@ -79,6 +80,7 @@ def plan_collectives(
     note = Note(setting=BACKEND, value=backend.shown, origin=request.origin(BACKEND), reason=backend.reason)
     return Collectives(
         placement=workers.placement,
+        cpus=tuple(frozenset(each) for each in workers.cpus),
         choices=_with_backend(choices, backend.name),
         wishes=_wishes(request, seats.ranks, workers.cpus) if told else (),
         notes=(*((note,) if BACKEND in request.origins else ()), *workers.notes),

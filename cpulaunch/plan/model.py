@@ -20,6 +20,7 @@ class WorkerPlan:
     """One process to start. `cpus` empty: not bound. `env`: changes to the inherited environment, None unsets.
 
     `loader_cpus` are for its DataLoader workers alone and not among `cpus`; empty: they run where the worker does.
+    `ccl_cpus` are for oneCCL's threads in the same way; empty: it has none.
     `argv` is complete: with the numactl or taskset binder it begins with that program and its options, and
     the launcher then binds nothing itself.
     """
@@ -35,6 +36,12 @@ class WorkerPlan:
     rank: int | None = None
     local_rank: int | None = None
     gpu: int | None = None
+    ccl_cpus: frozenset[int] = frozenset()
+
+    @property
+    def all_cpus(self) -> frozenset[int]:
+        """The CPUs that are this worker's, whatever runs there."""
+        return self.cpus | self.loader_cpus | self.ccl_cpus
 
 
 @record

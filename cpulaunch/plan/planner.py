@@ -64,7 +64,8 @@ def make_plan(
     wishes = (*(() if ranks is None else ranks.wishes), *(() if talk is None else talk.wishes))
     tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, wishes))
     options = _launch_options(request, choices, ranks)
-    seats = _Seats(placement.slots, compute.threads, loaders.cpus, memory, bound, ranks)
+    communicating = () if talk is None else talk.cpus
+    seats = _Seats(placement.slots, compute.threads, loaders.cpus, communicating, memory, bound, ranks)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
@@ -116,11 +117,12 @@ def _placed(host: Host, request: LaunchRequest, pool: Pool) -> Placement:
 
 @record(kw_only=False)
 class _Seats:
-    """What every worker gets, by index."""
+    """What every worker gets, by index; `ccl_cpus` empty: oneCCL has no threads."""
 
     slots: tuple[Slot, ...]
     threads: tuple[int, ...]
     loader_cpus: tuple[frozenset[int], ...]
+    ccl_cpus: tuple[frozenset[int], ...]
     memory: Memory
     bound: bool
     ranks: Ranks | None
@@ -193,6 +195,7 @@ def _worker(
         index=index if request.member is None else request.member.rank,
         cpus=cpus,
         loader_cpus=seats.loader_cpus[index],
+        ccl_cpus=seats.ccl_cpus[index] if seats.ccl_cpus else frozenset(),
         numa_nodes=nodes,
         mempolicy=policy,
         threads=seats.threads[index],

@@ -251,6 +251,8 @@ def test_oneccls_threads_get_cores_out_of_the_ranks(host, flags: str, workers: l
     assert said["CPULAUNCH_CCL_PATH"] == "oneccl"
     assert env(made)["OMP_NUM_THREADS"] == str(made.workers[0].threads)
     assert "no compute thread" in note(made, "ccl_workers").reason
+    assert sorted(cpu for worker in made.workers for cpu in worker.ccl_cpus) == list(map(int, affinity.split(",")))
+    assert not any(worker.ccl_cpus & (worker.cpus | worker.loader_cpus) for worker in made.workers)
     assert not made.warnings
 
 
@@ -330,3 +332,13 @@ def test_the_plan_for_a_person_says_it() -> None:
     text = plan_text(measured_plan(FASTER), TWO, width=200, color=False)
     assert "auto: an all-reduce over ccl of 1 MB in 0.5" in text
     assert "CCL_WORKER_OFFLOAD" in text
+
+
+def test_the_map_shows_the_cores_of_oneccls_threads_but_no_siblings() -> None:
+    text = plan_text(plan(TWO, f"{RANKS} --ccl-workers 1"), TWO, width=200, color=False)
+    assert "cN: for worker N's oneCCL" in text
+    assert "w0 w0 w0 c0" in " ".join(text.split())
+    assert "oneCCL CPUs" in text
+    beside = plan_text(plan(SMT, f"{RANKS} --ccl-workers 1 --ccl-worker-siblings"), SMT, width=200, color=False)
+    assert "oneCCL CPUs" in beside
+    assert "c0" not in beside

@@ -27,6 +27,7 @@ def test_json_is_the_contract() -> None:
         "local_rank": None,
         "cpus": "4-7",
         "loader_cpus": "",
+        "ccl_cpus": "",
         "numa_nodes": "1",
         "mempolicy": "preferred",
         "threads": 4,
