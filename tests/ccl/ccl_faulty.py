@@ -40,6 +40,16 @@ def dies_within(rank):
     collective(times=100_000)
 
 
+def dies_in_backward(rank):
+    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(2)])
+    network = torch.nn.parallel.DistributedDataParallel(model)
+    network(torch.ones(1, 2048)).sum().backward()
+    if rank == 1:
+        threading.Timer(0.2, kill_self).start()
+    while True:
+        network(torch.ones(1, 2048)).sum().backward()
+
+
 def all_die(rank):
     collective()
     kill_self()

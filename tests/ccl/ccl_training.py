@@ -152,11 +152,10 @@ def fully_sharded(gloo):
 
 @check
 def fully_shard_per_parameter(gloo):
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        return  # Before torch 2.6.
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
+        return  # It has no CPUs, whatever the backend.
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(7)

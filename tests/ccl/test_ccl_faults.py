@@ -43,6 +43,15 @@ def test_others_fail_when_a_rank_ends(fault, size, path):
 
 
 @both_paths
+def test_training_fails_when_a_rank_ends(path):
+    ranks, results = run("dies_in_backward", path)
+    code, out, err = results[0]
+    assert code == 1, err
+    assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) ended" in out
+    assert left_behind(ranks) == []
+
+
+@both_paths
 def test_a_rank_that_is_late_is_not_waited_for_longer_than_the_timeout(path):
     ranks, results = run("late", path)
     assert results[0][0] == 1

@@ -18,7 +18,7 @@ from cpulaunch.worker.ccl.joining import check_machine
 from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting, bytes_needed
 from cpulaunch.worker.ccl.memory_path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
 from cpulaunch.worker.ccl.numbers import described, packed_call, reduction
-from cpulaunch.worker.ccl.progress import Lane, Worker, own_cpus
+from cpulaunch.worker.ccl.progress import Carrier, Lane, own_cpus
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -175,7 +175,7 @@ def test_other_machines_are_told_to_use_gloo(system, architecture):
 
 
 def lane():
-    return Lane(Worker(), lost_peer=lambda: None, tell=lambda: None)
+    return Lane(Carrier(), lost_peer=lambda: None, tell=lambda: None)
 
 
 def test_works_are_done_in_order_and_none_overtakes():
@@ -208,7 +208,7 @@ def test_what_hangs_on_a_future_may_wait_for_works():
 
 def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
     told = []
-    one = Lane(Worker(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
 
     def interrupted():
         raise KeyboardInterrupt

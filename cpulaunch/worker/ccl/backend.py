@@ -27,7 +27,7 @@ from cpulaunch.worker.ccl import joining, shapes
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.meeting import open_memory
 from cpulaunch.worker.ccl.numbers import reduction
-from cpulaunch.worker.ccl.progress import Lane, Worker, own_cpus, shared_worker
+from cpulaunch.worker.ccl.progress import Carrier, Lane, own_cpus, shared_carrier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,15 +60,15 @@ class CclGroup(ProcessGroup):
         meeting = joining.open_meeting(memory, rank=rank, size=size, seconds=self._seconds)
         self._is_quick = joining.agree_on_memory(meeting, asked, self._seconds)
         if meeting is not None and self._is_quick:
-            self._lane = self._lane_of(Worker(own_cpus(os.environ)))
+            self._lane = self._lane_of(Carrier(own_cpus(os.environ)))
             self._channel = joining.join_memory(meeting, self._seconds)
         else:
-            self._lane = self._lane_of(shared_worker())
+            self._lane = self._lane_of(shared_carrier())
             join = partial(joining.join, store, meeting, rank=rank, size=size, seconds=self._seconds)
             self._channel = self._lane.submit(join, self._seconds).result()
 
-    def _lane_of(self, worker: Worker) -> Lane:
-        return Lane(worker, lost_peer=self._lost_peer, tell=self._tell_others)
+    def _lane_of(self, carrier: Carrier) -> Lane:
+        return Lane(carrier, lost_peer=self._lost_peer, tell=self._tell_others)
 
     def _submit(self, job: Callable[[], Any], options: Any) -> Work:
         """The job's work. A caller that waits anyway does it itself: in their memory, ranks can be interrupted."""
@@ -112,6 +112,10 @@ class CclGroup(ProcessGroup):
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Effect: the group has the description."""
         self._names["description"] = description
+
+    # torch before 2.6 asks its own C++ code for names instead of the methods above.
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_reduce."""

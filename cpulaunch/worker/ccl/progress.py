@@ -7,185 +7,32 @@ call them in the same order, as with NCCL.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections import deque
 from contextlib import suppress
-from datetime import timedelta
 from queue import SimpleQueue
 
-import torch
-from torch._C._distributed_c10d import Work
-
-from cpulaunch.worker.ccl.errors import CclError, PeerLostError, RanksDisagreeError
+from cpulaunch.worker.ccl.errors import CclError, RanksDisagreeError
+from cpulaunch.worker.ccl.work import TORCH_KEEPS_WORKS, CclWork, DoneWork, abandoned, keep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-GLANCE_SECONDS = 1.0
-"""How often a waiting program looks whether the group still can finish."""
-GRACE_GLANCES = 3
-"""How many looks at a rank that has ended it takes to give up on data that may still be on its way."""
 
-_future_lock = threading.Lock()
-_ending: list[int] = []
-_abandoned: list[Any] = []
-"""Jobs that did not come to their end: other ranks may still write into their tensors, which must not be freed."""
-
-
-def _end_without_unloading() -> None:
-    """Effect: when the process exits, with whatever code, libraries are not cleaned up: a call that never returns is
-    still in one of them, and would end in a segmentation fault.
-
-    Source: on_exit(3): the last to be registered is called first, with the exit code, as _exit(2) wants it.
-    """
-    if not _ending:
-        libc = ctypes.CDLL(None)
-        _ending.append(libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None))
-
-
-class CclWork(Work):
-    """A collective under way."""
-
-    def __init__(self, job: Callable[[], Any], lane: Lane, seconds: float) -> None:
-        super().__init__()
-        self.job: Callable[[], Any] | None = job
-        self.lane, self._seconds = lane, seconds
-        self._finished = threading.Lock()
-        self._finished.acquire()
-        self._is_finished = False
-        self._error: BaseException | None = None
-        self._result: Any = None
-        self._future: Any = None
-
-    def run(self) -> None:
-        """Effect: the collective is carried out; whatever it raises is raised where the work is waited for."""
-        job, self.job = self.job, None
-        try:
-            self._result = job() if job is not None else None
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
-            _abandoned.append(job)
-            self._error = error
-        self.finish()
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Effect: whoever waits goes on; with the error, if one is given."""
-        with _future_lock:
-            self._error = self._error or error
-            self._is_finished = True
-            future = self._future
-        self._finished.release()
-        if future is not None:
-            self._settle()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True when the collective is done. Raises: what went wrong; PeerLostError if it takes longer than allowed."""
-        if not self._is_finished:
-            seconds = timeout.total_seconds()
-            self._await(seconds if seconds > 0 else self._seconds)
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def _await(self, seconds: float) -> None:
-        self.lane.worker.carry_out_until(self)
-        left, glances = seconds, 0
-        while not self._finished.acquire(timeout=max(0.0, min(GLANCE_SECONDS, left))):
-            left -= GLANCE_SECONDS
-            why = self.lane.broken
-            if why is None and (lost := self.lane.lost_peer()):
-                glances += 1
-                why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) ended in a collective")
-                why = why if glances >= GRACE_GLANCES else None
-            if why is None and left <= 0:
-                why = PeerLostError(f"a collective was not done within {seconds:.0f} s: a rank is late, or hangs")
-            if why is not None:
-                self.lane.give_up(why)
-                _end_without_unloading()
-                raise why
-        self._finished.release()  # Others may wait too.
-
-    def is_completed(self) -> bool:
-        """Whether the collective is over, well or not."""
-        return self._is_finished
-
-    def is_success(self) -> bool:
-        """Whether the collective is over and went well."""
-        return self._is_finished and self._error is None
-
-    def exception(self) -> Any:
-        """What went wrong; None if nothing did yet."""
-        return self._error
-
-    def result(self) -> Any:
-        """The tensors that the collective filled. Raises: what went wrong."""
-        self.wait()
-        return self._result
-
-    def synchronize(self) -> None:
-        """Effect: as wait."""
-        self.wait()
-
-    def get_future(self) -> Any:
-        """A future of the tensors that the collective fills."""
-        with _future_lock:
-            first = self._future is None
-            if first:
-                self._future = torch.futures.Future()
-            settled = self._is_finished and first
-        if settled:
-            self._settle()
-        return self._future
-
-    def _settle(self) -> None:
-        """Effect: the future is done, and what the program hung on it is called, in this thread."""
-        if self._error is None:
-            self._future.set_result(self._result)
-        else:
-            self._future.set_exception(self._error)
-
-
-class DoneWork(Work):
-    """A collective that was carried out while the program waited for it."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self._result = result
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True."""
-        return True
-
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
-    def is_success(self) -> bool:
-        """True."""
-        return True
-
-    def result(self) -> Any:
-        """The tensors that the collective filled."""
-        return self._result
-
-    def get_future(self) -> Any:
-        """A future of the tensors, done."""
-        future: Any = torch.futures.Future()
-        future.set_result(self._result)
-        return future
-
-
-class Worker:
+class Carrier:
     """A thread that carries out works in order, and a turn that a calling thread may take instead of it.
 
     The thread inherits the CPUs of the one that first needs it, unless it has CPUs of its own.
     """
 
-    def __init__(self, cpus: frozenset[int] = frozenset()) -> None:
-        self._cpus = cpus
+    def __init__(self, cpus: frozenset[int] = frozenset(), *, watches: bool = False) -> None:
+        """`watches` says that works may never come to an end by themselves: oneCCL's, when another rank is gone."""
+        self._cpus, self._watches = cpus, watches
+        self._watched: SimpleQueue[CclWork] = SimpleQueue()
+        self._watcher: threading.Thread | None = None
         self._queue: SimpleQueue[None] = SimpleQueue()
         self._works: deque[CclWork] = deque()
         self.turn = threading.Lock()
@@ -214,6 +61,23 @@ class Worker:
         while self._is_this_thread() and self._works and not work.is_completed():
             self._carry_out_next()
 
+    def watch(self, work: CclWork) -> None:
+        """Effect: the work's future fails in time if the work does not end: nobody may wait for the work itself."""
+        if not self._watches:
+            return
+        self._watched.put(work)
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch_all, name="ccl watch", daemon=True)
+            self._watcher.start()
+
+    def _watch_all(self) -> None:
+        while True:
+            work = self._watched.get()
+            try:
+                work.wait()
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
+                work.finish(error)
+
     def _is_this_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
@@ -239,9 +103,9 @@ class Lane:
     `lost_peer` finds a rank that has ended; `tell` lets the others know that this one comes no more.
     """
 
-    def __init__(self, worker: Worker, *, lost_peer: Callable[[], tuple[int, int] | None], tell: Callable[[], None]):
+    def __init__(self, carrier: Carrier, *, lost_peer: Callable[[], tuple[int, int] | None], tell: Callable[[], None]):
         self.broken: BaseException | None = None
-        self.worker, self.lost_peer = worker, lost_peer
+        self.carrier, self.lost_peer = carrier, lost_peer
         self._tell, self._process = tell, os.getpid()
 
     def _check(self) -> None:
@@ -255,23 +119,25 @@ class Lane:
         """The job's work; it is carried out after those before it. Raises: CclError in a broken group or a fork."""
         self._check()
         work = CclWork(job, self, seconds)
-        self.worker.take(work)
+        if not TORCH_KEEPS_WORKS:
+            keep(work)
+        self.carrier.take(work)
         return work
 
     def do_now(self, job: Callable[[], Any]) -> DoneWork | None:
         """The job's work, carried out by this thread; None if others are before it. Raises: what the job raises."""
         self._check()
-        if not self.worker.take_turn():
+        if not self.carrier.take_turn():
             return None
         try:
             return DoneWork(job())
         except BaseException as error:  # An interrupt breaks the group too: the others are in the middle of it.
-            _abandoned.append(job)
+            abandoned.append(job)
             if not isinstance(error, RanksDisagreeError):
                 self.give_up(error)
             raise
         finally:
-            self.worker.turn.release()
+            self.carrier.turn.release()
 
     def carry_out(self, work: CclWork) -> None:
         """Effect: the work is done, or has failed; the group breaks unless all ranks failed alike before they began."""
@@ -303,10 +169,10 @@ def own_cpus(environ: Mapping[str, str]) -> frozenset[int]:
     return frozenset(cpus[rank * count : (rank + 1) * count])
 
 
-_shared: dict[int, Worker] = {}
+_shared: dict[int, Carrier] = {}
 """Process id -> the thread that calls oneCCL: a forked child gets one of its own."""
 
 
-def shared_worker() -> Worker:
+def shared_carrier() -> Carrier:
     """The one thread of this process that may call oneCCL."""
-    return _shared.setdefault(os.getpid(), Worker())
+    return _shared.setdefault(os.getpid(), Carrier(watches=True))
