@@ -28,7 +28,8 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
         return (_advice(f"no ccl, gloo only: {engine}, and ranks may not use one another's memory", why, INSTALL),)
     if (room := _room(facts)) < 2:
         short = f"{RANK_BYTES // MIB} MiB of /dev/shm for each rank of oneCCL, which is the only way: {why}"
-        return (_advice(f"ccl: /dev/shm has room for {room} ranks of {engine}", short, "docker run --shm-size=1g ..."),)
+        found = f"ccl: /dev/shm has room for {room} rank{'s' * (room != 1)} of {engine}"
+        return (_advice(found, short, "docker run --shm-size=1g ..."),)
     return (_advice(f"ccl: {engine}, slower than ranks that use one another's memory", why, fix),)
 
 

@@ -148,6 +148,7 @@ def test_a_launch_measures_once_and_a_plan_never(tmp_path):
     assert "not measured" in noted(tmp_path, "--env", "CCL_ATL_SHM=0", *AUTO)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_failed_measurement_is_told_and_not_remembered(tmp_path):
     done = cpulaunch(tmp_path, *AUTO, CPULAUNCH_CCL_PATH="sideways")

@@ -64,7 +64,7 @@ TABLE = {
         "collectives",
         facts(may_copy=False, shm=SharedMemory(total_bytes=64 * MIB, free_bytes=40 * MIB)),
         "advice",
-        "room for 1 ranks",
+        "room for 1 rank of oneCCL",
         "--shm-size",
     ),
     "collectives of a captured machine": ("collectives", facts(live=False), "skipped", "captured", None),
