@@ -14,8 +14,8 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
     """Whether `--dist-backend ccl` can be had, and how it would move data."""
     if not facts.live:
         return skipped("not part of a captured machine")
-    if facts.may_copy is None:
-        return skipped("the backend ccl is for Linux")
+    if facts.may_copy is None or facts.host.arch != "x86_64":
+        return skipped("the backend ccl is for x86-64 Linux")
     if facts.torch is None:
         return skipped("torch is not installed")
     engine = "no oneCCL" if facts.oneccl is None else f"oneCCL {facts.oneccl}"

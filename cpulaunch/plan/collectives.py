@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cpulaunch.ccl_settings import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, Default, network, transport
 from cpulaunch.errors import UsageError
+from cpulaunch.host import Host
 from cpulaunch.plan.ccl_workers import CclWorkers, check_without_ranks, place_ccl_workers, worker_wishes
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.plan.model import JobPlan, Note
@@ -63,20 +64,21 @@ _UNMEASURED = _Backend("", "the program's own", "auto: not measured on this host
 
 
 def plan_collectives(
-    request: LaunchRequest, seats: Seats, *, choices: TorchChoices, measured: Measured | None
+    host: Host, request: LaunchRequest, seats: Seats, *, choices: TorchChoices, measured: Measured | None
 ) -> Collectives:
     """What the settings on collectives come to.
 
     Raises: UsageError if the command line asks for what contradicts itself or cannot be here.
     """
-    _check(request)
+    foreign = _foreign(host)
+    _check(request, foreign)
     job = None if seats.ranks is None else seats.ranks.job
-    backend = _backend(request, seats.ranks, absence=choices.absence, measured=measured)
+    backend = _backend(request, seats.ranks, absence=choices.absence, foreign=foreign, measured=measured)
     workers = CclWorkers(placement=seats.placement)
     if job is not None:
-        idle = _idle(request, measured)
+        idle = foreign or _idle(request, measured)
         workers = place_ccl_workers(request, seats.pool, seats.placement, bound=seats.bound, idle=idle)
-    told = backend.name == "ccl" or workers.cpus or request.settings.ccl_path is not None
+    told = foreign is None and (backend.name == "ccl" or workers.cpus or request.settings.ccl_path is not None)
     note = Note(setting=BACKEND, value=backend.shown, origin=request.origin(BACKEND), reason=backend.reason)
     return Collectives(
         placement=workers.placement,
@@ -89,10 +91,23 @@ def plan_collectives(
     )
 
 
-def _check(request: LaunchRequest) -> None:
-    """Raises: UsageError for options that cannot be meant together."""
-    check_without_ranks(request)
+def _foreign(host: Host) -> str | None:
+    """Why this host cannot have the backend ccl; None if it can."""
+    return None if host.arch == "x86_64" and host.can_bind else "the backend ccl is for x86-64 Linux"
+
+
+def _check(request: LaunchRequest, foreign: str | None) -> None:
+    """Raises: UsageError for options that cannot be meant together, or not on this host."""
     settings = request.settings
+    asked = {
+        "--dist-backend ccl": settings.dist_backend == "ccl" and request.origin(BACKEND) == "cli",
+        "--ccl-workers": settings.ccl_workers and request.origin("ccl_workers") == "cli",
+        "--ccl-path": request.origin("ccl_path") == "cli",
+    }
+    if foreign is not None and any(asked.values()):
+        flag = next(flag for flag, chosen in asked.items() if chosen)
+        raise UsageError(foreign, value=flag, source="command line", hint="drop it: gloo is everywhere")
+    check_without_ranks(request)
     if settings.ccl_workers and settings.dist_backend in ("gloo", "mpi") and request.origin("ccl_workers") == "cli":
         raise UsageError(
             "oneCCL's threads, and nothing that runs on oneCCL",
@@ -128,13 +143,19 @@ def _warnings(request: LaunchRequest, choices: TorchChoices) -> tuple[str, ...]:
 
 
 def _backend(
-    request: LaunchRequest, ranks: Ranks | None, *, absence: str | None, measured: Measured | None
+    request: LaunchRequest,
+    ranks: Ranks | None,
+    *,
+    absence: str | None,
+    foreign: str | None,
+    measured: Measured | None,
 ) -> _Backend:
     asked = request.settings.dist_backend
     if asked is None:
         return _Backend("", "the program's own", "")
-    if absence is not None:
-        return _Backend("", "the program's own", f"not applied: {absence}")
+    obstacle = absence or (foreign if asked in ("ccl", "auto") else None)
+    if obstacle is not None:
+        return _Backend("", "the program's own", f"not applied: {obstacle}")
     said = request.reasons.get(BACKEND, "")
     if asked == "auto":
         return _auto(ranks, measured)

@@ -56,7 +56,7 @@ def make_plan(
         _check_indexes(request.settings.show, frozenset(started), "--show")
     choices = choose_torch(host, request)
     loaders = plan_loaders(host, request, pool, whole, bound=bound, absence=choices.absence)
-    talk = _collectives(request, (pool, loaders.placement, bound, ranks), choices, measured)
+    talk = _collectives(host, request, (pool, loaders.placement, bound, ranks), choices, measured)
     placement, choices = (loaders.placement, choices) if talk is None else (talk.placement, talk.choices)
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.slots)
@@ -99,6 +99,7 @@ def _ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks | None:
 
 
 def _collectives(
+    host: Host,
     request: LaunchRequest,
     seats: tuple[Pool, Placement, bool, Ranks | None],
     choices: TorchChoices,
@@ -108,7 +109,7 @@ def _collectives(
         return None
     from cpulaunch.plan.collectives import Seats, plan_collectives
 
-    return plan_collectives(request, Seats(*seats), choices=choices, measured=measured)
+    return plan_collectives(host, request, Seats(*seats), choices=choices, measured=measured)
 
 
 def _placed(host: Host, request: LaunchRequest, pool: Pool) -> Placement:

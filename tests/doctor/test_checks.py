@@ -60,6 +60,7 @@ TABLE = {
     "Yama lets nobody": ("collectives", facts(ptrace_scope=3), "advice", "slower", "after a reboot"),
     "no way to move data": ("collectives", facts(may_copy=False, oneccl=None), "advice", "gloo only", "cpulaunch[ccl]"),
     "no call between processes": ("collectives", facts(may_copy=None), "skipped", "Linux", None),
+    "collectives on Arm": ("collectives", facts(machine(arch="aarch64")), "skipped", "x86-64 Linux", None),
     "no room for oneCCL's ranks": (
         "collectives",
         facts(may_copy=False, shm=SharedMemory(total_bytes=64 * MIB, free_bytes=40 * MIB)),

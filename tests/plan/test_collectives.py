@@ -132,6 +132,28 @@ def test_without_the_plugin_nothing_is_promised() -> None:
     assert plan(old, RANKS, profile={"dist_backend": "auto"}).warnings == ()
 
 
+ARM = replace(machine(cores=4, arch="aarch64"), torch=TORCH)
+MAC = replace(TWO, can_bind=False)
+
+
+@pytest.mark.parametrize("host", [ARM, MAC])
+@pytest.mark.parametrize("flags", ["--dist-backend ccl", "--ccl-workers 1", "--ccl-path memory"])
+def test_other_machines_have_no_ccl(host, flags: str) -> None:
+    with pytest.raises(UsageError, match="for x86-64 Linux") as caught:
+        plan(host, f"{RANKS} {flags}")
+    assert flags.split()[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("host", [ARM, MAC])
+def test_other_machines_measure_nothing_and_follow_a_profile_as_far_as_they_can(host) -> None:
+    wanted = {"dist_backend": "ccl", "ccl_workers": 1, "ccl_path": "memory"}
+    made = plan(host, RANKS, profile=wanted)
+    assert (told(made).dist_backend, ccl(made), lines(made)) == ("", {}, lines(plan(host, RANKS)))
+    assert "x86-64" in note(made, "dist_backend").reason
+    assert not plan(host, f"{RANKS} --dist-backend auto").unmeasured
+    assert told(plan(host, f"{RANKS} --dist-backend mpi")).dist_backend == "mpi"
+
+
 # auto
 
 
