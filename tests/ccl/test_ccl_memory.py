@@ -18,7 +18,8 @@ from cpulaunch.worker.ccl.joining import check_machine
 from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting, bytes_needed
 from cpulaunch.worker.ccl.memory_path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
 from cpulaunch.worker.ccl.numbers import described, packed_call, reduction
-from cpulaunch.worker.ccl.progress import Carrier, Lane, own_cpus
+from cpulaunch.worker.ccl.progress import Carrier, Lane
+from cpulaunch.worker.ccl.seat import own_cpus, thread_cpus
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -164,6 +165,31 @@ def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
 )
 def test_cpus_set_apart_are_found(environ, expected):
     assert own_cpus(environ) == expected
+
+
+def test_a_pinned_program_gives_the_thread_its_workers_cpus(monkeypatch):
+    told = {"CPULAUNCH_WORKER": '{"cpus":"0-3"}'}
+    monkeypatch.delenv("KMP_AFFINITY", raising=False)
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.delenv("GOMP_CPU_AFFINITY", raising=False)
+    assert thread_cpus(told) == frozenset()
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    assert thread_cpus(told) == {0, 1, 2, 3}
+    assert thread_cpus({}) == frozenset()
+
+
+def test_operations_of_the_thread_start_no_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert lane().submit(torch.get_num_threads, SECONDS).result() == 1
+        later = []
+        other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert (torch.get_num_threads(), later) == (3, [3])
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("system", "architecture"), [("linux", "aarch64"), ("darwin", "x86_64")])

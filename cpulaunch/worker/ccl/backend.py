@@ -27,7 +27,8 @@ from cpulaunch.worker.ccl import joining, shapes
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.meeting import open_memory
 from cpulaunch.worker.ccl.numbers import reduction
-from cpulaunch.worker.ccl.progress import Carrier, Lane, own_cpus, shared_carrier
+from cpulaunch.worker.ccl.progress import Carrier, Lane, shared_carrier
+from cpulaunch.worker.ccl.seat import thread_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class CclGroup(ProcessGroup):
         meeting = joining.open_meeting(memory, rank=rank, size=size, seconds=self._seconds)
         self._is_quick = joining.agree_on_memory(meeting, asked, self._seconds)
         if meeting is not None and self._is_quick:
-            self._lane = self._lane_of(Carrier(own_cpus(os.environ)))
+            self._lane = self._lane_of(Carrier(thread_cpus(os.environ)))
             self._channel = joining.join_memory(meeting, self._seconds)
         else:
             self._lane = self._lane_of(shared_carrier())

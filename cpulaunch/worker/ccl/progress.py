@@ -10,22 +10,22 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from contextlib import suppress
 from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.errors import CclError, RanksDisagreeError
+from cpulaunch.worker.ccl.seat import sit, unpinned_cpus
 from cpulaunch.worker.ccl.work import TORCH_KEEPS_WORKS, CclWork, DoneWork, abandoned, keep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Any
 
 
 class Carrier:
     """A thread that carries out works in order, and a turn that a calling thread may take instead of it.
 
-    The thread inherits the CPUs of the one that first needs it, unless it has CPUs of its own.
+    The thread inherits the CPUs of the one that first needs it, unless it is given some.
     """
 
     def __init__(self, cpus: frozenset[int] = frozenset(), *, watches: bool = False) -> None:
@@ -82,9 +82,7 @@ class Carrier:
         return threading.current_thread() is self._thread
 
     def _carry_out_all(self) -> None:
-        if self._cpus:
-            with suppress(OSError):  # Not this process's to use: the program's own CPUs do.
-                os.sched_setaffinity(0, self._cpus)
+        sit(self._cpus)
         while True:
             self._queue.get()
             with self.turn:
@@ -156,23 +154,10 @@ class Lane:
             self._tell()
 
 
-def own_cpus(environ: Mapping[str, str]) -> frozenset[int]:
-    """The CPUs that the launch set apart for this rank's communication; none if it did not.
-
-    Source: oneCCL's CCL_WORKER_AFFINITY, a list of CPUs for the workers of all local ranks, one after another.
-    """
-    try:
-        cpus = [int(cpu) for cpu in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
-        count, rank = int(environ.get("CCL_WORKER_COUNT", "1")), int(environ.get("LOCAL_RANK", ""))
-    except ValueError:
-        return frozenset()
-    return frozenset(cpus[rank * count : (rank + 1) * count])
-
-
 _shared: dict[int, Carrier] = {}
 """Process id -> the thread that calls oneCCL: a forked child gets one of its own."""
 
 
 def shared_carrier() -> Carrier:
     """The one thread of this process that may call oneCCL."""
-    return _shared.setdefault(os.getpid(), Carrier(watches=True))
+    return _shared.setdefault(os.getpid(), Carrier(unpinned_cpus(os.environ), watches=True))

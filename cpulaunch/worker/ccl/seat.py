@@ -1,0 +1,50 @@
+"""Where the thread of a group's works runs: CPUs of its own or the worker's, and without OpenMP threads beside it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from cpulaunch.torch_settings import VARIABLE, decode
+from cpulaunch.worker.pinning import move, pins, worker_cpus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def thread_cpus(environ: Mapping[str, str]) -> frozenset[int]:
+    """The CPUs for the thread; empty where it may stay on those of the thread that starts it."""
+    return own_cpus(environ) or unpinned_cpus(environ)
+
+
+def unpinned_cpus(environ: Mapping[str, str]) -> frozenset[int]:
+    """The worker's CPUs where OpenMP pins threads: the one that starts another has a single CPU, and computes there."""
+    text = environ.get(VARIABLE) if pins() else None
+    return worker_cpus(decode(text)) if text else frozenset()
+
+
+def own_cpus(environ: Mapping[str, str]) -> frozenset[int]:
+    """The CPUs that the launch set apart for this rank's communication; none if it did not.
+
+    Source: oneCCL's CCL_WORKER_AFFINITY, a list of CPUs for the workers of all local ranks, one after another.
+    """
+    try:
+        cpus = [int(cpu) for cpu in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
+        count, rank = int(environ.get("CCL_WORKER_COUNT", "1")), int(environ.get("LOCAL_RANK", ""))
+    except ValueError:
+        return frozenset()
+    return frozenset(cpus[rank * count : (rank + 1) * count])
+
+
+def sit(cpus: frozenset[int]) -> None:
+    """Effect: this thread runs on these CPUs, if there are any, and its operations start no threads."""
+    if cpus:
+        move(cpus)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # OpenMP keeps the number for this thread; torch keeps it for threads to come, which shall have the program's.
+    other = threading.Thread(target=torch.set_num_threads, args=(threads,))
+    other.start()
+    other.join()
