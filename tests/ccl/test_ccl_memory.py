@@ -131,6 +131,21 @@ def test_a_rank_that_leaves_is_named():
     assert "rank 1 of the group" in str(stayed)
 
 
+def test_a_forked_child_cannot_leave_for_its_rank():
+    def rank_does(meeting):
+        meeting.meet(bytes(16), SECONDS)
+        if meeting.rank == 1:
+            child = os.fork()
+            if child == 0:
+                meeting.leave()
+                os._exit(0)
+            os.waitpid(child, 0)
+        meeting.wait(SECONDS)
+        return "met"
+
+    assert together(2, rank_does) == ["met", "met"]
+
+
 def test_a_rank_that_stays_away_is_waited_for_as_long_as_told():
     def rank_does(meeting):
         meeting.meet(bytes(16), SECONDS)

@@ -207,7 +207,12 @@ class Meeting:
             )
 
     def leave(self) -> None:
-        """Effect: the others learn, now or when they next wait for this rank, that it comes to no more meetings."""
+        """Effect: the others learn, now or when they next wait for this rank, that it comes to no more meetings.
+
+        A forked child shares the memory, and must not speak for the rank.
+        """
+        if os.getpid() != self.process(self.rank):
+            return
         struct.pack_into("<I", self._memory, self._slots[self.rank] + LEFT_AT, 1)
         _futex(_SYSCALL_FUTEX, self._addresses[self.rank], _FUTEX_WAKE, _ALL, None, None, 0)
 
