@@ -176,6 +176,7 @@ def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
         ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "1"}, {7}),
         ({"CCL_WORKER_AFFINITY": "4,5,6,7", "CCL_WORKER_COUNT": "2", "LOCAL_RANK": "1"}, {6, 7}),
         ({"CCL_WORKER_AFFINITY": "6", "LOCAL_RANK": "3"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "0", "CCL_LOCAL_RANK": "1"}, {7}),
     ],
 )
 def test_cpus_set_apart_are_found(environ, expected):

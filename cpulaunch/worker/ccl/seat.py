@@ -32,7 +32,9 @@ def own_cpus(environ: Mapping[str, str]) -> frozenset[int]:
     """
     try:
         cpus = [int(cpu) for cpu in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
-        count, rank = int(environ.get("CCL_WORKER_COUNT", "1")), int(environ.get("LOCAL_RANK", ""))
+        count = int(environ.get("CCL_WORKER_COUNT", "1"))
+        # LOCAL_RANK may be 0 in all ranks (--virtual-local-rank).
+        rank = int(environ.get("CCL_LOCAL_RANK") or environ.get("LOCAL_RANK", ""))
     except ValueError:
         return frozenset()
     return frozenset(cpus[rank * count : (rank + 1) * count])
