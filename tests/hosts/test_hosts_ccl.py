@@ -1,6 +1,7 @@
 """The backend "ccl" between two machines: oneCCL over libfabric's TCP, on the interface of the way to the other."""
 
 import json
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ if not list(Path(sys.prefix).glob("lib/libccl.so.2")) or find_spec("torch") is N
 
 pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.slow]
 
+CCL = HERE.parent / "ccl"
 TENSOR_BYTES = 1 << 20
 REPORT = '{"rank"'
 
@@ -46,3 +48,28 @@ def test_two_hosts_train_over_tcp_as_gloo_does(machines, ranks):
     assert "nic: { name tcp:up0" in said
     for run in runs:
         run.gone()
+
+
+def test_every_collective_between_hosts_is_gloos(machines):
+    runs = both(machines, "--nproc-per-node", 2, CCL / "ccl_program.py", "ccl_checks")
+    codes = [run.wait() for run in runs]
+    said = dict(json.loads(line) for line in runs[0].out.splitlines() if line.startswith('["'))
+    assert codes == [0, 0], "".join(run.err for run in runs)
+    assert {name: text for name, text in said.items() if text != "ok"} == {}
+    assert said["disagreeing_ranks_are_told"] == "ok"
+
+
+@pytest.mark.parametrize(("fault", "code"), [("dies_before", 128 + signal.SIGKILL), ("leaves", 0)])
+def test_the_other_host_learns_that_a_rank_has_ended(machines, fault, code):
+    runs = both(machines, "--nproc-per-node", 1, CCL / "ccl_faulty.py", fault)
+    assert [run.wait() for run in runs] == [1, code], "".join(run.err for run in runs)
+    assert "PeerLostError: rank 1 of the group" in runs[0].out
+    for run in runs:
+        run.gone()
+
+
+def test_the_other_host_learns_that_a_rank_ends_within_a_collective(machines):
+    runs = both(machines, "--nproc-per-node", 1, CCL / "ccl_faulty.py", "dies_within")
+    assert [run.wait() for run in runs] == [1, 128 + signal.SIGKILL], "".join(run.err for run in runs)
+    # oneCCL itself may be the first to see that its connection is lost.
+    assert "PeerLostError: rank 1 of the group" in runs[0].out or "CclError: oneCCL failed in" in runs[0].out

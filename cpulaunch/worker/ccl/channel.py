@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cpulaunch.worker.ccl.meeting import Meeting
     from cpulaunch.worker.ccl.memory_path import MemoryPath
     from cpulaunch.worker.ccl.oneccl_path import OnecclPath
+    from cpulaunch.worker.ccl.roll_call import RollCall
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -43,7 +44,7 @@ class Channel:
     Raises: CclError, from every method, if ranks do not do the same or one is lost.
     """
 
-    def __init__(self, path: MemoryPath | OnecclPath, meeting: Meeting | None, *, size: int) -> None:
+    def __init__(self, path: MemoryPath | OnecclPath, meeting: Meeting | RollCall, *, size: int) -> None:
         self._path, self._meeting, self._size = path, meeting, size
 
     def barrier(self) -> None:
@@ -155,19 +156,17 @@ class Channel:
             target.data.copy_(part.view(target.shape))
 
     def lost_peer(self) -> tuple[int, int] | None:
-        """A rank of this host whose process has ended, with its id; None if none has, as far as can be known."""
-        return None if self._meeting is None else self._meeting.lost()
+        """A rank whose process has ended, with its id; None if none has, as far as can be known."""
+        return self._meeting.lost()
 
     def give_up(self) -> None:
-        """Effect: other ranks of this host learn that this one comes to no more collectives."""
-        if self._meeting is not None:
-            self._meeting.leave()
+        """Effect: other ranks learn that this one comes to no more collectives."""
+        self._meeting.leave()
 
     def close(self) -> None:
         """Effect: this rank has left. Raises: CclError."""
-        if self._meeting is not None:
-            self._meeting.leave()
-            self._meeting.close()
+        self._meeting.leave()
+        self._meeting.close()
         self._path.close()
 
 

@@ -8,29 +8,34 @@ kept until the process ends: with it gone, oneCCL would start anew for groups ma
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import suppress
 
 import torch
 from torch import distributed as dist
 
+from cpulaunch.ccl_settings import PATH_VARIABLE
 from cpulaunch.worker.ccl import api
 from cpulaunch.worker.ccl.channel import Channel
 from cpulaunch.worker.ccl.errors import CclError
+from cpulaunch.worker.ccl.library import TRANSPORT
+from cpulaunch.worker.ccl.lines import open_lines
 from cpulaunch.worker.ccl.meeting import CALL, Meeting
 from cpulaunch.worker.ccl.memory_path import MemoryPath, is_permitted
+from cpulaunch.worker.ccl.network import own_address
 from cpulaunch.worker.ccl.numbers import described
 from cpulaunch.worker.ccl.oneccl_path import OnecclPath
+from cpulaunch.worker.ccl.roll_call import RollCall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
     from typing import Any
 
-PATH_VARIABLE, PATHS = "CPULAUNCH_CCL_PATH", ("auto", "memory", "oneccl")
-"""Which path a program's groups take; unset: auto. Read when a group is made."""
+PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
-SHARED_BYTES = 24 << 20
+SHARED_BYTES = 26 << 20
 """What oneCCL 2022.1's transport takes for each rank; it ends with a bus error where there is less."""
 
 _kept: list[Channel] = []
@@ -79,8 +84,16 @@ def join(store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: 
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
-    channel = Channel(OnecclPath(communicator, meeting, size=size, seconds=seconds), meeting, size=size)
-    if meeting is not None and spans_program(size):
+    place: Meeting | RollCall
+    if meeting is None:
+        lines = open_lines(store, own_address(os.environ), rank=rank, size=size, seconds=seconds)
+        place = RollCall(communicator, lines, size=size, describe=described)
+    else:
+        place = meeting
+    channel = Channel(OnecclPath(communicator, place, size=size, seconds=seconds), place, size=size)
+    if os.environ.get(TRANSPORT) == "mpi":  # A rank that ends waits for the others, who must not wait for it.
+        atexit.register(channel.give_up)
+    if spans_program(size):
         _forget_names(channel, size)
     return channel
 
@@ -128,5 +141,6 @@ def _forget_names(channel: Channel, size: int) -> None:
 
 def leave(channel: Channel) -> None:
     """Effect: this rank is no more in the group. Raises: CclError."""
+    atexit.unregister(channel.give_up)
     if channel not in _kept:
         channel.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from cpulaunch.ccl_settings import GLOO_INTERFACE
+from cpulaunch.worker.ccl.errors import CclError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,20 @@ def interfaces(environ: Mapping[str, str]) -> str:
     asked = environ.get(GLOO_INTERFACE, "")
     master = environ.get("MASTER_ADDR", "")
     return asked or (_on_the_way_to(master, alone=_is_alone(environ)) if master else "")
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """This host's address on the interface to use, IPv4 first. Raises: CclError if it cannot be told."""
+    import psutil
+
+    name = interfaces(environ).split(",")[0]
+    places = psutil.net_if_addrs().get(name, [])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        found = [place.address for place in places if place.family == family and "%" not in place.address]
+        if found:
+            return str(found[0])
+    hint = f"hint: {GLOO_INTERFACE} names the one on the way to the other hosts"
+    raise CclError(f"the network interface has no address: {name or 'none is known'}\n{hint}")
 
 
 def _is_alone(environ: Mapping[str, str]) -> bool:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import Work
 
-from cpulaunch.worker.ccl.errors import PeerLostError
+from cpulaunch.worker.ccl.errors import CclError, PeerLostError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,8 +79,15 @@ class CclWork(Work):
             self._result = job() if job is not None else None
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
             abandoned.append(job)
-            self._error = error
+            self._error = self._explained(error)
         self.finish()
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error, or why it came about: oneCCL only says that its connection to a rank is lost."""
+        lost = self.lane.lost_peer() if type(error) is CclError else None
+        if lost is None:
+            return error
+        return PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) ended in a collective: {error}")
 
     def finish(self, error: BaseException | None = None) -> None:
         """Effect: whoever waits goes on; with the error, if one is given."""

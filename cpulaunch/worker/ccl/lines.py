@@ -1,0 +1,151 @@
+"""Connections by which the ranks of several hosts learn that one of them has ended: each has one to the first rank.
+
+A call of oneCCL's that waits for a process that is gone never returns. The kernel closes a process's connections when
+it ends, however it ends, so the first rank sees that at once and tells the others.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import weakref
+from contextlib import suppress
+
+from cpulaunch.worker.ccl.errors import CclError, PeerLostError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TOKEN_BYTES = 32
+PROCESS = struct.Struct("<II")
+"""A rank of the group, and its process id."""
+GREETING_SECONDS = 10
+"""A rank that has connected says at once who it is."""
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+"""A host that is switched off says nothing: after half a minute it counts as gone. Source: tcp(7), in seconds."""
+
+
+class Lines:
+    """One rank's connections to others, by rank, and those ranks' process ids."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._sockets: dict[int, socket.socket] = {}
+        self._processes: dict[int, int] = {}
+        self._lost: tuple[int, int] | None = None
+        _open.add(self)
+
+    def add(self, line: socket.socket, rank: int, process: int) -> None:
+        """Effect: the connection is watched."""
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in KEEP_ALIVE.items():
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        line.setblocking(False)
+        self._sockets[rank], self._processes[rank] = line, process
+        self._poll.register(line, select.POLLIN)
+
+    def lost(self) -> tuple[int, int] | None:
+        """A rank that has ended or left, with its process id; None if none has. Effect: the first rank tells others."""
+        if self._lost is None and self._sockets:
+            ready = self._poll.poll(0)
+            for rank, line in self._sockets.items():
+                if line.fileno() in dict(ready):
+                    self._lost = self._said(rank, line)
+                    self._tell(self._lost)
+                    break
+        return self._lost
+
+    def _said(self, rank: int, line: socket.socket) -> tuple[int, int]:
+        """Whom a rank reports as lost: itself, if its connection is closed."""
+        with suppress(OSError):
+            said = line.recv(PROCESS.size)
+            if len(said) == PROCESS.size:
+                return PROCESS.unpack(said)
+        return rank, self._processes[rank]
+
+    def _tell(self, lost: tuple[int, int]) -> None:
+        for line in self._sockets.values():
+            with suppress(OSError):
+                line.send(PROCESS.pack(*lost))
+
+    def close(self) -> None:
+        """Effect: the others learn that this rank comes no more."""
+        while self._sockets:
+            line = self._sockets.popitem()[1]
+            self._poll.unregister(line)
+            line.close()
+
+
+_open: weakref.WeakSet[Lines] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for lines in list(_open):
+        lines.close()
+
+
+# A child that lives on must not keep the connections of a rank that has ended.
+os.register_at_fork(after_in_child=_close_all)
+
+
+def open_lines(store: Any, address: str, *, rank: int, size: int, seconds: float) -> Lines:
+    """This rank's connections. `address` is this host's, for the others. Effect: waits for all; uses the keys lines/*.
+
+    Raises: CclError if a connection cannot be made.
+    """
+    try:
+        return _first(store, address, size, seconds) if rank == 0 else _other(store.get("lines/place"), rank, seconds)
+    except TimeoutError:
+        raise PeerLostError(f"not all ranks of the group were there within {seconds:.0f} s") from None
+    except OSError as error:
+        hint = "hint: GLOO_SOCKET_IFNAME names the network interface on the way to the other hosts"
+        raise CclError(f"ranks of several hosts cannot connect: {error}\n{hint}") from None
+
+
+def _first(store: Any, address: str, size: int, seconds: float) -> Lines:
+    lines, token = Lines(), os.urandom(TOKEN_BYTES // 2).hex()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=size) as door:
+        store.set("lines/place", f"{address} {door.getsockname()[1]} {token}")
+        door.settimeout(seconds)
+        while len(lines._sockets) < size - 1:
+            line = door.accept()[0]
+            rank_and_process = _greeted(line, token)
+            if rank_and_process is None:
+                line.close()  # Somebody else, who tries ports.
+            else:
+                lines.add(line, *rank_and_process)
+    return lines
+
+
+def _greeted(line: socket.socket, token: str) -> tuple[int, int] | None:
+    """The rank that has connected, and its process id; None if it is none of the group."""
+    line.settimeout(GREETING_SECONDS)
+    try:
+        said = _received(line, TOKEN_BYTES + PROCESS.size)
+        if len(said) < TOKEN_BYTES + PROCESS.size or said[:TOKEN_BYTES] != token.encode():
+            return None
+        line.sendall(PROCESS.pack(0, os.getpid()))
+    except OSError:
+        return None
+    return PROCESS.unpack(said[TOKEN_BYTES:])
+
+
+def _other(place: bytes, rank: int, seconds: float) -> Lines:
+    address, port, token = place.decode().split()
+    line = socket.create_connection((address, int(port)), timeout=seconds)
+    line.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
+    lines = Lines()
+    lines.add(line, *PROCESS.unpack(_received(line, PROCESS.size)))
+    return lines
+
+
+def _received(line: socket.socket, size: int) -> bytes:
+    """So many bytes, fewer if the connection ends before."""
+    found = b""
+    while len(found) < size and (more := line.recv(size - len(found))):
+        found += more
+    return found
