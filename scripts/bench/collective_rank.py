@@ -1,6 +1,8 @@
-"""One rank of scripts/bench/collectives: each round times gloo, oneCCL's C API, and cpulaunch's backend over it.
+"""One rank of scripts/bench/collectives: each round times gloo, both paths of the ccl backend, and oneCCL's C API.
 
-Rank 0 prints one JSON object: {"reduce": {bytes: {way: [seconds a call, a round each]}}, "step": {width: …}}.
+Rank 0 prints one JSON object: {"path": …, "reduce": {bytes: {way: [seconds a call, a round each]}},
+"others": {name: …}, "step": {width: …},
+"losses": {width: {way: {"steps": N, "difference": largest relative difference from gloo's}}}}.
 """
 
 from __future__ import annotations
@@ -8,19 +10,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
+import warnings
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from collective_tables import largest_difference
+from rank_timing import agreed, ccl_group, join, time_ways
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 from cpulaunch.worker.ccl import api
 
-ROUND_SECONDS = 0.15
 LAYERS, BATCH = 8, 32
+OTHERS_BYTES = 1 << 20
+Ways = dict[str, Callable[[], object]]
+Groups = dict[str, dist.ProcessGroup]
 
 
 def bare_communicator() -> api.Communicator:
@@ -30,66 +36,83 @@ def bare_communicator() -> api.Communicator:
     return api.Communicator(told[0], rank=dist.get_rank(), size=dist.get_world_size())
 
 
-def seconds_a_call(call: Callable[[], object], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls
-
-
-def calls_in_a_round(call: Callable[[], object], gloo: object) -> int:
-    """The same on all ranks: as many as the slowest way does in a part of a second."""
-    call()
-    count = torch.tensor(max(3, min(200, int(ROUND_SECONDS / max(seconds_a_call(call, 3), 1e-6)))))
-    dist.all_reduce(count, dist.ReduceOp.MIN, group=gloo)
-    return int(count)
-
-
-def time_ways(ways: dict[str, Callable[[], object]], rounds: int, gloo: object) -> dict[str, list[float]]:
-    calls = {name: calls_in_a_round(call, gloo) for name, call in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, call in ways.items():
-            dist.barrier(group=gloo)
-            times[name].append(seconds_a_call(call, calls[name]))
-    return times
-
-
-def reduce_ways(size_bytes: int, gloo: object, bare: api.Communicator) -> dict[str, Callable[[], object]]:
+def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) -> Ways:
     tensor = torch.zeros(size_bytes // 4)
+
+    def over(group: dist.ProcessGroup) -> Callable[[], object]:
+        return lambda: dist.all_reduce(tensor, group=group)
+
+    ways: Ways = {name: over(group) for name, group in groups.items()}
+    if bare is not None:
+        ways["bare"] = lambda: bare.all_reduce(tensor.data_ptr(), tensor.numel(), api.FLOAT32, api.SUM)
+    return ways
+
+
+def other_ways(groups: Groups) -> dict[str, Ways]:
+    """Collective -> way -> call, for 1 MiB: what is gathered or scattered is 1 MiB in all."""
+    whole = torch.zeros(OTHERS_BYTES // 4 // dist.get_world_size() * dist.get_world_size())
+    part = torch.zeros(whole.numel() // dist.get_world_size())
+
+    def all_of(call: Callable[[dist.ProcessGroup], object]) -> Ways:
+        return {name: lambda group=group: call(group) for name, group in groups.items()}  # type: ignore[misc]
+
     return {
-        "gloo": lambda: dist.all_reduce(tensor, group=gloo),
-        "ccl": lambda: dist.all_reduce(tensor),
-        "bare": lambda: bare.all_reduce(tensor.data_ptr(), tensor.numel(), api.FLOAT32, api.SUM),
+        "broadcast": all_of(lambda group: dist.broadcast(whole, 0, group=group)),
+        "all_gather_into_tensor": all_of(lambda group: dist.all_gather_into_tensor(whole, part, group=group)),
+        "reduce_scatter_tensor": all_of(lambda group: dist.reduce_scatter_tensor(part, whole, group=group)),
+        "barrier": all_of(lambda group: dist.barrier(group=group)),
     }
 
 
-def step(width: int, group: object) -> Callable[[], object]:
+def step(width: int, group: dist.ProcessGroup, losses: list[torch.Tensor]) -> Callable[[], object]:
+    """A training step, always of the same network and data; it adds its loss to the losses."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
     network = DistributedDataParallel(model, process_group=group)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    inputs = torch.randn(BATCH, width)
+    inputs = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(1 + dist.get_rank()))
 
     def one() -> None:
         optimizer.zero_grad()
-        network(inputs).square().mean().backward()
+        loss = (network(inputs) - inputs).square().mean()
+        loss.backward()
         optimizer.step()
+        losses.append(loss.detach())
 
     return one
 
 
-def main(sizes: list[int], widths: list[int], rounds: int) -> None:
-    torch.set_num_threads(1)
+def compared(losses: dict[str, list[torch.Tensor]]) -> dict[str, dict[str, float]]:
+    """Way -> how far its losses are from gloo's, the worst of all ranks, after as many steps as all ways did."""
+    steps = min(map(len, losses.values()))
+    numbers = {way: [float(loss) for loss in each[:steps]] for way, each in losses.items()}
+    return {
+        way: {"steps": steps, "difference": agreed(largest_difference(each, numbers["gloo"]), dist.ReduceOp.MAX)}
+        for way, each in numbers.items()
+        if way != "gloo"
+    }
+
+
+def main(sizes: list[int], widths: list[int], rounds: int, spins: bool) -> None:
+    warnings.simplefilter("ignore", FutureWarning)  # torch renames collectives.
     cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cpus[int(os.environ["RANK"]) % len(cpus)]})
-    dist.init_process_group("ccl")
-    gloo, bare = dist.new_group(backend="gloo"), bare_communicator()
-    reduce = {size: time_ways(reduce_ways(size, gloo, bare), rounds, gloo) for size in sizes}
-    steps = {width: time_ways({"gloo": step(width, gloo), "ccl": step(width, None)}, rounds, gloo) for width in widths}
+    join({cpus[int(os.environ["RANK"]) % len(cpus)]})
+    group, path = ccl_group("auto")
+    groups: Groups = {"gloo": dist.group.WORLD, "ccl": group}  # type: ignore[dict-item]
+    if spins and path != "oneccl":
+        groups["oneccl"] = ccl_group("oneccl")[0]
+    bare = bare_communicator() if spins else None
+    reduce = {size: time_ways(reduce_ways(size, groups, bare), rounds) for size in sizes}
+    others = {name: time_ways(ways, rounds) for name, ways in other_ways(groups).items()} if sizes else {}
+    steps, losses = {}, {}
+    for width in widths:
+        seen: dict[str, list[torch.Tensor]] = {way: [] for way in groups}
+        steps[width] = time_ways({way: step(width, groups[way], seen[way]) for way in groups}, rounds)
+        losses[width] = compared(seen)
     if dist.get_rank() == 0:
-        print(json.dumps({"reduce": reduce, "step": steps}), flush=True)
-    bare.close()
+        print(json.dumps({"path": path, "reduce": reduce, "others": others, "step": steps, "losses": losses}))
+    if bare is not None:
+        bare.close()
     dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+HAS_CCL = importlib.util.find_spec("torch") and any(Path(sys.prefix).glob("lib/libccl.so.2"))
 HAS_MODELS = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benches read /proc")
@@ -74,6 +75,39 @@ def test_training_writes_rates_and_losses(tmp_path: Path) -> None:
     assert compared["python"]["mean"] == pytest.approx(compared["cpulaunch-bf16"]["mean"], rel=0.05)
 
 
+needs_ccl = pytest.mark.skipif(not HAS_CCL, reason="needs torch and oneCCL: pip install torch oneccl")
+
+
+@pytest.mark.torch
+@needs_ccl
+@pytest.mark.slow
+def test_collectives_writes_table_losses_and_json(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    # One rank: oneCCL's would spin at full speed beside other tests.
+    arguments = ["--ranks", "1", "--sizes", "4096", "--widths", "8", "--rounds", "1"]
+    ended = _bench("collectives", *arguments, "--json", str(result))
+    assert ended.returncode == 0, ended.stderr
+    assert "all-reduce 4 KiB, us" in ended.stdout
+    assert "width 8, ccl: the losses of" in ended.stdout
+    measured = json.loads(result.read_text())["results"]["1"]
+    assert set(measured["reduce"]["4096"]) == {"gloo", "ccl", "oneccl", "bare"}
+    assert measured["losses"]["8"]["oneccl"]["difference"] == 0
+    assert measured["losses"]["8"]["ccl"]["difference"] == 0
+
+
+@pytest.mark.torch
+@needs_ccl
+@pytest.mark.slow
+def test_overlap_writes_table_and_json(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    ended = _bench("overlap", "--width", "64", "--layers", "2", "--rounds", "1", "--json", str(result))
+    assert ended.returncode == 0, ended.stderr
+    assert "step / (compute + communication)" in ended.stdout
+    measured = json.loads(result.read_text())["results"]["ccl, one CPU a rank"]
+    assert measured["batch"] >= 1
+    assert set(measured["times"]) == {"forward", "compute", "communication", "step"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [(["bart"], "unknown: bart"), (["--folder"], "no folder"), (["--folder", "peers", "ipex"], "1 GB free, 6 GB are")],
@@ -112,6 +146,8 @@ def test_startup_writes_table_and_json(tmp_path: Path) -> None:
         ("throughput", ["--models", "bart"], "unknown: bart"),
         ("training", ["--peers", "ipexrun"], "unknown: ipexrun"),
         ("startup", ["--rounds", "0"], "at least 1: 0"),
+        ("collectives", ["--ranks", "0"], "at least 1: 0"),
+        ("overlap", ["--width", "none"], "--width"),
     ],
 )
 def test_bad_arguments_are_named(name: str, arguments: list[str], complaint: str) -> None:

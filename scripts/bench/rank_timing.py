@@ -1,0 +1,60 @@
+"""What a rank of the benches of collectives does in every round: all ways once, in the same order on all ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from interleave import rotated
+
+PATH_VARIABLE = "CPULAUNCH_CCL_PATH"
+ROUND_SECONDS = 0.15
+
+
+def join(cpus: set[int]) -> None:
+    """Effect: this rank is in the program, with one thread on these CPUs, and gloo as its default group."""
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, cpus)
+    dist.init_process_group("gloo")
+
+
+def ccl_group(path: str) -> tuple[dist.ProcessGroup, str]:
+    """A group of all ranks over this path of the ccl backend, and which path it took. Source: what is loaded."""
+    os.environ[PATH_VARIABLE] = path
+    group = dist.new_group(backend="ccl")
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return group, "oneccl" if "libccl" in maps.read() else "memory"
+
+
+def seconds_a_call(call: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def agreed(number: float, operation: dist.ReduceOp.RedOpType) -> float:
+    """The least, largest or sum of all ranks' numbers."""
+    tensor = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(tensor, operation)
+    return float(tensor)
+
+
+def calls_in_a_round(call: Callable[[], object]) -> int:
+    """The same on all ranks: as many as the slowest rank does in a part of a second."""
+    call()
+    return int(agreed(max(3, min(200, int(ROUND_SECONDS / max(seconds_a_call(call, 3), 1e-6)))), dist.ReduceOp.MIN))
+
+
+def time_ways(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Way -> seconds a call in each round."""
+    calls = {name: calls_in_a_round(call) for name, call in ways.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in rotated(list(ways), number):
+            dist.barrier()
+            times[name].append(seconds_a_call(ways[name], calls[name]))
+    return times
