@@ -207,6 +207,8 @@ class Supervisor:
                 self.ended_at[index] = self._calendar()
                 # Its group is told to end while the unreaped leader still keeps the number from being reused.
                 self._happened(WorkerEnded(index, failed=ended.status != 0))
+                if ended.status < 0:
+                    _tidy_up_after(ended.pid)
             if index is None or self._watch is None:
                 reap(ended)
             else:
@@ -240,6 +242,12 @@ class Supervisor:
         except SinkError as error:
             self._output_failed(error)
         return self._pump.idle or self._impatient
+
+
+def _tidy_up_after(pid: int) -> None:
+    from cpulaunch.launch.leftovers import remove_shared_memory
+
+    remove_shared_memory(pid)
 
 
 def _wake_on_child() -> tuple[int, int]:
