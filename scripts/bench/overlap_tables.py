@@ -9,7 +9,14 @@ from interleave import paired_ratios, spread
 from report import format_spread, format_table
 
 LARGEST_BATCH = 4096
-HEADER = ("batch", "backward, ms", "communication, ms", "step, ms", "step / (compute + communication)")
+HEADER = (
+    "batch",
+    "backward, ms",
+    "communication, ms",
+    "backward / communication",
+    "step, ms",
+    "step / (compute + communication)",
+)
 
 
 def shared_cpus(cpus: Sequence[int], ranks: int) -> list[list[int]]:
@@ -52,10 +59,14 @@ def row(name: str, measured: Mapping[str, Any]) -> list[str]:
     backward = [one - other for one, other in zip(compute, times["forward"], strict=True)]
     sums = [one + other for one, other in zip(compute, communication, strict=True)]
     parts = [format_spread(spread([1e3 * each for each in part])) for part in (backward, communication, times["step"])]
-    return [name, str(measured["batch"]), *parts, format_spread(spread(paired_ratios(times["step"], sums)))]
+    balance, hidden = paired_ratios(backward, communication), paired_ratios(times["step"], sums)
+    parts.insert(2, format_spread(spread(balance)))
+    return [name, str(measured["batch"]), *parts, format_spread(spread(hidden))]
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Compute is forward and backward; a step is both with their communication."""
     rows = [row(name, measured) for name, measured in results.items()]
-    return format_table(["compute = forward + backward", *HEADER], rows)
+    least = [name for name, measured in results.items() if measured["batch"] == 1]
+    said = [f"{name}: backward takes no less than this, with a batch of one" for name in least]
+    return "\n".join([format_table(["compute = forward + backward", *HEADER], rows), *said])

@@ -94,4 +94,11 @@ def test_a_step_is_held_against_compute_and_communication_of_its_round() -> None
     line = overlap_table({"ccl": {"batch": 5, "times": times}}).splitlines()[1]
     assert line.split("  ")[0] == "ccl"
     assert line.endswith("0.80 (0.80-0.80)")
-    assert "2.00 (2.00-2.00)" in line
+    assert line.count("2.00 (2.00-2.00)") == 2
+    assert "1.00 (1.00-1.00)" in line
+
+
+def test_a_batch_that_cannot_be_smaller_is_said() -> None:
+    times = {"forward": [0.001], "compute": [0.003], "communication": [0.001], "step": [0.004]}
+    said = overlap_table({"ccl": {"batch": 1, "times": times}}).splitlines()[-1]
+    assert said == "ccl: backward takes no less than this, with a batch of one"
