@@ -23,7 +23,7 @@ from cpulaunch.worker.ccl.library import TRANSPORT
 from cpulaunch.worker.ccl.lines import open_lines
 from cpulaunch.worker.ccl.meeting import CALL, Meeting
 from cpulaunch.worker.ccl.memory_path import MemoryPath, is_permitted
-from cpulaunch.worker.ccl.network import own_address
+from cpulaunch.worker.ccl.network import check_names, own_address
 from cpulaunch.worker.ccl.numbers import described
 from cpulaunch.worker.ccl.oneccl_path import OnecclPath
 from cpulaunch.worker.ccl.roll_call import RollCall
@@ -81,6 +81,8 @@ def agree_on_memory(meeting: Meeting | None, asked: str, seconds: float) -> bool
 def join(store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: float) -> Channel:
     """This rank's way to the others by oneCCL. Effect: waits for all of them. Raises: CclError."""
     check_space(size)
+    if meeting is None:
+        check_names(store, rank=rank, size=size)
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)

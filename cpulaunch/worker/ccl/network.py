@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from cpulaunch.ccl_settings import GLOO_INTERFACE
@@ -10,6 +11,7 @@ from cpulaunch.worker.ccl.errors import CclError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 ANYWHERE = "192.0.2.1"
 """An address of no machine: the way there is the default route. Source: RFC 5737, TEST-NET-1."""
@@ -37,6 +39,30 @@ def own_address(environ: Mapping[str, str]) -> str:
             return str(found[0])
     hint = f"hint: {GLOO_INTERFACE} names the one on the way to the other hosts"
     raise CclError(f"the network interface has no address: {name or 'none is known'}\n{hint}")
+
+
+def check_names(store: Any, *, rank: int, size: int, place: str | None = None) -> None:
+    """Effect: all ranks have said where they are; uses the store's keys hosts/*. `place`: this host's name and kernel.
+
+    Raises: CclError, in all of them, if two hosts have one name: oneCCL would wait forever for what the other never
+    puts into this host's memory.
+    """
+    store.set(f"hosts/{rank}", place or f"{socket.gethostname()} {_kernel()}")
+    said = {each.decode() for each in store.multi_get([f"hosts/{other}" for other in range(size)])}
+    names = [each.partition(" ")[0] for each in sorted(said)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        hint = "hint: give them names of their own (hostname, docker run --hostname), or use gloo"
+        raise CclError(f"two hosts of the job have the same name, by which oneCCL tells them apart: {twice}\n{hint}")
+
+
+def _kernel() -> str:
+    """What tells this machine, and what its processes share of /dev/shm, from others. Source: random(4), boot_id."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.stat('/dev/shm').st_dev}"
+    except OSError:
+        return ""
 
 
 def _is_alone(environ: Mapping[str, str]) -> bool:
