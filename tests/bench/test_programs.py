@@ -130,6 +130,17 @@ def test_setup_of_peers_refuses_what_cannot_work(arguments: list[str], complaint
     assert not (tmp_path / "peers" / "ipex").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [([], "no version of torch: ''"), (["2.x"], "no version of torch: '2.x'"), (["--folder"], "no folder given")],
+)
+def test_other_versions_of_torch_are_named_in_full(arguments: list[str], complaint: str) -> None:
+    script = BENCH.parent / "test-torch-version"
+    ended = subprocess.run([str(script), *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert complaint in ended.stderr
+
+
 def test_startup_writes_table_and_json(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     ended = _bench(
