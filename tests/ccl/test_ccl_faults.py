@@ -84,6 +84,10 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(path):
 
 
 def test_a_rank_that_gives_up_is_not_waited_for():
+    from torch.distributed import AllreduceOptions
+
+    if not hasattr(AllreduceOptions(), "asyncOp"):
+        pytest.skip("this torch does not say that a caller waits: a thread goes on with what the caller gave up")
     ranks = start(2, [PROGRAM, "gives_up"], CPULAUNCH_CCL_PATH="memory", MEETING_PORT=str(free_port()))
     results = finish(ranks, DEADLINE_SECONDS)
     assert results[0][1] == "went on\n"
