@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from cpulaunch.plan.pool import Pool
 
 SETTING = "ccl_workers"
+WORKER_VARIABLES = ("CCL_WORKER_OFFLOAD", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY")
+"""What oneCCL is told of its threads; they make sense together only."""
 
 
 @record
@@ -55,14 +57,15 @@ def place_ccl_workers(
     if not count:
         return CclWorkers(placement=placement, notes=_siblings_alone(request))
     owned = bound and pool.pinned and placement.exclusive
-    obstacle = _UNOWNED if not owned else _too_small(placement, count, siblings=siblings)
+    beside = _siblings(placement.slots, count) if siblings else None
+    obstacle = _UNOWNED if not owned else _too_small(placement, count, beside)
     if obstacle is not None and request.origin(SETTING) == "cli":
         raise _refused(request, obstacle)
     why = idle or (obstacle and f"{obstacle.what}, {obstacle.value}")
     if why is not None:
         note = Note(setting=SETTING, value="0", origin=request.origin(SETTING), reason=f"not applied: {why}")
         return CclWorkers(placement=placement, notes=(note,))
-    taken = tuple(_siblings(each, count) if siblings else _cores(each, count) for each in placement.slots)
+    taken = tuple(_cores(each, count) for each in placement.slots) if beside is None else beside
     left = placement if siblings else _without(placement, taken)
     return CclWorkers(placement=left, cpus=taken, notes=(_note(request, taken),))
 
@@ -72,9 +75,9 @@ _UNOWNED = _Obstacle(
 )
 
 
-def _too_small(placement: Placement, count: int, *, siblings: bool) -> _Obstacle | None:
-    if siblings:
-        free = min(len(_siblings(each, count)) for each in placement.slots)
+def _too_small(placement: Placement, count: int, beside: tuple[tuple[int, ...], ...] | None) -> _Obstacle | None:
+    if beside is not None:
+        free = min(map(len, beside))
         what, hint = "a rank has too few free SMT siblings", "drop --ccl-worker-siblings (or --smt)"
         return None if free == count else _Obstacle(what, f"{free} for {count} of oneCCL's threads", hint)
     cores = min(len(each.cores) for each in placement.slots)
@@ -109,10 +112,17 @@ def _cores(whole: Slot, count: int) -> tuple[int, ...]:
     return tuple(sorted(core.cpus[0] for core in last_cores(whole.cores, count)))
 
 
-def _siblings(whole: Slot, count: int) -> tuple[int, ...]:
-    """CPUs beside those of a rank, on its last cores."""
-    free = [cpu for core in whole.cores for cpu in core.allowed if cpu not in whole.cpus]
-    return tuple(free[-count:])
+def _siblings(slots: tuple[Slot, ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """For each rank so many CPUs beside its own, on its last cores, that are nobody's; fewer if there are no more."""
+    taken = {cpu for each in slots for cpu in each.cpus}
+    found: dict[frozenset[int], tuple[int, ...]] = {}
+    for each in slots:
+        if each.cpus in found:  # A scheduler bound each rank to CPUs of its own, and these are this rank's.
+            continue
+        free = [cpu for core in each.cores for cpu in core.allowed if cpu not in taken]
+        found[each.cpus] = tuple(free[-count:])
+        taken.update(found[each.cpus])
+    return tuple(found[each.cpus] for each in slots)
 
 
 def _without(placement: Placement, taken: tuple[tuple[int, ...], ...]) -> Placement:

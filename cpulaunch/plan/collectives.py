@@ -8,7 +8,13 @@ from __future__ import annotations
 from cpulaunch.ccl_settings import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, Default, network, transport
 from cpulaunch.errors import UsageError
 from cpulaunch.host import Host
-from cpulaunch.plan.ccl_workers import CclWorkers, check_without_ranks, place_ccl_workers, worker_wishes
+from cpulaunch.plan.ccl_workers import (
+    WORKER_VARIABLES,
+    CclWorkers,
+    check_without_ranks,
+    place_ccl_workers,
+    worker_wishes,
+)
 from cpulaunch.plan.environment import Wish, per_worker
 from cpulaunch.plan.model import JobPlan, Note
 from cpulaunch.plan.torch_checks import TorchChoices
@@ -122,7 +128,16 @@ def _idle(request: LaunchRequest, measured: Measured | None) -> str | None:
     backend = request.settings.dist_backend
     if backend in ("gloo", "mpi"):
         return f"collectives run on {backend}"
-    return "gloo was faster here" if backend == "auto" and measured is not None and measured.backend == "gloo" else None
+    if backend == "auto" and measured is not None and measured.backend == "gloo":
+        return "gloo was faster here" if measured.failure is None else measured.told
+    return _users_own(request)
+
+
+def _users_own(request: LaunchRequest) -> str | None:
+    """What to say where a profile wants such threads, and the user has decided on them by variables; else None."""
+    users = {**request.environ, **dict(request.settings.env)}
+    name = next((name for name in WORKER_VARIABLES if name in users), None)
+    return None if name is None or request.origin("ccl_workers") == "cli" else f"you set {name}"
 
 
 def _with_backend(choices: TorchChoices, backend: str) -> TorchChoices:

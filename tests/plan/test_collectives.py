@@ -288,6 +288,7 @@ def test_oneccls_threads_get_cores_out_of_the_ranks(host, flags: str, workers: l
         (TWO, f"{RANKS} --ccl-workers 1 --binder none", "the ranks' own", "drop --ccl-workers"),
         (TWO, f"{RANKS} --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--ccl-worker-siblings"),
         (SMT, f"{RANKS} --smt --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--smt"),
+        (SMT, "--nproc-per-node 8 --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--smt"),
         (SMT, f"{RANKS} --ccl-worker-siblings", "no threads of oneCCL's", "--ccl-workers N"),
         (TWO, "--ccl-workers 1", "belong to ranks", "--nproc-per-node N"),
         (TWO, "--instances 2 --ccl-workers 1", "belong to ranks", "--nproc-per-node N"),
@@ -311,11 +312,45 @@ def test_a_profile_only_prefers_them(host, flags: str) -> None:
     assert "CCL_WORKER_COUNT" not in env(made)
 
 
+@pytest.mark.parametrize("variable", ["CCL_WORKER_OFFLOAD", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"])
+def test_a_profile_does_not_mix_them_with_those_of_the_user(variable: str) -> None:
+    flags, wanted = f"{RANKS} --dist-backend ccl", {"ccl_workers": 1}
+    for made in (
+        plan(TWO, flags, profile=wanted, environ={variable: "1"}),
+        plan(TWO, f"{flags} --env {variable}=1", profile=wanted),
+    ):
+        assert lines(made) == lines(plan(TWO, RANKS))
+        assert (note(made, "ccl_workers").value, note(made, "ccl_workers").reason) == (
+            "0",
+            f"not applied: you set {variable}",
+        )
+        assert "CPULAUNCH_CCL_PATH" not in env(made)
+    typed = plan(TWO, f"{flags} --ccl-workers 1", environ={variable: "7"})
+    assert env(typed)[variable] != "7"
+
+
+def test_siblings_are_taken_from_no_other_rank() -> None:
+    wide = replace(machine(cores=1, smt=4), torch=TORCH)
+    made = plan(wide, f"{RANKS} --ccl-workers 1 --ccl-worker-siblings")
+    cpus = [cpu for worker in made.workers for cpu in (*worker.cpus, *worker.ccl_cpus)]
+    assert sorted(cpus) == [0, 1, 2, 3]
+
+
+def test_siblings_of_ranks_that_a_scheduler_bound_are_each_ranks_own() -> None:
+    member = Member(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=True)
+    request = replace(ask("--standalone --ccl-workers 1 --ccl-worker-siblings"), member=member)
+    (worker,) = make_plan(cpuset(SMT, "2-3,6-7"), request).workers
+    assert (worker.cpus, worker.ccl_cpus) == (frozenset((2, 3)), frozenset((7,)))
+
+
 def test_they_are_left_out_where_gloo_was_faster() -> None:
     flags = f"{RANKS} --dist-backend auto --ccl-workers 1"
     assert "CCL_WORKER_COUNT" in env(plan(TWO, flags))
     made = measured_plan(MIXED, flags)
     assert (lines(made), ccl(made)) == (lines(plan(TWO, RANKS)), {})
+    assert note(made, "ccl_workers").reason == "not applied: gloo was faster here"
+    failed = note(measured_plan(FAILED, flags), "ccl_workers")
+    assert failed.reason == "not applied: it could not be measured (CclError: oneCCL is not installed)"
 
 
 # Paths
