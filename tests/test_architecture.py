@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "torch_settings": {"record"},
     "ccl_settings": {"record"},
     "live": {"cpulist", "record"},
+    "leftovers": set(),
     "request": {"record", "settings"},
     "preset_table": set(),
     "profile_model": DATA,
@@ -41,8 +42,8 @@ MAY_IMPORT = {
     "schedulers": DATA | {"schedulers"},
     "plan": DATA | {"plan"},
     "probe": DATA | {"probe"},
-    "launch": DATA | {"launch", "live", "plan.model"},
-    "worker": DATA | {"worker", "live"},
+    "launch": DATA | {"launch", "live", "leftovers", "plan.model"},
+    "worker": DATA | {"worker", "live", "leftovers"},
     "cli": DATA
     | {"cli", "schedulers", "plan", "probe", "launch", "profile", "profile_model", "profile_file", "preset_table", ""},
     "__main__": {"cli"},

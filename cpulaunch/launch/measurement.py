@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MODULE = "cpulaunch.worker.ccl.measure"
 SECONDS = 60.0
 """For a measurement of one second: importing torch, and ranks that find each other, take most of it."""
+GRACE_SECONDS = 5.0
+"""For it to end its ranks and to give back what they hold in /dev/shm."""
 OF_A_RANK = (*OWN_VARIABLES, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
 """Variables of the plan's ranks that are not for those of the measurement, which are told their own."""
 
@@ -67,10 +69,17 @@ def _environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Effect: neither it nor any of its ranks is left."""
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    """Effect: neither it nor any of its ranks is left. It is asked first: only it can tidy up after them."""
+    try:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM)
+            child.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     for pipe in (child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()

@@ -245,7 +245,7 @@ class Supervisor:
 
 
 def _tidy_up_after(pid: int) -> None:
-    from cpulaunch.launch.leftovers import remove_shared_memory
+    from cpulaunch.leftovers import remove_shared_memory
 
     remove_shared_memory(pid)
 

@@ -1,12 +1,17 @@
 """--dist-backend auto: the measurement in real processes, what becomes of it when it fails, and its memory."""
 
+import ctypes
 import json
 import os
 import select
+import signal
+import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from ccl_ranks import LIBRARY
 
 from cpulaunch.launch.measurement import MODULE, Answer, measure_collectives
 from cpulaunch.torch_settings import VARIABLE
@@ -101,6 +106,48 @@ def test_ranks_of_a_launcher_that_is_gone_do_not_start():
         timeout=SECONDS,
     )
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def folder_watched(path):
+    """A descriptor that tells of new files. Source: inotify(7); IN_CREATE is 0x100."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watched = libc.inotify_init()
+    assert libc.inotify_add_watch(watched, os.fsencode(path), 0x100) >= 0, os.strerror(ctypes.get_errno())
+    return watched
+
+
+def new_files(watched):
+    """Names of files that are made, as they are made."""
+    while select.select([watched], [], [], SECONDS)[0]:
+        data = os.read(watched, 65536)
+        while data:
+            (size,) = struct.unpack_from("I", data, 12)
+            yield os.fsdecode(data[16 : 16 + size].rstrip(b"\0"))
+            data = data[16 + size :]
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(LIBRARY is None, reason="oneCCL is not installed")
+def test_one_that_is_told_to_end_gives_back_what_its_ranks_hold():
+    """Each holds 24 MiB of /dev/shm by then, and an all-reduce of 64 MB takes long enough to be interrupted."""
+    watched = folder_watched("/dev/shm")
+    sizes = ",".join(["67108864"] * 50)
+    main = subprocess.Popen(
+        [sys.executable, "-P", "-m", MODULE, str(os.getpid()), ";", sizes],
+        env=clean_environment(CPULAUNCH_CCL_PATH="oneccl"),
+    )
+    try:
+        children = Path(f"/proc/{main.pid}/task/{main.pid}/children")
+        held = next(name for name in new_files(watched) if name.split(":")[0] in children.read_text().split())
+        ranks = children.read_text().split()
+        main.terminate()
+        assert main.wait(SECONDS) == 128 + signal.SIGTERM
+    finally:
+        main.kill()
+        os.close(watched)
+    assert held.split(":")[0] in ranks
+    assert [name for name in os.listdir("/dev/shm") if name.split(":")[0] in ranks] == []
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
 # A whole launch

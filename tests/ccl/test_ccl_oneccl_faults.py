@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 from ccl_ranks import LIBRARY, environment, free_port
 
-from cpulaunch.launch.leftovers import remove_shared_memory
+from cpulaunch.leftovers import remove_shared_memory
 
 DEADLINE_SECONDS = 120
 

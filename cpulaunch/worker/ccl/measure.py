@@ -17,11 +17,13 @@ from statistics import median
 from time import perf_counter
 
 from cpulaunch.cpulist import parse_cpulist
+from cpulaunch.leftovers import remove_shared_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from types import FrameType
+    from typing import Any, NoReturn
 
 BUDGET_SECONDS = 1.0
 """For all sizes together, as far as the fewest rounds allow."""
@@ -33,39 +35,54 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code. Effect: the answer is on stdout; all ranks have ended."""
+    """The exit code. Effect: the answer is on stdout; all ranks have ended, also on SIGTERM or without the launcher."""
     launcher, places, sizes = arguments
-    end_with(int(launcher))
+    signal.signal(signal.SIGTERM, _give_up)
+    end_with(int(launcher), signal.SIGTERM)
     import torch  # noqa: F401 - once, before the ranks are forked
 
     cpus = [parse_cpulist(place) for place in places.split(";")]
     read, write = os.pipe()
-    ranks = [
-        fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], meeting=(read, write))
-        for rank in range(len(cpus))
-    ]
-    return wait_for(ranks)
+    ranks: set[int] = set()
+    try:
+        for rank in range(len(cpus)):
+            ranks.add(fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], meeting=(read, write)))
+        return wait_for(ranks)
+    finally:
+        _kill(ranks)
+        wait_for(ranks)
 
 
-def end_with(parent: int) -> None:
-    """Effect: this process is killed when its parent ends; it ends at once if that has already happened."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _give_up(number: int, frame: FrameType | None) -> NoReturn:
+    """A rank that is killed cannot tidy up after itself: its parent has to live longer."""
+    sys.exit(128 + number)
+
+
+def end_with(parent: int, number: int) -> None:
+    """Effect: this process gets a signal when its parent ends; it ends at once if that has already happened."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def wait_for(ranks: Sequence[int]) -> int:
-    """0 if all ranks succeeded, else 1. Effect: the first that fails ends the others."""
-    left = set(ranks)
+def wait_for(ranks: set[int]) -> int:
+    """0 if all ranks succeeded, else 1. Effect: the first that fails ends the others; nothing of them is left."""
     failed = False
-    while left:
-        pid, status = os.wait()
-        left.discard(pid)
-        if status and not failed:
+    while ranks:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert ended is not None  # Only WNOHANG makes it None.
+        remove_shared_memory(ended.si_pid)
+        ranks.discard(ended.si_pid)
+        os.waitpid(ended.si_pid, 0)
+        if ended.si_status and not failed:
             failed = True
-            for other in left:
-                os.kill(other, signal.SIGKILL)
+            _kill(ranks)
     return int(failed)
+
+
+def _kill(ranks: set[int]) -> None:
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
 
 
 def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *, meeting: tuple[int, int]) -> int:
@@ -76,7 +93,8 @@ def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *
         return pid
     code = 1
     try:
-        end_with(parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_with(parent, signal.SIGKILL)
         if cpus[rank]:
             os.sched_setaffinity(0, cpus[rank])
         times = _measure(rank, len(cpus), sizes, meeting=meeting)

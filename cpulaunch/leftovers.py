@@ -1,4 +1,4 @@
-"""What a killed worker could not remove itself. Imported only when one was killed."""
+"""What a killed process could not remove itself. A launch imports it only when a worker was killed."""
 
 from __future__ import annotations
 
