@@ -79,7 +79,7 @@ def plan_collectives(
     foreign = _foreign(host)
     _check(request, foreign)
     job = None if seats.ranks is None else seats.ranks.job
-    backend = _backend(request, seats.ranks, absence=choices.absence, foreign=foreign, measured=measured)
+    backend = _backend(host, request, ranks=seats.ranks, absence=choices.absence, foreign=foreign, measured=measured)
     workers = CclWorkers(placement=seats.placement)
     if job is not None:
         idle = foreign or _idle(request, measured)
@@ -158,9 +158,10 @@ def _warnings(request: LaunchRequest, choices: TorchChoices) -> tuple[str, ...]:
 
 
 def _backend(
+    host: Host,
     request: LaunchRequest,
-    ranks: Ranks | None,
     *,
+    ranks: Ranks | None,
     absence: str | None,
     foreign: str | None,
     measured: Measured | None,
@@ -173,7 +174,7 @@ def _backend(
         return _Backend("", "the program's own", f"not applied: {obstacle}")
     said = request.reasons.get(BACKEND, "")
     if asked == "auto":
-        return _auto(ranks, measured)
+        return _auto(host, ranks, measured)
     return _Backend(asked, asked, "; ".join(filter(None, (said, _MEANINGS[asked]))))
 
 
@@ -184,8 +185,8 @@ _MEANINGS = {
 }
 
 
-def _auto(ranks: Ranks | None, measured: Measured | None) -> _Backend:
-    why = "there are no ranks to start" if ranks is None else _unmeasurable(ranks.job, gpus=ranks.gpus)
+def _auto(host: Host, ranks: Ranks | None, measured: Measured | None) -> _Backend:
+    why = "there are no ranks to start" if ranks is None else _unmeasurable(host, ranks.job, gpus=ranks.gpus)
     if why is not None:
         return _Backend("", "the program's own", f"auto: {why}")
     if measured is None:
@@ -198,8 +199,10 @@ def _auto(ranks: Ranks | None, measured: Measured | None) -> _Backend:
     return _Backend("", "the program's own", f"auto: ccl is not faster at every size: {measured.told}; {when}")
 
 
-def _unmeasurable(job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:
+def _unmeasurable(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:
     """Why a measurement on this host would say nothing of the job's collectives; None if it would."""
+    if host.torch is None:
+        return "which torch the program uses, if any, is not known"
     if job.hosts[1] > 1:
         return "several hosts: what this one measures says nothing of the network, and all ranks must choose alike"
     if job.member is not None:
