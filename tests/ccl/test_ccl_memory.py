@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import resource
 import threading
 from importlib.util import find_spec
 
@@ -129,6 +130,56 @@ def test_a_rank_that_leaves_is_named():
     assert left == "left"
     assert isinstance(stayed, PeerLostError)
     assert "rank 1 of the group" in str(stayed)
+
+
+class Count:
+    """A rank's count, whose rank comes and leaves just after the second look at it."""
+
+    def __init__(self, seat):
+        self.seat, self.looks = seat, 0
+
+    @property
+    def value(self):
+        self.looks += 1
+        seen = self.seat._counts[1].value
+        if self.looks == 2:
+            self.seat._counts[1].value = 1
+            self.seat.leave()
+        return seen
+
+
+def test_a_rank_that_comes_and_leaves_in_between_was_there():
+    memory = mmap.mmap(-1, bytes_needed(2))
+    waiting, leaving = (Meeting(memory, rank=rank, size=2, describe=described) for rank in (0, 1))
+    waiting._spins = 0
+    waiting._counts = [waiting._counts[0], Count(leaving)]
+    waiting.wait(SECONDS)
+    assert waiting._counts[1].looks > 2
+
+
+def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one():
+    def rank_does(meeting):
+        if meeting.rank == 1:
+            for turn in (0, 1):
+                meeting._sleepers[1][turn].value = 1
+        meeting.wait(SECONDS)
+        return [mark.value for mark in meeting._sleepers[1]] if meeting.rank == 1 else None
+
+    assert together(2, rank_does)[1] == [1, 0]
+
+
+def test_a_process_with_many_files_can_wait():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most[1] != resource.RLIM_INFINITY and most[1] < 1200:
+        pytest.skip(f"at most {most[1]} files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, most[0]), most[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
+    try:
+        assert together(2, lambda meeting: (meeting.wait(SECONDS), meeting.lost())) == [(None, None)] * 2
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
 def test_a_forked_child_cannot_leave_for_its_rank():

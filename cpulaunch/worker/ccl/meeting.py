@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-TOKEN_BYTES = 64
-SLOT_BYTES, PID_AT, LEFT_AT, CALLS_AT, CALL_BYTES = 128, 8, 12, 32, 32
-"""A slot: how many collectives its rank has come to, whether another sleeps until that changes, its process id, whether
-it has left for good, and the last two collectives, by turns: a rank can be ahead of another's reading by one."""
+MEMORY_NAME, TOKEN_BYTES = "cpulaunch-ccl", 64
+SLOT_BYTES, PID_AT, LEFT_AT, SLEEPERS_AT, CALLS_AT, CALL_BYTES = 128, 8, 12, 16, 32, 32
+"""A slot: how many collectives its rank has come to, its process id, whether it has left for good, whether another
+sleeps until it comes to the next, and the last two collectives. The last two by turns: a rank can be ahead of another's
+reading by one, and one that has just come must not take away the mark of who sleeps until it comes again."""
 CALL = struct.Struct("<QiBBBB")
 """Elements, root, and the numbers of the collective, the type, the operation, and nothing."""
 WORDS = struct.Struct("<QQ")
@@ -81,7 +82,7 @@ def open_memory(store: Any, *, rank: int, size: int) -> mmap.mmap | None:
 
 
 def _first(store: Any, size: int) -> mmap.mmap:
-    descriptor = os.memfd_create("cpulaunch-ccl")
+    descriptor = os.memfd_create(MEMORY_NAME)
     try:
         os.ftruncate(descriptor, bytes_needed(size))
         memory = mmap.mmap(descriptor, bytes_needed(size))
@@ -99,6 +100,8 @@ def _other(place: bytes, size: int) -> mmap.mmap | None:
     """The first rank's memory; None if this process cannot see it (another host, container or user)."""
     path, _, token = place.decode().partition(" ")
     try:
+        if not os.readlink(path).startswith(f"/memfd:{MEMORY_NAME}"):
+            return None  # Another host's process has that number here: what it has open is none of ours.
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
@@ -121,7 +124,8 @@ class Meeting:
         self._memory, self._describe = memory, describe
         self._slots = [TOKEN_BYTES + SLOT_BYTES * each for each in range(size)]
         self._counts = [ctypes.c_uint32.from_buffer(memory, slot) for slot in self._slots]
-        self._sleepers = [ctypes.c_uint32.from_buffer(memory, slot + 4) for slot in self._slots]
+        marks = [slot + SLEEPERS_AT for slot in self._slots]
+        self._sleepers = [[ctypes.c_uint32.from_buffer(memory, mark + 4 * turn) for turn in (0, 1)] for mark in marks]
         self._addresses = [ctypes.c_void_p(ctypes.addressof(count)) for count in self._counts]
         self._spins = SPINS if size <= (os.cpu_count() or 1) else 0
         self._fence = threading.Lock()
@@ -150,7 +154,7 @@ class Meeting:
         self._counts[self.rank].value = number
         # A processor may look at the sleepers before others see the count; taking a lock keeps it from that.
         with self._fence:
-            sleepers = self._sleepers[self.rank]
+            sleepers = self._sleepers[self.rank][number & 1]
         if sleepers.value:
             sleepers.value = 0
             _futex(_SYSCALL_FUTEX, self._addresses[self.rank], _FUTEX_WAKE, _ALL, None, None, 0)
@@ -189,22 +193,24 @@ class Meeting:
         """Effect: sleeps until a rank has come to this collective. Raises: PeerLostError."""
         deadline = time.monotonic() + seconds
         count, address = self._counts[other], self._addresses[other]
-        while ((seen := count.value) - number) & 0xFFFFFFFF >= 0x80000000:
-            self._check_stays(other)
-            self._sleepers[other].value = 1
+        while True:
+            gone = self._gone(other)  # Before the look at the count: it may come, and go, in between.
+            seen = count.value
+            if (seen - number) & 0xFFFFFFFF < 0x80000000:
+                return
+            if gone:
+                raise PeerLostError(f"rank {other} of the group (process {self.process(other)}) {gone}")
+            self._sleepers[other][number & 1].value = 1
             _futex(_SYSCALL_FUTEX, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(_GLANCE), None, 0)
             if count.value == seen and time.monotonic() > deadline:
                 raise PeerLostError(f"rank {other} of the group did not come to the call within {seconds:.0f} s")
 
-    def _check_stays(self, other: int) -> None:
-        """Raises: PeerLostError if a rank will not come to another collective."""
+    def _gone(self, other: int) -> str:
+        """Why a rank will come to no more collectives than it has by now; empty if it may."""
         (left,) = struct.unpack_from("<I", self._memory, self._slots[other] + LEFT_AT)
         if left:
-            raise PeerLostError(f"rank {other} of the group (process {self.process(other)}) left the group")
-        if self._has_ended(other):
-            raise PeerLostError(
-                f"rank {other} of the group (process {self.process(other)}) ended before it came to the call"
-            )
+            return "left the group"
+        return "ended before it came to the call" if self._has_ended(other) else ""
 
     def leave(self) -> None:
         """Effect: the others learn, now or when they next wait for this rank, that it comes to no more meetings.
@@ -231,7 +237,9 @@ class Meeting:
                 return True
             except OSError:
                 return False  # A kernel before 5.3, or no descriptor left: the timeout decides.
-        return bool(select.select([self._alive[other]], [], [], 0)[0])
+        poll = select.poll()  # select() cannot take a descriptor above 1023.
+        poll.register(self._alive[other], select.POLLIN)
+        return bool(poll.poll(0))
 
     def _disagreement(self, mine: bytes, other: int, theirs: bytes) -> str:
         return (
