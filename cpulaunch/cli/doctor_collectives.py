@@ -3,8 +3,8 @@
 from cpulaunch.cli.doctor_checks import MIB, Finding, skipped
 from cpulaunch.cli.doctor_facts import Facts
 
-RANK_BYTES = 24 * MIB
-"""What oneCCL 2022.1 takes of /dev/shm for each rank; where there is less it dies of SIGBUS."""
+RANK_BYTES = 26 * MIB
+"""What a rank of oneCCL 2022.1 must find free in /dev/shm; the backend refuses to start with less."""
 ADMINISTRATORS_ONLY = 2
 """The ptrace_scope from which on only administrators may read another process. Source: kernel, LSM/Yama.rst."""
 INSTALL = "pip install 'cpulaunch[ccl]'"

@@ -129,7 +129,7 @@ def new_files(watched):
 @pytest.mark.torch
 @pytest.mark.skipif(LIBRARY is None, reason="oneCCL is not installed")
 def test_one_that_is_told_to_end_gives_back_what_its_ranks_hold():
-    """Each holds 24 MiB of /dev/shm by then, and an all-reduce of 64 MB takes long enough to be interrupted."""
+    """Each holds 26 MiB of /dev/shm by then, and an all-reduce of 64 MB takes long enough to be interrupted."""
     watched = folder_watched("/dev/shm")
     sizes = ",".join(["67108864"] * 50)
     main = subprocess.Popen(
