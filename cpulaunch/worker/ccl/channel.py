@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from cpulaunch.worker.ccl.errors import RanksDisagreeError
 from cpulaunch.worker.ccl.numbers import Reduction, packed_call
 
 TYPE_CHECKING = False
@@ -144,16 +145,28 @@ class Channel:
     @unseen
     def all_to_all_list(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """Effect: each target is what its rank has for this one; sizes may differ."""
-        sizes = torch.tensor([source.numel() for source in sources], dtype=torch.int64, device="cpu")
-        table = _rows_for(sizes, self._size)
-        self.all_gather(table, sizes)
+        elements = self._agreed_elements(targets, sources)
         row = _joined(sources)
         flat = row.new_empty(sum(target.numel() for target in targets))
-        elements = table.tolist()
         most = max(max(counts) for counts in elements)
         self._path.exchange(packed_call("all_to_all", row.dtype, most), flat, row, elements)
         for target, part in zip(targets, flat.split([target.numel() for target in targets]), strict=True):
             target.data.copy_(part.view(target.shape))
+
+    def _agreed_elements(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> list[list[int]]:
+        """How many elements each rank (row) gives to each (column). Raises: RanksDisagreeError, in all ranks alike."""
+        mine = torch.tensor([each.numel() for each in (*sources, *targets)], dtype=torch.int64, device="cpu")
+        table = _rows_for(mine, self._size)
+        self.all_gather(table, mine)
+        given, expected = (half.tolist() for half in table.split(self._size, dim=1))
+        for giver, row in enumerate(given):
+            for taker, count in enumerate(row):
+                if count != expected[taker][giver]:
+                    raise RanksDisagreeError(
+                        f"ranks of the group disagree: rank {giver} has {count} elements for rank {taker}, "
+                        f"which expects {expected[taker][giver]}"
+                    )
+        return given
 
     def lost_peer(self) -> tuple[int, int] | None:
         """A rank whose process has ended, with its id; None if none has, as far as can be known."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import Work
 
-from cpulaunch.worker.ccl.errors import CclError, PeerLostError
+from cpulaunch.worker.ccl.errors import CclError, PeerLostError, RanksDisagreeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ _KEPT_AT_MOST = 1000
 _kept: dict[int, CclWork] = {}
 """Works that nobody has waited for yet, where torch needs that: see keep."""
 abandoned: list[Any] = []
-"""Jobs that did not come to their end: other ranks may still write into their tensors, which must not be freed."""
+"""Jobs that did not come to their end, and why: other ranks may still write into their tensors, and into copies of
+those that the error's traceback holds. They must not be freed."""
 
 
 def _end_without_unloading() -> None:
@@ -78,7 +79,8 @@ class CclWork(Work):
         try:
             self._result = job() if job is not None else None
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
-            abandoned.append(job)
+            if not isinstance(error, RanksDisagreeError):
+                abandoned.append((job, error))
             self._error = self._explained(error)
         self.finish()
 
