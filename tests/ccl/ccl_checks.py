@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 
 import pytest
 import torch
@@ -318,6 +319,29 @@ def parameters_and_inference_tensors(gloo):
 
 
 @check
+def inference_mode_does_not_stick(gloo):
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            for _ in range(4):
+                tensor = torch.ones(17)
+                dist.all_reduce(tensor)
+                same(tensor, torch.full((17,), float(dist.get_world_size())))
+
+
+@check
+def destroyed_groups_leave_no_threads(gloo):
+    before = threading.active_count()
+    for _ in range(3):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(3), group=group, async_op=True).wait()
+        dist.destroy_process_group(group)
+    for thread in threading.enumerate():
+        if thread.name == "ccl" and threading.active_count() > before:
+            thread.join(5)
+    assert threading.active_count() <= before + 1  # The world's own, from now on.
+
+
+@check
 def work_and_future(gloo):
     tensor = torch.ones(4)
     work = dist.all_reduce(tensor, async_op=True)
@@ -357,6 +381,7 @@ def wrong_arguments_raise_at_once(gloo):
         lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(size)),
         lambda: dist.all_to_all_single(torch.empty(size * 2 + 1), torch.ones(size * 2 + 1)),
         lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3), [3] * size, [3] * size),
+        lambda: dist.all_reduce(torch.ones(1).expand(5)),
     )
     for call in wrong:
         with pytest.raises((ValueError, RuntimeError)):
@@ -372,6 +397,7 @@ def disagreeing_ranks_are_told(gloo):
         lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.MIN),
         lambda: dist.broadcast(torch.ones(3), 1 if rank == 0 else 0),
         lambda: dist.barrier() if rank == 0 else dist.all_reduce(torch.ones(1, dtype=torch.int32)),
+        lambda: dist.all_to_all([torch.zeros(3 if rank == 0 else 50) for _ in range(size)], [torch.ones(50)] * size),
     )
     for call in calls:
         with pytest.raises(RuntimeError, match="disagree"):

@@ -61,6 +61,35 @@ def leaves(rank):
     collective()
 
 
+def aborted(rank):
+    """Rank 1 gives the group up, and lives on until rank 0 has seen it."""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=rank == 0)
+    if rank == 1:
+        collective()
+        dist.group.WORLD.abort()
+        store.wait(["seen"])
+        return
+    collective()
+    try:
+        collective()
+    finally:
+        store.set("seen", "1")
+
+
+def again(rank):
+    """Groups of one name, one after another, over a store that stays, as an elastic launcher's does."""
+    dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=rank == 0)
+    for _ in range(3):
+        dist.init_process_group(
+            "ccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=5 * TIMEOUT_SECONDS)
+        )
+        collective()
+        dist.destroy_process_group()
+    dist.init_process_group("ccl", store=store, rank=rank, world_size=2)
+    print("fine", flush=True)
+
+
 def late(rank):
     if rank == 1:
         # The fault itself: longer than the others wait.

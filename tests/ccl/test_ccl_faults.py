@@ -95,6 +95,18 @@ def test_a_rank_that_gives_up_is_not_waited_for():
     assert f"PeerLostError: rank 0 of the group (process {ranks[0].pid}) left the group" in results[1][1]
 
 
+def test_a_program_joins_again_over_the_same_store():
+    ranks = start(2, [PROGRAM, "again"], CPULAUNCH_CCL_PATH="memory", MEETING_PORT=str(free_port()))
+    assert [(code, out) for code, out, _ in finish(ranks, DEADLINE_SECONDS)] == [(0, "fine\n")] * 2
+
+
+def test_who_aborts_the_group_is_not_waited_for():
+    ranks = start(2, [PROGRAM, "aborted"], CPULAUNCH_CCL_PATH="memory", MEETING_PORT=str(free_port()))
+    results = finish(ranks, DEADLINE_SECONDS)
+    assert results[0][0] == 1
+    assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) left the group" in results[0][1]
+
+
 def test_ranks_use_their_memory_where_the_kernel_permits_it():
     _, results = run("permitted", "auto")
     assert [(code, out) for code, out, _ in results] == [(0, "in memory\n")] * 2

@@ -54,6 +54,7 @@ class CclGroup(ProcessGroup):
         self._rank, self._size, self._seconds = rank, size, timeout.total_seconds()
         self._names = {"name": "", "description": "undefined"}
         joining.check_machine(sys.platform, os.uname().machine)
+        store = joining.fresh_keys(store, rank)
         memory = open_memory(store, rank=rank, size=size)
         self._channel: Channel | None = None
         self._direct = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
@@ -273,18 +274,28 @@ class CclGroup(ProcessGroup):
         channel, self._channel = self._channel, None
         if channel is None:
             return
-        if self._lane.broken is None:
-            self._lane.submit(partial(joining.leave, channel), self._seconds).wait()
-        self._lane.broken = self._lane.broken or CclError("it was destroyed")
+        try:
+            if self._lane.broken is None:
+                self._lane.submit(partial(joining.leave, channel), self._seconds).wait()
+        finally:
+            self._end("it was destroyed")
 
     def abort(self) -> None:
-        """Effect: what was submitted fails, and so does what will be."""
-        self._lane.broken = self._lane.broken or CclError("it was aborted")
+        """Effect: what was submitted fails, here and for the other ranks, and so does what will be."""
+        self._lane.give_up(CclError("it was aborted"))
         self._channel = None
+        self._end("it was aborted")
+
+    def _end(self, why: str) -> None:
+        """Effect: nothing can be submitted any more, and the group's own thread ends."""
+        self._lane.broken = self._lane.broken or CclError(why)
+        if self._is_quick:
+            self._lane.carrier.close()
 
 
-def _then(result: Any, function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[], Any]:
-    """A job that calls the function and has the result."""
+def _then(result: Sequence[Tensor], function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[], Any]:
+    """A job that calls the function, and has the tensors that it fills. Raises: ValueError if they cannot be."""
+    shapes.check_room(result)
 
     def job() -> Any:
         function(*arguments, **named)

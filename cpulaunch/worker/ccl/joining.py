@@ -56,6 +56,15 @@ def asked_path() -> str:
     return path
 
 
+def fresh_keys(store: Any, rank: int) -> Any:
+    """The store, for the keys of this group alone: those of one of the same name that was destroyed may be there still.
+
+    torch names the first group of a program alike each time, and a launcher's store outlives it. Every rank joins as
+    often as the others.
+    """
+    return dist.PrefixStore(f"time {store.add(f'times/{rank}', 1)}", store)
+
+
 def open_meeting(memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> Meeting | None:
     """Where this group's ranks meet; None if they are on several hosts. Effect: they have met once."""
     if memory is None:

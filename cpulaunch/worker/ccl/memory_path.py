@@ -139,7 +139,7 @@ class MemoryPath:
         self._addresses = [part.data_ptr() for part in self._payloads[meeting.rank]]
         self._typed: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         self._viewed: dict[tuple[torch.dtype, int, int], tuple[Tensor, list[Tensor]]] = {}
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._chunk_bytes = CHUNK_BYTES
 
     def barrier(self, call: bytes) -> None:
@@ -288,7 +288,9 @@ class MemoryPath:
             if len(self._viewed) >= MOST_VIEWS:
                 self._viewed.clear()
             parts = [part[:count] for part in self._payloads_of(dtype)[turn]]
-            known = self._viewed[dtype, count, turn] = torch.empty(count, dtype=dtype, device="cpu"), parts
+            with torch.inference_mode(False):  # The program may be in that mode now, and no more when it comes again.
+                result = torch.empty(count, dtype=dtype, device="cpu")
+            known = self._viewed[dtype, count, turn] = result, parts
         return known
 
     def _combine(self, parts: Sequence[Tensor], target: Tensor, how: Reduction) -> None:

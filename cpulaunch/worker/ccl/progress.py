@@ -37,6 +37,8 @@ class Carrier:
         self._works: deque[CclWork] = deque()
         self.turn = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._is_closed = False
 
     def take_turn(self) -> bool:
         """Whether this thread may do the next work itself, as nothing is before it; then `turn` must be released."""
@@ -52,9 +54,10 @@ class Carrier:
             return
         self._works.append(work)
         self._queue.put(None)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._carry_out_all, name="ccl", daemon=True)
-            self._thread.start()
+        with self._starting:  # Works come from several threads.
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._carry_out_all, name="ccl", daemon=True)
+                self._thread.start()
 
     def carry_out_until(self, work: CclWork) -> None:
         """Effect: if this is the thread of works, those up to this one are done: nobody else would do them."""
@@ -66,9 +69,10 @@ class Carrier:
         if not self._watches:
             return
         self._watched.put(work)
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch_all, name="ccl watch", daemon=True)
-            self._watcher.start()
+        with self._starting:
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch_all, name="ccl watch", daemon=True)
+                self._watcher.start()
 
     def _watch_all(self) -> None:
         while True:
@@ -83,10 +87,15 @@ class Carrier:
 
     def _carry_out_all(self) -> None:
         sit(self._cpus)
-        while True:
+        while self._works or not self._is_closed:
             self._queue.get()
             with self.turn:
                 self._carry_out_next()
+
+    def close(self) -> None:
+        """Effect: the thread ends when the works are done that were taken by now."""
+        self._is_closed = True
+        self._queue.put(None)
 
     def _carry_out_next(self) -> None:
         """Effect: the first of the works is done, unless it was already."""
@@ -130,8 +139,8 @@ class Lane:
         try:
             return DoneWork(job())
         except BaseException as error:  # An interrupt breaks the group too: the others are in the middle of it.
-            abandoned.append(job)
             if not isinstance(error, RanksDisagreeError):
+                abandoned.append((job, error))
                 self.give_up(error)
             raise
         finally:

@@ -20,6 +20,13 @@ def check(tensors: Sequence[Tensor]) -> None:
             raise NotImplementedError(f"the ccl backend has no {tensor.layout} tensors; the gloo backend may")
 
 
+def check_room(tensors: Sequence[Tensor]) -> None:
+    """Raises: ValueError if a tensor has no place for each of its elements, as what `expand` makes."""
+    for tensor in tensors:
+        if not tensor.is_contiguous() and 0 in tensor.stride():
+            raise ValueError(f"a tensor with strides {tuple(tensor.stride())} cannot be filled: give a clone of it")
+
+
 def single(tensors: Sequence[Tensor]) -> Tensor:
     """The one tensor. Raises: ValueError if there are others."""
     if len(tensors) != 1:
