@@ -125,7 +125,8 @@ HEAVY = (
 )
 HOT_PATH = (
     "import cpulaunch.cli.main, cpulaunch.cli.run, cpulaunch.launch.replace, cpulaunch.preset_table, "
-    "cpulaunch.schedulers.layer, cpulaunch.plan.ranked, cpulaunch.cli.pet_variables"
+    "cpulaunch.schedulers.layer, cpulaunch.plan.ranked, cpulaunch.cli.pet_variables, "
+    "cpulaunch.plan.collectives, cpulaunch.cli.measuring"
 )
 
 

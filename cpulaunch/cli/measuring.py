@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import cpulaunch
-from cpulaunch.launch.measurement import measure_collectives
+from cpulaunch.cpulist import format_cpulist
 from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
 from cpulaunch.plan.measured import SIZES, Measured, Timing, decode, encode
 from cpulaunch.probe import Root
@@ -54,6 +54,8 @@ def measured(
 
 
 def _measure(request: LaunchRequest, plan: LaunchPlan, environ: Mapping[str, str]) -> Measured:
+    from cpulaunch.launch.measurement import measure_collectives
+
     interpreter = (request.program.interpreter if request.program else "") or sys.executable
     answer = measure_collectives(plan, SIZES, interpreter=interpreter, environ=environ)
     timings = tuple(Timing(*row) for row in answer.times)
@@ -75,7 +77,7 @@ def _key(host: Host, plan: LaunchPlan, environ: Mapping[str, str]) -> str:
         "" if torch is None else torch.version,
         "" if torch is None else oneccl_version(root, torch) or "no oneCCL",
         cpulaunch.__version__,
-        *(sorted(worker.cpus) for worker in plan.workers),
+        *(format_cpulist(worker.cpus) for worker in plan.workers),
         *variables,
     )
     return ascii("|".join(map(str, parts)))
