@@ -21,6 +21,7 @@ from cpulaunch.worker.ccl.memory_path import CHUNK_BYTES, EVEN, MemoryPath, Peer
 from cpulaunch.worker.ccl.numbers import described, packed_call, reduction
 from cpulaunch.worker.ccl.progress import Carrier, Lane
 from cpulaunch.worker.ccl.seat import own_cpus, thread_cpus
+from cpulaunch.worker.ccl.work import CclWork
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -311,6 +312,30 @@ def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
     assert told == [True]
     with pytest.raises(CclError, match="the group is broken"):
         one.submit(interrupted, SECONDS)
+
+
+class InterruptedLock:
+    """A lock whose holder is interrupted before it learns that it has it."""
+
+    def acquire(self, blocking=True):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_on_the_way_to_a_turn_lets_the_others_know():
+    told = []
+    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one.carrier.turn = InterruptedLock()
+    with pytest.raises(KeyboardInterrupt):
+        one.do_now(lambda: None)
+    assert told == [True]
+
+
+def test_a_work_whose_submission_was_interrupted_is_done_before_the_next():
+    one, done = lane(), []
+    one.carrier._works.append(CclWork(lambda: done.append("first"), one, SECONDS))
+    assert one.do_now(lambda: done.append("at once")) is None
+    assert one.submit(lambda: done.append("second"), SECONDS).wait()
+    assert done == ["first", "second"]
 
 
 def test_a_disagreement_breaks_nothing():

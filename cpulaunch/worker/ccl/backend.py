@@ -57,7 +57,7 @@ class CclGroup(ProcessGroup):
         store = joining.fresh_keys(store, rank)
         memory = open_memory(store, rank=rank, size=size)
         self._channel: Channel | None = None
-        self._direct = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        self._direct: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
         asked = joining.asked_path()
         meeting = joining.open_meeting(memory, rank=rank, size=size, seconds=self._seconds)
         self._is_quick = joining.agree_on_memory(meeting, asked, self._seconds)
@@ -94,6 +94,13 @@ class CclGroup(ProcessGroup):
         if self._channel is None:
             raise CclError("the group was destroyed")
         return self._channel
+
+    @property
+    def _gloo(self) -> Any:
+        """Raises: CclError after shutdown."""
+        if self._direct is None:
+            raise CclError("the group was destroyed")
+        return self._direct
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name, as the four below
         """ccl."""
@@ -259,15 +266,15 @@ class CclGroup(ProcessGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         """As torch.distributed.send, by gloo: oneCCL has no send for host memory."""
-        return self._direct.send(tensors, dst, tag)
+        return self._gloo.send(tensors, dst, tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
         """As torch.distributed.recv, by gloo."""
-        return self._direct.recv(tensors, src, tag)
+        return self._gloo.recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         """As torch.distributed.recv without a source, by gloo."""
-        return self._direct.recv_anysource(tensors, tag)
+        return self._gloo.recv_anysource(tensors, tag)
 
     def shutdown(self) -> None:
         """Effect: what was submitted is done, then this rank has left the group; nothing the second time."""
@@ -289,6 +296,7 @@ class CclGroup(ProcessGroup):
     def _end(self, why: str) -> None:
         """Effect: nothing can be submitted any more, and the group's own thread ends."""
         self._lane.broken = self._lane.broken or CclError(why)
+        self._direct = None  # Its threads and connections end, whoever still holds this object.
         if self._is_quick:
             self._lane.carrier.close()
 

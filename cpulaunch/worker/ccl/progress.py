@@ -89,8 +89,9 @@ class Carrier:
         sit(self._cpus)
         while self._works or not self._is_closed:
             self._queue.get()
-            with self.turn:
-                self._carry_out_next()
+            while self._works:  # More than one, if an interrupt came between a work and the word that it is there.
+                with self.turn:
+                    self._carry_out_next()
 
     def close(self) -> None:
         """Effect: the thread ends when the works are done that were taken by now."""
@@ -134,17 +135,18 @@ class Lane:
     def do_now(self, job: Callable[[], Any]) -> DoneWork | None:
         """The job's work, carried out by this thread; None if others are before it. Raises: what the job raises."""
         self._check()
-        if not self.carrier.take_turn():
-            return None
+        has_turn = False
         try:
-            return DoneWork(job())
+            has_turn = self.carrier.take_turn()
+            return DoneWork(job()) if has_turn else None
         except BaseException as error:  # An interrupt breaks the group too: the others are in the middle of it.
             if not isinstance(error, RanksDisagreeError):
                 abandoned.append((job, error))
                 self.give_up(error)
             raise
         finally:
-            self.carrier.turn.release()
+            if has_turn:
+                self.carrier.turn.release()
 
     def carry_out(self, work: CclWork) -> None:
         """Effect: the work is done, or has failed; the group breaks unless all ranks failed alike before they began."""
