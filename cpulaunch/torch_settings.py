@@ -55,7 +55,7 @@ class TorchSettings:
     prefetch: int | None = None
     persistent_workers: bool = False
 
-    dist_backend: Literal["", "gloo", "ccl", "mpi"] = ""
+    dist_backend: Literal["gloo", "ccl", "mpi"] | None = None
     """What CPU collectives run on; empty: what the program asks for. `auto` is decided before."""
 
 

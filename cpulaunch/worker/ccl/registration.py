@@ -117,7 +117,7 @@ def _watch_init(c10d: Any, settings: TorchSettings) -> None:
 
     Names for several devices stay: see _by_default.
     """
-    chosen = settings.dist_backend
+    chosen = settings.dist_backend or GLOO  # The row is applied where one was chosen only.
     package: Any = sys.modules["torch.distributed"]
     plain = c10d.init_process_group
 
