@@ -78,7 +78,7 @@ ROWS = (
     Row("fused_optimizers", lambda settings: settings.fused_optimizers, "optimizers:install"),
     Row("ipex", lambda settings: settings.ipex, "ipex:install"),
     Row("ccl", lambda settings: True, "ccl.registration:offer"),
-    Row("dist_backend", lambda settings: settings.dist_backend is not None, "ccl.registration:choose"),
+    Row("dist_backend", lambda settings: bool(settings.dist_backend), "ccl.registration:choose"),
     Row("calls", _calls_wanted, "apply:install_calls"),
 )
 

@@ -35,11 +35,11 @@ dist.Backend.register_backend("ccl", make, devices=["cpu"])
 CLEAN = "\nimport shutil; shutil.rmtree(folder)"
 
 
-def named(call, backend="", **more):
+def named(call, backend=None, **more):
     return case(SHOW + f"{call}\nshow()\ndist.destroy_process_group()", dist_backend=backend, **more)
 
 
-def with_bindings(body, backend=""):
+def with_bindings(body, backend=None):
     before = f"BODY = {body!r}" + BINDINGS
     return case(before + SHOW + "init('ccl')\nshow()\ndist.destroy_process_group()" + CLEAN, dist_backend=backend)
 

@@ -52,7 +52,7 @@ def measured_plan(measured: Measured, flags: str = f"{RANKS} --dist-backend auto
 def test_without_these_settings_nothing_is_told() -> None:
     made = plan(TWO, RANKS)
     assert ccl(made) == {}
-    assert told(made).dist_backend == ""
+    assert told(made).dist_backend is None
     assert not made.unmeasured
 
 
@@ -127,7 +127,7 @@ def test_without_the_plugin_nothing_is_promised() -> None:
     assert made.warnings == (
         "torch 2.4.0 loads no plugins (2.5 is the first that does); not applied: --dist-backend ccl",
     )
-    assert told(made).dist_backend == ""
+    assert told(made).dist_backend is None
     assert not plan(old, f"{RANKS} --dist-backend auto").unmeasured
     assert plan(old, RANKS, profile={"dist_backend": "auto"}).warnings == ()
 
@@ -148,7 +148,7 @@ def test_other_machines_have_no_ccl(host, flags: str) -> None:
 def test_other_machines_measure_nothing_and_follow_a_profile_as_far_as_they_can(host) -> None:
     wanted = {"dist_backend": "ccl", "ccl_workers": 1, "ccl_path": "memory"}
     made = plan(host, RANKS, profile=wanted)
-    assert (told(made).dist_backend, ccl(made), lines(made)) == ("", {}, lines(plan(host, RANKS)))
+    assert (told(made).dist_backend, ccl(made), lines(made)) == (None, {}, lines(plan(host, RANKS)))
     assert "x86-64" in note(made, "dist_backend").reason
     assert not plan(host, f"{RANKS} --dist-backend auto").unmeasured
     assert told(plan(host, f"{RANKS} --dist-backend mpi")).dist_backend == "mpi"
@@ -160,7 +160,7 @@ def test_other_machines_measure_nothing_and_follow_a_profile_as_far_as_they_can(
 def test_auto_is_open_until_somebody_measures() -> None:
     made = plan(TWO, f"{RANKS} --dist-backend auto")
     assert made.unmeasured
-    assert (told(made).dist_backend, ccl(made)) == ("", {})
+    assert (told(made).dist_backend, ccl(made)) == (None, {})
     assert "`run` measures once" in note(made, "dist_backend").reason
 
 
@@ -168,9 +168,9 @@ def test_auto_is_open_until_somebody_measures() -> None:
     ("measured", "backend", "reason"),
     [
         (FASTER, "ccl", "1 MB in 0.5, over gloo in 2 ms; of 25 MB in 10, over gloo in 30 ms; measured just now"),
-        (MIXED, "", "not faster at every size"),
-        (FAILED, "", "could not be measured (CclError: oneCCL is not installed)"),
-        (Measured(), "", "not faster"),
+        (MIXED, None, "not faster at every size"),
+        (FAILED, None, "could not be measured (CclError: oneCCL is not installed)"),
+        (Measured(), None, "not faster"),
     ],
 )
 def test_auto_follows_the_measurement(measured: Measured, backend: str, reason: str) -> None:
@@ -195,7 +195,7 @@ def test_auto_follows_the_measurement(measured: Measured, backend: str, reason: 
 )
 def test_auto_leaves_programs_alone_where_a_measurement_says_nothing(host, flags: str, why: str) -> None:
     made = make_plan(host, ask(f"{flags} --dist-backend auto"), measured=FASTER)
-    assert told(made).dist_backend == ""
+    assert told(made).dist_backend is None
     assert why in note(made, "dist_backend").reason
     assert not plan(host, f"{flags} --dist-backend auto").unmeasured
 
@@ -204,7 +204,7 @@ def test_a_command_whose_torch_nobody_knows_is_left_alone() -> None:
     command = Program(kind="command", target="train", interpreter="")
     request = replace(ask(f"{RANKS} --dist-backend auto"), program=command)
     made = make_plan(replace(TWO, torch=None), request, measured=FASTER)
-    assert (told(made).dist_backend, made.unmeasured, made.warnings) == ("", False, ())
+    assert (told(made).dist_backend, made.unmeasured, made.warnings) == (None, False, ())
     assert "is not known" in note(made, "dist_backend").reason
 
 
