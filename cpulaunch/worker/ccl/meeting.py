@@ -159,7 +159,7 @@ class Meeting:
             sleepers.value = 0
             _futex(_SYSCALL_FUTEX, self._addresses[self.rank], _FUTEX_WAKE, _ALL, None, None, 0)
         for other in self.others:
-            if (self._counts[other].value - number) & 0xFFFFFFFF >= 0x80000000 and not self._comes(other, number):
+            if not self._comes(other, number):
                 self._await(other, number, seconds)
 
     def words(self, other: int) -> tuple[int, int]:
@@ -187,7 +187,10 @@ class Meeting:
     def _comes(self, other: int, number: int) -> bool:
         """Whether a rank comes to this collective in a moment; counts go round after 2**32."""
         count = self._counts[other]
-        return any((count.value - number) & 0xFFFFFFFF < 0x80000000 for _ in range(self._spins))
+        for _ in range(self._spins):  # any() would make the first look, which mostly suffices, the dearest.
+            if (count.value - number) & 0xFFFFFFFF < 0x80000000:
+                return True
+        return False
 
     def _await(self, other: int, number: int, seconds: float) -> None:
         """Effect: sleeps until a rank has come to this collective. Raises: PeerLostError."""

@@ -140,6 +140,7 @@ class MemoryPath:
         self._typed: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         self._viewed: dict[tuple[torch.dtype, int, int], tuple[Tensor, list[Tensor]]] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._scratches: dict[tuple[torch.dtype, int], Tensor] = {}
         self._chunk_bytes = CHUNK_BYTES
 
     def barrier(self, call: bytes) -> None:
@@ -313,9 +314,15 @@ class MemoryPath:
         how.finish(target, self._meeting.size)
 
     def _scratch_like(self, part: Tensor) -> Tensor:
-        if self._scratch.nbytes < part.nbytes:
-            self._scratch = torch.empty(part.nbytes, dtype=torch.uint8, device="cpu")
-        return self._scratch[: part.nbytes].view(part.dtype)
+        """Room for as many elements: always the same memory, which stays in a core's cache."""
+        key = part.dtype, part.numel()
+        known = self._scratches.get(key)
+        if known is None:
+            if self._scratch.nbytes < part.nbytes or len(self._scratches) >= MOST_VIEWS:
+                self._scratches.clear()
+                self._scratch = torch.empty(max(part.nbytes, self._scratch.nbytes), dtype=torch.uint8, device="cpu")
+            known = self._scratches[key] = self._scratch[: part.nbytes].view(part.dtype)
+        return known
 
     def _shared_spans(self, call: bytes, flat: Tensor) -> Iterator[tuple[slice, list[tuple[Peer, int]]]]:
         """This rank's part of what all share, chunk by chunk. Effect: all ranks meet."""
