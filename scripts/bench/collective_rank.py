@@ -117,3 +117,5 @@ def main(sizes: list[int], widths: list[int], rounds: int, spins: bool) -> None:
 
 
 main(*json.loads(sys.argv[1]))
+sys.stdout.flush()
+os._exit(0)  # gloo's threads may abort a process whose groups live until Python ends (seen with torch 2.13).

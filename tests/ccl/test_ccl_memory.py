@@ -20,7 +20,7 @@ from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting, bytes_needed
 from cpulaunch.worker.ccl.memory_path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
 from cpulaunch.worker.ccl.numbers import described, packed_call, reduction
 from cpulaunch.worker.ccl.progress import Carrier, Lane
-from cpulaunch.worker.ccl.seat import own_cpus, thread_cpus
+from cpulaunch.worker.ccl.seat import ask_for_short_slices, own_cpus, thread_cpus
 from cpulaunch.worker.ccl.work import CclWork
 
 pytestmark = pytest.mark.torch
@@ -258,6 +258,26 @@ def test_operations_of_the_thread_start_no_threads():
         assert (torch.get_num_threads(), later) == (3, [3])
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_thread_keeps_policy_and_niceness():
+    def place():
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    seen = []
+
+    def run():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        ask_for_short_slices()
+        seen.append(place())
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        ask_for_short_slices()
+        seen.append(place())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(os.SCHED_OTHER, 5), (os.SCHED_BATCH, 5)]
 
 
 @pytest.mark.parametrize(("system", "architecture"), [("linux", "aarch64"), ("darwin", "x86_64")])

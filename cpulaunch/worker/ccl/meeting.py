@@ -187,7 +187,7 @@ class Meeting:
     def _comes(self, other: int, number: int) -> bool:
         """Whether a rank comes to this collective in a moment; counts go round after 2**32."""
         count = self._counts[other]
-        for _ in range(self._spins):  # any() would make the first look, which mostly suffices, the dearest.
+        for _ in range(self._spins):  # noqa: SIM110 - any() would make the first look, which mostly suffices, dear
             if (count.value - number) & 0xFFFFFFFF < 0x80000000:
                 return True
         return False
