@@ -47,7 +47,8 @@ def test_training_fails_when_a_rank_ends(path):
     ranks, results = run("dies_in_backward", path)
     code, out, err = results[0]
     assert code == 1, err
-    assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) ended" in out
+    # The bucket in flight, or the next, which finds the group broken.
+    assert f"rank 1 of the group (process {ranks[1].pid}) ended" in out
     assert left_behind(ranks) == []
 
 
