@@ -1,5 +1,7 @@
 """Where oneCCL is looked for, what it is told, and what is said without it: without torch, without the library."""
 
+import os
+
 import pytest
 
 from cpulaunch.worker.ccl import library
@@ -114,3 +116,15 @@ def test_a_library_is_found_under_the_prefix(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / library.API).touch()
     assert library.folder("no-such-distribution", str(tmp_path)) == str(tmp_path / "lib")
+
+
+def test_a_program_without_stdout_can_load_it():
+    kept = os.dup(1)
+    os.close(1)
+    try:
+        with library.quiet():
+            assert os.open(os.devnull, os.O_WRONLY) == 1  # Nothing was put in its place.
+            os.close(1)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

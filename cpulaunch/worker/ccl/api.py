@@ -119,7 +119,7 @@ class Communicator:
 
     def __init__(self, identity: bytes, *, rank: int, size: int) -> None:
         """Effect: waits until all ranks are here. Raises: CclError."""
-        self.rank = rank
+        self.rank, self.has_failed = rank, False
         undefined = [UNDEFINED_INT] * 4
         config = Config(ctypes.sizeof(Config), MAGIC, VERSION, *undefined, None, UNDEFINED_INT, UNDEFINED_INT)
         config.plugin = UNDEFINED_PLUGIN
@@ -135,33 +135,40 @@ class Communicator:
         """Effect: every rank's elements are the operation over all ranks' elements."""
         code = self._library.onecclAllReduce(address, address, count, kind, operation, self._handle, None)
         if code:
-            check(code, "onecclAllReduce")
+            self._check(code, "onecclAllReduce")
 
     def reduce(self, address: int, count: int, kind: int, *, operation: int, root: int) -> None:
         """Effect: the root's elements are the operation over all ranks' elements."""
-        check(
+        self._check(
             self._library.onecclReduce(address, address, count, kind, operation, root, self._handle, None),
             "onecclReduce",
         )
 
     def reduce_scatter(self, source: int, target: int, *, count: int, kind: int, operation: int) -> None:
         """Effect: `count` elements at the target are this rank's part of the operation over all ranks' sources."""
-        check(
+        self._check(
             self._library.onecclReduceScatter(source, target, count, kind, operation, self._handle, None),
             "onecclReduceScatter",
         )
 
     def broadcast(self, address: int, count: int, kind: int, *, root: int) -> None:
         """Effect: every rank has the root's elements."""
-        check(self._library.onecclBroadcast(address, address, count, kind, root, self._handle, None), "onecclBroadcast")
+        self._check(
+            self._library.onecclBroadcast(address, address, count, kind, root, self._handle, None), "onecclBroadcast"
+        )
 
     def all_gather(self, source: int, target: int, count: int, kind: int) -> None:
         """Effect: the target holds all ranks' `count` elements, in the order of the ranks."""
-        check(self._library.onecclAllGather(source, target, count, kind, self._handle, None), "onecclAllGather")
+        self._check(self._library.onecclAllGather(source, target, count, kind, self._handle, None), "onecclAllGather")
 
     def all_to_all(self, source: int, target: int, count: int, kind: int) -> None:
         """Effect: the target holds what all ranks have for this one, `count` elements of each."""
-        check(self._library.onecclAllToAll(source, target, count, kind, self._handle, None), "onecclAllToAll")
+        self._check(self._library.onecclAllToAll(source, target, count, kind, self._handle, None), "onecclAllToAll")
+
+    def _check(self, code: int, what: str) -> None:
+        """Raises: CclError if the code says that something went wrong, as it will from now on."""
+        self.has_failed = self.has_failed or bool(code)
+        check(code, what)
 
     def close(self) -> None:
         """Effect: the communicator is gone; nothing the second time."""

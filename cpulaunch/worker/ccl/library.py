@@ -109,7 +109,12 @@ NOISE = b"|CCL_WARN| value of CCL_LOG_LEVEL changed"
 @contextmanager
 def quiet() -> Iterator[None]:
     """Effect: what is written to stdout within it appears afterwards, without oneCCL's line."""
-    kept, place = os.dup(1), os.memfd_create("cpulaunch-stdout")
+    try:
+        kept = os.dup(1)
+    except OSError:  # A program without stdout, such as a service.
+        yield
+        return
+    place = os.memfd_create("cpulaunch-stdout")
     os.dup2(place, 1)
     try:
         yield

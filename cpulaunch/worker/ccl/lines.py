@@ -10,6 +10,8 @@ import os
 import select
 import socket
 import struct
+import threading
+import time
 import weakref
 from contextlib import suppress
 
@@ -36,7 +38,12 @@ class Lines:
         self._sockets: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
         self._lost: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        """Several threads may wait for works of a group, and look here meanwhile."""
         _open.add(self)
+
+    def __len__(self) -> int:
+        return len(self._sockets)
 
     def add(self, line: socket.socket, rank: int, process: int) -> None:
         """Effect: the connection is watched."""
@@ -47,24 +54,30 @@ class Lines:
         self._sockets[rank], self._processes[rank] = line, process
         self._poll.register(line, select.POLLIN)
 
-    def lost(self) -> tuple[int, int] | None:
-        """A rank that has ended or left, with its process id; None if none has. Effect: the first rank tells others."""
-        if self._lost is None and self._sockets:
-            ready = self._poll.poll(0)
-            for rank, line in self._sockets.items():
-                if line.fileno() in dict(ready):
-                    self._lost = self._said(rank, line)
-                    self._tell(self._lost)
-                    break
-        return self._lost
+    def lost(self, patience: float = 0) -> tuple[int, int] | None:
+        """A rank that has ended or left, with its process id; None if none has within `patience` seconds.
 
-    def _said(self, rank: int, line: socket.socket) -> tuple[int, int]:
-        """Whom a rank reports as lost: itself, if its connection is closed."""
-        with suppress(OSError):
-            said = line.recv(PROCESS.size)
-            if len(said) == PROCESS.size:
-                return PROCESS.unpack(said)
-        return rank, self._processes[rank]
+        Effect: the first rank tells the others.
+        """
+        with self._lock:
+            if self._lost is None and self._sockets:
+                ready = dict(self._poll.poll(patience * 1000))
+                for rank in [each for each, line in self._sockets.items() if line.fileno() in ready]:
+                    self._lost = self._lost or self._said(rank)
+                if self._lost is not None:
+                    self._tell(self._lost)
+            return self._lost
+
+    def _said(self, rank: int) -> tuple[int, int] | None:
+        """Whom a rank reports as lost: itself, if its connection is closed; None if it says nothing after all."""
+        said = b""
+        try:
+            said = self._sockets[rank].recv(PROCESS.size)
+        except BlockingIOError:  # Data with a wrong checksum. Source: select(2), BUGS.
+            return None
+        except OSError:
+            pass
+        return PROCESS.unpack(said) if len(said) == PROCESS.size else (rank, self._processes[rank])
 
     def _tell(self, lost: tuple[int, int]) -> None:
         for line in self._sockets.values():
@@ -73,10 +86,16 @@ class Lines:
 
     def close(self) -> None:
         """Effect: the others learn that this rank comes no more."""
-        while self._sockets:
-            line = self._sockets.popitem()[1]
-            self._poll.unregister(line)
-            line.close()
+        with self._lock:
+            while self._sockets:
+                line = self._sockets.popitem()[1]
+                self._poll.unregister(line)
+                line.close()
+
+    def close_in_child(self) -> None:
+        """Effect: as close, in a forked child, where nobody is left to give back the lock."""
+        self._lock = threading.Lock()
+        self.close()
 
 
 _open: weakref.WeakSet[Lines] = weakref.WeakSet()
@@ -84,7 +103,7 @@ _open: weakref.WeakSet[Lines] = weakref.WeakSet()
 
 def _close_all() -> None:
     for lines in list(_open):
-        lines.close()
+        lines.close_in_child()
 
 
 # A child that lives on must not keep the connections of a rank that has ended.
@@ -107,18 +126,31 @@ def open_lines(store: Any, address: str, *, rank: int, size: int, seconds: float
 
 def _first(store: Any, address: str, size: int, seconds: float) -> Lines:
     lines, token = Lines(), os.urandom(TOKEN_BYTES // 2).hex()
+    deadline = time.monotonic() + seconds
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=size) as door:
-        store.set("lines/place", f"{address} {door.getsockname()[1]} {token}")
-        door.settimeout(seconds)
-        while len(lines._sockets) < size - 1:
-            line = door.accept()[0]
-            rank_and_process = _greeted(line, token)
-            if rank_and_process is None:
-                line.close()  # Somebody else, who tries ports.
-            else:
-                lines.add(line, *rank_and_process)
+    try:
+        with socket.create_server((address, 0), family=family, backlog=size) as door:
+            store.set("lines/place", f"{address} {door.getsockname()[1]} {token}")
+            while len(lines) < size - 1:
+                line = _visitor(door, deadline)
+                rank_and_process = _greeted(line, token)
+                if rank_and_process is None:
+                    line.close()  # Somebody else, who tries ports.
+                else:
+                    lines.add(line, *rank_and_process)
+    except BaseException:
+        lines.close()  # Those who are there shall not wait for the rest.
+        raise
     return lines
+
+
+def _visitor(door: socket.socket, deadline: float) -> socket.socket:
+    """The next connection. Raises: TimeoutError."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    door.settimeout(left)
+    return door.accept()[0]
 
 
 def _greeted(line: socket.socket, token: str) -> tuple[int, int] | None:
@@ -137,9 +169,16 @@ def _greeted(line: socket.socket, token: str) -> tuple[int, int] | None:
 def _other(place: bytes, rank: int, seconds: float) -> Lines:
     address, port, token = place.decode().split()
     line = socket.create_connection((address, int(port)), timeout=seconds)
-    line.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
-    lines = Lines()
-    lines.add(line, *PROCESS.unpack(_received(line, PROCESS.size)))
+    try:
+        line.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
+        said = _received(line, PROCESS.size)
+        if len(said) < PROCESS.size:
+            raise PeerLostError("rank 0 of the group ended, or gave up, before all ranks were there")
+        lines = Lines()
+        lines.add(line, *PROCESS.unpack(said))
+    except BaseException:
+        line.close()
+        raise
     return lines
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from cpulaunch.worker.ccl.lines import Lines
 
 
+NEWS_SECONDS = 1.0
+"""When oneCCL has lost a connection, the line to the rank that ended tells in a moment which it was."""
+
+
 class RollCall:
     """One rank's part in its group's roll calls."""
 
@@ -52,7 +56,7 @@ class RollCall:
 
     def lost(self) -> tuple[int, int] | None:
         """A rank that has ended or left, with its process id; None if none has, as far as can be known."""
-        return self._lines.lost()
+        return self._lines.lost(NEWS_SECONDS if self._communicator.has_failed else 0)
 
     def leave(self) -> None:
         """Effect: the others learn that this rank comes to no more collectives."""
