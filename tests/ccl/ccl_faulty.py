@@ -1,6 +1,5 @@
 """A rank whose group meets a fault: `ccl_faulty.py FAULT`. Prints what rank 0 sees of it."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from ccl_filter import forbid_reading_others
 
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 
@@ -140,29 +140,6 @@ def gives_up(rank):
         collective()
     finally:
         store.set("done", "1")
-
-
-class Instruction(ctypes.Structure):
-    """struct sock_filter."""
-
-    _fields_ = (("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("value", ctypes.c_uint32))
-
-
-class Filter(ctypes.Structure):
-    """struct sock_fprog."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(Instruction)))
-
-
-def forbid_reading_others():
-    """As old versions of Docker do: process_vm_readv and process_vm_writev are not permitted. Source: seccomp(2)."""
-    load, equal, end, refuse, allow = 0x20, 0x15, 0x06, 0x00050001, 0x7FFF0000
-    steps = [(load, 0, 0, 0), (equal, 2, 0, 310), (equal, 1, 0, 311), (end, 0, 0, allow), (end, 0, 0, refuse)]
-    instructions = (Instruction * len(steps))(*steps)
-    program = Filter(len(steps), instructions)
-    libc = ctypes.CDLL(None)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0  # PR_SET_SECCOMP
 
 
 def forbidden(rank):

@@ -153,6 +153,34 @@ def test_mpi_that_torch_has_not_is_told_and_fatal_under_strict(outcomes):
     assert outcomes["mpi that torch has not, strict"].code == 125
 
 
+ASK = """
+import torch.distributed as dist
+print(dist.is_backend_available("ccl"), dist.is_backend_available("gloo"), end=" ")
+print("CCL" in dist.Backend._plugins, "cpulaunch.worker.ccl.backend" in sys.modules)
+"""
+ANSWERS = {
+    # name: (case, what it shows: ccl, gloo, ccl registered, its code imported)
+    "can be had": (case(ASK), "True True False False"),
+    "is chosen": (case(ASK, dist_backend="ccl"), "True True False False"),
+    "would be gloo": (case("sys.platform = 'win32'" + ASK, dist_backend="gloo"), "True True False False"),
+    "elsewhere": (case("sys.platform = 'win32'" + ASK), "False True False False"),
+    "is registered": (case("import cpulaunch.ccl" + ASK), "True True True False"),
+    "is Intel's": (case(f"BODY = ''{BINDINGS}sys.platform = 'win32'{ASK}{CLEAN}"), "True True False False"),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return run_cases({name: row[0] for name, row in ANSWERS.items()}, tmp_path_factory.mktemp("availability"))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_program_that_asks_first_is_told_whether_ccl(answers, name):
+    outcome = answers[name]
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.strip() == ANSWERS[name][1]
+
+
 TWO_RANKS = """
 import os, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

@@ -6,6 +6,7 @@ makes torch look again where it meets a name. Source: torch/distributed/distribu
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import wraps
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAME, GLOO, MPI = "ccl", "gloo", "mpi"
+AVAILABLE = "is_ccl_available"
 DEFAULT = "undefined"
 """What torch calls a backend that nobody named."""
 BINDINGS = "oneccl_bindings_for_pytorch"
@@ -40,6 +42,25 @@ def register() -> None:
 
     if NAME.upper() not in Backend._plugins:
         Backend.register_backend(NAME, make_group, devices=["cpu"])
+    announce()
+
+
+def announce(chosen: str | None = None) -> None:
+    """Effect: torch.distributed.is_backend_available("ccl") says whether a program that names ccl gets a group.
+
+    torch asks a function of such a name, if there is one, before it looks at what is registered.
+    Source: torch/distributed/distributed_c10d.py, is_backend_available.
+    """
+    package: Any = sys.modules["torch.distributed"]
+    if not hasattr(package, AVAILABLE):
+        setattr(package, AVAILABLE, lambda: chosen == GLOO or is_available())
+
+
+def is_available() -> bool:
+    """Whether a group of ccl can be made: Intel's, or this package's."""
+    from cpulaunch.worker.ccl import availability
+
+    return find_spec(BINDINGS) is not None or availability.is_available(os.environ)
 
 
 def register_best(settings: TorchSettings) -> None:
@@ -54,9 +75,11 @@ def register_best(settings: TorchSettings) -> None:
 
 
 def offer(settings: TorchSettings) -> str:
-    """Effect: torch.distributed gets the backend once a program names it."""
-    if _C10D in sys.modules and settings.dist_backend != GLOO:
-        _watch_names(lambda name: _offered(name, settings))
+    """Effect: torch.distributed gets the backend once a program names it, and says so before."""
+    if _C10D in sys.modules:
+        announce(settings.dist_backend)
+        if settings.dist_backend != GLOO:
+            _watch_names(lambda name: _offered(name, settings))
     return ""  # A torch that is built without torch.distributed needs nothing.
 
 

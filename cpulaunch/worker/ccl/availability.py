@@ -1,0 +1,51 @@
+"""Whether a group of the backend "ccl" can be made here, as far as one process can tell before it has met others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+
+from cpulaunch.ccl_settings import PATH_VARIABLE
+from cpulaunch.worker.ccl.errors import CclError
+from cpulaunch.worker.ccl.library import folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+ADMINISTRATORS_ONLY = 2
+"""The ptrace_scope from which on only administrators may read another process. Source: kernel, LSM/Yama.rst."""
+
+
+def is_available(environ: Mapping[str, str]) -> bool:
+    """Whether one of the two paths is open that the environment allows."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return False
+    asked = environ.get(PATH_VARIABLE) or "auto"
+    return (asked != "oneccl" and may_reach_others()) or (asked != "memory" and has_oneccl())
+
+
+def has_oneccl() -> bool:
+    """Whether oneCCL is installed."""
+    try:
+        return bool(folder())
+    except CclError:
+        return False
+
+
+def may_reach_others(yama: str = YAMA) -> bool:
+    """Whether the kernel lets processes of one user at one another's memory.
+
+    Source: process_vm_readv(2), which a filter of system calls refuses even for no bytes of the caller's own.
+    """
+    read = ctypes.CDLL(None).process_vm_readv
+    if read(os.getpid(), None, 0, None, 0, 0) != 0:
+        return False
+    try:
+        with open(yama, encoding="ascii") as file:
+            return int(file.read()) < ADMINISTRATORS_ONLY
+    except OSError:
+        return True  # A kernel without Yama.
