@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from collective_tables import largest_difference
-from rank_timing import agreed, ccl_group, join, time_ways
+from rank_timing import agreed, ccl_group, checked, join, time_ways
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,6 +37,7 @@ def bare_communicator() -> api.Communicator:
 
 
 def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) -> Ways:
+    """Way -> all-reduce of so many bytes. Effect: each was done once. Raises: RuntimeError if a sum is wrong."""
     tensor = torch.zeros(size_bytes // 4)
 
     def over(group: dist.ProcessGroup) -> Callable[[], object]:
@@ -45,13 +46,16 @@ def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) 
     ways: Ways = {name: over(group) for name, group in groups.items()}
     if bare is not None:
         ways["bare"] = lambda: bare.all_reduce(tensor.data_ptr(), tensor.numel(), api.FLOAT32, api.SUM)
+    ranks = dist.get_world_size()
+    checked(ways, tensor, mine=dist.get_rank() + 1, expected=ranks * (ranks + 1) / 2)
     return ways
 
 
 def other_ways(groups: Groups) -> dict[str, Ways]:
     """Collective -> way -> call, for 1 MiB: what is gathered or scattered is 1 MiB in all."""
-    whole = torch.zeros(OTHERS_BYTES // 4 // dist.get_world_size() * dist.get_world_size())
-    part = torch.zeros(whole.numel() // dist.get_world_size())
+    # Not zeros: those that nobody writes, as a broadcast's source, are all one page of the kernel's.
+    whole = torch.ones(OTHERS_BYTES // 4 // dist.get_world_size() * dist.get_world_size())
+    part = torch.ones(whole.numel() // dist.get_world_size())
 
     def all_of(call: Callable[[dist.ProcessGroup], object]) -> Ways:
         return {name: lambda group=group: call(group) for name, group in groups.items()}  # type: ignore[misc]

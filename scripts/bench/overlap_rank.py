@@ -1,7 +1,7 @@
 """One rank of scripts/bench/overlap: a batch for which backward and communication take equally long, then all timed.
 
-Rank 0 prints one JSON object: {"batch": N, "path": …, "times": {"compute" | "backward" | "communication" | "step":
-[seconds, a round each]}}.
+Rank 0 prints one JSON object: {"batch": N, "path": …, "times": {"forward" | "compute" | "communication" | "step":
+[seconds, a round each]}}; compute is forward and backward.
 """
 
 from __future__ import annotations

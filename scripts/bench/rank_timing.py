@@ -29,6 +29,17 @@ def ccl_group(path: str) -> tuple[dist.ProcessGroup, str]:
         return group, "oneccl" if "libccl" in maps.read() else "memory"
 
 
+def checked(ways: Mapping[str, Callable[[], object]], tensor: torch.Tensor, *, mine: float, expected: float) -> None:
+    """Effect: all ways are tried, and the tensor is zeros. Raises: RuntimeError if one makes `mine` something else."""
+    for name, call in ways.items():
+        tensor.fill_(mine)
+        call()
+        if not bool(tensor.eq(expected).all()):
+            low, high = float(tensor.min()), float(tensor.max())
+            raise RuntimeError(f"{name}: {tensor.nbytes} bytes are {low} to {high}, and should be {expected}")
+    tensor.zero_()
+
+
 def seconds_a_call(call: Callable[[], object], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
