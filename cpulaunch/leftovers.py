@@ -8,14 +8,15 @@ SHARED_FOLDER = "/dev/shm"
 
 
 def remove_shared_memory(pid: int, folder: str = SHARED_FOLDER) -> None:
-    """Effect: the memory that libfabric named after a process, some 25 MB for a rank of oneCCL, is given back.
+    """Effect: the memory that is named after a process goes: 25 MB for a rank of oneCCL, 1 KB of Intel OpenMP.
 
     The process must have ended, and its number not been given to another: its parent has not asked for it yet.
-    Source: libfabric, the shm provider names a region PID:UID:NUMBER.
+    Source: libfabric, whose shm provider names a region PID:UID:NUMBER; openmp/runtime/src/kmp_runtime.cpp,
+    __kmp_reg_status_name.
     """
-    mark = f"{pid}:{os.getuid()}:"
+    region, registered = f"{pid}:{os.getuid()}:", f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}"
     try:
-        names = [name for name in os.listdir(folder) if name.startswith(mark)]
+        names = [name for name in os.listdir(folder) if name.startswith(region) or name == registered]
     except OSError:
         return
     for name in names:
