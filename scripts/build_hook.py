@@ -1,7 +1,7 @@
-"""Build step of wheels and editable installs: compile the MKL dispatch library where there is a C compiler.
+"""Build step of wheels and editable installs: compile the libraries of cpulaunch/lib where there is a C compiler.
 
-The library is optional. Without a compiler, or on another platform than x86_64 Linux, the wheel is pure Python and
-cpulaunch works without that one feature.
+They are optional. Without a compiler, or on another platform than x86_64 Linux, the wheel is pure Python, cpulaunch
+works without --mkl-dispatch, and collectives on one host are slower.
 """
 
 import os
@@ -16,31 +16,34 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "cpulaunch/lib/mkl_dispatch.c"
-LIBRARY = "cpulaunch/lib/libcpulaunch_mkl.so"
+FOLDER = "cpulaunch/lib"
 PLATFORM = "linux-x86_64"
-FLAGS = ("-shared", "-fPIC", "-O2", "-nostdlib", "-Wl,-soname,libcpulaunch_mkl.so", "-Wl,-z,noexecstack")
+FLAGS = ("-shared", "-fPIC", "-Wl,-z,noexecstack")
+LIBRARIES = {
+    "libcpulaunch_mkl.so": ("mkl_dispatch.c", ("-O2", "-nostdlib"), "--mkl-dispatch"),
+    "libcpulaunch_ccl.so": ("ccl_memory.c", ("-O3", "-fwrapv"), "fast collectives on one host"),
+}
+"""Each library's source, flags of its own, and what is not to be had without it."""
 
 
-class MklDispatchHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the library to wheels and puts it into the source tree of editable installs."""
+class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds the libraries to wheels and puts them into the source tree of editable installs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Effect: compiles, then marks the wheel as platform-specific; leaves it pure if that is not possible."""
+        """Effect: compiles, then marks the wheel as platform-specific; leaves it pure if nothing can be compiled."""
         if self.target_name != "wheel" or sysconfig.get_platform() != PLATFORM:
             return
-        library = self.compile(self.build_directory())
-        if library is None:
+        compiled = self.compile_all(self.build_directory())
+        if not compiled:
             return
         build_data["pure_python"] = False
         build_data["tag"] = "py3-none-" + PLATFORM.replace("-", "_")
-        if version != "editable":
-            build_data["force_include"][str(library)] = LIBRARY
-            return
-        try:
-            install(library, Path(self.root, LIBRARY))
-        except OSError as error:
-            self.app.display_warning(f"cpulaunch: built without --mkl-dispatch: {error}")
+        for library in compiled:
+            target = f"{FOLDER}/{library.name}"
+            if version == "editable":
+                self.install(library, Path(self.root, target))
+            else:
+                build_data["force_include"][str(library)] = target
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Effect: removes the compiled file once it is in the wheel."""
@@ -52,21 +55,40 @@ class MklDispatchHook(BuildHookInterface):  # type: ignore[type-arg]
         """A new directory of this build alone."""
         return Path(tempfile.mkdtemp(prefix="cpulaunch-build-"))
 
-    def compile(self, directory: Path) -> Path | None:
-        """The compiled library, or None after saying why there is none."""
+    def compile_all(self, directory: Path) -> list[Path]:
+        """The libraries that could be compiled; says why the others could not."""
         compiler = find_compiler()
         if compiler is None:
-            self.app.display_warning("cpulaunch: no C compiler (CC, cc, gcc, clang): built without --mkl-dispatch")
-            return None
-        library = directory / "libcpulaunch_mkl.so"
-        command = [*compiler, *FLAGS, "-o", str(library), str(Path(self.root, SOURCE))]
+            self.warn("no C compiler (CC, cc, gcc, clang)", *LIBRARIES)
+            return []
+        return [library for name in LIBRARIES if (library := self.compile(compiler, directory / name))]
+
+    def compile(self, compiler: list[str], library: Path) -> Path | None:
+        """The compiled library, or None after saying why there is none."""
+        source, flags, _ = LIBRARIES[library.name]
+        name = f"-Wl,-soname,{library.name}"
+        command = [*compiler, *FLAGS, *flags, name, "-o", str(library), str(Path(self.root, FOLDER, source))]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", None) or str(error)
-            self.app.display_warning(f"cpulaunch: built without --mkl-dispatch: {shlex.join(command)}: {said}")
+            self.warn(f"{shlex.join(command)}: {said}", library.name)
             return None
         return library
+
+    def install(self, library: Path, target: Path) -> None:
+        """Effect: puts the file in place in one step: a running worker may have the old one mapped. Or says why not."""
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            shutil.copyfile(library, beside)
+            beside.replace(target)
+        except OSError as error:
+            self.warn(str(error), library.name)
+
+    def warn(self, why: str, *names: str) -> None:
+        """Effect: says what there will not be without these libraries."""
+        lost = " and ".join(LIBRARIES[name][2] for name in names)
+        self.app.display_warning(f"cpulaunch: built without {lost}: {why}")
 
 
 def find_compiler() -> list[str] | None:
@@ -76,10 +98,3 @@ def find_compiler() -> list[str] | None:
         if words and shutil.which(words[0]):
             return words
     return None
-
-
-def install(library: Path, target: Path) -> None:
-    """Effect: puts the file in place in one step: a running worker may have the old one mapped."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(library, beside)
-    beside.replace(target)

@@ -9,6 +9,8 @@ from cpulaunch.host import Library
 
 Status = Literal["ok", "advice", "problem", "skipped"]
 MIB, GIB = 1 << 20, 1 << 30
+WITH_COMPILER = "install a C compiler, then: pip install --force-reinstall --no-cache-dir cpulaunch"
+"""What brings the libraries that an installation without one lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """The check of doctor on collectives: how ranks of one host would move data over the backend "ccl"."""
 
-from cpulaunch.cli.doctor_checks import MIB, Finding, skipped
+from cpulaunch.cli.doctor_checks import MIB, WITH_COMPILER, Finding, skipped
 from cpulaunch.cli.doctor_facts import Facts
 
 RANK_BYTES = 26 * MIB
 """What a rank of oneCCL 2022.1 must find free in /dev/shm; the backend refuses to start with less."""
 ADMINISTRATORS_ONLY = 2
 """The ptrace_scope from which on only administrators may read another process. Source: kernel, LSM/Yama.rst."""
+IN_PYTHON = "cpulaunch was installed without a C compiler: a small all-reduce on one host takes twice as long"
 INSTALL = "pip install 'cpulaunch[ccl]'"
 
 
@@ -22,7 +23,8 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
     lock = _lock(facts)
     if lock is None:
         only = ": one host only" if facts.oneccl is None else " for several hosts"
-        return (Finding(status="ok", found=f"ccl: ranks may use one another's memory; {engine}{only}"),)
+        found = f"ccl: ranks may use one another's memory; {engine}{only}"
+        return (Finding(status="ok", found=found) if facts.ccl_library else _advice(found, IN_PYTHON, WITH_COMPILER),)
     why, fix = lock
     if facts.oneccl is None:
         return (_advice(f"no ccl, gloo only: {engine}, and ranks may not use one another's memory", why, INSTALL),)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cpulaunch.cli.torch_question import BrokenTorch, Runner, TorchFacts, ask_torch
 from cpulaunch.host import Host
 from cpulaunch.probe import Root
+from cpulaunch.probe.libraries import has_collectives_library
 from cpulaunch.probe.nvml import with_nvml
 from cpulaunch.probe.oneccl import oneccl_version
 
@@ -39,7 +40,7 @@ class Facts:
 
     `bundled_openmp`: OpenMP runtimes that packages bring along, by the package's folder. `oneccl`: the version beside
     torch, if any. `may_copy`: whether system calls that copy between processes are allowed (None: there are none),
-    `ptrace_scope`: to whom, where the kernel has Yama.
+    `ptrace_scope`: to whom, where the kernel has Yama; `ccl_library`: whether cpulaunch was installed with its own.
     """
 
     host: Host
@@ -53,6 +54,7 @@ class Facts:
     oneccl: str | None = None
     may_copy: bool | None = None
     ptrace_scope: int | None = None
+    ccl_library: bool = True
 
 
 def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
@@ -69,6 +71,7 @@ def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[s
         oneccl=None if host.torch is None else oneccl_version(root, host.torch),
         may_copy=may_copy() if root.live else None,
         ptrace_scope=read_ptrace_scope(root),
+        ccl_library=has_collectives_library(),
     )
 
 

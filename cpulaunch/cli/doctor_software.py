@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cpulaunch.cli.doctor_checks import Finding, Status, skipped
+from cpulaunch.cli.doctor_checks import WITH_COMPILER, Finding, Status, skipped
 from cpulaunch.cli.doctor_facts import Facts
 from cpulaunch.cli.torch_question import BrokenTorch, TorchFacts
 from cpulaunch.plan.threads import first_count
@@ -177,7 +177,7 @@ def mkl_on_amd(facts: Facts) -> tuple[Finding, ...]:
             status="advice",
             found="the dispatch library is missing",
             why="MKL takes a slow path on AMD: fp32 products can be 2.2 times faster, at the same precision",
-            fix="install a C compiler, then: pip install --force-reinstall --no-cache-dir cpulaunch",
+            fix=WITH_COMPILER,
         ),
     )
 

@@ -2,10 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
+import time
+from collections import deque
 from pathlib import Path
+
+from cpulaunch.launch.port import Reservation
 
 HERE = Path(__file__).parent
 LIBRARY = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
@@ -13,10 +16,17 @@ LIBRARY = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
 ROOT = HERE.parent.parent
 
 
+RESERVED = 8
+_reserved: deque[Reservation] = deque()
+"""The last ports: other tests' programs must not take them while the ranks are still importing torch."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    if len(_reserved) == RESERVED:
+        with _reserved.popleft():
+            pass
+    _reserved.append(Reservation(None))
+    return _reserved[-1].port
 
 
 def environment(size: int, port: int) -> dict[str, str]:
@@ -48,12 +58,13 @@ def start(size: int, arguments: list[str], **changes: str) -> list[subprocess.Po
 
 
 def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
-    """Each rank's exit code, stdout and stderr; those that take longer are killed (code -9)."""
+    """Each rank's exit code, stdout and stderr; those that are there after so many seconds are killed (code -9)."""
     results = []
+    deadline = time.monotonic() + seconds
     try:
         for rank in ranks:
             try:
-                out, err = rank.communicate(timeout=seconds)
+                out, err = rank.communicate(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 rank.kill()
                 out, err = rank.communicate()
@@ -66,9 +77,9 @@ def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int
     return results
 
 
-def run_checks(module: str, size: int, path: str) -> dict[str, str]:
+def run_checks(module: str, size: int, path: str, **changes: str) -> dict[str, str]:
     """How each check of a module went in a program of this many ranks, whose groups take this path."""
-    results = finish(start(size, [str(HERE / "ccl_program.py"), module], CPULAUNCH_CCL_PATH=path), 240)
+    results = finish(start(size, [str(HERE / "ccl_program.py"), module], CPULAUNCH_CCL_PATH=path, **changes), 240)
     said = dict(json.loads(line) for line in results[0][1].splitlines() if line.startswith('["'))
     ended = [f"rank {rank}: exit code {code}\n{err[-3000:]}" for rank, (code, _, err) in enumerate(results) if code]
     if ended:

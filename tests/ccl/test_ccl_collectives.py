@@ -1,11 +1,12 @@
 """Every collective of the backend "ccl", in real programs of two to four ranks, against gloo's results."""
 
+import shutil
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
-from ccl_ranks import LIBRARY, run_checks
+from ccl_ranks import LIBRARY, ROOT, run_checks
 
 if LIBRARY is None or find_spec("torch") is None:
     pytest.skip("torch and oneCCL are not both installed: pip install torch oneccl", allow_module_level=True)
@@ -14,6 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 CHECKS = "ccl_checks"
 
 
+NAMES = [*import_module(CHECKS).CHECKS, "end"]
 PROGRAMS = [(2, "memory"), (3, "memory"), (4, "memory"), (2, "oneccl"), (3, "oneccl"), (4, "oneccl")]
 
 
@@ -22,8 +24,24 @@ def results(size: int, path: str) -> dict[str, str]:
     return run_checks(CHECKS, size, path)
 
 
+def result(name: str, all_results: dict[str, str]) -> str:
+    return all_results.get(name, "ok" if name == "end" else "the program ended before this check")
+
+
 @pytest.mark.parametrize(("size", "path"), PROGRAMS)
-@pytest.mark.parametrize("name", [*import_module(CHECKS).CHECKS, "end"])
+@pytest.mark.parametrize("name", NAMES)
 def test_result(name: str, size: int, path: str) -> None:
-    default = "ok" if name == "end" else "the program ended before this check"
-    assert results(size, path).get(name, default) == "ok"
+    assert result(name, results(size, path)) == "ok"
+
+
+@pytest.fixture(scope="module")
+def results_without_library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of cpulaunch as it is where it was installed without a C compiler."""
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copytree(ROOT / "cpulaunch", folder / "cpulaunch", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return run_checks(CHECKS, 3, "memory", PYTHONPATH=str(folder))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_result_without_the_compiled_library(name: str, results_without_library: dict[str, str]) -> None:
+    assert result(name, results_without_library) == "ok"

@@ -12,48 +12,26 @@ if find_spec("torch") is None:
     pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
 
 import torch
+from ccl_threads import KINDS, SECONDS, together
 from torch.distributed import ReduceOp
 
 from cpulaunch.worker.ccl.errors import CclError, PeerLostError, RanksDisagreeError
 from cpulaunch.worker.ccl.joining import check_machine
 from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting, bytes_needed
 from cpulaunch.worker.ccl.memory_path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
+from cpulaunch.worker.ccl.native import open_path
 from cpulaunch.worker.ccl.numbers import described, packed_call, reduction
 from cpulaunch.worker.ccl.progress import Carrier, Lane
 from cpulaunch.worker.ccl.seat import ask_for_short_slices, own_cpus, thread_cpus
 from cpulaunch.worker.ccl.work import CclWork
 
 pytestmark = pytest.mark.torch
-SECONDS = 20.0
 SUM = reduction(ReduceOp.SUM, torch.float32)
-
-
-def together(size, rank_does, number=0):
-    """What each of so many ranks returned, or raised; `number` collectives are behind them."""
-    memory = mmap.mmap(-1, bytes_needed(size))
-    seats = [Meeting(memory, rank=rank, size=size, describe=described) for rank in range(size)]
-    results = [None] * size
-
-    def run(rank):
-        try:
-            results[rank] = rank_does(seats[rank])
-        except CclError as error:
-            results[rank] = error
-
-    for seat in seats:
-        seat._number = number
-        seat._counts[seat.rank].value = number
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def reduced(count, dtype=torch.float32):
     def rank_does(meeting):
-        path, how = MemoryPath(meeting, SECONDS), reduction(ReduceOp.SUM, dtype)
+        path, how = open_path(meeting, SECONDS), reduction(ReduceOp.SUM, dtype)
         tensor = torch.arange(count, dtype=dtype) * (meeting.rank + 1)
         path.all_reduce(packed_call("all_reduce", dtype, count), tensor, how)
         return tensor
@@ -64,32 +42,38 @@ def reduced(count, dtype=torch.float32):
 IN_A_PAYLOAD, IN_A_CHUNK = PAYLOAD_BYTES // 4, CHUNK_BYTES // 4
 
 
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     "count",
     [0, 1, EVEN, IN_A_PAYLOAD, IN_A_PAYLOAD + 1, 2 * IN_A_CHUNK - 1, 2 * IN_A_CHUNK + EVEN, 7 * IN_A_CHUNK + 3],
 )
-def test_every_element_is_reduced_once(size, count):
+def test_every_element_is_reduced_once(size, count, kind):
     expected = torch.arange(count, dtype=torch.float32) * sum(range(1, size + 1))
-    assert all(torch.equal(result, expected) for result in together(size, reduced(count)))
+    assert all(torch.equal(result, expected) for result in together(size, reduced(count), kind=kind))
 
 
-def test_ranks_without_a_part_of_their_own():
+@each_kind
+def test_ranks_without_a_part_of_their_own(kind):
     count = IN_A_PAYLOAD + 1
-    results = together(40, reduced(count, torch.int64))
+    results = together(40, reduced(count, torch.int64), kind=kind)
     assert all(torch.equal(result, torch.arange(count) * 820) for result in results)
 
 
-def test_counts_go_round():
+@each_kind
+def test_counts_go_round(kind):
     def rank_does(meeting):
-        path, sums = MemoryPath(meeting, SECONDS), []
+        path, sums = open_path(meeting, SECONDS), []
         for _ in range(6):
             tensor = torch.ones(3)
             path.all_reduce(packed_call("all_reduce", torch.float32, 3), tensor, SUM)
             sums.append(tensor.tolist())
         return sums
 
-    assert together(3, rank_does, number=2**32 - 3) == [[[3.0] * 3] * 6] * 3
+    assert together(3, rank_does, number=2**32 - 3, kind=kind) == [[[3.0] * 3] * 6] * 3
 
 
 def test_uneven_pieces_reach_their_ranks():
@@ -106,19 +90,21 @@ def test_uneven_pieces_reach_their_ranks():
     assert together(3, rank_does) == expected
 
 
-def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine():
+@each_kind
+def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine(kind):
     def rank_does(meeting):
-        path = MemoryPath(meeting, SECONDS)
+        path = open_path(meeting, SECONDS)
         name = "broadcast" if meeting.rank == 2 else "all_reduce"
         with pytest.raises(RanksDisagreeError, match="broadcast of 5 float32"):
             path.barrier(packed_call(name, torch.float32, 5))
         path.barrier(packed_call("barrier", torch.int32, 1))
         return "met"
 
-    assert together(3, rank_does) == ["met"] * 3
+    assert together(3, rank_does, kind=kind) == ["met"] * 3
 
 
-def test_a_rank_that_leaves_is_named():
+@each_kind
+def test_a_rank_that_leaves_is_named(kind):
     def rank_does(meeting):
         meeting.meet(bytes(16), SECONDS)
         if meeting.rank == 1:
@@ -127,7 +113,7 @@ def test_a_rank_that_leaves_is_named():
         meeting.wait(SECONDS)
         return "met"
 
-    stayed, left = together(2, rank_does)
+    stayed, left = together(2, rank_does, kind=kind)
     assert left == "left"
     assert isinstance(stayed, PeerLostError)
     assert "rank 1 of the group" in str(stayed)
@@ -158,7 +144,8 @@ def test_a_rank_that_comes_and_leaves_in_between_was_there():
     assert waiting._counts[1].looks > 2
 
 
-def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one():
+@each_kind
+def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one(kind):
     def rank_does(meeting):
         if meeting.rank == 1:
             for turn in (0, 1):
@@ -166,7 +153,7 @@ def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one():
         meeting.wait(SECONDS)
         return [mark.value for mark in meeting._sleepers[1]] if meeting.rank == 1 else None
 
-    assert together(2, rank_does)[1] == [1, 0]
+    assert together(2, rank_does, kind=kind)[1] == [1, 0]
 
 
 def test_a_process_with_many_files_can_wait():
@@ -198,13 +185,14 @@ def test_a_forked_child_cannot_leave_for_its_rank():
     assert together(2, rank_does) == ["met", "met"]
 
 
-def test_a_rank_that_stays_away_is_waited_for_as_long_as_told():
+@each_kind
+def test_a_rank_that_stays_away_is_waited_for_as_long_as_told(kind):
     def rank_does(meeting):
         meeting.meet(bytes(16), SECONDS)
         if meeting.rank == 0:
             meeting.wait(0.01)
 
-    late, _ = together(2, rank_does)
+    late, _ = together(2, rank_does, kind=kind)
     assert "did not come to the call within 0 s" in str(late)
 
 

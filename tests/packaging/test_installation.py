@@ -1,4 +1,4 @@
-"""What an installation brings, from real builds: the profiles, the MKL dispatch library, and no failure without cc."""
+"""What an installation brings, from real builds: the profiles, the compiled libraries, and no failure without cc."""
 
 import ctypes
 import importlib.util
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = "cpulaunch/lib/libcpulaunch_mkl.so"
+MKL, CCL = LIBRARIES = "cpulaunch/lib/libcpulaunch_mkl.so", "cpulaunch/lib/libcpulaunch_ccl.so"
 PROFILES = sorted(path.name for path in (ROOT / "profiles").glob("*.toml"))
 HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
 
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 needs_compiler = pytest.mark.skipif(
     not (HAS_COMPILER and sys.platform == "linux" and os.uname().machine == "x86_64"),
-    reason="the library is built on x86_64 Linux with a C compiler only",
+    reason="the libraries are built on x86_64 Linux with a C compiler only",
 )
 
 
@@ -63,14 +63,15 @@ def profiles_in(names: list[str]) -> list[str]:
 
 
 @needs_compiler
-def test_wheel_has_the_library_and_is_named_for_its_platform(source: Path, tmp_path: Path) -> None:
+def test_wheel_has_the_libraries_and_is_named_for_its_platform(source: Path, tmp_path: Path) -> None:
     wheel = build_wheel(source, tmp_path / "dist")
     with zipfile.ZipFile(wheel) as archive:
-        library = Path(archive.extract(LIBRARY, tmp_path))
+        mkl, ccl = (archive.extract(library, tmp_path) for library in LIBRARIES)
         assert profiles_in(archive.namelist()) == PROFILES
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
-    assert ctypes.CDLL(str(library)).mkl_serv_intel_cpu_true() == 1
-    assert not (source / LIBRARY).exists()
+    assert ctypes.CDLL(mkl).mkl_serv_intel_cpu_true() == 1
+    assert ctypes.CDLL(ccl).cpulaunch_ccl_version() > 0
+    assert not any((source / library).exists() for library in LIBRARIES)
 
 
 def test_wheel_without_a_compiler_is_pure(source: Path, tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_wheel_without_a_compiler_is_pure(source: Path, tmp_path: Path) -> None:
     wheel = build_wheel(source, tmp_path / "dist", path=str(empty))
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert LIBRARY not in archive.namelist()
+        assert not set(LIBRARIES) & set(archive.namelist())
         assert profiles_in(archive.namelist()) == PROFILES
 
 
@@ -89,6 +90,14 @@ def test_wheel_with_a_failing_compiler_is_pure(source: Path, tmp_path: Path) -> 
     (compilers / "cc").symlink_to(shutil.which("false") or "/bin/false")
     wheel = build_wheel(source, tmp_path / "dist", path=str(compilers))
     assert wheel.name.endswith("-py3-none-any.whl")
+
+
+@needs_compiler
+def test_wheel_has_the_library_that_can_be_compiled(source: Path, tmp_path: Path) -> None:
+    (source / "cpulaunch/lib/ccl_memory.c").write_text("#error not on this machine\n")
+    wheel = build_wheel(source, tmp_path / "dist")
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(LIBRARIES) & set(archive.namelist()) == {MKL}
 
 
 def test_wheel_from_the_source_archive_is_the_same(source: Path, tmp_path: Path) -> None:
@@ -104,7 +113,7 @@ def test_wheel_from_the_source_archive_is_the_same(source: Path, tmp_path: Path)
         assert sorted(indirect.namelist()) == sorted(direct.namelist())
 
 
-def test_editable_installation_finds_profiles_and_library(source: Path, tmp_path: Path) -> None:
+def test_editable_installation_finds_profiles_and_libraries(source: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin/python"
@@ -115,4 +124,4 @@ def test_editable_installation_finds_profiles_and_library(source: Path, tmp_path
     package = Path(run(python, "-P", "-c", "import cpulaunch; print(cpulaunch.__path__[0])").strip())
     assert package == source / "cpulaunch"
     assert sorted(path.name for path in (package / "profiles").glob("*.toml")) == PROFILES
-    assert (source / LIBRARY).exists() == HAS_COMPILER
+    assert [(source / library).exists() for library in LIBRARIES] == [HAS_COMPILER] * 2

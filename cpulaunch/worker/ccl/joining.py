@@ -21,8 +21,9 @@ from cpulaunch.worker.ccl.channel import Channel
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.library import TRANSPORT
 from cpulaunch.worker.ccl.lines import open_lines
-from cpulaunch.worker.ccl.meeting import CALL, Meeting
-from cpulaunch.worker.ccl.memory_path import MemoryPath, is_permitted
+from cpulaunch.worker.ccl.meeting import CALL
+from cpulaunch.worker.ccl.memory_path import is_permitted
+from cpulaunch.worker.ccl.native import open_path, open_seat
 from cpulaunch.worker.ccl.network import check_names, own_address
 from cpulaunch.worker.ccl.numbers import described
 from cpulaunch.worker.ccl.oneccl_path import OnecclPath
@@ -32,6 +33,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
     from typing import Any
+
+    from cpulaunch.worker.ccl.meeting import Meeting
 
 PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
@@ -69,7 +72,7 @@ def open_meeting(memory: mmap.mmap | None, *, rank: int, size: int, seconds: flo
     """Where this group's ranks meet; None if they are on several hosts. Effect: they have met once."""
     if memory is None:
         return None
-    meeting = Meeting(memory, rank=rank, size=size, describe=described)
+    meeting = open_seat(memory, rank=rank, size=size, describe=described)
     meeting.meet(_NO_CALL, seconds)
     return meeting
 
@@ -111,7 +114,7 @@ def join(store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: 
 
 def join_memory(meeting: Meeting, seconds: float) -> Channel:
     """This rank's way to the others through their memory."""
-    return Channel(MemoryPath(meeting, seconds), meeting, size=meeting.size)
+    return Channel(open_path(meeting, seconds), meeting, size=meeting.size)
 
 
 def check_space(size: int) -> None:

@@ -192,6 +192,9 @@ class Meeting:
                 return True
         return False
 
+    def _is_there(self, other: int, number: int) -> bool:
+        return (self._counts[other].value - number) & 0xFFFFFFFF < 0x80000000
+
     def _await(self, other: int, number: int, seconds: float) -> None:
         """Effect: sleeps until a rank has come to this collective. Raises: PeerLostError."""
         deadline = time.monotonic() + seconds
@@ -202,11 +205,17 @@ class Meeting:
             if (seen - number) & 0xFFFFFFFF < 0x80000000:
                 return
             if gone:
-                raise PeerLostError(f"rank {other} of the group (process {self.process(other)}) {gone}")
+                raise self._lost(other, gone)
             self._sleepers[other][number & 1].value = 1
             _futex(_SYSCALL_FUTEX, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(_GLANCE), None, 0)
             if count.value == seen and time.monotonic() > deadline:
-                raise PeerLostError(f"rank {other} of the group did not come to the call within {seconds:.0f} s")
+                raise self._late(other, seconds)
+
+    def _lost(self, other: int, gone: str) -> PeerLostError:
+        return PeerLostError(f"rank {other} of the group (process {self.process(other)}) {gone}")
+
+    def _late(self, other: int, seconds: float) -> PeerLostError:
+        return PeerLostError(f"rank {other} of the group did not come to the call within {seconds:.0f} s")
 
     def _gone(self, other: int) -> str:
         """Why a rank will come to no more collectives than it has by now; empty if it may."""

@@ -20,7 +20,7 @@ from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from torch import Tensor
@@ -33,6 +33,8 @@ STARVED_SECONDS = 0.004
 """A step that takes longer waited for a thread that computes in Python, which gives up the lock after 5 ms."""
 MOST_VIEWS = 64
 """How many sizes of small tensors are remembered: each costs a result of at most PAYLOAD_BYTES."""
+NOBODY, ALL = -1, -2
+"""To whom a result is sent, beside a single rank."""
 EVEN = 64
 """Ranks share a tensor in multiples of this many elements, so that no two write to one line of a cache."""
 
@@ -78,10 +80,11 @@ class Peer:
             self._mine.size = self._theirs.size = size
             done = function(self._process, self._pieces[0], 1, self._pieces[1], 1, 0)
             if done <= 0:
-                self._raise(ctypes.get_errno())
+                self.fail(ctypes.get_errno())
             mine, theirs, size = mine + done, theirs + done, size - done
 
-    def _raise(self, number: int) -> None:
+    def fail(self, number: int) -> None:
+        """Raises: what an errno of reading or writing the memory means: PeerLostError, CclError."""
         if number == errno.ESRCH:
             raise PeerLostError(f"rank {self.rank} of the group (process {self._process}) ended in a collective")
         raise CclError(
@@ -131,7 +134,9 @@ class MemoryPath:
 
     def __init__(self, meeting: Meeting, seconds: float) -> None:
         self._meeting, self._seconds = meeting, seconds
-        self._peers = [Peer(other, meeting.process(other)) for other in meeting.others]
+        # From the next rank on, so that not all read one at a time.
+        others = [(meeting.rank + step) % meeting.size for step in range(1, meeting.size)]
+        self._peers = [Peer(other, meeting.process(other)) for other in others]
         self._payloads = [
             [torch.frombuffer(view, dtype=torch.uint8) for view in meeting.payloads(rank)]
             for rank in range(meeting.size)
@@ -148,7 +153,7 @@ class MemoryPath:
         self._meeting.meet(call, self._seconds)
 
     def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
-        """Whether the tensor was small enough to be reduced on the spot, by addresses: a view of it costs too much."""
+        """Whether the tensor was reduced on the spot, by addresses: a view of a small one costs too much."""
         size, count = tensor.nbytes, tensor.numel()
         if size > PAYLOAD_BYTES or how.averages or not tensor.is_contiguous():
             return False
@@ -165,11 +170,8 @@ class MemoryPath:
         if flat.nbytes <= PAYLOAD_BYTES:
             self._combine(self._brought(call, flat), flat, how)
             return
-        for span, starts in self._shared_spans(call, flat):
-            part = flat[span]
-            self._combine_peers(part, part, starts, how)
-            for peer, start in starts:
-                peer.write(part.data_ptr(), start, part.nbytes)
+        part, offset = self._share(call, flat)
+        self._reduce_share(part, part, offset, how, sent_to=ALL)
         self._meeting.wait(self._seconds)
 
     def reduce(self, call: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
@@ -180,13 +182,8 @@ class MemoryPath:
             if is_root:
                 self._combine(parts, flat, how)
             return
-        for span, starts in self._shared_spans(call, flat):
-            part = flat[span]
-            result = part if is_root else torch.empty_like(part)
-            self._combine_peers(part, result, starts, how)
-            for peer, start in starts:
-                if peer.rank == root:
-                    peer.write(result.data_ptr(), start, result.nbytes)
+        part, offset = self._share(call, flat)
+        self._reduce_share(part, part if is_root else None, offset, how, sent_to=root)
         self._meeting.wait(self._seconds)
 
     def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, how: Reduction) -> None:
@@ -197,8 +194,8 @@ class MemoryPath:
             self._combine([part[rank * count : (rank + 1) * count] for part in parts], target, how)
             return
         self._meeting.meet(call, self._seconds, words=(source.data_ptr(), 0))
-        for span, starts in self._spans(source, rank * count, (rank + 1) * count):
-            self._combine_peers(source[span], target[span.start - rank * count : span.stop - rank * count], starts, how)
+        part = source[rank * count : (rank + 1) * count]
+        self._reduce_share(part, target, rank * target.nbytes, how, sent_to=NOBODY)
         self._meeting.wait(self._seconds)
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
@@ -311,6 +308,8 @@ class MemoryPath:
             peer.read(scratch.data_ptr(), start, scratch.nbytes)
             combine(mine, scratch, out=target)
             mine = target
+        if mine is not target:
+            target.copy_(mine)
         how.finish(target, self._meeting.size)
 
     def _scratch_like(self, part: Tensor) -> Tensor:
@@ -324,24 +323,36 @@ class MemoryPath:
             known = self._scratches[key] = self._scratch[: part.nbytes].view(part.dtype)
         return known
 
-    def _shared_spans(self, call: bytes, flat: Tensor) -> Iterator[tuple[slice, list[tuple[Peer, int]]]]:
-        """This rank's part of what all share, chunk by chunk. Effect: all ranks meet."""
-        count, (rank, size) = flat.numel(), (self._meeting.rank, self._meeting.size)
+    def _share(self, call: bytes, flat: Tensor) -> tuple[Tensor, int]:
+        """This rank's part of what all share, and where that begins, in bytes. Effect: all ranks meet."""
         self._meeting.meet(call, self._seconds, words=(flat.data_ptr(), 0))
-        first, last = (min(count, -(-count * each // size // EVEN) * EVEN) for each in (rank, rank + 1))
-        return self._spans(flat, first, last if rank + 1 < size else count)
+        first, last = self._bounds(flat.numel())
+        return flat[first:last], first * flat.element_size()
 
-    def _spans(self, flat: Tensor, first: int, last: int) -> Iterator[tuple[slice, list[tuple[Peer, int]]]]:
-        """Chunks of the elements from first to last, each with where it starts in each peer's memory."""
-        unit = flat.element_size()
-        bases = [(peer, self._meeting.words(peer.rank)[0]) for peer in self._peers]
-        while first < last:
-            until = min(last, first + self._chunk_bytes // unit)
-            start = time.monotonic()
-            yield slice(first, until), [(peer, base + first * unit) for peer, base in bases]
-            if time.monotonic() - start > STARVED_SECONDS:
+    def _bounds(self, count: int) -> tuple[int, int]:
+        """Of this rank's part of so many elements."""
+        rank, size = self._meeting.rank, self._meeting.size
+        first, last = (min(count, -(-count * each // size // EVEN) * EVEN) for each in (rank, rank + 1))
+        return first, last if rank + 1 < size else count
+
+    def _reduce_share(self, own: Tensor, target: Tensor | None, offset: int, how: Reduction, *, sent_to: int) -> None:
+        """Effect: the target, and what the rank `sent_to` has there (ALL: every rank's), is the reduction of all ranks'
+        elements that begin so many bytes after what each told at the meeting; `own` are this rank's.
+        """
+        unit, first = own.element_size(), 0
+        bases = [(peer, self._meeting.words(peer.rank)[0] + offset) for peer in self._peers]
+        while first < own.numel():
+            begun = time.monotonic()
+            span = slice(first, min(own.numel(), first + self._chunk_bytes // unit))
+            starts = [(peer, base + first * unit) for peer, base in bases]
+            result = torch.empty_like(own[span]) if target is None else target[span]
+            self._combine_peers(own[span], result, starts, how)
+            for peer, start in starts:
+                if sent_to in (ALL, peer.rank):
+                    peer.write(result.data_ptr(), start, result.nbytes)
+            if time.monotonic() - begun > STARVED_SECONDS:
                 self._chunk_bytes = min(2 * self._chunk_bytes, MOST_BYTES)
-            first = until
+            first = span.stop
 
     def close(self) -> None:
         """Effect: none: what there is goes with the object."""
