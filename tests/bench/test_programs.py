@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benches rea
 
 def _bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(BENCH / name), *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(BENCH / name), *arguments], capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -4,9 +4,9 @@ import os
 import signal
 import sys
 import threading
-import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,14 @@ from ccl_filter import forbid_reading_others
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 
 LARGE = 1 << 22
-LATE_SECONDS, TIMEOUT_SECONDS = 6, 3
+TIMEOUT_SECONDS, PATIENCE_SECONDS = 8, 60
+"""Of a group whose ranks have all started before it is made, and of others."""
+
+
+@cache
+def store():
+    """What ranks meet by that have nothing else left."""
+    return dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=os.environ["RANK"] == "0")
 
 
 def kill_self():
@@ -63,38 +70,41 @@ def leaves(rank):
 
 def aborted(rank):
     """Rank 1 gives the group up, and lives on until rank 0 has seen it."""
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=rank == 0)
+    place = store()
     if rank == 1:
         collective()
         dist.group.WORLD.abort()
-        store.wait(["seen"])
+        place.wait(["seen"])
         return
     collective()
     try:
         collective()
     finally:
-        store.set("seen", "1")
+        place.set("seen", "1")
 
 
 def again(rank):
     """Groups of one name, one after another, over a store that stays, as an elastic launcher's does."""
     dist.destroy_process_group()
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=rank == 0)
+    place, timeout = store(), timedelta(seconds=PATIENCE_SECONDS)
     for _ in range(3):
-        dist.init_process_group(
-            "ccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=5 * TIMEOUT_SECONDS)
-        )
+        dist.init_process_group("ccl", store=place, rank=rank, world_size=2, timeout=timeout)
         collective()
         dist.destroy_process_group()
-    dist.init_process_group("ccl", store=store, rank=rank, world_size=2)
+    dist.init_process_group("ccl", store=place, rank=rank, world_size=2)
     print("fine", flush=True)
 
 
 def late(rank):
+    """Rank 1 does not come until rank 0 has given up."""
     if rank == 1:
-        # The fault itself: longer than the others wait.
-        time.sleep(LATE_SECONDS)
-    collective()
+        with suppress(RuntimeError):  # With rank 0 its store ends.
+            store().wait(["seen"])
+        return
+    try:
+        collective()
+    finally:
+        store().set("seen", "1")
 
 
 def interrupted(rank):
@@ -132,14 +142,14 @@ def gives_up(rank):
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with suppress(KeyboardInterrupt):
             collective()
-        dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=True).wait(["done"])
+        store().wait(["done"])
         print("went on", flush=True)
         return
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=False)
+    place = store()
     try:
         collective()
     finally:
-        store.set("done", "1")
+        place.set("done", "1")
 
 
 def forbidden(rank):
@@ -155,7 +165,10 @@ def main(fault):
     torch.set_num_threads(1)
     if fault == "forbidden" and os.environ["RANK"] == "1":
         forbid_reading_others()
-    seconds = TIMEOUT_SECONDS if fault == "late" else 60
+    if fault == "late":
+        store().set(f"started/{os.environ['RANK']}", "1")
+        store().wait(["started/0", "started/1"])
+    seconds = TIMEOUT_SECONDS if fault == "late" else PATIENCE_SECONDS
     dist.init_process_group("ccl", timeout=timedelta(seconds=seconds))
     try:
         globals()[fault](dist.get_rank())

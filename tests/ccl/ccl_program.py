@@ -34,5 +34,5 @@ def main(module: str) -> None:
     dist.destroy_process_group()
 
 
-faulthandler.dump_traceback_later(200)  # Where a rank hangs, should one.
+faulthandler.dump_traceback_later(420)  # Where a rank hangs, should one.
 main(sys.argv[1])

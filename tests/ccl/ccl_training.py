@@ -105,6 +105,13 @@ def communication_hooks(gloo):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=2e-2, atol=2e-3)
 
 
+def of_all_ranks(tensor):
+    """The tensors of all ranks, in their order."""
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, tensor.detach().contiguous())
+    return found
+
+
 @check
 def uneven_inputs_join(gloo):
     network = DistributedDataParallel(nn.Linear(16, 1))
@@ -115,18 +122,22 @@ def uneven_inputs_join(gloo):
             nn.functional.mse_loss(network(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
+    first, *others = of_all_ranks(network.module.weight)
+    assert all(torch.equal(first, other) for other in others)
 
 
 @check
-def synchronized_batch_statistics_and_buffers(gloo):
+def buffers_are_the_first_ranks(gloo):
     network = DistributedDataParallel(model())
     losses(network, sgd(network))
-    mine = network.module[1].running_mean.clone()
-    network(batch(0)[0])  # Broadcasts buffers.
-    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(theirs, network.module[3].weight[0].detach().contiguous())
-    for other in theirs:
-        assert torch.equal(other, theirs[0])
+    before = of_all_ranks(network.module[1].running_mean)
+    network.eval()
+    network(batch(0)[0])  # Broadcasts buffers, and leaves them alone.
+    after = of_all_ranks(network.module[1].running_mean)
+    weights = of_all_ranks(network.module[3].weight)
+    assert not torch.equal(before[0], before[1])
+    assert all(torch.equal(each, before[0]) for each in after)
+    assert all(torch.equal(each, weights[0]) for each in weights)
 
 
 @check

@@ -13,14 +13,15 @@ if LIBRARY is None or find_spec("torch") is None:
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = str(HERE / "ccl_faulty.py")
-KILLED, DEADLINE_SECONDS = -9, 60
+KILLED, DEADLINE_SECONDS = -9, 180
+"""The deadline only keeps a broken build from hanging."""
 
 
 both_paths = pytest.mark.parametrize("path", ["memory", "oneccl"])
 
 
 def run(fault, path, size=2):
-    ranks = start(size, [PROGRAM, fault], CPULAUNCH_CCL_PATH=path)
+    ranks = start(size, [PROGRAM, fault], CPULAUNCH_CCL_PATH=path, MEETING_PORT=str(free_port()))
     return ranks, finish(ranks, DEADLINE_SECONDS)
 
 
@@ -57,7 +58,7 @@ def test_a_rank_that_is_late_is_not_waited_for_longer_than_the_timeout(path):
     ranks, results = run("late", path)
     assert results[0][0] == 1
     assert "PeerLostError" in results[0][1]
-    assert " 3 s" in results[0][1]
+    assert " 8 s" in results[0][1]
     assert left_behind(ranks) == []
 
 
@@ -89,21 +90,19 @@ def test_a_rank_that_gives_up_is_not_waited_for():
 
     if not hasattr(AllreduceOptions(), "asyncOp"):
         pytest.skip("this torch does not say that a caller waits: a thread goes on with what the caller gave up")
-    ranks = start(2, [PROGRAM, "gives_up"], CPULAUNCH_CCL_PATH="memory", MEETING_PORT=str(free_port()))
-    results = finish(ranks, DEADLINE_SECONDS)
+    ranks, results = run("gives_up", "memory")
     assert results[0][1] == "went on\n"
     assert results[1][0] == 1
     assert f"PeerLostError: rank 0 of the group (process {ranks[0].pid}) left the group" in results[1][1]
 
 
 def test_a_program_joins_again_over_the_same_store():
-    ranks = start(2, [PROGRAM, "again"], CPULAUNCH_CCL_PATH="memory", MEETING_PORT=str(free_port()))
-    assert [(code, out) for code, out, _ in finish(ranks, DEADLINE_SECONDS)] == [(0, "fine\n")] * 2
+    _, results = run("again", "memory")
+    assert [(code, out) for code, out, _ in results] == [(0, "fine\n")] * 2
 
 
 def test_who_aborts_the_group_is_not_waited_for():
-    ranks = start(2, [PROGRAM, "aborted"], CPULAUNCH_CCL_PATH="memory", MEETING_PORT=str(free_port()))
-    results = finish(ranks, DEADLINE_SECONDS)
+    ranks, results = run("aborted", "memory")
     assert results[0][0] == 1
     assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) left the group" in results[0][1]
 

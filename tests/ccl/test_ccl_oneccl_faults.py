@@ -10,7 +10,7 @@ from ccl_ranks import LIBRARY, environment, free_port
 
 from cpulaunch.leftovers import remove_shared_memory
 
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 300
 
 
 def test_only_what_is_named_after_the_process_is_removed(tmp_path):
