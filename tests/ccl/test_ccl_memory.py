@@ -4,6 +4,7 @@ import mmap
 import os
 import resource
 import threading
+from datetime import timedelta
 from importlib.util import find_spec
 
 import pytest
@@ -238,7 +239,7 @@ def test_operations_of_the_thread_start_no_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert lane().submit(torch.get_num_threads, SECONDS).result() == 1
+        assert lane().submit(torch.get_num_threads, SECONDS).get_future().wait() == 1
         later = []
         other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
         other.start()
@@ -306,6 +307,65 @@ def test_what_hangs_on_a_future_may_wait_for_works():
     gate.set()
     settled.wait()
     assert done == ["hung", "later", "waited"]
+
+
+def test_who_waits_does_the_work_itself():
+    one = lane()
+    one.carrier._thread = threading.current_thread()  # None of its own, which might be faster.
+    works = [one.submit(threading.get_ident, SECONDS) for _ in range(3)]
+    works[1].wait()
+    assert [work.is_completed() for work in works] == [True, True, False]
+    assert works[2].result() == threading.get_ident()
+
+
+def test_who_waits_no_longer_than_told_leaves_the_work_to_the_thread():
+    one = lane()
+    work = one.submit(threading.get_ident, SECONDS)
+    assert work.wait(timedelta(seconds=SECONDS))
+    assert work.result() == one.carrier._thread.ident
+
+
+def test_only_the_thread_calls_oneccl():
+    one = Lane(Carrier(watches=True), lost_peer=lambda: None, tell=lambda: None)
+    assert one.submit(threading.get_ident, SECONDS).result() == one.carrier._thread.ident
+
+
+def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
+    one, done = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: None), []
+    one.carrier._thread = threading.current_thread()  # None of its own: who waits must do it all.
+    first = one.submit(lambda: done.append("first"), SECONDS)
+    later = one.submit(lambda: done.append("later"), SECONDS)
+
+    def hung(_):
+        one.submit(lambda: done.append("hung"), SECONDS).wait()
+        later.wait()
+        done.append("waited")
+
+    settled = first.get_future().then(hung)
+    first.wait()
+    settled.wait()
+    assert done == ["first", "hung", "later", "waited"]
+
+
+def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
+    told = []
+    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one.carrier._thread = threading.current_thread()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    work = one.submit(interrupted, SECONDS)
+    later = one.submit(lambda: None, SECONDS)
+    future = work.get_future()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    assert told == [True]
+    assert work.is_completed()
+    with pytest.raises(RuntimeError):
+        future.wait()
+    with pytest.raises(CclError, match="the group is broken"):
+        later.wait()
 
 
 def test_an_interrupt_breaks_the_group_and_lets_the_next_know():

@@ -38,6 +38,7 @@ class Carrier:
         self.turn = threading.Lock()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._holder = 0
         self._is_closed = False
 
     def take_turn(self) -> bool:
@@ -47,9 +48,9 @@ class Carrier:
     def take(self, work: CclWork) -> None:
         """Effect: the work is carried out after those before it.
 
-        What hangs on the future of a work runs in the thread of works: its own works are for it to do, at once.
+        What hangs on the future of a work runs in the thread that did it: its own works are for that to do, at once.
         """
-        if self._is_this_thread():
+        if self._is_mine():
             work.lane.carry_out(work)
             return
         self._works.append(work)
@@ -59,10 +60,19 @@ class Carrier:
                 self._thread = threading.Thread(target=self._carry_out_all, name="ccl", daemon=True)
                 self._thread.start()
 
-    def carry_out_until(self, work: CclWork) -> None:
-        """Effect: if this is the thread of works, those up to this one are done: nobody else would do them."""
-        while self._is_this_thread() and self._works and not work.is_completed():
-            self._carry_out_next()
+    def carry_out_until(self, work: CclWork, *, is_patient: bool) -> None:
+        """Effect: works up to this one are done, if this thread may do them: who waits has nothing better to do.
+
+        Not who waits no longer than a time of its own, nor for oneCCL, which cannot be interrupted. A thread that does
+        works already, and waits in what hangs on a future of one, would wait for itself.
+        """
+        if self._is_mine():
+            self._carry_out_works(work)
+        elif is_patient and not self._watches and self.turn.acquire(blocking=False):
+            try:
+                self._carry_out_mine(work)
+            finally:
+                self.turn.release()
 
     def watch(self, work: CclWork) -> None:
         """Effect: the work's future fails in time if the work does not end: nobody may wait for the work itself."""
@@ -82,27 +92,39 @@ class Carrier:
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
                 work.finish(error)
 
-    def _is_this_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+    def _is_mine(self) -> bool:
+        """Whether this thread is doing works."""
+        return self._holder == threading.get_ident()
 
     def _carry_out_all(self) -> None:
         sit(self._cpus)
         while self._works or not self._is_closed:
             self._queue.get()
-            while self._works:  # More than one, if an interrupt came between a work and the word that it is there.
+            if self._works:  # More than one, if an interrupt came between a work and the word that it is there.
                 with self.turn:
-                    self._carry_out_next()
+                    self._carry_out_mine()
+
+    def _carry_out_mine(self, until: CclWork | None = None) -> None:
+        self._holder = threading.get_ident()
+        try:
+            self._carry_out_works(until)
+        finally:
+            self._holder = 0
+
+    def _carry_out_works(self, until: CclWork | None) -> None:
+        """Effect: works are done, all or up to one. This thread has the turn."""
+        while self._works and not (until is not None and until.is_completed()):
+            work = self._works.popleft()
+            try:
+                work.lane.carry_out(work)
+            except BaseException:
+                work.finish(CclError("a collective was interrupted"))
+                raise
 
     def close(self) -> None:
         """Effect: the thread ends when the works are done that were taken by now."""
         self._is_closed = True
         self._queue.put(None)
-
-    def _carry_out_next(self) -> None:
-        """Effect: the first of the works is done, unless it was already."""
-        if self._works:
-            work = self._works.popleft()
-            work.lane.carry_out(work)
 
 
 class Lane:
@@ -153,10 +175,20 @@ class Lane:
         if self.broken is not None:
             work.finish(CclError(f"the group is broken: {self.broken}"))
             return
-        work.run()
-        error = work.exception()
-        if error is not None and not isinstance(error, RanksDisagreeError):
+        try:
+            work.run()
+        finally:
+            error = work.exception()
+            if error is not None and not isinstance(error, RanksDisagreeError):
+                self.give_up(error)
+
+    def help_with(self, work: CclWork, *, is_patient: bool) -> None:
+        """Effect: this thread does the work, if it may. Raises: KeyboardInterrupt, which breaks the group."""
+        try:
+            self.carrier.carry_out_until(work, is_patient=is_patient)
+        except BaseException as error:
             self.give_up(error)
+            raise
 
     def give_up(self, why: BaseException) -> None:
         """Effect: the group is broken, here and for the others."""

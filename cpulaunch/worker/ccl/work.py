@@ -74,17 +74,23 @@ class CclWork(Work):
         self._future: Any = None
 
     def run(self) -> None:
-        """Effect: the collective is carried out; whatever it raises is raised where the work is waited for."""
+        """Effect: the collective is carried out; whatever it raises is raised where the work is waited for.
+
+        An interrupt is raised here too: it belongs to the thread.
+        """
         job, self.job = self.job, None
         try:
             self._result = job() if job is not None else None
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
+        except BaseException as error:
             if not isinstance(error, RanksDisagreeError):
                 abandoned.append((job, error))
             self._error = self._explained(error)
-        self.finish()
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.finish()
 
-    def _explained(self, error: Exception) -> Exception:
+    def _explained(self, error: BaseException) -> BaseException:
         """The error, or why it came about: oneCCL only says that its connection to a rank is lost."""
         lost = self.lane.lost_peer() if type(error) is CclError else None
         if lost is None:
@@ -107,6 +113,7 @@ class CclWork(Work):
         """True when the collective is done. Raises: what went wrong; PeerLostError if it takes longer than allowed."""
         if not self._is_finished:
             seconds = timeout.total_seconds()
+            self.lane.help_with(self, is_patient=seconds <= 0)
             self._await(seconds if seconds > 0 else self._seconds)
         _kept.pop(id(self), None)
         if self._error is not None:
@@ -114,7 +121,6 @@ class CclWork(Work):
         return True
 
     def _await(self, seconds: float) -> None:
-        self.lane.carrier.carry_out_until(self)
         left, glances = seconds, 0
         while not self._finished.acquire(timeout=max(0.0, min(GLANCE_SECONDS, left))):
             left -= GLANCE_SECONDS
