@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
+failed = Path("failed")
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 print(json.dumps({name: os.environ[name] for name in names}), flush=True)
@@ -22,6 +24,10 @@ if attempt == 0 or sys.argv[1:] == ["always"]:
                 }
             )
         )
+        failed.touch()
         sys.exit(7)
-    time.sleep(3)
-    sys.exit(8)  # The other ranks notice by themselves, as gloo's would.
+    while not failed.exists():
+        time.sleep(0.01)
+    if os.environ["RANK"] == "2":
+        signal.pause()  # The failed rank's host ends it.
+    sys.exit(8)  # The other host's ranks notice by themselves, as gloo's would.

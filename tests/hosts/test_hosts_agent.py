@@ -7,6 +7,7 @@ import pytest
 from two_hosts import HERE, Local, eventually
 
 from cpulaunch.launch.processes import children_of
+from tests.ranks.jobs import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -23,11 +24,8 @@ def host(tmp_path):
 
 
 def endpoint():
-    """A port that is free, and stays so with near certainty."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return ["--rdzv-endpoint", f"127.0.0.1:{server.getsockname()[1]}"]
+    """A port that is free and stays so, unless another test draws the same one."""
+    return ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
 
 
 def family(run):

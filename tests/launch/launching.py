@@ -39,6 +39,19 @@ def alive(pid):
     return state not in "ZX"
 
 
+def sleeps(pid):
+    """Whether the process is not woken for two seconds, told by a count: what it does before may take any time."""
+    before = switches(pid)
+    time.sleep(2)
+    return switches(pid) == before
+
+
+def switches(pid):
+    """How often the process has been scheduled."""
+    with open(f"/proc/{pid}/status") as file:
+        return [line for line in file if "ctxt_switches" in line]
+
+
 class Launcher:
     """Starts the driver on plans; `pids` are those that workers wrote to files of the test's directory."""
 

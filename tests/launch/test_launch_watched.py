@@ -5,10 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from launching import alive, eventually, python, shell
+from launching import alive, eventually, python, shell, sleeps
 
 from cpulaunch.errors import LaunchError
 from cpulaunch.launch.run_directory import make_named_directory
@@ -340,21 +339,6 @@ def test_a_supervisor_uses_no_cpu_at_a_barrier(watched, launcher):
     worker = launcher.pid("waiting-0")
     eventually(lambda: at_barrier(worker), "a worker that waits")
     supervisor = parent(worker)
-    eventually(lambda: settled(supervisor), "a sleeping supervisor")
-    before = switches(supervisor)
-    time.sleep(1)
-    assert switches(supervisor) == before
+    eventually(lambda: sleeps(supervisor), "two seconds without a wake-up")
     process.send_signal(signal.SIGTERM)
     process.wait()
-
-
-def settled(pid):
-    before = switches(pid)
-    time.sleep(0.2)
-    return switches(pid) == before
-
-
-def switches(pid):
-    """How often the process has been scheduled: a count, not a time."""
-    with open(f"/proc/{pid}/status") as file:
-        return [line for line in file if "ctxt_switches" in line]
