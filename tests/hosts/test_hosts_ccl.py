@@ -69,3 +69,9 @@ def test_the_other_host_learns_that_a_rank_has_ended(machines, fault, code):
     assert "PeerLostError: rank 1 of the group" in runs[0].out
     for run in runs:
         run.gone()
+
+
+def test_the_other_host_learns_that_a_rank_ends_while_it_joins(machines):
+    runs = both(machines, "--nproc-per-node", 1, CCL / "ccl_faulty.py", "dies_joining")
+    assert [run.wait() for run in runs] == [1, 128 + signal.SIGKILL], "".join(run.err for run in runs)
+    assert "PeerLostError: rank 1 of the group" in runs[0].err
