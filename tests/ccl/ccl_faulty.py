@@ -47,6 +47,15 @@ def dies_within(rank):
     collective(times=100_000)
 
 
+def die_when_it_opens_oneccl(event, arguments):
+    if event == "ctypes.dlopen" and "libccl" in str(arguments[0]):
+        kill_self()
+
+
+def dies_joining(rank):
+    """Nobody comes so far."""
+
+
 def dies_in_backward(rank):
     model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(2)])
     network = torch.nn.parallel.DistributedDataParallel(model)
@@ -103,6 +112,20 @@ def late(rank):
         return
     try:
         collective()
+    finally:
+        store().set("seen", "1")
+
+
+def impatient(rank):
+    """Rank 1 does not come in the time that rank 0 has for this one call."""
+    if rank == 1:
+        with suppress(RuntimeError):
+            store().wait(["seen"])
+        return
+    options = dist.BarrierOptions()
+    options.timeout, options.asyncOp = timedelta(seconds=1), False
+    try:
+        dist.group.WORLD.barrier(options).wait()
     finally:
         store().set("seen", "1")
 
@@ -165,7 +188,9 @@ def main(fault):
     torch.set_num_threads(1)
     if fault == "forbidden" and os.environ["RANK"] == "1":
         forbid_reading_others()
-    if fault == "late":
+    if fault == "dies_joining" and os.environ["RANK"] == "1":
+        sys.addaudithook(die_when_it_opens_oneccl)
+    if fault in ("late", "impatient"):
         store().set(f"started/{os.environ['RANK']}", "1")
         store().wait(["started/0", "started/1"])
     seconds = TIMEOUT_SECONDS if fault == "late" else PATIENCE_SECONDS

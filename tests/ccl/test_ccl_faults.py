@@ -43,6 +43,13 @@ def test_others_fail_when_a_rank_ends(fault, size, path):
     assert left_behind(ranks) == []
 
 
+def test_others_fail_when_a_rank_ends_while_it_joins():
+    ranks, results = run("dies_joining", "oneccl")
+    assert [code for code, _, _ in results] == [1, KILLED]
+    assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) ended" in results[0][2]
+    assert left_behind(ranks) == []
+
+
 @both_paths
 def test_training_fails_when_a_rank_ends(path):
     ranks, results = run("dies_in_backward", path)
@@ -59,6 +66,14 @@ def test_a_rank_that_is_late_is_not_waited_for_longer_than_the_timeout(path):
     assert results[0][0] == 1
     assert "PeerLostError" in results[0][1]
     assert " 8 s" in results[0][1]
+    assert left_behind(ranks) == []
+
+
+@both_paths
+def test_a_call_has_a_time_of_its_own(path):
+    ranks, results = run("impatient", path)
+    assert results[0][0] == 1
+    assert "a collective was not done within 1 s" in results[0][1] + results[0][2]
     assert left_behind(ranks) == []
 
 

@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpulaunch.worker.ccl.channel import Channel
+    from cpulaunch.worker.ccl.lines import Lines
+    from cpulaunch.worker.ccl.meeting import Meeting
 
     Tensors = list[Tensor]
+
+
+_NO_TIME = timedelta(0)
 
 
 class CclGroup(ProcessGroup):
@@ -57,6 +62,7 @@ class CclGroup(ProcessGroup):
         store = joining.fresh_keys(store, rank)
         memory = open_memory(store, rank=rank, size=size)
         self._channel: Channel | None = None
+        self._joining: Meeting | Lines | None = None
         self._direct: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
         asked = joining.asked_path()
         meeting = joining.open_meeting(memory, rank=rank, size=size, seconds=self._seconds)
@@ -66,27 +72,41 @@ class CclGroup(ProcessGroup):
             self._channel = joining.join_memory(meeting, self._seconds)
         else:
             self._lane = self._lane_of(shared_carrier())
-            join = partial(joining.join, store, meeting, rank=rank, size=size, seconds=self._seconds)
+            join = partial(joining.join, store, meeting, rank=rank, size=size, seconds=self._seconds, watch=self._watch)
             self._channel = self._lane.submit(join, self._seconds).result()
+            self._joining = None
+
+    def _watch(self, ranks: Meeting | Lines) -> None:
+        """Effect: until this rank has joined the others, these tell of their ends."""
+        self._joining = ranks
 
     def _lane_of(self, carrier: Carrier) -> Lane:
         return Lane(carrier, lost_peer=self._lost_peer, tell=self._tell_others)
 
     def _submit(self, job: Callable[[], Any], options: Any) -> Work:
-        """The job's work. A caller that waits anyway does it itself: in their memory, ranks can be interrupted."""
+        """The job's work. A caller that waits anyway does it itself: in their memory, ranks can be interrupted.
+
+        Not a caller with a time of its own for this call: the ranks wait for one another as long as the group says.
+        """
+        timeout = options.timeout
+        if timeout > _NO_TIME:
+            return self._lane.submit(job, timeout.total_seconds(), has_own_time=True)
         if self._is_quick and not getattr(options, "asyncOp", True):
             done = self._lane.do_now(job)
             if done is not None:
                 return done
-        seconds = options.timeout.total_seconds()
-        return self._lane.submit(job, seconds if seconds > 0 else self._seconds)
+        return self._lane.submit(job, self._seconds)
 
     def _tell_others(self) -> None:
         if self._channel is not None:
             self._channel.give_up()
+        elif self._joining is not None:
+            self._joining.leave()
 
     def _lost_peer(self) -> tuple[int, int] | None:
-        return None if self._channel is None else self._channel.lost_peer()
+        if self._channel is None:
+            return None if self._joining is None else self._joining.lost()
+        return self._channel.lost_peer()
 
     @property
     def _way(self) -> Channel:

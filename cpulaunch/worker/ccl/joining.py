@@ -20,7 +20,7 @@ from cpulaunch.worker.ccl import api
 from cpulaunch.worker.ccl.channel import Channel
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.library import TRANSPORT
-from cpulaunch.worker.ccl.lines import open_lines
+from cpulaunch.worker.ccl.lines import Lines, open_lines
 from cpulaunch.worker.ccl.meeting import CALL
 from cpulaunch.worker.ccl.memory_path import is_permitted
 from cpulaunch.worker.ccl.native import open_path, open_seat
@@ -32,9 +32,12 @@ from cpulaunch.worker.ccl.roll_call import RollCall
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable
     from typing import Any
 
     from cpulaunch.worker.ccl.meeting import Meeting
+
+    Watched = Meeting | Lines
 
 PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
@@ -90,26 +93,33 @@ def agree_on_memory(meeting: Meeting | None, asked: str, seconds: float) -> bool
     return agreed
 
 
-def join(store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: float) -> Channel:
-    """This rank's way to the others by oneCCL. Effect: waits for all of them. Raises: CclError."""
+def join(
+    store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: float, watch: Callable[[Watched], None]
+) -> Channel:
+    """This rank's way to the others by oneCCL. Effect: waits for all of them; `watch` learns what tells of their ends.
+
+    Raises: CclError.
+    """
     check_space(size)
-    if meeting is None:
-        check_names(store, rank=rank, size=size)
+    watched: Watched = meeting if meeting is not None else _between_hosts(store, rank=rank, size=size, seconds=seconds)
+    watch(watched)
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
-    place: Meeting | RollCall
-    if meeting is None:
-        lines = open_lines(store, own_address(os.environ), rank=rank, size=size, seconds=seconds)
-        place = RollCall(communicator, lines, size=size, describe=described)
-    else:
-        place = meeting
+    place = RollCall(communicator, watched, size=size, describe=described) if isinstance(watched, Lines) else watched
     channel = Channel(OnecclPath(communicator, place, size=size, seconds=seconds), place, size=size)
     if os.environ.get(TRANSPORT) == "mpi":  # A rank that ends waits for the others, who must not wait for it.
         atexit.register(channel.give_up)
     if spans_program(size):
         _forget_names(channel, size)
     return channel
+
+
+def _between_hosts(store: Any, *, rank: int, size: int, seconds: float) -> Lines:
+    """The lines to other hosts, before oneCCL connects: it would wait forever for a rank that ends meanwhile."""
+    check_names(store, rank=rank, size=size)
+    address = own_address(os.environ) if rank == 0 else ""
+    return open_lines(store, address, rank=rank, size=size, seconds=seconds)
 
 
 def join_memory(meeting: Meeting, seconds: float) -> Channel:

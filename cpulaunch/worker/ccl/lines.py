@@ -92,6 +92,8 @@ class Lines:
                 self._poll.unregister(line)
                 line.close()
 
+    leave = close
+
     def close_in_child(self) -> None:
         """Effect: as close, in a forked child, where nobody is left to give back the lock."""
         self._lock = threading.Lock()

@@ -145,10 +145,10 @@ class Lane:
         if self._process != os.getpid():
             raise CclError("this process was forked after init_process_group: it is no rank of the group")
 
-    def submit(self, job: Callable[[], Any], seconds: float) -> CclWork:
+    def submit(self, job: Callable[[], Any], seconds: float, *, has_own_time: bool = False) -> CclWork:
         """The job's work; it is carried out after those before it. Raises: CclError in a broken group or a fork."""
         self._check()
-        work = CclWork(job, self, seconds)
+        work = CclWork(job, self, seconds, has_own_time=has_own_time)
         if not TORCH_KEEPS_WORKS:
             keep(work)
         self.carrier.take(work)

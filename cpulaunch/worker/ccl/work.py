@@ -61,10 +61,11 @@ def keep(work: CclWork) -> None:
 class CclWork(Work):
     """A collective under way."""
 
-    def __init__(self, job: Callable[[], Any], lane: Lane, seconds: float) -> None:
+    def __init__(self, job: Callable[[], Any], lane: Lane, seconds: float, *, has_own_time: bool = False) -> None:
+        """`has_own_time` says that it may take no longer than the seconds, which are not the group's."""
         super().__init__()
         self.job: Callable[[], Any] | None = job
-        self.lane, self._seconds = lane, seconds
+        self.lane, self._seconds, self._has_own_time = lane, seconds, has_own_time
         self._finished = threading.Lock()
         self._finished.acquire()
         self._is_finished = False
@@ -113,7 +114,7 @@ class CclWork(Work):
         """True when the collective is done. Raises: what went wrong; PeerLostError if it takes longer than allowed."""
         if not self._is_finished:
             seconds = timeout.total_seconds()
-            self.lane.help_with(self, is_patient=seconds <= 0)
+            self.lane.help_with(self, is_patient=seconds <= 0 and not self._has_own_time)
             self._await(seconds if seconds > 0 else self._seconds)
         _kept.pop(id(self), None)
         if self._error is not None:
