@@ -45,6 +45,10 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """What gloo is told; a launch sets it to the interface on the way to where the hosts meet."""
 PATH_VARIABLE = "CPULAUNCH_CCL_PATH"
 """How the backend "ccl" moves data, auto, memory or oneccl; unset is auto."""
+MEMORY_LIBRARY = "lib/libcpulaunch_ccl.so"
+"""What is compiled for collectives in one host's memory when cpulaunch is installed, in the package's folder."""
+MEMORY_LIBRARY_VERSION = 1
+"""Of what the library and who calls it agree on: one from before an update in place is left alone."""
 
 
 def transport(environ: Mapping[str, str], *, rank: str, world_size: str) -> tuple[Default, ...]:

@@ -21,7 +21,7 @@ PLATFORM = "linux-x86_64"
 FLAGS = ("-shared", "-fPIC", "-Wl,-z,noexecstack")
 LIBRARIES = {
     "libcpulaunch_mkl.so": ("mkl_dispatch.c", ("-O2", "-nostdlib"), "--mkl-dispatch"),
-    "libcpulaunch_ccl.so": ("ccl_memory.c", ("-O3", "-fwrapv"), "fast collectives on one host"),
+    "libcpulaunch_ccl.so": ("ccl_memory.c", ("-O3", "-std=gnu11", "-fwrapv"), "fast collectives on one host"),
 }
 """Each library's source, flags of its own, and what is not to be had without it."""
 

@@ -7,7 +7,6 @@ RANK_BYTES = 26 * MIB
 """What a rank of oneCCL 2022.1 must find free in /dev/shm; the backend refuses to start with less."""
 ADMINISTRATORS_ONLY = 2
 """The ptrace_scope from which on only administrators may read another process. Source: kernel, LSM/Yama.rst."""
-IN_PYTHON = "cpulaunch was installed without a C compiler: a small all-reduce on one host takes twice as long"
 INSTALL = "pip install 'cpulaunch[ccl]'"
 
 
@@ -24,7 +23,9 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
     if lock is None:
         only = ": one host only" if facts.oneccl is None else " for several hosts"
         found = f"ccl: ranks may use one another's memory; {engine}{only}"
-        return (Finding(status="ok", found=found) if facts.ccl_library else _advice(found, IN_PYTHON, WITH_COMPILER),)
+        if not facts.no_library:
+            return (Finding(status="ok", found=found),)
+        return (_advice(found, f"{facts.no_library}: Python reduces tensors on one host, slower", WITH_COMPILER),)
     why, fix = lock
     if facts.oneccl is None:
         return (_advice(f"no ccl, gloo only: {engine}, and ranks may not use one another's memory", why, INSTALL),)

@@ -6,10 +6,11 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import cpulaunch
+from cpulaunch.ccl_settings import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.cli.torch_question import BrokenTorch, Runner, TorchFacts, ask_torch
 from cpulaunch.host import Host
 from cpulaunch.probe import Root
-from cpulaunch.probe.libraries import has_collectives_library
 from cpulaunch.probe.nvml import with_nvml
 from cpulaunch.probe.oneccl import oneccl_version
 
@@ -40,7 +41,8 @@ class Facts:
 
     `bundled_openmp`: OpenMP runtimes that packages bring along, by the package's folder. `oneccl`: the version beside
     torch, if any. `may_copy`: whether system calls that copy between processes are allowed (None: there are none),
-    `ptrace_scope`: to whom, where the kernel has Yama; `ccl_library`: whether cpulaunch was installed with its own.
+    `ptrace_scope`: to whom, where the kernel has Yama; `no_library`: why cpulaunch's own for collectives is not
+    used, empty if it is.
     """
 
     host: Host
@@ -54,7 +56,7 @@ class Facts:
     oneccl: str | None = None
     may_copy: bool | None = None
     ptrace_scope: int | None = None
-    ccl_library: bool = True
+    no_library: str = ""
 
 
 def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
@@ -71,7 +73,7 @@ def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[s
         oneccl=None if host.torch is None else oneccl_version(root, host.torch),
         may_copy=may_copy() if root.live else None,
         ptrace_scope=read_ptrace_scope(root),
-        ccl_library=has_collectives_library(),
+        no_library=no_library(own_file(MEMORY_LIBRARY)) if root.live else "",
     )
 
 
@@ -109,6 +111,22 @@ def may_copy() -> bool | None:
     size = ctypes.c_ulong(1)
     copied = libc.process_vm_readv(os.getpid(), ctypes.byref(here), size, ctypes.byref(there), size, ctypes.c_ulong(0))
     return bool(copied == 1)
+
+
+def own_file(name: str) -> str:
+    """The path of a file of cpulaunch's."""
+    return os.path.join(os.path.dirname(cpulaunch.__file__), name)
+
+
+def no_library(path: str) -> str:
+    """Why the compiled library of collectives on one host is not used; empty if it is."""
+    if not os.path.isfile(path):
+        return "cpulaunch was installed without a C compiler"
+    try:
+        version = ctypes.CDLL(path).cpulaunch_ccl_version()
+    except (OSError, AttributeError) as error:
+        return f"cpulaunch's library cannot be loaded: {error}"
+    return "" if version == MEMORY_LIBRARY_VERSION else f"{path} is another version's"
 
 
 def read_swap(root: Root) -> Swap | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import cpulaunch
+from cpulaunch.ccl_settings import MEMORY_LIBRARY
 from cpulaunch.cpulist import format_cpulist
 from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
 from cpulaunch.plan.measured import SIZES, Measured, Timing, decode, encode
@@ -77,7 +79,16 @@ def _key(host: Host, plan: LaunchPlan, environ: Mapping[str, str]) -> str:
         "" if torch is None else torch.version,
         "" if torch is None else oneccl_version(root, torch) or "no oneCCL",
         cpulaunch.__version__,
+        _built(f"{os.path.dirname(cpulaunch.__file__)}/{MEMORY_LIBRARY}"),
         *(format_cpulist(worker.cpus) for worker in plan.workers),
         *variables,
     )
     return ascii("|".join(map(str, parts)))
+
+
+def _built(path: str) -> str:
+    """When a compiled library of cpulaunch's was; "no library" if there is none."""
+    try:
+        return str(os.stat(path).st_mtime_ns)
+    except OSError:
+        return "no library"

@@ -82,7 +82,7 @@ static inline uint16_t narrowed(float value) { /* to the nearest, ties to even, 
 #define SAME(value) (value)
 #define SUM(a, b) ((a) + (b))
 #define PROD(a, b) ((a) * (b))
-/* A NaN wins, as in torch.maximum and torch.minimum. */
+/* A NaN wins, as in torch.maximum and torch.minimum; which of 0.0 and -0.0, is as little said as there. */
 #define MAX(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 #define MIN(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 
@@ -150,19 +150,21 @@ static int is_there(uint32_t count, uint32_t number) {
     return (int32_t)(count - number) >= 0;
 }
 
-static int comes_soon(const struct seat *seat, const struct place *place, uint32_t number) {
+/* `until` is when this rank has looked long enough for all others; 0 before it had to for the first. */
+static int comes_soon(const struct seat *seat, const struct place *place, uint32_t number, uint64_t *until) {
     if (is_there(count_of(place), number))
         return 1;
     if (seat->spin_nanoseconds == 0)
         return 0;
-    uint64_t until = now() + seat->spin_nanoseconds;
+    if (*until == 0)
+        *until = now() + seat->spin_nanoseconds;
     do {
         for (int look = 0; look < 16; look++) {
             _mm_pause();
             if (is_there(count_of(place), number))
                 return 1;
         }
-    } while (now() < until);
+    } while (now() < *until);
     return 0;
 }
 
@@ -180,9 +182,10 @@ static int comes_while_asleep(const struct seat *seat, struct place *place, uint
 
 /* 0 when all ranks have come to the meeting, else 1 + one that has not come yet: call again if it still may. */
 int cpulaunch_ccl_await(const struct seat *seat, uint32_t number) {
+    uint64_t until = 0;
     for (uint32_t other = 0; other < seat->size; other++) {
         struct place *place = seat->ranks[other].place;
-        if (other != seat->rank && !comes_soon(seat, place, number) && !comes_while_asleep(seat, place, number))
+        if (other != seat->rank && !comes_soon(seat, place, number, &until) && !comes_while_asleep(seat, place, number))
             return (int)other + 1;
     }
     return 0;
@@ -254,16 +257,18 @@ int cpulaunch_ccl_all_reduce_small(const struct seat *seat, uint32_t number, con
 typedef ssize_t transfer(pid_t, const struct iovec *, unsigned long, const struct iovec *, unsigned long,
                          unsigned long);
 
-static int all_bytes(transfer *transfer, pid_t process, uint8_t *mine, uint64_t theirs, uint64_t size) {
+static int all_bytes(transfer *copy, pid_t process, uint8_t *mine, uint64_t theirs, uint64_t size) {
     while (size > 0) {
         struct iovec here = {mine, size}, there = {(void *)theirs, size};
-        ssize_t done = transfer(process, &here, 1, &there, 1, 0);
+        ssize_t done = copy(process, &here, 1, &there, 1, 0);
         if (done <= 0)
             return done < 0 && errno != 0 ? errno : EFAULT;
         mine += done, theirs += (uint64_t)done, size -= (uint64_t)done;
     }
     return 0;
 }
+
+#define ALL (-2)
 
 struct share { /* of a tensor that all ranks have: bytes from the offset on */
     const uint8_t *own; /* this rank's */
@@ -272,7 +277,6 @@ struct share { /* of a tensor that all ranks have: bytes from the offset on */
     int32_t sent_to; /* a rank, -1 for nobody, or ALL */
     int32_t culprit; /* whose memory could not be reached */
 };
-#define ALL (-2)
 
 /* Effect: the result is the reduction of all ranks' elements. The others are taken from the next one on, by turns. */
 static int reduce_chunk(const struct seat *seat, uint32_t number, struct share *share, const struct reduction *how,

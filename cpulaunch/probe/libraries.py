@@ -57,20 +57,11 @@ def read_libraries(root: Root, arch: str, *, prefix: str | None, environ: Mappin
 
 def mkl_dispatch_library() -> tuple[Library, ...]:
     """cpulaunch's own MKL dispatch library, if it was built when cpulaunch was installed."""
-    path = _built("libcpulaunch_mkl.so")
+    package = os.path.dirname(os.path.dirname(__file__))
+    path = os.path.join(package, "lib", "libcpulaunch_mkl.so")
     if not os.path.isfile(path):
         return ()
     return (Library(kind="mkl-dispatch", name="mkl-dispatch", path=path, untrusted=untrusted_part(Root(), path)),)
-
-
-def has_collectives_library() -> bool:
-    """Whether cpulaunch's own library for collectives on one host was built when cpulaunch was installed."""
-    return os.path.isfile(_built("libcpulaunch_ccl.so"))
-
-
-def _built(name: str) -> str:
-    """Where a compiled library of cpulaunch's is, if there was a compiler."""
-    return os.path.join(os.path.dirname(os.path.dirname(__file__)), "lib", name)
 
 
 def untrusted_part(root: Root, path: str) -> str | None:

@@ -39,7 +39,9 @@ def results_without_library(tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """Of cpulaunch as it is where it was installed without a C compiler."""
     folder = tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT / "cpulaunch", folder / "cpulaunch", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    return run_checks(CHECKS, 3, "memory", PYTHONPATH=str(folder))
+    found = run_checks(CHECKS, 3, "memory", PYTHONPATH=str(folder))
+    assert found.pop("library") == "none"
+    return found
 
 
 @pytest.mark.parametrize("name", NAMES)

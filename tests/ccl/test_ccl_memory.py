@@ -368,6 +368,57 @@ def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
         later.wait()
 
 
+def test_a_forked_child_leaves_the_works_of_its_parent_alone():
+    one, done = lane(), []
+    one.carrier._thread = threading.current_thread()
+    work = one.submit(lambda: done.append("done"), SECONDS)
+    child = os.fork()
+    if child == 0:
+        try:
+            work.wait()
+        except CclError as error:
+            os._exit(3 if "forked" in str(error) and not done else 4)
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert work.wait()
+    assert done == ["done"]
+
+
+def test_a_signal_handler_cannot_begin_a_collective_within_another():
+    one, other = lane(), lane()
+
+    def with_handler():
+        assert other.do_now(lambda: "another group's").result() == "another group's"
+        assert one.do_now(lambda: None) is None
+        for call in (lambda: one.submit(lambda: None, SECONDS), CclWork(lambda: None, one, SECONDS).wait):
+            with pytest.raises(
+                CclError, match="a signal handler called a collective in the middle of another"
+            ) as caught:
+                call()
+            assert "set a flag" in str(caught.value)
+        return "went on"
+
+    assert one.do_now(with_handler).result() == "went on"
+    one.carrier._thread = threading.current_thread()
+    assert one.submit(with_handler, SECONDS).result() == "went on"
+
+
+def test_an_interrupt_is_told_to_others_in_words():
+    one = lane()
+    one.carrier._thread = threading.current_thread()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    work = one.submit(interrupted, SECONDS)
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    with pytest.raises(CclError, match="a collective was interrupted"):
+        work.wait()
+    with pytest.raises(CclError, match="the group is broken: a collective was interrupted"):
+        one.do_now(interrupted)
+
+
 def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
     told = []
     one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))

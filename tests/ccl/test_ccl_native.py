@@ -1,7 +1,9 @@
 """The compiled library does what is written in Python, to the bit, and says what went wrong."""
 
+import os
 import shutil
 import subprocess
+import time
 from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +18,11 @@ from ccl_threads import LIBRARY, SECONDS, seat_of, together
 from torch.distributed import ReduceOp
 
 import cpulaunch
+from cpulaunch.ccl_settings import MEMORY_LIBRARY_VERSION
 from cpulaunch.worker.ccl.errors import CclError
 from cpulaunch.worker.ccl.meeting import PAYLOAD_BYTES, Meeting
 from cpulaunch.worker.ccl.native import CHUNK_BYTES, NativeMeeting, NativePath, load, open_path
+from cpulaunch.worker.ccl.native import LIBRARY as NATIVE
 from cpulaunch.worker.ccl.numbers import TYPES, packed_call, reduction
 
 LIB = Path(cpulaunch.__path__[0], "lib")
@@ -27,8 +31,12 @@ REDUCTIONS = ["SUM", "PRODUCT", "MIN", "MAX", "AVG"]
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(LIBRARY is None, reason="cpulaunch was installed without a C compiler"),
+    pytest.mark.skipif(not Path(NATIVE).is_file(), reason="cpulaunch was installed without a C compiler"),
 ]
+
+
+def test_the_library_that_was_compiled_is_used():
+    assert LIBRARY is not None
 
 
 def values(dtype, count, rank):
@@ -103,8 +111,10 @@ def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
         path, tensor = open_path(meeting, SECONDS), torch.full((5,), meeting.rank + 1.0)
         call, how = packed_call("all_reduce", torch.float32, 5), reduction(ReduceOp.SUM, torch.float32)
         if meeting.rank == 1:
-            while not meeting._sleepers[1][1].value:
+            deadline = time.monotonic() + SECONDS
+            while not meeting._sleepers[1][1].value and time.monotonic() < deadline:
                 pass
+            assert meeting._sleepers[1][1].value, "nobody sleeps until this rank comes"
         path.all_reduce_at_once(call, tensor, how)
         return tensor.tolist()
 
@@ -141,6 +151,23 @@ def test_layouts_are_the_same():
     assert [each.place for each in seat._seat.ranks[:2]] == [address.value for address in seat._addresses]
 
 
+def test_bytes_are_averaged_over_many_ranks():
+    how, many = reduction(ReduceOp.AVG, torch.int8), 200
+    tensor = torch.tensor([100, -128, 0, 127], dtype=torch.int8)
+    how.finish(tensor, many)
+    assert tensor.tolist() == [0, 0, 0, 0]
+
+
+def test_who_has_no_cpu_sleeps_at_once():
+    def rank_does(meeting):
+        meeting.meet(bytes(16), SECONDS)
+        assert meeting.cpus() == os.sched_getaffinity(0)
+        meeting.sleep_at_once()
+        return meeting._seat.spin_nanoseconds
+
+    assert together(2, rank_does, kind="native") == [0, 0]
+
+
 def test_no_library_and_other_libraries_are_done_without(tmp_path):
     assert load(str(tmp_path / "none.so")) is None
     assert load(find_library("c") or "libc.so.6") is None
@@ -151,8 +178,8 @@ def test_no_library_and_other_libraries_are_done_without(tmp_path):
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 def test_a_library_of_another_version_is_left_alone(tmp_path):
     text = (LIB / "ccl_memory.c").read_text()
-    for version, is_taken in ((1, True), (2, False)):
+    for version, is_taken in ((MEMORY_LIBRARY_VERSION, True), (MEMORY_LIBRARY_VERSION + 1, False)):
         source, target = tmp_path / f"{version}.c", tmp_path / f"{version}.so"
-        source.write_text(text.replace("#define VERSION 1 ", f"#define VERSION {version} "))
+        source.write_text(text.replace(f"#define VERSION {MEMORY_LIBRARY_VERSION} ", f"#define VERSION {version} "))
         subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-fwrapv", "-o", target, source], check=True)
         assert (load(str(target)) is not None) == is_taken

@@ -48,7 +48,7 @@ TABLE = {
     ),
     "collectives": ("collectives", facts(), "ok", "oneCCL 2022.1.2 for several hosts", None),
     "collectives without oneCCL": ("collectives", facts(oneccl=None), "ok", "no oneCCL: one host only", None),
-    "collectives in Python": ("collectives", facts(ccl_library=False), "advice", "may use one another", "C compiler"),
+    "collectives in Python": ("collectives", facts(no_library="none"), "advice", "may use one another", "C compiler"),
     "collectives in a container": (
         "collectives",
         facts(may_copy=False),

@@ -77,6 +77,8 @@ def open_meeting(memory: mmap.mmap | None, *, rank: int, size: int, seconds: flo
         return None
     meeting = open_seat(memory, rank=rank, size=size, describe=described)
     meeting.meet(_NO_CALL, seconds)
+    if len(meeting.cpus()) < size:
+        meeting.sleep_at_once()
     return meeting
 
 

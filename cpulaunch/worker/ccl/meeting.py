@@ -127,11 +127,23 @@ class Meeting:
         marks = [slot + SLEEPERS_AT for slot in self._slots]
         self._sleepers = [[ctypes.c_uint32.from_buffer(memory, mark + 4 * turn) for turn in (0, 1)] for mark in marks]
         self._addresses = [ctypes.c_void_p(ctypes.addressof(count)) for count in self._counts]
-        self._spins = SPINS if size <= (os.cpu_count() or 1) else 0
+        self._spins = SPINS
         self._fence = threading.Lock()
         self._number = 0
         self._alive: dict[int, int] = {}
         struct.pack_into("<II", memory, self._slots[rank] + PID_AT, os.getpid(), 0)
+
+    def sleep_at_once(self) -> None:
+        """Effect: this rank does not look for the others first, who may need its CPU to come."""
+        self._spins = 0
+
+    def cpus(self) -> set[int]:
+        """All on which the ranks may run, in all; they must have come to a meeting. Source: sched_getaffinity(2)."""
+        found: set[int] = set()
+        for rank in range(self.size):
+            with suppress(OSError):  # It has ended.
+                found |= os.sched_getaffinity(self.process(rank))
+        return found
 
     def meet(self, call: bytes, seconds: float, *, words: tuple[int, int] = (0, 0)) -> None:
         """Effect: returns when all ranks are about to do this call, and have told their words.

@@ -1,8 +1,8 @@
 """Collectives of one host's ranks in one another's memory: what is small travels with the meeting, the kernel copies
 the rest from process to process, once.
 
-It takes no thread, no spinning, no place in /dev/shm. The kernel must let the ranks at one another, as it lets a
-debugger; where it does not, oneCCL's own way remains. Source: process_vm_readv(2), ptrace(2), prctl(2).
+It takes no thread that waits at full speed, and no place in /dev/shm. The kernel must let the ranks at one another, as
+it lets a debugger; where it does not, oneCCL's own way remains. Source: process_vm_readv(2), ptrace(2), prctl(2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Meetings and reductions in one host's memory by the compiled library cpulaunch/lib/ccl_memory.c.
 
 Its calls take microseconds instead of tens of them, and hold up no thread that computes in Python. The library is
-optional: `open_meeting` and `open_path` give what is written in Python where cpulaunch was installed without a C
+optional: `open_seat` and `open_path` give what is written in Python where cpulaunch was installed without a C
 compiler. Ranks of both kinds can be in one group.
 """
 
@@ -14,6 +14,8 @@ from ctypes import POINTER, Structure, byref, c_int, c_int32, c_uint32, c_uint64
 
 import torch
 
+import cpulaunch
+from cpulaunch.ccl_settings import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.worker.ccl.errors import RanksDisagreeError
 from cpulaunch.worker.ccl.meeting import CALL, CALL_BYTES, CALLS_AT, GLANCE_SECONDS, PAYLOAD_BYTES, Meeting
 from cpulaunch.worker.ccl.memory_path import ALL, MemoryPath
@@ -28,9 +30,7 @@ if TYPE_CHECKING:
 
     from cpulaunch.worker.ccl.numbers import Reduction
 
-VERSION = 1
-"""Of what this module and the library agree on. An older library, from before an update in place, is left alone."""
-LIBRARY = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir, "lib", "libcpulaunch_ccl.so")
+LIBRARY = os.path.join(os.path.dirname(cpulaunch.__file__), MEMORY_LIBRARY)
 SPIN_SECONDS = 50e-6
 """How long a rank looks for another before it sleeps: ranks that compute the same mostly arrive within that."""
 CHUNK_BYTES = 256 << 10
@@ -105,7 +105,7 @@ def load(path: str = LIBRARY) -> Library | None:
         library = Library(path)
     except (OSError, AttributeError):
         return None
-    return library if library.version() == VERSION else None
+    return library if library.version() == MEMORY_LIBRARY_VERSION else None
 
 
 class NativeMeeting(Meeting):
@@ -128,12 +128,16 @@ class NativeMeeting(Meeting):
             ranks=ranks,
             rank=rank,
             size=size,
-            spin_nanoseconds=int(SPIN_SECONDS * 1e9) if self._spins else 0,
+            spin_nanoseconds=int(SPIN_SECONDS * 1e9),
             glance_nanoseconds=int(GLANCE_SECONDS * 1e9),
             scratch=scratch.data_ptr(),
             chunk_bytes=CHUNK_BYTES,
         )
         self._at = byref(self._seat)
+
+    def sleep_at_once(self) -> None:
+        """As Meeting.sleep_at_once."""
+        self._seat.spin_nanoseconds = 0
 
     def meet(self, call: bytes, seconds: float, *, words: tuple[int, int] = (0, 0)) -> None:
         """As Meeting.meet."""
@@ -149,7 +153,7 @@ class NativeMeeting(Meeting):
         if late:
             self._persist(late, seconds)
 
-    def all_reduce(self, call: bytes, address: int, count: int, how: _Reduction, seconds: float) -> None:
+    def all_reduce(self, call: bytes, seconds: float, *, address: int, count: int, how: Any) -> None:
         """Effect: all ranks have met, and what all brought along is reduced at the address. Raises: as meet."""
         self._number = number = self._number + 1 & _ROUND
         state = self.library.all_reduce_small(self._at, number, call, address, count, how)
@@ -157,7 +161,7 @@ class NativeMeeting(Meeting):
             self._settle(state, call, seconds)
             self.library.reduce_brought(self._at, number, address, count, how)
 
-    def reduce_share(self, share: _Share, how: _Reduction) -> int:
+    def reduce_share(self, share: _Share, how: Any) -> int:
         """0, or the errno of what went wrong with the memory of the culprit."""
         return int(self.library.reduce_share(self._at, self._number, byref(share), how))
 
@@ -202,7 +206,7 @@ class NativePath(MemoryPath):
             return False
         address, count = tensor.data_ptr(), tensor.numel()
         if tensor.nbytes <= PAYLOAD_BYTES:
-            self._native.all_reduce(call, address, count, native, self._seconds)
+            self._native.all_reduce(call, self._seconds, address=address, count=count, how=native)
         else:
             self._meeting.meet(call, self._seconds, words=(address, 0))
             first, last = (bound * tensor.itemsize for bound in self._bounds(count))
@@ -211,7 +215,7 @@ class NativePath(MemoryPath):
         return True
 
     def _how(self, how: Reduction, dtype: torch.dtype) -> Any:
-        """The reduction in the library's words; None if it has none for it.
+        """A pointer to the reduction in the library's words; None if it has none for it.
 
         A bool of torch's can be any byte that is not 0, which only torch makes 1.
         """
@@ -232,7 +236,7 @@ class NativePath(MemoryPath):
         into = None if target is None else target.data_ptr()
         self._reduce(_Share(own.data_ptr(), into, offset, own.nbytes, sent_to, -1), native)
 
-    def _reduce(self, share: _Share, how: _Reduction) -> None:
+    def _reduce(self, share: _Share, how: Any) -> None:
         error = self._native.reduce_share(share, how)
         if error:
             next(peer for peer in self._peers if peer.rank == share.culprit).fail(error)

@@ -64,8 +64,12 @@ class Reduction:
 
     def finish(self, flat: torch.Tensor, size: int) -> None:
         """Effect: a sum over this many ranks becomes the average, where that was asked."""
-        if self.averages:
-            flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")
+        if not self.averages:
+            return
+        if flat.is_floating_point():
+            flat.div_(size)
+        else:  # The size need not be a number of the type.
+            flat.copy_(flat.long().div_(size, rounding_mode="trunc"))
 
 
 _reductions: dict[tuple[int, torch.dtype], Reduction] = {}

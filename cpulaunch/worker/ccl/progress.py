@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.errors import CclError, RanksDisagreeError
 from cpulaunch.worker.ccl.seat import sit, unpinned_cpus
-from cpulaunch.worker.ccl.work import TORCH_KEEPS_WORKS, CclWork, DoneWork, abandoned, keep
+from cpulaunch.worker.ccl.work import INTERRUPTED, TORCH_KEEPS_WORKS, CclWork, DoneWork, abandoned, keep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Carrier:
         self.turn = threading.Lock()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._holder = 0
+        self._busy = self._hanging = 0
         self._is_closed = False
 
     def take_turn(self) -> bool:
@@ -49,8 +49,10 @@ class Carrier:
         """Effect: the work is carried out after those before it.
 
         What hangs on the future of a work runs in the thread that did it: its own works are for that to do, at once.
+        Raises: CclError in the middle of a work, where only a signal handler comes from.
         """
-        if self._is_mine():
+        self._check_not_busy()
+        if self._hanging == threading.get_ident():
             work.lane.carry_out(work)
             return
         self._works.append(work)
@@ -60,18 +62,49 @@ class Carrier:
                 self._thread = threading.Thread(target=self._carry_out_all, name="ccl", daemon=True)
                 self._thread.start()
 
+    def run(self, job: Callable[[], Any]) -> Any:
+        """What the job returns. The turn is this thread's."""
+        outer, self._busy = self._busy, threading.get_ident()
+        try:
+            return job()
+        finally:
+            self._busy = outer
+
+    def settle(self, work: CclWork, error: BaseException | None = None) -> None:
+        """Effect: as the work's `finish`, with what hangs on its future. The turn is this thread's."""
+        outer, self._hanging = self._hanging, threading.get_ident()
+        try:
+            work.finish(error)
+        finally:
+            self._hanging = outer
+
+    def _check_not_busy(self) -> None:
+        if self._busy == threading.get_ident():
+            raise CclError(
+                "a signal handler called a collective in the middle of another\n"
+                "hint: let it set a flag, and the program look at that between collectives"
+            )
+
     def carry_out_until(self, work: CclWork, *, is_patient: bool) -> None:
         """Effect: works up to this one are done, if this thread may do them: who waits has nothing better to do.
 
-        Not who waits no longer than a time of its own, nor for oneCCL, which cannot be interrupted. A thread that does
-        works already, and waits in what hangs on a future of one, would wait for itself.
+        Not who waits no longer than a time of its own, nor for oneCCL, which cannot be interrupted. What hangs on a
+        future, and waits, would wait for its own thread. Raises: CclError in the middle of a work.
         """
-        if self._is_mine():
+        self._check_not_busy()
+        if self._hanging == threading.get_ident():
             self._carry_out_works(work)
-        elif is_patient and not self._watches and self.turn.acquire(blocking=False):
-            try:
-                self._carry_out_mine(work)
-            finally:
+        elif is_patient and not self._watches:
+            self._carry_out_if_free(work)
+
+    def _carry_out_if_free(self, work: CclWork) -> None:
+        has_turn = False
+        try:
+            has_turn = self.turn.acquire(blocking=False)
+            if has_turn:
+                self._carry_out_works(work)
+        finally:
+            if has_turn:
                 self.turn.release()
 
     def watch(self, work: CclWork) -> None:
@@ -92,33 +125,22 @@ class Carrier:
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
                 work.finish(error)
 
-    def _is_mine(self) -> bool:
-        """Whether this thread is doing works."""
-        return self._holder == threading.get_ident()
-
     def _carry_out_all(self) -> None:
         sit(self._cpus)
         while self._works or not self._is_closed:
             self._queue.get()
             if self._works:  # More than one, if an interrupt came between a work and the word that it is there.
                 with self.turn:
-                    self._carry_out_mine()
+                    self._carry_out_works()
 
-    def _carry_out_mine(self, until: CclWork | None = None) -> None:
-        self._holder = threading.get_ident()
-        try:
-            self._carry_out_works(until)
-        finally:
-            self._holder = 0
-
-    def _carry_out_works(self, until: CclWork | None) -> None:
+    def _carry_out_works(self, until: CclWork | None = None) -> None:
         """Effect: works are done, all or up to one. This thread has the turn."""
         while self._works and not (until is not None and until.is_completed()):
             work = self._works.popleft()
             try:
                 work.lane.carry_out(work)
             except BaseException:
-                work.finish(CclError("a collective was interrupted"))
+                work.finish(CclError(INTERRUPTED))
                 raise
 
     def close(self) -> None:
@@ -142,6 +164,9 @@ class Lane:
         """Raises: CclError in a broken group or a fork."""
         if self.broken is not None:
             raise CclError(f"the group is broken: {self.broken}") from self.broken
+        self._check_process()
+
+    def _check_process(self) -> None:
         if self._process != os.getpid():
             raise CclError("this process was forked after init_process_group: it is no rank of the group")
 
@@ -160,7 +185,7 @@ class Lane:
         has_turn = False
         try:
             has_turn = self.carrier.take_turn()
-            return DoneWork(job()) if has_turn else None
+            return DoneWork(self.carrier.run(job)) if has_turn else None
         except BaseException as error:  # An interrupt breaks the group too: the others are in the middle of it.
             if not isinstance(error, RanksDisagreeError):
                 abandoned.append((job, error))
@@ -173,7 +198,7 @@ class Lane:
     def carry_out(self, work: CclWork) -> None:
         """Effect: the work is done, or has failed; the group breaks unless all ranks failed alike before they began."""
         if self.broken is not None:
-            work.finish(CclError(f"the group is broken: {self.broken}"))
+            self.carrier.settle(work, CclError(f"the group is broken: {self.broken}"))
             return
         try:
             work.run()
@@ -181,11 +206,17 @@ class Lane:
             error = work.exception()
             if error is not None and not isinstance(error, RanksDisagreeError):
                 self.give_up(error)
+            self.carrier.settle(work)
 
     def help_with(self, work: CclWork, *, is_patient: bool) -> None:
-        """Effect: this thread does the work, if it may. Raises: KeyboardInterrupt, which breaks the group."""
+        """Effect: this thread does the work, if it may. Raises: CclError in a fork or in the middle of a work, and
+        KeyboardInterrupt, which breaks the group.
+        """
+        self._check_process()
         try:
             self.carrier.carry_out_until(work, is_patient=is_patient)
+        except CclError:
+            raise
         except BaseException as error:
             self.give_up(error)
             raise
@@ -193,7 +224,7 @@ class Lane:
     def give_up(self, why: BaseException) -> None:
         """Effect: the group is broken, here and for the others."""
         if self.broken is None:
-            self.broken = why
+            self.broken = why if isinstance(why, Exception) else CclError(INTERRUPTED)
             self._tell()
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GLANCE_SECONDS = 1.0
 """How often a waiting program looks whether the group still can finish."""
+INTERRUPTED = "a collective was interrupted"
 GRACE_GLANCES = 3
 """How many looks at a rank that has ended it takes to give up on data that may still be on its way."""
 
@@ -81,17 +82,15 @@ class CclWork(Work):
         """
         job, self.job = self.job, None
         try:
-            self._result = job() if job is not None else None
+            self._result = self.lane.carrier.run(job) if job is not None else None
         except BaseException as error:
             if not isinstance(error, RanksDisagreeError):
                 abandoned.append((job, error))
-            self._error = self._explained(error)
+            self._error = self._explained(error) if isinstance(error, Exception) else CclError(INTERRUPTED)
             if not isinstance(error, Exception):
                 raise
-        finally:
-            self.finish()
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def _explained(self, error: Exception) -> Exception:
         """The error, or why it came about: oneCCL only says that its connection to a rank is lost."""
         lost = self.lane.lost_peer() if type(error) is CclError else None
         if lost is None:
