@@ -68,11 +68,18 @@ def other_ways(groups: Groups) -> dict[str, Ways]:
     }
 
 
-def step(width: int, group: dist.ProcessGroup, losses: list[torch.Tensor]) -> Callable[[], object]:
-    """A training step, always of the same network and data; it adds its loss to the losses."""
+def step(
+    width: int, group: dist.ProcessGroup, losses: list[torch.Tensor], *, exchanges: bool = True
+) -> Callable[[], object]:
+    """A training step, always of the same network and data; it adds its loss to the losses.
+
+    One that exchanges nothing does all else that DistributedDataParallel does.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
     network = DistributedDataParallel(model, process_group=group)
+    if not exchanges:
+        network.register_comm_hook(None, nothing)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     inputs = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(1 + dist.get_rank()))
 
@@ -84,6 +91,13 @@ def step(width: int, group: dist.ProcessGroup, losses: list[torch.Tensor]) -> Ca
         losses.append(loss.detach())
 
     return one
+
+
+def nothing(_, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations that are texts
+    """Instead of an all-reduce: a future of this rank's gradients as they are."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def compared(losses: dict[str, list[torch.Tensor]]) -> dict[str, dict[str, float]]:
@@ -111,7 +125,9 @@ def main(sizes: list[int], widths: list[int], rounds: int, spins: bool) -> None:
     steps, losses = {}, {}
     for width in widths:
         seen: dict[str, list[torch.Tensor]] = {way: [] for way in groups}
-        steps[width] = time_ways({way: step(width, groups[way], seen[way]) for way in groups}, rounds)
+        ways: Ways = {way: step(width, groups[way], seen[way]) for way in groups}
+        ways["none"] = step(width, groups["gloo"], [], exchanges=False)
+        steps[width] = time_ways(ways, rounds)
         losses[width] = compared(seen)
     if dist.get_rank() == 0:
         print(json.dumps({"path": path, "reduce": reduce, "others": others, "step": steps, "losses": losses}))

@@ -45,12 +45,20 @@ def table(size: int, measured: Mapping[str, Any]) -> str:
     rows += [row(f"{name}, us", times, 1e-6) for name, times in measured["others"].items()]
     rows += [row(f"DDP step, width {width}, ms", times, 1e-3) for width, times in measured["step"].items()]
     said = [f"ccl takes its {measured['path']} path; what is not an all-reduce, nor a step, is of 1 MiB"]
+    said += [bound(int(width), times) for width, times in measured["step"].items() if "none" in times]
     said += [
         verdict(f"width {width}, {way}", compared)
         for width, by_way in measured["losses"].items()
         for way, compared in by_way.items()
     ]
     return "\n".join([format_table([f"{size} ranks", *HEADER], rows), *said])
+
+
+def bound(width: int, times: Times) -> str:
+    """How much sooner than over gloo a step could be over the best of backends."""
+    alone = format_spread(spread([each / 1e-3 for each in times["none"]]))
+    ratio = format_spread(spread(paired_ratios(times["gloo"], times["none"])))
+    return f"width {width}: a step that exchanges nothing takes {alone} ms: gloo's takes {ratio} times as long"
 
 
 def verdict(name: str, compared: Mapping[str, float]) -> str:

@@ -1,7 +1,7 @@
 """The arithmetic and the words of the benches of collectives and of overlap, without running anything."""
 
 import pytest
-from collective_tables import can_spin, largest_difference, table, verdict, why_not
+from collective_tables import bound, can_spin, largest_difference, table, verdict, why_not
 from overlap_tables import LARGEST_BATCH, balanced_batch, own_cpus, shared_cpus, what_cpus_allow
 from overlap_tables import table as overlap_table
 from ranks import last_line
@@ -40,6 +40,12 @@ def test_losses_differ_relative_to_those_expected(
     losses: list[float], expected: list[float], difference: float
 ) -> None:
     assert largest_difference(losses, expected) == difference
+
+
+def test_a_step_that_exchanges_nothing_bounds_the_others() -> None:
+    said = bound(256, {"gloo": [4e-3, 9e-3, 6e-3], "none": [2e-3, 3e-3, 2e-3]})
+    assert "exchanges nothing takes 2.00 (2.00-3.00) ms" in said
+    assert "gloo's takes 3.00 (2.00-3.00) times as long" in said
 
 
 def test_losses_within_rounding_are_said_to_differ() -> None:
