@@ -84,9 +84,10 @@ class Training:
             self.loss()
 
     def communicate(self) -> None:
-        """All-reduces of the buckets of a step, at once."""
-        for work in [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]:
-            work.wait()
+        """All-reduces of the buckets of a step, at once, and waited for as DDP does, which does none of them itself."""
+        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
+        for future in [work.get_future() for work in works]:
+            future.wait()
 
 
 class Partner(Training):
