@@ -335,6 +335,7 @@ def destroyed_groups_leave_no_threads(gloo):
         group = dist.new_group()
         dist.all_reduce(torch.ones(3), group=group, async_op=True).wait()
         dist.destroy_process_group(group)
+        del group
     for thread in threading.enumerate():
         if thread.name == "ccl" and threading.active_count() > before:
             thread.join(5)

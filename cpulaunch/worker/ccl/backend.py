@@ -313,6 +313,11 @@ class CclGroup(ProcessGroup):
         self._channel = None
         self._end("it was aborted")
 
+    def __del__(self) -> None:
+        """Effect: the thread of a group that is only forgotten ends, as torch before 2.6 destroys groups."""
+        if getattr(self, "_channel", None) is not None and self._is_quick:
+            self._lane.carrier.close()
+
     def _end(self, why: str) -> None:
         """Effect: nothing can be submitted any more, and the group's own thread ends."""
         self._lane.broken = self._lane.broken or CclError(why)
