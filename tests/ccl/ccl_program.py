@@ -1,4 +1,7 @@
-"""A rank of the tests: runs the checks of a module one after another and says how each went, one JSON line a check."""
+"""A rank of the tests: runs the checks of a module one after another and says how each went, one JSON line a check.
+
+Before that rank 0 says, as an object, whether the compiled library is in use.
+"""
 
 import faulthandler
 import importlib
@@ -21,7 +24,7 @@ def main(module: str) -> None:
     gloo = dist.new_group(backend="gloo")
     if dist.get_rank() == 0:
         with open("/proc/self/maps", encoding="utf-8") as maps:
-            print(json.dumps(["library", "used" if "libcpulaunch_ccl" in maps.read() else "none"]), flush=True)
+            print(json.dumps({"library": "used" if "libcpulaunch_ccl" in maps.read() else "none"}), flush=True)
     for name, check in importlib.import_module(module).CHECKS.items():
         try:
             check(gloo)

@@ -80,7 +80,10 @@ def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int
 def run_checks(module: str, size: int, path: str, **changes: str) -> dict[str, str]:
     """How each check of a module went in a program of this many ranks, whose groups take this path."""
     results = finish(start(size, [str(HERE / "ccl_program.py"), module], CPULAUNCH_CCL_PATH=path, **changes), 240)
-    said = dict(json.loads(line) for line in results[0][1].splitlines() if line.startswith('["'))
+    lines = results[0][1].splitlines()
+    said = dict(json.loads(line) for line in lines if line.startswith('["'))
+    for line in lines:
+        said |= json.loads(line) if line.startswith('{"library"') else {}
     ended = [f"rank {rank}: exit code {code}\n{err[-3000:]}" for rank, (code, _, err) in enumerate(results) if code]
     if ended:
         said["end"] = "\n".join(ended)
