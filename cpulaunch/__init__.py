@@ -9,13 +9,13 @@ def metric(name: str, value: float) -> None:
     Without a launch that wants figures (`--report`, `--metric`) nothing happens.
     Raises: TypeError or ValueError if the name is not a line of text, or the value not a finite number.
     """
-    from cpulaunch.worker.events import tell_metric
+    from cpulaunch.worker.reporting.events import tell_metric
 
     tell_metric(name, value)
 
 
 def ready() -> None:
     """Effect: under `--start-barrier` waits until every worker of the launch is ready; else none."""
-    from cpulaunch.worker.barrier import wait
+    from cpulaunch.worker.reporting.barrier import wait
 
     wait()

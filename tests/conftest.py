@@ -1,8 +1,28 @@
 """What every test may rely on, wherever the tests were started from."""
 
 import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.probe.captured import unpack
 
 # A background job of a shell, or nohup, starts programs with these ignored; what tests start would inherit that.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def captured_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
+    """Unpacks a captured machine, once in this test process, and gives its root directory."""
+    unpacked: dict[str, Path] = {}
+
+    def root(machine: dict[str, Any]) -> Path:
+        if machine["id"] not in unpacked:
+            unpacked[machine["id"]] = unpack(machine, tmp_path_factory.mktemp("captured"))
+        return unpacked[machine["id"]]
+
+    return root

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cpulaunch.cpulist import format_cpulist, parse_cpulist
-from cpulaunch.host import Host
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
+from cpulaunch.records.host import Host
 
 GIB = 1 << 30
 XEON_FLAGS = "fpu sse2 avx2 fma avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_bf16 amx_tile amx_int8"

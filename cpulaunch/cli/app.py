@@ -11,10 +11,10 @@ from typer.exceptions import TyperException
 from cpulaunch.cli import terminal
 from cpulaunch.cli.run import worker_python
 from cpulaunch.cli.sysroot import machine_root
-from cpulaunch.errors import CpulaunchError, UsageError
-from cpulaunch.host import Host
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.profile import user_profile_dir
+from cpulaunch.profile.selection import user_profile_dir
+from cpulaunch.records.errors import CpulaunchError, UsageError
+from cpulaunch.records.host import Host
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 profiles = typer.Typer(rich_markup_mode=None, help="List, show or validate profiles.")
@@ -53,8 +53,8 @@ def probe(
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write the map as a picture.")] = None,
 ) -> None:
     """Show a machine: cores, caches, NUMA nodes, limits, libraries."""
-    from cpulaunch.cli.machine_svg import machine_svg
-    from cpulaunch.cli.probe import probe_json, probe_text
+    from cpulaunch.view.host_view import probe_json, probe_text
+    from cpulaunch.view.machine_svg import machine_svg
 
     host = host_at(sysroot, context)
     if svg is not None:
@@ -77,7 +77,7 @@ def _write(path: str, text: str) -> None:
 @app.command()
 def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -> int:
     """Check this machine and environment: OK, advice or problem, why, and the command that fixes it."""
-    from cpulaunch.cli.doctor import doctor_report
+    from cpulaunch.doctor.report import doctor_report
 
     host = host_at(sysroot, context)
     report = doctor_report(host, root=Root(sysroot), interpreter=worker_python(context.obj), environ=context.obj)
@@ -91,7 +91,7 @@ def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -
 @profiles.command("list")
 def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -> None:
     """Every profile, and which apply here."""
-    from cpulaunch.cli.profiles import list_json, list_text
+    from cpulaunch.view.profile_view import list_json, list_text
 
     host, folder = host_at(sysroot, context), user_profile_dir(context.obj)
     if json:
@@ -103,7 +103,7 @@ def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot =
 @profiles.command("show")
 def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
     """One profile: every setting with its reason, source and date."""
-    from cpulaunch.cli.profiles import show_json, show_text
+    from cpulaunch.view.profile_view import show_json, show_text
 
     folder = user_profile_dir(context.obj)
     if json:
@@ -115,6 +115,6 @@ def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
 @profiles.command("validate")
 def validate_profile(file: str) -> None:
     """Check a profile file; an error names file, line and key."""
-    from cpulaunch.cli.profiles import validate_text
+    from cpulaunch.view.profile_view import validate_text
 
     terminal.show(validate_text(os.fspath(file)))

@@ -6,10 +6,10 @@ argument-parsing library would cost more than probing the machine.
 
 from __future__ import annotations
 
-from cpulaunch.errors import UsageError
-from cpulaunch.record import field, fields, record
-from cpulaunch.request import Layer, Program, ProgramKind
-from cpulaunch.settings import JOB_SETTINGS, Row, rows
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.record import field, fields, record
+from cpulaunch.records.request import Layer, Program, ProgramKind
+from cpulaunch.records.settings import JOB_SETTINGS, Row, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cpulaunch.errors import CpulaunchError
+from cpulaunch.records.errors import CpulaunchError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ Source: torch 2.13, torch/distributed/argparse_util.py: PET_ and the option's na
 from __future__ import annotations
 
 from cpulaunch.cli.arguments import CommandLine, changed
-from cpulaunch.errors import UsageError
-from cpulaunch.request import Layer, Program
-from cpulaunch.settings import JOB_SETTINGS, Row, rows
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.request import Layer, Program
+from cpulaunch.records.settings import JOB_SETTINGS, Row, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

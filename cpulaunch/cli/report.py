@@ -6,12 +6,13 @@ import json
 import os
 import stat
 
-from cpulaunch.cli import plan_view, terminal
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.errors import CpulaunchError
-from cpulaunch.launch.report import metric_lines, report, unapplied, without_plugin
-from cpulaunch.launch.result import LaunchResult
-from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.cli import terminal
+from cpulaunch.launch.supervision.report import metric_lines, report, unapplied, without_plugin
+from cpulaunch.launch.supervision.result import LaunchResult
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.view import plan_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,22 +6,22 @@ import os
 import sys
 
 from cpulaunch.cli.arguments import CommandLine, parse_command_line
-from cpulaunch.errors import CpulaunchError, UsageError
-from cpulaunch.host import Host
-from cpulaunch.launch.program import check_program, check_sharable, find_executable
+from cpulaunch.launch.process.program import check_program, check_sharable, find_executable
 from cpulaunch.launch.run import launch, say_on_stderr
 from cpulaunch.launch.trial import try_preloads
-from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.profile import chosen_layers, profile_warnings, user_folder, user_profile_dir
-from cpulaunch.request import LaunchRequest, Layer, merge
+from cpulaunch.profile.selection import chosen_layers, profile_warnings, user_folder, user_profile_dir
+from cpulaunch.records.errors import CpulaunchError, UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.records.request import LaunchRequest, Layer, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cpulaunch.launch.result import LaunchResult
+    from cpulaunch.launch.supervision.result import LaunchResult
 
 ONE_RANK = Layer(origin="default", values={"nproc_per_node": 1})
 """What torchrun starts where nobody says how many."""
@@ -112,13 +112,13 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
     if host.gpus and request.distributed:
         host = _with_nvml(host, request)
     if host.sysroot is None and (request.settings.nnodes or (1, 1))[1] > 1:
-        from cpulaunch.cli.meeting import with_route
+        from cpulaunch.cli.rendezvous_route import with_route
 
         request = with_route(request, patient=patient, say=say_on_stderr)
     trials = _trials(host, request, environ)
     plan = make_plan(host, request, trials=trials)
     if plan.unmeasured and host.sysroot is None:
-        from cpulaunch.cli.measuring import measured
+        from cpulaunch.cli.collective_timings import measured
 
         found = measured(host, request, plan, environ=environ, start=patient, say=say_on_stderr)
         plan = make_plan(host, request, trials=trials, measured=found)
@@ -126,11 +126,11 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
 
 
 def _with_nvml(host: Host, request: LaunchRequest) -> Host:
-    from cpulaunch.plan.accelerators import may_want_gpus
+    from cpulaunch.plan.gpus.assignment import may_want_gpus
 
     if not may_want_gpus(host, request):
         return host
-    from cpulaunch.probe.nvml import with_nvml
+    from cpulaunch.probe.gpus.nvml import with_nvml
 
     return with_nvml(host)
 
@@ -166,7 +166,7 @@ def _scheduled(asked: Sequence[Layer], host: Host, environ: Mapping[str, str]) -
     if "scheduler" not in chosen and "SLURM_JOB_ID" not in environ:
         return ()
     from cpulaunch.schedulers.layer import scheduler_layer
-    from cpulaunch.schedulers.started import Machine
+    from cpulaunch.schedulers.task import Machine
 
     limits = host.limits
     machine = Machine(
@@ -203,7 +203,8 @@ def _trial_cache(environ: Mapping[str, str]) -> str | None:
 
 
 def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> None:
-    from cpulaunch.cli import plan_view, terminal
+    from cpulaunch.cli import terminal
+    from cpulaunch.view import plan_view
 
     if "--json" in line.switches:
         terminal.print_json(plan_view.plan_json(plan))
@@ -216,14 +217,14 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
 def _emitted(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     """The plan in the form asked for by --emit. Raises: UsageError."""
     if line.emit == "slurm":
-        from cpulaunch.cli.emit_slurm import slurm_script
+        from cpulaunch.emit.slurm import slurm_script
 
         return slurm_script(plan, host, line)
     if line.emit == "k8s":
-        from cpulaunch.cli.emit_k8s import k8s_manifest
+        from cpulaunch.emit.kubernetes import k8s_manifest
 
         return k8s_manifest(plan, host, line)
-    from cpulaunch.cli.plan_script import plan_script
+    from cpulaunch.emit.shell import plan_script
 
     return plan_script(plan)
 
@@ -246,7 +247,8 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
     for warning in plan.warnings:
         say_on_stderr(f"warning: {warning}")
     if "--verbose" in line.switches:
-        from cpulaunch.cli import plan_view, terminal
+        from cpulaunch.cli import terminal
+        from cpulaunch.view import plan_view
 
         terminal.complain(plan_view.plan_text(plan, host, width=terminal.width(), color=False))
     if plan.launch.report is not None:
@@ -257,7 +259,7 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
     result = launch(plan, environ=environ, memory_events=events and f"/{events}")
     if result.exit_code:
         from cpulaunch.cli.terminal import complain
-        from cpulaunch.launch.result import summary
+        from cpulaunch.launch.supervision.result import summary
 
         complain("\n".join(summary(result)))
     return _finish(plan, result) if plan.launch.watched else result.exit_code

@@ -2,8 +2,8 @@
 
 import os
 
-from cpulaunch.errors import UsageError
 from cpulaunch.probe import Root
+from cpulaunch.records.errors import UsageError
 
 
 def machine_root(path: str) -> Root:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from cpulaunch.errors import CpulaunchError
+from cpulaunch.records.errors import CpulaunchError
 
 NARROWEST, WIDEST = 20, 120
 

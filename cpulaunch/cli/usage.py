@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from cpulaunch.cli.arguments import SWITCHES, TEXTS
-from cpulaunch.settings import Row, rows
+from cpulaunch.records.settings import Row, rows
 
 INTRODUCTION = """\
 Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]

@@ -7,15 +7,15 @@ import os
 import signal
 import subprocess
 
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.record import record
-from cpulaunch.torch_settings import OWN_VARIABLES
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.record import record
+from cpulaunch.records.torch_settings import OWN_VARIABLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cpulaunch.plan.model import LaunchPlan
+    from cpulaunch.records.plan import LaunchPlan
 
 MODULE = "cpulaunch.worker.ccl.measure"
 SECONDS = 60.0

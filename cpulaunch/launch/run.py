@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
-from cpulaunch.errors import LaunchError
-from cpulaunch.launch.bind import Say
-from cpulaunch.launch.replace import replace_this_process
-from cpulaunch.launch.start import Start, prepare_starts
-from cpulaunch.plan.model import LaunchPlan
+from cpulaunch.launch.process.bind import Say
+from cpulaunch.launch.process.exec_spec import Start, prepare_starts
+from cpulaunch.launch.process.replace import replace_this_process
+from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.plan import LaunchPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cpulaunch.launch.result import LaunchResult
-    from cpulaunch.launch.watch import Watch
+    from cpulaunch.launch.monitor.watch import Watch
+    from cpulaunch.launch.supervision.result import LaunchResult
 
 
 def say_on_stderr(line: str) -> None:
@@ -57,10 +57,10 @@ def launch(
 def _job(plan: LaunchPlan, environ: Mapping[str, str], *, memory_events: str | None, say: Say) -> LaunchResult:
     """How the ranks of a job ended."""
     if plan.job is not None and plan.job.engine == "elastic":
-        from cpulaunch.launch.elastic import launch_hosts
+        from cpulaunch.launch.hosts.engine import launch_hosts
 
         return launch_hosts(plan, environ=environ, memory_events=memory_events, say=say)
-    from cpulaunch.launch.ranks import launch_ranks
+    from cpulaunch.launch.ranks.engine import launch_ranks
 
     return launch_ranks(plan, environ=environ, memory_events=memory_events, say=say)
 
@@ -69,7 +69,7 @@ def _watched(
     plan: LaunchPlan, starts: Sequence[Start], environ: Mapping[str, str], *, memory_events: str | None, say: Say
 ) -> LaunchResult:
     """How workers ended that tell this launch about themselves, through a directory which is gone afterwards."""
-    from cpulaunch.launch.run_directory import (
+    from cpulaunch.launch.process.run_directory import (
         make_event_files,
         make_private_directory,
         remove_run_directory,
@@ -89,11 +89,11 @@ def _supervised(
     plan: LaunchPlan, starts: Sequence[Start], *, directory: str | None, memory_events: str | None, say: Say
 ) -> LaunchResult:
     """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
-    from cpulaunch.launch.descriptors import make_room, too_few
-    from cpulaunch.launch.guard import become_guarded
-    from cpulaunch.launch.routing import open_standard_descriptors, open_wiring
-    from cpulaunch.launch.spawn import Inherited
-    from cpulaunch.launch.supervise import Terms, supervise
+    from cpulaunch.launch.output.routing import open_standard_descriptors, open_wiring
+    from cpulaunch.launch.process.descriptors import make_room, too_few
+    from cpulaunch.launch.process.guard import become_guarded
+    from cpulaunch.launch.process.spawn import Inherited
+    from cpulaunch.launch.supervision.supervise import Terms, supervise
 
     open_standard_descriptors()
     descriptor_limit = make_room(len(starts))
@@ -117,7 +117,7 @@ def _supervised(
 def _watch(plan: LaunchPlan, directory: str, *, say: Say) -> Watch:
     import time
 
-    from cpulaunch.launch.watch import Watch
+    from cpulaunch.launch.monitor.watch import Watch
 
     return Watch(plan, directory, clock=time.monotonic, say=say)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
-from cpulaunch.record import record
+from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

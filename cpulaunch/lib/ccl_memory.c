@@ -2,7 +2,7 @@
  * What the backend "ccl" does in one host's memory, without Python: ranks meet, reduce what they brought along to the
  * meeting, and reduce their share of a large tensor in one another's memory.
  *
- * cpulaunch/worker/ccl/native.py calls it. meeting.py and memory_path.py do the same, slower, where there is no
+ * cpulaunch/worker/ccl/memory/native.py calls it. meeting.py and memory_path.py do the same, slower, where there is no
  * compiled library: a group may have ranks of both kinds. Their memory is laid out as in meeting.py. Stores are seen in
  * the order in which they are made on x86-64, for which alone this is built. Sources: futex(2), process_vm_readv(2).
  */

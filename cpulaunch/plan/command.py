@@ -1,8 +1,8 @@
 """The command line of each worker: interpreter and program, behind numactl or taskset where asked."""
 
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.plan.model import Binder, MemoryPolicy
-from cpulaunch.request import Program
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.plan import Binder, MemoryPolicy
+from cpulaunch.records.request import Program
 
 RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 """Source: torchrun, run_script_path."""
@@ -24,7 +24,7 @@ def program_argv(program: Program | None, *, unbuffered: bool, run_path: bool = 
 
 def rank_argv(argv: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
     """The command line of one rank. Source: torch elastic, macros.substitute, which leaves what is executed alone."""
-    from cpulaunch.plan.templates import substitute
+    from cpulaunch.plan.ranks.templates import substitute
 
     values = {"local_rank": str(local_rank)}
     return tuple(word if at == 0 or "$" not in word else substitute(word, values) for at, word in enumerate(argv))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.host import Host
-from cpulaunch.plan.model import Note
-from cpulaunch.plan.placement import Placement
-from cpulaunch.request import LaunchRequest
-from cpulaunch.settings import Row, rows
+from cpulaunch.plan.placement.instances import Placement
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import Note
+from cpulaunch.records.request import LaunchRequest
+from cpulaunch.records.settings import Row, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

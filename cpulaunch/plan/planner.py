@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.errors import UsageError
-from cpulaunch.host import Host
+from cpulaunch.plan.assemble_environment import Decisions, tune
 from cpulaunch.plan.command import bound_argv, program_argv, rank_argv
-from cpulaunch.plan.compute import decide_compute
-from cpulaunch.plan.environment import Environment
-from cpulaunch.plan.loaders import plan_loaders
-from cpulaunch.plan.memory import Memory, check_binder, place_memory
-from cpulaunch.plan.model import LaunchOptions, LaunchPlan, Mode, WorkerPlan
 from cpulaunch.plan.notes import asked_notes, binder_note, instances_note, notice_notes
-from cpulaunch.plan.placement import Placement, Slot, place
-from cpulaunch.plan.pool import Pool, select_pool
-from cpulaunch.plan.preloads import Trials, choose_preloads, preload_candidates
-from cpulaunch.plan.sharing import place_unpinned
-from cpulaunch.plan.threads import default_threads
-from cpulaunch.plan.torch_checks import TorchChoices, choose_torch
-from cpulaunch.plan.torch_plugin import check_own_variables, graph_notes
-from cpulaunch.plan.tuning import Decisions, tune
-from cpulaunch.record import record
-from cpulaunch.request import LaunchRequest
-from cpulaunch.settings import COLLECTIVE
+from cpulaunch.plan.placement.instances import Placement, Slot, place
+from cpulaunch.plan.placement.loaders import plan_loaders
+from cpulaunch.plan.placement.memory import Memory, check_binder, place_memory
+from cpulaunch.plan.placement.pool import Pool, select_pool
+from cpulaunch.plan.placement.quota import place_unpinned
+from cpulaunch.plan.placement.threads import default_threads
+from cpulaunch.plan.plugin.checks import TorchChoices, choose_torch
+from cpulaunch.plan.plugin.settings import check_own_variables, graph_notes
+from cpulaunch.plan.variables.preloads import Trials, choose_preloads, preload_candidates
+from cpulaunch.plan.variables.resolve import Environment
+from cpulaunch.plan.variables.thread_variables import decide_compute
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import LaunchOptions, LaunchPlan, Mode, WorkerPlan
+from cpulaunch.records.record import record
+from cpulaunch.records.request import LaunchRequest
+from cpulaunch.records.settings import COLLECTIVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cpulaunch.plan.collectives import Collectives
-    from cpulaunch.plan.measured import Measured
-    from cpulaunch.plan.ranked import Ranks
+    from cpulaunch.plan.plugin.collectives import Collectives
+    from cpulaunch.plan.plugin.timings import Measured
+    from cpulaunch.plan.ranks.job_ranks import Ranks
 
 __all__ = ["make_plan", "preload_candidates"]
 
@@ -93,7 +93,7 @@ def make_plan(
 def _ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks | None:
     if not request.distributed:
         return None
-    from cpulaunch.plan.ranked import plan_ranks
+    from cpulaunch.plan.ranks.job_ranks import plan_ranks
 
     return plan_ranks(host, request, pool)
 
@@ -107,7 +107,7 @@ def _collectives(
 ) -> Collectives | None:
     if not any(name in request.origins for name in COLLECTIVE):
         return None
-    from cpulaunch.plan.collectives import Seats, plan_collectives
+    from cpulaunch.plan.plugin.collectives import Seats, plan_collectives
 
     return plan_collectives(host, request, Seats(*seats), choices=choices, measured=measured)
 

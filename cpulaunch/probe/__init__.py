@@ -5,6 +5,6 @@ faster than dataclasses (0.13 against 1.1 ms each on a 2-core Xeon).
 """
 
 from cpulaunch.probe.host import Detail, probe_host
-from cpulaunch.probe.root import Root
+from cpulaunch.system.root import Root
 
 __all__ = ["Detail", "Root", "probe_host"]

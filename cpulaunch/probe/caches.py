@@ -3,9 +3,9 @@
 Source: kernel, Documentation/ABI/testing/sysfs-devices-system-cpu (/sys/devices/system/cpu/cpuX/cache).
 """
 
-from cpulaunch.host import Cache, CacheType
-from cpulaunch.probe.root import Root, natural
 from cpulaunch.probe.topology import CPU, CpuIds, Grouping, Groups, core_members
+from cpulaunch.records.host import Cache, CacheType
+from cpulaunch.system.root import Root, natural
 
 UNIT = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TYPES: dict[str, CacheType] = {"Unified": "Unified", "Data": "Data", "Instruction": "Instruction"}

@@ -5,8 +5,8 @@ Source: kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/; proc_pid_mo
 
 from __future__ import annotations
 
-from cpulaunch.probe.root import Root
-from cpulaunch.record import record
+from cpulaunch.records.record import record
+from cpulaunch.system.root import Root
 
 
 @record(kw_only=False)

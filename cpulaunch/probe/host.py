@@ -6,17 +6,17 @@ import os
 import sys
 from types import MappingProxyType
 
-from cpulaunch.host import Gpu, Host, Library
 from cpulaunch.probe.caches import read_caches, read_l3
 from cpulaunch.probe.cgroups import read_cgroups
 from cpulaunch.probe.isa import read_arch, read_cpu_info
 from cpulaunch.probe.kernel import read_kernel
-from cpulaunch.probe.libraries import mkl_dispatch_library, read_libraries
 from cpulaunch.probe.limits import read_limits
 from cpulaunch.probe.numa import read_memory, read_numa_nodes
-from cpulaunch.probe.root import Root
+from cpulaunch.probe.software.libraries import mkl_dispatch_library, read_libraries
+from cpulaunch.probe.software.torch_files import environment_prefix, read_torch
 from cpulaunch.probe.topology import read_cpu_ids, read_cpus
-from cpulaunch.probe.torch_files import environment_prefix, read_torch
+from cpulaunch.records.host import Gpu, Host, Library
+from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,6 +80,6 @@ def _libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[st
 def _gpus(root: Root, *, all_of_them: bool) -> tuple[Gpu, ...]:
     if not all_of_them and not any(root.exists(f"sys/bus/pci/drivers/{name}") for name in GPU_DRIVERS):
         return ()
-    from cpulaunch.probe.gpus import read_gpus
+    from cpulaunch.probe.gpus.sysfs import read_gpus
 
     return read_gpus(root)

@@ -4,9 +4,9 @@ Source: /proc/cpuinfo. Its x86 and Arm flag names are the kernel's (arch/x86/inc
 Documentation/arch/arm64/elf_hwcaps.rst).
 """
 
-from cpulaunch.host import FEATURES, CpuInfo
 from cpulaunch.probe.arm_parts import IMPLEMENTERS, PARTS
-from cpulaunch.probe.root import Root
+from cpulaunch.records.host import FEATURES, CpuInfo
+from cpulaunch.system.root import Root
 
 FIRST_BLOCK = 1 << 12
 WHOLE_FILE = 1 << 16

@@ -2,9 +2,9 @@
 
 import os
 
-from cpulaunch.host import Kernel, Permission
-from cpulaunch.probe.root import Root
 from cpulaunch.probe.topology import CPU
+from cpulaunch.records.host import Kernel, Permission
+from cpulaunch.system.root import Root
 
 SYSTEM_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237), "loongarch64": (236, 237)}
 """Numbers of get_mempolicy and set_mempolicy (kernel, syscall tables). Others: the permission stays unknown."""

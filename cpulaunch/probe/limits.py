@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.cpulist import format_cpulist, parse_cpulist, parse_cpumask
-from cpulaunch.host import Budget, Limits, Quota
 from cpulaunch.probe.cgroups import Cgroups
-from cpulaunch.probe.root import Root, natural
+from cpulaunch.records.cpulist import format_cpulist, parse_cpulist, parse_cpumask
+from cpulaunch.records.host import Budget, Limits, Quota
+from cpulaunch.system.root import Root, natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 Source: kernel, Documentation/ABI/stable/sysfs-devices-node.
 """
 
-from cpulaunch.host import NumaNode
-from cpulaunch.probe.root import Root, natural
 from cpulaunch.probe.topology import CpuIds
+from cpulaunch.records.host import NumaNode
+from cpulaunch.system.root import Root, natural
 
 NODE = "sys/devices/system/node"
 

@@ -6,7 +6,7 @@ Both are imported here only: they cost 20 ms and 1 s.
 import os
 import platform
 
-from cpulaunch.host import FEATURES, Budget, CpuInfo, Host, Kernel, Limits, LogicalCpu
+from cpulaunch.records.host import FEATURES, Budget, CpuInfo, Host, Kernel, Limits, LogicalCpu
 
 
 def probe_portable() -> Host:

@@ -6,9 +6,9 @@ Source: kernel, Documentation/admin-guide/cputopology.rst, Documentation/ABI/sta
 
 from __future__ import annotations
 
-from cpulaunch.host import CoreKind, LogicalCpu, NumaNode
-from cpulaunch.probe.root import Root, natural
-from cpulaunch.record import record
+from cpulaunch.records.host import CoreKind, LogicalCpu, NumaNode
+from cpulaunch.records.record import record
+from cpulaunch.system.root import Root, natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cpulaunch.errors import UsageError
-from cpulaunch.request import Layer, Member
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.request import Layer, Member
+from cpulaunch.records.settings import JOB_SETTINGS
 from cpulaunch.schedulers import mpi, pbs, slurm
-from cpulaunch.schedulers.started import Machine, Started, port_of
-from cpulaunch.settings import JOB_SETTINGS
+from cpulaunch.schedulers.task import Machine, Started, port_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

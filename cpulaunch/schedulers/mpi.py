@@ -6,8 +6,8 @@ MPI_LOCALRANKID, MPI_LOCALNRANKS); Intel MPI, Developer Reference (I_MPI_*); PMI
 
 from __future__ import annotations
 
-from cpulaunch.record import record
-from cpulaunch.schedulers.started import Machine, Started, Variables, check_place, number_of, shared_text
+from cpulaunch.records.record import record
+from cpulaunch.schedulers.task import Machine, Started, Variables, check_place, number_of, shared_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ job's hosts, one line for each place on them; OpenPBS keeps it on the job's firs
 
 from __future__ import annotations
 
-from cpulaunch.errors import UsageError
-from cpulaunch.schedulers.started import Machine, Started, Variables, number_of
+from cpulaunch.records.errors import UsageError
+from cpulaunch.schedulers.task import Machine, Started, Variables, number_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ the same names for the job, and no step).
 
 from __future__ import annotations
 
-from cpulaunch.schedulers.hostlist import expand_counts, expand_hosts
-from cpulaunch.schedulers.started import MOST_DIGITS, Machine, Started, Variables, check_place, shared_text
+from cpulaunch.schedulers.slurm_lists import expand_counts, expand_hosts
+from cpulaunch.schedulers.task import MOST_DIGITS, Machine, Started, Variables, check_place, shared_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

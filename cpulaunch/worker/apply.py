@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from cpulaunch.record import fields, record
-from cpulaunch.torch_settings import EVENTS_VARIABLE, TorchSettings, decode
-from cpulaunch.worker.events import tell
-from cpulaunch.worker.origin import claim, is_worker
-from cpulaunch.worker.trouble import degraded
+from cpulaunch.records.record import fields, record
+from cpulaunch.records.torch_settings import EVENTS_VARIABLE, TorchSettings, decode
+from cpulaunch.worker.reporting.degradation import degraded
+from cpulaunch.worker.reporting.events import tell
+from cpulaunch.worker.reporting.process_identity import claim, is_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def _calls_wanted(settings: TorchSettings) -> bool:
 
 def install_calls(settings: TorchSettings) -> str:
     """Effect: calls of modules do what the settings say around them."""
-    from cpulaunch.worker import calls
-    from cpulaunch.worker.barrier import wait
+    from cpulaunch.worker.features import module_calls as calls
+    from cpulaunch.worker.reporting.barrier import wait
 
     return calls.install(_beside_ipex(settings), first_call=wait if _barrier_stands() else None)
 
@@ -53,30 +53,38 @@ def _beside_ipex(settings: TorchSettings) -> TorchSettings:
 
 
 def _barrier_stands() -> bool:
-    """Whether the launch waits for its workers; see launch/barrier.py."""
-    from cpulaunch.worker.barrier import ARRIVALS
+    """Whether the launch waits for its workers; see launch/monitor/start_barrier.py."""
+    from cpulaunch.worker.reporting.barrier import ARRIVALS
 
     events = os.environ.get(EVENTS_VARIABLE)
     return bool(events) and os.path.exists(os.path.join(os.path.dirname(str(events)), ARRIVALS))
 
 
 ROWS = (
-    Row("report", lambda settings: True, "ending:install"),
-    Row("children", lambda settings: settings.restore_preload or bool(settings.cpus), "children:install"),
-    Row("affinity", lambda settings: bool(settings.cpus or settings.loader_cpus), "forks:install"),
-    Row("threads", lambda settings: settings.threads is not None, "threads:set_threads"),
-    Row("interop_threads", lambda settings: settings.interop_threads is not None, "threads:set_interop_threads"),
-    Row("precision", lambda settings: settings.precision in ("fp32", "tf32", "medium"), "arithmetic:set_precision"),
-    Row("flush_denormal", lambda settings: settings.flush_denormal, "arithmetic:flush_denormals"),
-    Row("cudnn_benchmark", lambda settings: settings.cudnn_benchmark, "arithmetic:time_cudnn"),
-    Row("debug_apis", lambda settings: not settings.debug_apis, "debug_apis:switch_off"),
-    Row("mmap_weights", lambda settings: settings.mmap_weights, "weights:install"),
-    Row("dataloader_workers", lambda settings: settings.dataloader_workers is not None, "loaders:give_workers"),
-    Row("pin_memory", lambda settings: settings.pin_memory, "loaders:pin_memory"),
-    Row("prefetch", lambda settings: settings.prefetch is not None, "loaders:prefetch"),
-    Row("persistent_workers", lambda settings: settings.persistent_workers, "loaders:persist"),
-    Row("fused_optimizers", lambda settings: settings.fused_optimizers, "optimizers:install"),
-    Row("ipex", lambda settings: settings.ipex, "ipex:install"),
+    Row("report", lambda settings: True, "reporting.exit_report:install"),
+    Row("children", lambda settings: settings.restore_preload or bool(settings.cpus), "process.children:install"),
+    Row("affinity", lambda settings: bool(settings.cpus or settings.loader_cpus), "process.fork_guard:install"),
+    Row("threads", lambda settings: settings.threads is not None, "process.threads:set_threads"),
+    Row(
+        "interop_threads", lambda settings: settings.interop_threads is not None, "process.threads:set_interop_threads"
+    ),
+    Row(
+        "precision",
+        lambda settings: settings.precision in ("fp32", "tf32", "medium"),
+        "features.arithmetic:set_precision",
+    ),
+    Row("flush_denormal", lambda settings: settings.flush_denormal, "features.arithmetic:flush_denormals"),
+    Row("cudnn_benchmark", lambda settings: settings.cudnn_benchmark, "features.arithmetic:time_cudnn"),
+    Row("debug_apis", lambda settings: not settings.debug_apis, "features.debug_apis:switch_off"),
+    Row("mmap_weights", lambda settings: settings.mmap_weights, "features.mapped_checkpoints:install"),
+    Row(
+        "dataloader_workers", lambda settings: settings.dataloader_workers is not None, "features.loaders:give_workers"
+    ),
+    Row("pin_memory", lambda settings: settings.pin_memory, "features.loaders:pin_memory"),
+    Row("prefetch", lambda settings: settings.prefetch is not None, "features.loaders:prefetch"),
+    Row("persistent_workers", lambda settings: settings.persistent_workers, "features.loaders:persist"),
+    Row("fused_optimizers", lambda settings: settings.fused_optimizers, "features.optimizers:install"),
+    Row("ipex", lambda settings: settings.ipex, "features.ipex:install"),
     Row("ccl", lambda settings: True, "ccl.registration:offer"),
     Row("dist_backend", lambda settings: bool(settings.dist_backend), "ccl.registration:choose"),
     Row("calls", _calls_wanted, "apply:install_calls"),

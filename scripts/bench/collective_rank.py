@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cpulaunch.ccl  # noqa: F401 - registers the backend
-from cpulaunch.worker.ccl import api
+from cpulaunch.worker.ccl.oneccl import api
 
 LAYERS, BATCH = 8, 32
 OTHERS_BYTES = 1 << 20

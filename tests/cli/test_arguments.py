@@ -4,8 +4,8 @@ import pytest
 
 from cpulaunch.cli.arguments import parse_command_line
 from cpulaunch.cli.usage import run_help
-from cpulaunch.errors import UsageError
-from cpulaunch.settings import rows
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.settings import rows
 
 
 def parse(*tokens: str):

@@ -3,9 +3,9 @@
 import pytest
 
 from cpulaunch.cli.run import command_line, request_for
-from cpulaunch.errors import UsageError
 from cpulaunch.plan.planner import make_plan
-from cpulaunch.request import LaunchRequest
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.request import LaunchRequest
 from tests.plan.machines import machine
 
 HOST = machine(sockets=2, cores=4)

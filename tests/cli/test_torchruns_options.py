@@ -3,7 +3,7 @@
 import pytest
 
 from cpulaunch.cli.arguments import SWITCHES, canonical, parse_command_line, setting_of
-from cpulaunch.settings import Settings
+from cpulaunch.records.settings import Settings
 from tests.cli.test_pet_variables import TABLE
 
 pytestmark = pytest.mark.torch

@@ -3,9 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
-from cpulaunch.cli.doctor_facts import Facts, SharedMemory, Swap
-from cpulaunch.cli.torch_question import TorchFacts
-from cpulaunch.host import Budget, CpuInfo, Gpu, Host, Kernel, Library, Limits, LogicalCpu, NumaNode, Quota, Torch
+from cpulaunch.doctor.facts import Facts, SharedMemory, Swap
+from cpulaunch.doctor.torch_report import TorchFacts
+from cpulaunch.records.host import (
+    Budget,
+    CpuInfo,
+    Gpu,
+    Host,
+    Kernel,
+    Library,
+    Limits,
+    LogicalCpu,
+    NumaNode,
+    Quota,
+    Torch,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 TORCH = TorchFacts(

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from cpulaunch.cli.doctor import CHECKS, judge
-from cpulaunch.cli.doctor_facts import SharedMemory, Swap
-from cpulaunch.cli.torch_question import BrokenTorch
-from cpulaunch.host import CpuInfo, MigInstance, Torch
+from cpulaunch.doctor.facts import SharedMemory, Swap
+from cpulaunch.doctor.report import CHECKS, judge
+from cpulaunch.doctor.torch_report import BrokenTorch
+from cpulaunch.records.host import CpuInfo, MigInstance, Torch
 from tests.doctor.facts import GIB, MIB, PLUGIN, TORCH, facts, gpu, kernel, library, machine
 
 AMD = CpuInfo(vendor="AuthenticAMD", family=25, model=17, isa=frozenset({"avx2"}))

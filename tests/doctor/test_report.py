@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from cpulaunch.cli.doctor import CHECKS, doctor_report, judge
-from cpulaunch.cli.doctor_facts import Swap, gather_facts, read_bundled_openmp, read_swap
-from cpulaunch.cli.torch_question import QUESTION, Answer, BrokenTorch, ask_torch, run_program
-from cpulaunch.host import Torch
+from cpulaunch.doctor.facts import Swap, gather_facts, read_bundled_openmp, read_swap
+from cpulaunch.doctor.report import CHECKS, doctor_report, judge
+from cpulaunch.doctor.torch_report import QUESTION, Answer, BrokenTorch, ask_torch, run_program
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.host import Torch
 from tests.doctor.facts import TORCH, facts, machine
 from tests.roots import RootSpec, write_root
 

@@ -1,5 +1,6 @@
 import pytest
-from launching import Launcher
+
+from tests.launch.launching import Launcher
 
 
 @pytest.fixture

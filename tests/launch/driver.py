@@ -4,11 +4,11 @@ import json
 import os
 import sys
 
-from cpulaunch.errors import CpulaunchError
-from cpulaunch.launch.report import report
-from cpulaunch.launch.result import summary
 from cpulaunch.launch.run import launch
-from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
+from cpulaunch.launch.supervision.report import report
+from cpulaunch.launch.supervision.result import summary
+from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
 
 def read_plan(described):

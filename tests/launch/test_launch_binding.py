@@ -6,10 +6,9 @@ import platform
 import sys
 
 import pytest
-from launching import python, refusing
 
-from cpulaunch.launch.bind import policies
-from cpulaunch.launch.mempolicy import (
+from cpulaunch.launch.process.bind import policies
+from cpulaunch.system.mempolicy import (
     MPOL_BIND,
     MPOL_INTERLEAVE,
     MPOL_PREFERRED,
@@ -18,6 +17,7 @@ from cpulaunch.launch.mempolicy import (
     get_policy,
     set_policy,
 )
+from tests.launch.launching import python, refusing
 
 CPUS = sorted(os.sched_getaffinity(0))
 NODES = os.path.isdir("/sys/devices/system/node/node0")
@@ -156,7 +156,7 @@ def test_refused_cpus_are_said_too(launcher):
 def test_the_launchers_own_policy_reaches_workers_without_one(launcher, tmp_path):
     # As under `numactl --interleave=0 cpulaunch …`: trying worker 0's policy must not lose it.
     interleaved = (
-        "import os, sys; from cpulaunch.launch.mempolicy import *; "
+        "import os, sys; from cpulaunch.system.mempolicy import *; "
         "set_policy(Policy(mode=MPOL_INTERLEAVE, numa_nodes=frozenset({0}))); os.execv(sys.argv[1], sys.argv[1:])"
     )
     unbound = {"argv": python(SEEN)}
@@ -179,7 +179,7 @@ def test_a_policy_read_back_is_the_one_that_was_set():
 def test_no_ctypes_without_a_memory_policy(launcher):
     # It takes milliseconds to import, and PYTHONVERBOSE tells every import.
     outcome = launcher.run({"argv": ["/bin/true"], "cpus": [CPUS[0]]}, env={"PYTHONVERBOSE": "1"})
-    assert "cpulaunch.launch.bind" in outcome.error
+    assert "cpulaunch.launch.process.bind" in outcome.error
     assert "ctypes" not in outcome.error
 
 

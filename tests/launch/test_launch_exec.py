@@ -5,7 +5,8 @@ import signal
 import subprocess
 
 import pytest
-from launching import python, shell
+
+from tests.launch.launching import python, shell
 
 
 def test_the_worker_is_the_process_the_user_started(launcher):

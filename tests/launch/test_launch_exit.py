@@ -4,7 +4,8 @@ import os
 import signal
 
 import pytest
-from launching import alive, eventually, python, shell
+
+from tests.launch.launching import alive, eventually, python, shell
 
 WAIT = "import time; time.sleep(600)"
 

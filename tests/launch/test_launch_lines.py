@@ -8,8 +8,8 @@ import tty
 
 import pytest
 
-from cpulaunch.launch.output import LINE_BYTES, Route, Stream
-from cpulaunch.launch.sink import Sink, SinkError
+from cpulaunch.launch.output.sink import Sink, SinkError
+from cpulaunch.launch.output.streams import LINE_BYTES, Route, Stream
 
 LONG = b"x" * LINE_BYTES
 

@@ -9,9 +9,9 @@ import subprocess
 import time
 
 import pytest
-from launching import alive, eventually, python, shell
 
-from cpulaunch.launch.processes import children_of
+from cpulaunch.launch.process.processes import children_of
+from tests.launch.launching import alive, eventually, python, shell
 
 LINES = 20_000
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from cpulaunch.errors import NotExecutableError, NotFoundError, UsageError
-from cpulaunch.launch.program import check_program, check_sharable, find_executable
-from cpulaunch.request import Program
+from cpulaunch.launch.process.program import check_program, check_sharable, find_executable
+from cpulaunch.records.errors import NotExecutableError, NotFoundError, UsageError
+from cpulaunch.records.request import Program
 
 
 def script(path):

@@ -13,7 +13,8 @@ import termios
 import textwrap
 
 import pytest
-from launching import HERE, alive, eventually, python, refusing, shell, sleeps
+
+from tests.launch.launching import HERE, alive, eventually, python, refusing, shell, sleeps
 
 
 def telling(name):
@@ -393,13 +394,13 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
     # Its clock is a seam: this one breaks when the workers run.
     faulty = python("""
         import os, sys, time
-        from cpulaunch.launch.bind import UNBOUND
-        from cpulaunch.launch.guard import become_guarded
-        from cpulaunch.launch.routing import open_wiring
-        from cpulaunch.launch.spawn import Inherited
-        from cpulaunch.launch.start import Start
-        from cpulaunch.launch.supervise import Supervisor, Terms
-        from cpulaunch.plan.model import LaunchOptions, LaunchPlan, WorkerPlan
+        from cpulaunch.launch.process.bind import UNBOUND
+        from cpulaunch.launch.process.guard import become_guarded
+        from cpulaunch.launch.output.routing import open_wiring
+        from cpulaunch.launch.process.spawn import Inherited
+        from cpulaunch.launch.process.exec_spec import Start
+        from cpulaunch.launch.supervision.supervise import Supervisor, Terms
+        from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
         worker = WorkerPlan(index=0, cpus=frozenset(), numa_nodes=frozenset(), mempolicy="none", threads=1, env=(),
                             argv=("/bin/sh", "-c", "echo $$ > worker; setsid sleep 600 & echo $! > stray; wait"))

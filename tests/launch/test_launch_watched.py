@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from launching import alive, eventually, python, shell, sleeps
 
-from cpulaunch.errors import LaunchError
-from cpulaunch.launch.run_directory import make_named_directory
+from cpulaunch.launch.process.run_directory import make_named_directory
+from cpulaunch.records.errors import LaunchError
+from tests.launch.launching import alive, eventually, python, shell, sleeps
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_programs_inside_a_shell_meet_at_the_barrier(watched, launcher):
 
 FAMILY = """
 import multiprocessing, os, pathlib, cpulaunch
-from cpulaunch.worker.origin import claim
+from cpulaunch.worker.reporting.process_identity import claim
 
 def child(kind):
     cpulaunch.ready()

@@ -3,8 +3,9 @@
 from types import MappingProxyType
 from typing import TypeVar
 
-from cpulaunch.cpulist import format_cpulist, parse_cpulist
-from cpulaunch.host import (
+from cpulaunch.plan.planner import make_plan
+from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
+from cpulaunch.records.host import (
     Budget,
     CpuInfo,
     Host,
@@ -16,10 +17,9 @@ from cpulaunch.host import (
     Quota,
     Torch,
 )
-from cpulaunch.plan.model import LaunchPlan
-from cpulaunch.plan.planner import make_plan
-from cpulaunch.request import EnvDefault, LaunchRequest, Layer, Program, merge
-from cpulaunch.settings import rows
+from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.records.request import EnvDefault, LaunchRequest, Layer, Program, merge
+from cpulaunch.records.settings import rows
 
 GIB = 1 << 30
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from cpulaunch.cli.plan_view import plan_json, plan_text
-from cpulaunch.errors import UsageError
-from cpulaunch.host import Host
-from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.view.plan_view import plan_json, plan_text
 from tests.plan.machines import lines, plan
 from tests.probe.captured import hwloc_machines, unpack
 from tests.roots import EPYC, GRACE, RootSpec, host_of

@@ -2,10 +2,10 @@
 
 import pytest
 
-from cpulaunch.errors import UsageError
-from cpulaunch.host import Host
-from cpulaunch.plan.model import LaunchPlan
-from cpulaunch.request import Program
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.records.request import Program
 from tests.plan.machines import GIB, cpuset, kernel, machine, memory, offline, plan, quota, replace
 
 TWO = machine(sockets=2, cores=4, smt=2)

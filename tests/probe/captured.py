@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import IO, Any, cast
 
-from cpulaunch.cpulist import parse_cpulist
+from cpulaunch.records.cpulist import parse_cpulist
 
 HWLOC = Path(__file__).parent.parent / "data" / "hwloc"
 SHARED = Path(__file__).parent.parent.parent.parent / "shared" / "corpus"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.host import Cache, Host, LogicalCpu
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.host import Cache, Host, LogicalCpu
 
 CACHE_SUFFIX = {"Data": "d", "Instruction": "i", "Unified": ""}
 

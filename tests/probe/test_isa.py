@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.host import FEATURES, CpuInfo
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.host import FEATURES, CpuInfo
 from tests.roots import EPYC, XEON, ArmCpu, RootSpec, X86Cpu, host_of, write_root
 
 

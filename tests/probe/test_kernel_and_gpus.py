@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.errors import ProbeError
-from cpulaunch.host import Gpu
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.errors import ProbeError
+from cpulaunch.records.host import Gpu
 from tests.roots import RootSpec, host_of, write_root
 
 CPU = "sys/devices/system/cpu"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.errors import ProbeError
-from cpulaunch.host import Limits
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import ProbeError
+from cpulaunch.records.host import Limits
 from tests.roots import RootSpec, host_of, write_root
 
 

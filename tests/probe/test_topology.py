@@ -7,10 +7,10 @@ from typing import Literal
 
 import pytest
 
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.errors import ProbeError
-from cpulaunch.host import Host
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import ProbeError
+from cpulaunch.records.host import Host
 from tests.roots import EPYC, GRACE, RootSpec, host_of, write_root
 
 CPU = "sys/devices/system/cpu"

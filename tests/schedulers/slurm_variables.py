@@ -1,6 +1,6 @@
 """What Slurm 22.05 sets for the tasks of a step, as a real one did (man srun, "OUTPUT ENVIRONMENT VARIABLES")."""
 
-from cpulaunch.schedulers.started import Machine
+from cpulaunch.schedulers.task import Machine
 
 BIG = Machine(cpus=16, host_cpus=16)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cpulaunch.schedulers.hostlist import expand_counts, expand_hosts
+from cpulaunch.schedulers.slurm_lists import expand_counts, expand_hosts
 
 
 @pytest.mark.parametrize(

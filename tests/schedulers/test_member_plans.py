@@ -3,13 +3,13 @@
 import pytest
 
 from cpulaunch.cli.arguments import parse_command_line
-from cpulaunch.cpulist import format_cpulist
-from cpulaunch.errors import UsageError
-from cpulaunch.plan.model import LaunchPlan
 from cpulaunch.plan.planner import make_plan
-from cpulaunch.request import Layer, merge
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.records.request import Layer, merge
 from cpulaunch.schedulers.layer import scheduler_layer
-from cpulaunch.schedulers.started import Machine
+from cpulaunch.schedulers.task import Machine
 from tests.plan.machines import cpuset, machine, taskset
 from tests.schedulers.slurm_variables import task, without
 from tests.schedulers.test_mpi_and_pbs import open_mpi

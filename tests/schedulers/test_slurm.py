@@ -2,10 +2,10 @@
 
 import pytest
 
-from cpulaunch.errors import UsageError
-from cpulaunch.request import Member
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.request import Member
 from cpulaunch.schedulers.layer import scheduler_layer
-from cpulaunch.schedulers.started import FIRST_PORT, PORTS, Machine
+from cpulaunch.schedulers.task import FIRST_PORT, PORTS, Machine
 from tests.schedulers.slurm_variables import BIG, task, without
 
 PORT = FIRST_PORT + 7 * 12 % PORTS

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpulaunch.torch_settings import VARIABLE, TorchSettings, encode
+from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, encode
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 300

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpulaunch.torch_settings import EVENTS_VARIABLE, TorchSettings
-from cpulaunch.worker import calls
-from cpulaunch.worker.graph import modules
+from cpulaunch.records.torch_settings import EVENTS_VARIABLE, TorchSettings
+from cpulaunch.worker.features import module_calls as calls
+from cpulaunch.worker.graph import cache as modules
 
 PLAIN_CALL: Any = nn.Module.__call__
 

@@ -1,10 +1,10 @@
 """A setting that fails inside the worker is one line on stderr and nothing else; under --strict it is exit code 125."""
 
 import pytest
-from applying import case, events, run_cases, run_python
 
-from cpulaunch.torch_settings import TorchSettings, encode
+from cpulaunch.records.torch_settings import TorchSettings, encode
 from cpulaunch.worker.apply import ROWS
+from tests.worker.applying import case, events, run_cases, run_python
 
 pytestmark = pytest.mark.torch
 
@@ -43,7 +43,7 @@ FAULTS = {
         "import torch.distributed.distributed_c10d as c; c.is_mpi_available = lambda: False",
         "--dist-backend",
     ),
-    "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.calls'] = None", "calls"),
+    "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.features.module_calls'] = None", "calls"),
 }
 AT_RUN_TIME = {
     # what fails later: (settings, what breaks it, program, what the line says)
@@ -53,7 +53,12 @@ AT_RUN_TIME = {
         "from torch.utils.data import DataLoader; DataLoader([1, 2])",
         "a DataLoader stays as it is",
     ),
-    "the end": ({}, "import cpulaunch.live; cpulaunch.live.snapshot = broken", "", "--report: RuntimeError"),
+    "the end": (
+        {},
+        "import cpulaunch.system.process_snapshot; cpulaunch.system.process_snapshot.snapshot = broken",
+        "",
+        "--report: RuntimeError",
+    ),
     "CPUs that went away": ({"cpus": "4095"}, "", "os.environ['OMP_PROC_BIND'] = 'true'; os.system('true')", None),
 }
 UNREADABLE = ("", "{", "[]", "null", "nonsense")

@@ -3,9 +3,9 @@
 import textwrap
 
 import pytest
-from applying import case, run_cases
 
-from cpulaunch.worker.origin import MARK
+from cpulaunch.worker.reporting.process_identity import MARK
+from tests.worker.applying import case, run_cases
 
 pytestmark = pytest.mark.torch
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.record import fields
-from cpulaunch.settings import rows
-from cpulaunch.torch_settings import TorchSettings, decode, encode
+from cpulaunch.records.record import fields
+from cpulaunch.records.settings import rows
+from cpulaunch.records.torch_settings import TorchSettings, decode, encode
 from cpulaunch.worker import autoload
 
 # What an environment can hold: undecodable bytes arrive as lone surrogates (PEP 383).
@@ -48,6 +48,6 @@ def test_fields_named_like_a_setting_have_its_default() -> None:
 
 
 def test_the_variable_has_one_name() -> None:
-    from cpulaunch.torch_settings import VARIABLE
+    from cpulaunch.records.torch_settings import VARIABLE
 
     assert autoload.VARIABLE == VARIABLE

@@ -7,9 +7,9 @@ import os
 import platform
 import sys
 
-from cpulaunch.ccl_settings import PATH_VARIABLE
-from cpulaunch.worker.ccl.errors import CclError
-from cpulaunch.worker.ccl.library import folder
+from cpulaunch.records.ccl_defaults import PATH_VARIABLE
+from cpulaunch.worker.ccl.oneccl.library import folder
+from cpulaunch.worker.ccl.wire.errors import CclError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -23,12 +23,13 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
-from cpulaunch.worker.ccl import joining, shapes
-from cpulaunch.worker.ccl.errors import CclError
-from cpulaunch.worker.ccl.meeting import open_memory
-from cpulaunch.worker.ccl.numbers import reduction
-from cpulaunch.worker.ccl.progress import Carrier, Lane, shared_carrier
-from cpulaunch.worker.ccl.seat import thread_cpus
+from cpulaunch.worker.ccl import argument_checks as shapes
+from cpulaunch.worker.ccl import group_setup as joining
+from cpulaunch.worker.ccl.executor import Carrier, Lane, shared_carrier
+from cpulaunch.worker.ccl.memory.shared_barrier import open_memory
+from cpulaunch.worker.ccl.thread_setup import thread_cpus
+from cpulaunch.worker.ccl.wire.errors import CclError
+from cpulaunch.worker.ccl.wire.reductions import reduction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpulaunch.worker.ccl.channel import Channel
-    from cpulaunch.worker.ccl.lines import Lines
-    from cpulaunch.worker.ccl.meeting import Meeting
+    from cpulaunch.worker.ccl.memory.shared_barrier import Meeting
+    from cpulaunch.worker.ccl.oneccl.peer_connections import Lines
 
     Tensors = list[Tensor]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cpulaunch.worker.ccl.errors import RanksDisagreeError
-from cpulaunch.worker.ccl.numbers import Reduction, packed_call
+from cpulaunch.worker.ccl.wire.errors import RanksDisagreeError
+from cpulaunch.worker.ccl.wire.reductions import Reduction, packed_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from cpulaunch.worker.ccl.meeting import Meeting
-    from cpulaunch.worker.ccl.memory_path import MemoryPath
-    from cpulaunch.worker.ccl.oneccl_path import OnecclPath
-    from cpulaunch.worker.ccl.roll_call import RollCall
+    from cpulaunch.worker.ccl.memory.path import MemoryPath
+    from cpulaunch.worker.ccl.memory.shared_barrier import Meeting
+    from cpulaunch.worker.ccl.oneccl.call_check import RollCall
+    from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -16,8 +16,8 @@ from datetime import timedelta
 from statistics import median
 from time import perf_counter
 
-from cpulaunch.cpulist import parse_cpulist
-from cpulaunch.leftovers import remove_shared_memory
+from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.system.shm_cleanup import remove_shared_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _measure(rank: int, size: int, sizes: Sequence[int], *, meeting: tuple[int, 
     import torch
     import torch.distributed as dist
 
-    from cpulaunch.torch_settings import TorchSettings
+    from cpulaunch.records.torch_settings import TorchSettings
     from cpulaunch.worker.ccl.registration import register_best
 
     torch.set_num_threads(1)

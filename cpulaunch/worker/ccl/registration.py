@@ -11,8 +11,8 @@ import sys
 from functools import wraps
 from importlib.util import find_spec
 
-from cpulaunch.torch_settings import TorchSettings
-from cpulaunch.worker.trouble import warned
+from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.reporting.degradation import warned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

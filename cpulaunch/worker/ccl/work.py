@@ -9,14 +9,14 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import Work
 
-from cpulaunch.worker.ccl.errors import CclError, PeerLostError, RanksDisagreeError
+from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from cpulaunch.worker.ccl.progress import Lane
+    from cpulaunch.worker.ccl.executor import Lane
 
 GLANCE_SECONDS = 1.0
 """How often a waiting program looks whether the group still can finish."""

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpulaunch.record import record
-from cpulaunch.worker.graph.compare import LOW_PRECISION, ROUNDING, largest_error
+from cpulaunch.records.record import record
 from cpulaunch.worker.graph.onednn import freeze
-from cpulaunch.worker.graph.question import Answer, RefusedError, ask
-from cpulaunch.worker.graph.sharing import sharing_differs
-from cpulaunch.worker.graph.structure import Spec, UnknownStructureError, rebuild, skeleton, take_apart
+from cpulaunch.worker.graph.precision import Mode, Precision
+from cpulaunch.worker.graph.trace import Answer, RefusedError, ask
 from cpulaunch.worker.graph.weights import Weights
-from cpulaunch.worker.precision import Mode, Precision
+from cpulaunch.worker.tensors.aliasing import sharing_differs
+from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
+from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, rebuild, skeleton, take_apart
 
 
 class MismatchError(Exception):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from cpulaunch.torch_settings import TorchSettings
+from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.capture import Call, Captured, check, random_state_kept
-from cpulaunch.worker.precision import Precision, widened
+from cpulaunch.worker.graph.precision import Precision, widened
 
 
 def _template(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

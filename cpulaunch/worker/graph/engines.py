@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpulaunch.torch_settings import TorchSettings
+from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.graph.cache import Captures
 from cpulaunch.worker.graph.capture import Call, Captured, capture
-from cpulaunch.worker.graph.modules import Captures
+from cpulaunch.worker.graph.precision import Precision
 from cpulaunch.worker.graph.weights import Weights
-from cpulaunch.worker.precision import Precision
 
 
 def captures(settings: TorchSettings, precision: Precision) -> Captures:

@@ -16,8 +16,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from cpulaunch.record import record
-from cpulaunch.worker.precision import widened
+from cpulaunch.records.record import record
+from cpulaunch.worker.graph.precision import widened
 
 WARM_UP_CALLS = 2
 """The first is profiled, at the second the graph is fused and its weights are packed."""

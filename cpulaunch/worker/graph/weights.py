@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpulaunch.worker.graph.writes import storage_of
-from cpulaunch.worker.versions import count_fused_writes
+from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.versions import count_fused_writes
 
 _version = attrgetter("_version")
 

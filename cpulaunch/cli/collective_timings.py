@@ -1,0 +1,94 @@
+"""--dist-backend auto: what a measurement on this host says, remembered for the next launch."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import cpulaunch
+from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
+from cpulaunch.plan.plugin.timings import SIZES, Measured, Timing, decode, encode
+from cpulaunch.probe import Root
+from cpulaunch.probe.software.oneccl import host_name, oneccl_version
+from cpulaunch.profile.selection import user_folder
+from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY
+from cpulaunch.records.cpulist import format_cpulist
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cpulaunch.records.host import Host
+    from cpulaunch.records.plan import LaunchPlan
+    from cpulaunch.records.request import LaunchRequest
+
+PREFIXES = ("CCL_", "FI_", "GLOO_", "CPULAUNCH_CCL_")
+"""Variables that change what collectives take."""
+PLACES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
+
+
+def measured(
+    host: Host,
+    request: LaunchRequest,
+    plan: LaunchPlan,
+    *,
+    environ: Mapping[str, str],
+    start: bool,
+    say: Callable[[str], None],
+) -> Measured | None:
+    """What collectives take among the plan's ranks on this host; None if it is not known and not to be measured.
+
+    Effect: with `start`, measures what is not known, remembers it and says so.
+    """
+    folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
+    file = folder and f"{folder}/collectives"
+    key = _key(host, plan, environ)
+    verdicts = read_verdicts(file) if file else {}
+    known = decode(verdicts.get(key))
+    if known is not None or not start:
+        return known
+    fresh = _measure(request, plan, environ)
+    if file and fresh.failure is None:
+        write_verdicts(file, {**read_verdicts(file), key: encode(fresh.timings)})
+    kept = "gloo stays" if fresh.failure is not None else fresh.backend
+    say(f"--dist-backend auto: {kept}: {fresh.told}")
+    return fresh
+
+
+def _measure(request: LaunchRequest, plan: LaunchPlan, environ: Mapping[str, str]) -> Measured:
+    from cpulaunch.launch.measurement import measure_collectives
+
+    interpreter = (request.program.interpreter if request.program else "") or sys.executable
+    answer = measure_collectives(plan, SIZES, interpreter=interpreter, environ=environ)
+    timings = tuple(Timing(*row) for row in answer.times)
+    return Measured(timings=timings, failure=answer.failure, fresh=True)
+
+
+def _key(host: Host, plan: LaunchPlan, environ: Mapping[str, str]) -> str:
+    """What the numbers depend on, in one line: the machine, the versions, the ranks and their CPUs, the variables."""
+    root = Root()
+    torch = host.torch
+    planned = {**environ, **dict(plan.workers[0].env)}
+    variables = sorted(
+        f"{name}={value}" for name, value in planned.items() if name.startswith(PREFIXES) and name not in PLACES
+    )
+    parts = (
+        host_name(root),
+        host.cpu.model_name or "",
+        len(host.cpus),
+        "" if torch is None else torch.version,
+        "" if torch is None else oneccl_version(root, torch) or "no oneCCL",
+        cpulaunch.__version__,
+        _built(f"{os.path.dirname(cpulaunch.__file__)}/{MEMORY_LIBRARY}"),
+        *(format_cpulist(worker.cpus) for worker in plan.workers),
+        *variables,
+    )
+    return ascii("|".join(map(str, parts)))
+
+
+def _built(path: str) -> str:
+    """When a compiled library of cpulaunch's was; "no library" if there is none."""
+    try:
+        return str(os.stat(path).st_mtime_ns)
+    except OSError:
+        return "no library"

@@ -1,0 +1,57 @@
+"""The one fact of a job of several hosts that the machine's files do not tell: the way to the others."""
+
+from __future__ import annotations
+
+from cpulaunch.records.errors import ProbeError
+from cpulaunch.records.record import fields
+from cpulaunch.records.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cpulaunch.records.settings import Settings
+
+NAME_PATIENCE_SECONDS = 60.0
+"""How long a host name may take to appear, unless --rdzv-conf join_timeout is shorter."""
+
+
+def with_route(request: LaunchRequest, *, patient: bool, say: Callable[[str], None]) -> LaunchRequest:
+    """The request with the interface and the address on the way to where the hosts meet, where both can be told.
+
+    Raises: ProbeError or UsageError if the host name cannot be used; unless `patient`, one that does not resolve is
+    a warning, as a plan may be made elsewhere.
+    """
+    from cpulaunch.system.routes import route_to
+
+    endpoint, source = _meeting_point(request.settings)
+    if dict(request.settings.rdzv_conf).get("store_type") == "file":
+        return request
+    try:
+        patience = _patience(request) if patient else 0.0
+        route = route_to(endpoint, source=source, patience_seconds=patience, say=say)
+    except ProbeError as error:
+        if patient:
+            raise
+        warning = f"{error.what}: {error.value} ({error.source}); the network interface is not chosen"
+        return _changed(request, warnings=(*request.warnings, warning))
+    if route is None:
+        return request
+    return _changed(request, endpoint_interface=route.interface, endpoint_address=route.address)
+
+
+def _meeting_point(settings: Settings) -> tuple[str, str]:
+    """Where several hosts meet, HOST[:PORT], and the option that says so."""
+    if settings.rdzv_endpoint:
+        return settings.rdzv_endpoint, "--rdzv-endpoint"
+    return settings.master_addr or "localhost", "--master-addr"
+
+
+def _patience(request: LaunchRequest) -> float:
+    asked = dict(request.settings.rdzv_conf).get("join_timeout", "")
+    return min(NAME_PATIENCE_SECONDS, float(asked)) if asked.isdigit() else NAME_PATIENCE_SECONDS
+
+
+def _changed(request: LaunchRequest, **changes: object) -> LaunchRequest:
+    values = {name: getattr(request, name) for name in fields(LaunchRequest)}
+    return LaunchRequest(**values | changes)

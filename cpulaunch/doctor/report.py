@@ -1,0 +1,110 @@
+"""doctor: what is right here, what could be better, what is wrong, and the command for it."""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpulaunch.doctor import gpus, machine, software
+from cpulaunch.doctor.collectives import collectives
+from cpulaunch.doctor.facts import Facts, gather_facts
+from cpulaunch.doctor.machine import Check, Finding
+from cpulaunch.doctor.torch_report import Runner, run_program
+from cpulaunch.probe import Root
+from cpulaunch.records.host import Host
+
+CHECKS: Mapping[str, Check] = {
+    "torch": software.torch,
+    "plugin": software.plugin,
+    "torch's OpenMP": software.loaded_runtimes,
+    "allocator": machine.allocator,
+    "OpenMP runtime": machine.openmp,
+    "OpenMP in wheels": machine.two_runtimes,
+    "MKL on AMD": software.mkl_on_amd,
+    "AMX": software.hidden_amx,
+    "environment": software.environment,
+    "CPU quota": machine.cpu_quota,
+    "SMT siblings": machine.smt_siblings,
+    "memory policy": machine.memory_policy,
+    "GPUs": gpus.gpu_driver,
+    "MIG devices": gpus.gpu_names,
+    "GPU neighbours": gpus.gpu_locality,
+    "collectives": collectives,
+    "/dev/shm": machine.shared_memory,
+    "swap": machine.swap,
+    "huge pages": machine.huge_pages,
+    "NUMA balancing": machine.numa_balancing,
+    "governor": machine.governor,
+}
+"""Every check, in the order of the report."""
+
+COLORS = {"ok": "\x1b[32m", "advice": "\x1b[33m", "problem": "\x1b[31m", "skipped": "\x1b[2m"}
+RESET = "\x1b[0m"
+LABELS = {"ok": "OK", "advice": "advice", "problem": "problem", "skipped": "skipped"}
+STATUS_WIDTH, NAME_WIDTH = 8, 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Every finding under the name of its check."""
+
+    findings: tuple[tuple[str, Finding], ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if there is a problem, else 0."""
+        return int(any(finding.status == "problem" for _, finding in self.findings))
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as one object."""
+        checks = [
+            {"check": name, "status": each.status, "found": each.found, "why": each.why, "fix": each.fix}
+            for name, each in self.findings
+        ]
+        return {"schema": 1, "checks": checks, "problems": self._count("problem"), "advice": self._count("advice")}
+
+    def as_text(self, *, width: int, color: bool) -> str:
+        """The report as a table; commands are never broken over lines."""
+        lines = [line for name, finding in self.findings for line in _lines(name, finding, width=width, color=color)]
+        problems, advice = self._count("problem"), self._count("advice")
+        total = f"{problems} problem{'s' * (problems != 1)}, {advice} piece{'s' * (advice != 1)} of advice"
+        return "\n".join([*lines, "", total])
+
+    def _count(self, status: str) -> int:
+        return sum(finding.status == status for _, finding in self.findings)
+
+
+def doctor_report(
+    host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner = run_program
+) -> Report:
+    """What every check found. Effect: on this machine, starts the interpreter once to ask torch."""
+    return judge(gather_facts(host, root=root, interpreter=interpreter, environ=environ, run=run))
+
+
+def judge(facts: Facts) -> Report:
+    """What every check finds in the facts."""
+    return Report(findings=tuple((name, finding) for name, check in CHECKS.items() for finding in check(facts)))
+
+
+def _lines(name: str, finding: Finding, *, width: int, color: bool) -> list[str]:
+    label = f"{LABELS[finding.status]:<{STATUS_WIDTH}}"
+    indent = " " * (STATUS_WIDTH + NAME_WIDTH)
+    lines = _wrapped(f"{label}{name:<{NAME_WIDTH}}", finding.found, indent, width)
+    if color:
+        lines[0] = f"{COLORS[finding.status]}{label}{RESET}{lines[0][len(label) :]}"
+    if finding.why is not None:
+        lines += _wrapped(" " * STATUS_WIDTH + "why: ", finding.why, " " * (STATUS_WIDTH + 5), width)
+    if finding.fix is not None:
+        lines += [f"{' ' * STATUS_WIDTH}fix: {finding.fix}"]
+    return lines
+
+
+def _wrapped(head: str, text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width=max(width, len(indent) + 20),
+        initial_indent=head,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,112 @@
+"""A plan as a POSIX shell script that runs the same thing without cpulaunch."""
+
+from collections.abc import Iterable
+from shlex import quote
+
+from cpulaunch.emit.shell_ranks import check_job_script, job_script, lost_of_job
+from cpulaunch.plan.command import numactl_options
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.plan import LaunchPlan, WorkerPlan
+
+_HEAD = """\
+#!/bin/sh
+# Written by cpulaunch: the plan as plain sh. Binding by numactl, or by taskset where there is no numactl.
+"""
+_BIND = """
+bind() {  # CPUs, numactl's memory option or "", command
+    launch_cpus=$1 launch_memory=$2
+    shift 2
+    if command -v numactl >/dev/null; then
+        exec numactl -C "$launch_cpus" $launch_memory "$@"
+    elif command -v taskset >/dev/null; then
+        exec taskset -c "$launch_cpus" "$@"
+    fi
+    echo "neither numactl nor taskset is installed: not bound" >&2
+    exec "$@"
+}
+"""
+_WAIT = """
+finish() {  # process id; the first failure in the order of the workers is the exit code
+    wait "$1"
+    launch_code=$?
+    while kill -0 "$1" 2>/dev/null; do  # a signal ended the wait, not the worker
+        wait "$1"
+        launch_code=$?
+    done
+    if [ "$launch_status" -eq 0 ] && [ "$launch_code" -ne 0 ]; then
+        launch_status=$launch_code
+        kill $launch_pids 2>/dev/null
+    fi
+}
+
+launch_status=0
+"""
+
+
+def plan_script(plan: LaunchPlan) -> str:
+    """A script that starts the plan's workers with their environment and binding, and ends with their exit code.
+
+    Raises: UsageError if the plan has no program.
+    """
+    if not all(worker.argv for worker in plan.workers):
+        raise UsageError("no program to write a script for", source="--emit sh", hint="name the program to run")
+    check_job_script(plan)
+    bound = any(_binds(plan, worker) for worker in plan.workers)
+    parts = [_HEAD, *_lost_line(plan), _BIND if bound else "", *(_function(plan, worker) for worker in plan.workers)]
+    indexes = [worker.index for worker in plan.workers]
+    if plan.job is not None and plan.job.engine == "native":
+        parts.append(job_script(plan, plan.job))
+    else:
+        parts.append(f"\nworker_{indexes[0]}\n" if len(indexes) == 1 else _start_and_wait(indexes))
+    return "".join(parts)
+
+
+def _lost_line(plan: LaunchPlan) -> Iterable[str]:
+    """A comment that names what only cpulaunch can do."""
+    options = plan.launch
+    lost = [
+        *(["--report"] if options.report else []),
+        *(["--metric"] if options.metric else []),
+        *(["--start-barrier"] if options.start_barrier else []),
+        *(["--log-dir"] if options.log_dir else []),
+        *(["--show"] if options.show is not None else []),
+        *(["--strict"] if options.strict else []),
+        *([] if plan.job is None else lost_of_job(plan.job)),
+    ]
+    if lost:
+        yield f"# Not in this script: {', '.join(lost)}; nor does it prefix lines or end what a worker leaves behind.\n"
+
+
+def _binds(plan: LaunchPlan, worker: WorkerPlan) -> bool:
+    return plan.launch.binder == "native" and bool(worker.cpus)
+
+
+def _function(plan: LaunchPlan, worker: WorkerPlan) -> str:
+    """The shell function that becomes one worker."""
+    lines = [
+        f"    unset {name}" if value is None else f"    export {name}={quote(value)}"
+        for name, value in worker.env
+        if _is_identifier(name)
+    ]
+    others = [f"{name}={value}" for name, value in worker.env if not _is_identifier(name)]
+    command = " ".join(quote(word) for word in (*(("env", *others) if others else ()), *worker.argv))
+    if _binds(plan, worker):
+        memory = " ".join(numactl_options(worker.mempolicy, worker.numa_nodes))
+        command = f"bind {format_cpulist(worker.cpus)} {quote(memory)} {command}"
+    else:
+        command = f"exec {command}"
+    return "\n".join(["", f"worker_{worker.index}() {{", *lines, f"    {command}", "}", ""])
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether a shell can export a variable of this name; the others go through env(1)."""
+    return name.isascii() and name.isidentifier()
+
+
+def _start_and_wait(indexes: list[int]) -> str:
+    starts = [f'worker_{index} &\nlaunch_pids="$launch_pids $!"' for index in indexes]
+    # Background jobs of a script ignore SIGINT and SIGQUIT (POSIX sh, 2.11), so they are sent SIGTERM.
+    trap = "trap 'kill $launch_pids 2>/dev/null' HUP INT TERM"
+    wait = ["for pid in $launch_pids; do", '    finish "$pid"', "done", 'exit "$launch_status"', ""]
+    return "\n".join([_WAIT + "launch_pids=", *starts, trap, *wait])

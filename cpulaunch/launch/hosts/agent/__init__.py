@@ -1,0 +1,1 @@
+"""The program that runs torch's elastic agent on each host."""

@@ -1,0 +1,1 @@
+"""Workers' output: read, labelled, copied to files, searched for metrics."""

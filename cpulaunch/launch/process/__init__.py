@@ -1,0 +1,1 @@
+"""One worker process, from finding its program to reaping it."""

@@ -1,0 +1,155 @@
+"""Finding what is to be executed, before anything starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from cpulaunch.records.errors import CpulaunchError, NotExecutableError, NotFoundError, UsageError
+from cpulaunch.records.request import Program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+BINDERS = ("numactl", "taskset")
+
+
+def child_environ(environ: Mapping[str, str], changes: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+    """The environment of a worker: the inherited one with changes, where None unsets."""
+    child = dict(environ)
+    for name, value in changes:
+        if value is None:
+            child.pop(name, None)
+        else:
+            child[name] = value
+    return child
+
+
+def check_program(program: Program, environ: Mapping[str, str]) -> None:
+    """Effect: none. Raises: NotFoundError (127) or NotExecutableError (126) for what can never start.
+
+    A module is not looked up: only its own interpreter can.
+    """
+    if program.kind == "command":
+        find_executable(program.target, environ)
+        return
+    find_executable(program.interpreter, environ, what="Python interpreter")
+    if program.kind == "script" and program.target != "-":
+        _check_script(program.target)
+
+
+def check_sharable(program: Program, *, workers: int) -> None:
+    """Effect: none. Raises: UsageError for a script that several workers cannot each read from its start."""
+    if workers < 2 or program.kind != "script":
+        return
+    if program.target not in STANDARD_INPUT and not stat.S_ISFIFO(os.stat(program.target).st_mode):
+        return
+    raise UsageError(
+        f"{workers} workers cannot share a script that is read once",
+        value=printable(program.target),
+        source="several workers get no standard input",
+        hint="save the script as a file",
+    )
+
+
+def _check_script(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFoundError("script not found", value=printable(path), hint=_nearest(path)) from None
+    except (OSError, ValueError) as error:
+        raise _unusable("script cannot be read", path, error) from None
+    if stat.S_ISDIR(mode):
+        if os.path.isfile(os.path.join(path, "__main__.py")):
+            return  # Python runs such a directory.
+        hint = "name the script in it, or use -m for a module"
+        raise NotExecutableError("script is a directory", value=printable(path), hint=hint)
+    if not os.access(path, os.R_OK):
+        raise NotExecutableError("script cannot be read", value=printable(path), hint=f"chmod +r {printable(path)}")
+
+
+def _nearest(path: str) -> str:
+    """A hint: the file of the same directory with the most similar name, else the directory looked in."""
+    from difflib import get_close_matches
+
+    directory, name = os.path.split(path)
+    try:
+        names = sorted(os.listdir(directory or "."))
+    except OSError:
+        return f"there is no directory {printable(directory)}"
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {printable(os.path.join(directory, near[0]))}?"
+    return f"looked in {printable(os.path.abspath(directory or '.'))}; for a module use -m"
+
+
+def find_executable(name: str, environ: Mapping[str, str], *, what: str = "command") -> str:
+    """The path of a command by the PATH of `environ`, as execvp(3) would choose it.
+
+    Raises: NotFoundError if no file has that name, NotExecutableError if one has and cannot be executed.
+    """
+    if os.path.dirname(name):
+        candidates = [name]
+    else:
+        path = environ.get("PATH", os.defpath)
+        candidates = [os.path.join(directory or ".", name) for directory in path.split(os.pathsep)] if name else []
+    refused: CpulaunchError | None = None
+    for candidate in candidates:
+        try:
+            mode = os.stat(candidate).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            refused = refused or _unusable(f"{what} cannot be executed", candidate, error)
+            continue
+        if stat.S_ISREG(mode) and os.access(candidate, os.X_OK):
+            return candidate
+        refused = refused or _not_executable(what, candidate, mode)
+    raise refused or _not_found(what, name)
+
+
+def _not_found(what: str, name: str) -> NotFoundError:
+    if name in BINDERS:
+        return NotFoundError(
+            f"{name} not found", value=name, source="--binder", hint="--binder native needs no program"
+        )
+    source = None if os.path.dirname(name) else "PATH"
+    return NotFoundError(
+        f"{what} not found", value=printable(name), source=source, hint="check the name or give a path"
+    )
+
+
+def _not_executable(what: str, path: str, mode: int) -> NotExecutableError:
+    if stat.S_ISDIR(mode):
+        return NotExecutableError(f"{what} is a directory", value=printable(path), hint="name the program in it")
+    return NotExecutableError(f"{what} is not executable", value=printable(path), hint=f"chmod +x {printable(path)}")
+
+
+def _unusable(what: str, path: str, error: Exception) -> NotExecutableError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return NotExecutableError(what, value=printable(path), source=reason, hint="check the permissions on its path")
+
+
+def exec_failure(path: str, code: int) -> CpulaunchError:
+    """The error for an execve that failed with this errno although the file was there and executable."""
+    source = f"execve: {os.strerror(code)}"
+    value = printable(path)
+    if code == errno.ENOEXEC:
+        hint = "a script needs a first line such as #!/bin/sh"
+        return NotExecutableError("command has no executable format", value=value, source=source, hint=hint)
+    if code == errno.ENOENT:
+        hint = "check the interpreter named in its first line"
+        return NotExecutableError("command's interpreter not found", value=value, source=source, hint=hint)
+    if code == errno.E2BIG:
+        hint = "shorten the arguments or the environment"
+        return NotExecutableError("arguments and environment are too long", value=value, source=source, hint=hint)
+    return NotExecutableError("command cannot be executed", value=value, source=source, hint="check its permissions")
+
+
+def printable(text: str) -> str:
+    """The text in one line that any terminal can show."""
+    plain = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return plain if plain.isprintable() and plain else repr(plain)

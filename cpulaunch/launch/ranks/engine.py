@@ -1,0 +1,258 @@
+"""The native engine: all ranks of a job on this host, started, ended and restarted together, without torch."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from cpulaunch.launch.output.routing import open_standard_descriptors
+from cpulaunch.launch.process.bind import Say
+from cpulaunch.launch.process.descriptors import make_room, too_few
+from cpulaunch.launch.process.exec_spec import Start, prepare_starts, with_variables
+from cpulaunch.launch.process.guard import Guarded, become_guarded
+from cpulaunch.launch.process.run_directory import (
+    make_event_files,
+    make_private_directory,
+    new_directory,
+    remove_run_directory,
+    telling_starts,
+)
+from cpulaunch.launch.process.spawn import Inherited
+from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
+from cpulaunch.launch.ranks.output import open_rank_wiring
+from cpulaunch.launch.ranks.port import Reservation, check_address, holder_of
+from cpulaunch.launch.supervision.error_file import VARIABLE, hand_on, read_error
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, how_ended
+from cpulaunch.launch.supervision.supervise import Terms, supervise
+from cpulaunch.records.plan import JobPlan, LaunchPlan
+from cpulaunch.records.record import fields, record
+from cpulaunch.system.signals import ENDING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from cpulaunch.launch.monitor.watch import Watch
+
+MOST_LOST_PORTS = 3
+"""Somebody who takes port after port from us does not do so by chance."""
+
+
+@record
+class _Run:
+    """What all attempts of a job share. `private`: the directory that is gone afterwards, if there is one.
+
+    `error_file`: where the launch itself is to tell of its failure, "" for nowhere.
+    """
+
+    plan: LaunchPlan
+    job: JobPlan
+    starts: tuple[Start, ...]
+    run_id: str
+    folder: RunFolder
+    private: str | None
+    error_file: str
+    memory_events: str | None
+    say: Say
+
+
+def launch_ranks(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, say: Say) -> LaunchResult:
+    """How the ranks ended in the last attempt. As `launch`, it returns in a forked child of this process.
+
+    Raises: LaunchError, NotFoundError or NotExecutableError.
+    """
+    job = plan.job
+    assert job is not None
+    starts = prepare_starts(plan, environ, say=say)
+    check_address(job.master_addr)
+    Reservation(job.master_port).__exit__(None, None, None)  # A taken port is known before anything starts.
+    run_id = job.rendezvous.id or random_id()
+    folder = make_run_folder(plan, job, environ=environ, run_id=run_id)
+    private = _private_directory(plan, folder, environ)
+    try:
+        if folder.kept and plan.launch.log_dir is None:
+            say(f"logs: {folder.path}")
+        run = _Run(
+            plan=plan,
+            job=job,
+            starts=starts,
+            run_id=run_id,
+            folder=folder,
+            private=private,
+            error_file=environ.get(VARIABLE, ""),
+            memory_events=memory_events,
+            say=say,
+        )
+        return _guarded(run)
+    finally:
+        if private is not None:
+            remove_run_directory(private)
+
+
+def _private_directory(plan: LaunchPlan, folder: RunFolder, environ: Mapping[str, str]) -> str | None:
+    """Where error files and events go that nobody asked to keep."""
+    if folder.path is not None and not folder.kept:
+        return folder.path
+    return make_private_directory(environ) if plan.launch.watched else None
+
+
+def random_id() -> str:
+    """A random UUID as text. Source: RFC 9562, version 4; `import uuid` takes as long as planning."""
+    number = int.from_bytes(os.urandom(16)) & ~(0xF << 76 | 0x3 << 62) | 4 << 76 | 2 << 62
+    text = f"{number:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _guarded(run: _Run) -> LaunchResult:
+    """How the ranks ended, supervised in a process of its own."""
+    open_standard_descriptors()
+    descriptor_limit = make_room(len(run.starts))
+    try:
+        guarded = become_guarded(run.say, directory=run.private)
+        inherited = Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit)
+        _collect_garbage_from_here_on()
+        result = _attempts(run, guarded, inherited)
+    except OSError as error:
+        raise too_few(error) from None
+    if result.first_failure is not None and run.error_file:
+        _hand_on(result, run)
+    return result
+
+
+def _hand_on(result: LaunchResult, run: _Run) -> None:
+    """Effect: whoever gave this launch an error file finds in it what the first rank to fail wrote."""
+    rank = next(each for each in result.workers if each.index == result.first_failure)
+    if rank.error is None:
+        return
+    files = rank_files(run.folder, restarts=(result.attempts or (1, 1))[0] - 1)
+    code = -rank.signal if rank.signal is not None else rank.exit_code or 0
+    hand_on(files.error_file(rank.index), run.error_file, exit_code=code)
+
+
+def _collect_garbage_from_here_on() -> None:
+    """Effect: garbage is collected again, except for what exists by now and stays until the end."""
+    import gc
+
+    gc.freeze()
+    gc.enable()
+
+
+def _attempts(run: _Run, guarded: Guarded, inherited: Inherited) -> LaunchResult:
+    """How the ranks ended at last: restarted after a failure, or because somebody else took their port."""
+    restarts = lost_ports = 0
+    terms = Terms(
+        inherited=inherited,
+        grace_seconds=run.plan.launch.grace_seconds,
+        control=guarded.control,
+        memory_events=run.memory_events,
+        ending_signals=_signal_numbers(run.job),
+    )
+    while True:
+        with Reservation(run.job.master_port) as reservation:
+            result = _attempt(run, terms, port=reservation.port, restarts=restarts)
+            taken = _taken(result, reservation)
+        if result.first_failure is None or result.trouble is not None or asked_to_end(result, terms):
+            return result
+        if taken is not None and run.job.master_port is None and lost_ports < MOST_LOST_PORTS:
+            lost_ports += 1
+            run.say(f"{taken}: the ranks are started again with another one")
+        elif restarts < run.job.max_restarts:
+            restarts += 1
+            run.say(_restarting(result, restarts, run.job.max_restarts))
+        else:
+            if taken is not None:
+                run.say(taken)
+            return result
+
+
+def _signal_numbers(job: JobPlan) -> frozenset[int]:
+    """The signals that end the job; Ctrl-C always does, as a terminal has no other way."""
+    numbers = (getattr(signal, name, None) for name in (*job.signals, "SIGINT"))
+    return frozenset(int(number) for number in numbers if number is not None)
+
+
+def _taken(result: LaunchResult, reservation: Reservation) -> str | None:
+    """Who listens on the port of ranks that failed and are gone, in words; None: nobody does."""
+    if result.first_failure is None or not reservation.is_taken():
+        return None
+    holder = holder_of(reservation.port)
+    return f"{'another process' if holder is None else holder} listens on the ranks' port {reservation.port}"
+
+
+def asked_to_end(result: LaunchResult, terms: Terms) -> bool:
+    """Whether a signal that ends launches came by now, after the ranks ended too, or the launcher is gone."""
+    if result.asked_to_end:
+        return True
+    poll = select.poll()
+    poll.register(terms.control, select.POLLIN)
+    if not poll.poll(0):
+        return False
+    numbers = os.read(terms.control, 4096)
+    return not numbers or any(number in ENDING or number in terms.ending_signals for number in numbers)
+
+
+def _restarting(result: LaunchResult, restarts: int, most: int) -> str:
+    failed = next(rank for rank in result.workers if rank.index == result.first_failure)
+    count = len(result.workers)
+    whom = "it is started again" if count == 1 else f"the {count} ranks are started again"
+    return f"rank {failed.rank} failed ({how_ended(failed)}): {whom}, attempt {restarts + 1} of {most + 1}"
+
+
+def _attempt(run: _Run, terms: Terms, *, port: int, restarts: int) -> LaunchResult:
+    """How the ranks ended in one attempt."""
+    files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.starts))
+    starts = [
+        with_variables(start, _variables(run, files, start.worker, port=port, restarts=restarts))
+        for start in run.starts
+    ]
+    watch = None
+    if run.private is not None and run.plan.launch.watched:
+        watch, starts = _watched(run, starts)
+    values = {name: getattr(terms, name) for name in fields(Terms)} | {"watch": watch}
+    result = supervise(starts, open_rank_wiring(run.plan, run.job, files), Terms(**values))
+    return _told(run, result, files, restarts)
+
+
+def _variables(run: _Run, files: RankFiles, local_rank: int, *, port: int, restarts: int) -> dict[str, str]:
+    """What a rank is told that is not known before it starts."""
+    return {
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": run.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        VARIABLE: files.error_file(local_rank),
+    }
+
+
+def _watched(run: _Run, starts: list[Start]) -> tuple[Watch, list[Start]]:
+    """The watch over one attempt, and its ranks' starts that tell it things."""
+    from cpulaunch.launch.monitor.watch import Watch
+
+    directory = new_directory(str(run.private), "told-")
+    make_event_files(directory, [start.worker for start in starts])
+    watch = Watch(run.plan, directory, clock=time.monotonic, say=run.say)
+    return watch, list(telling_starts(starts, directory))
+
+
+def _told(run: _Run, result: LaunchResult, files: RankFiles, restarts: int) -> LaunchResult:
+    """The result with what the ranks wrote of their failures, and the one that failed first by that."""
+    workers = tuple(_of_rank(worker, run.plan.workers[at].rank, files) for at, worker in enumerate(result.workers))
+    told = _with(result, workers=workers, attempts=(restarts + 1, run.job.max_restarts + 1))
+    if told.first_failure is None or told.trouble is not None:
+        return told
+    from cpulaunch.launch.supervision.failure_text import root_cause
+
+    cause = root_cause(told)
+    return _with(told, first_failure=cause.index, exit_code=cause.status)
+
+
+def _with(result: LaunchResult, **changes: Any) -> LaunchResult:
+    return LaunchResult(**{name: getattr(result, name) for name in fields(LaunchResult)} | changes)
+
+
+def _of_rank(worker: WorkerResult, rank: int | None, files: RankFiles) -> WorkerResult:
+    error = read_error(files.error_file(worker.index)) if worker.status else None
+    values = {name: getattr(worker, name) for name in fields(WorkerResult)}
+    return WorkerResult(**values | {"rank": rank, "error": error})

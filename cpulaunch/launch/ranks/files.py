@@ -1,0 +1,90 @@
+"""The files of a job's ranks, where torchrun puts them: DIR/RUNID_xxxx/attempt_N/LOCALRANK.
+
+Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cpulaunch.launch.process.run_directory import make_private_directory, new_directory, remove_run_directory
+from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.plan import JobPlan, LaunchPlan
+from cpulaunch.records.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@record
+class RunFolder:
+    """Where all attempts of a job have their directories; `path` None: nothing is written (--log-dir /dev/null).
+
+    `kept`: it holds what the user asked for; else it is gone when the job is over.
+    """
+
+    path: str | None
+    kept: bool
+
+
+@record(kw_only=False)
+class RankFiles:
+    """One attempt's directory, with one for each rank in it; None: nothing is written."""
+
+    directory: str | None
+
+    def of_rank(self, local_rank: int, name: str) -> str:
+        """The path of a rank's file; "" where nothing is written."""
+        return "" if self.directory is None else os.path.join(self.directory, str(local_rank), name)
+
+    def error_file(self, local_rank: int) -> str:
+        """Where torch's @record tells of a failure; "" where nothing is written, as torchrun has it."""
+        return self.of_rank(local_rank, "error.json")
+
+
+def writes_logs(plan: LaunchPlan, job: JobPlan) -> bool:
+    """Whether the output of some rank goes to a file."""
+    return plan.launch.log_dir != os.devnull and any((*job.streams.redirects, *job.streams.tee))
+
+
+def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str], run_id: str) -> RunFolder:
+    """A new folder for this run. Raises: LaunchError."""
+    log_dir = plan.launch.log_dir
+    if log_dir is None:
+        return RunFolder(path=make_private_directory(environ), kept=writes_logs(plan, job))
+    if log_dir == os.devnull:
+        return RunFolder(path=None, kept=False)
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+        return RunFolder(path=new_directory(log_dir, f"{run_id.replace(os.sep, '_')}_"), kept=True)
+    except OSError as error:
+        raise unwritable(log_dir, error) from None
+
+
+def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:
+    """Where an attempt's files are, made or not."""
+    return RankFiles(None if folder.path is None else os.path.join(folder.path, f"attempt_{restarts}"))
+
+
+def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int) -> RankFiles:
+    """The new, empty directories of one attempt. Raises: LaunchError."""
+    files = rank_files(folder, restarts=restarts)
+    directory = files.directory
+    if directory is None:
+        return files
+    if os.path.isdir(directory):
+        remove_run_directory(directory)  # Of an attempt that lost its port and is made again.
+    try:
+        os.mkdir(directory)
+        for local_rank in range(ranks):
+            os.mkdir(os.path.join(directory, str(local_rank)))
+    except OSError as error:
+        raise unwritable(directory, error) from None
+    return files
+
+
+def unwritable(path: str, error: OSError) -> LaunchError:
+    """The error for a log that cannot be written."""
+    hint = "--log-dir needs a directory that can be written"
+    return LaunchError("log cannot be written", value=error.filename or path, source=error.strerror, hint=hint)

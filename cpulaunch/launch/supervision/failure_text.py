@@ -1,0 +1,70 @@
+"""How the failure of a job is told: the rank that failed first, why in its own words, and what became of the others."""
+
+from __future__ import annotations
+
+import time
+
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, how_ended, out_of_memory
+from cpulaunch.launch.supervision.state_machine import SIGKILL, SIGTERM
+
+TRACEBACK = "Traceback (most recent call last):"
+"""How Python begins one. Source: traceback.format_exc."""
+
+
+def root_cause(result: LaunchResult) -> WorkerResult:
+    """The rank of a failed job that failed first.
+
+    A rank that recorded its exception may take long to end, while another fails because of it: the recorded second
+    goes before the end. Of one second, the first to end counts. Source: torch elastic, ChildFailedError.
+    """
+    return min((rank for rank in result.workers if rank.status), key=_failed_at)
+
+
+def _failed_at(rank: WorkerResult) -> tuple[int, float]:
+    ended_at = rank.ended_at or 0.0
+    recorded = None if rank.error is None else rank.error.timestamp
+    return int(ended_at) if recorded is None else recorded, ended_at
+
+
+def failed_ranks(result: LaunchResult) -> list[str]:
+    """Lines for a person about a job of which a rank failed."""
+    rank = next(each for each in result.workers if each.index == result.first_failure)
+    which = f"rank {rank.rank} (local rank {rank.index}, pid {rank.pid}) on {result.host}"
+    first = " first" if len(result.workers) > 1 else ""
+    lines = [f"cpulaunch: {which} failed{first}: {how_ended(rank)}", *out_of_memory(rank, result)]
+    lines += [f"cpulaunch: {line}" for line in (*_others(result, rank), _when(result, rank))]
+    if rank.log is not None:
+        lines.append(f"cpulaunch: its log: {rank.log}")
+    return [*lines, *_words(rank)]
+
+
+def _others(result: LaunchResult, first: WorkerResult) -> list[str]:
+    others = [rank for rank in result.workers if rank is not first]
+    if not others:
+        return []
+    if all(rank.status == 0 and (rank.ended_at or 0.0) < (first.ended_at or 0.0) for rank in others):
+        return ["the other ranks had finished before"]
+    failed = [rank for rank in others if rank.status and rank.signal not in (SIGTERM, SIGKILL)]
+    if not failed:
+        return ["the other ranks were ended"]
+    return [f"{len(failed)} of the other {len(others)} failed after it; the rest were ended"]
+
+
+def _when(result: LaunchResult, rank: WorkerResult) -> str:
+    at, _ = _failed_at(rank)
+    made, possible = result.attempts or (1, 1)
+    attempt = f", in attempt {made} of {possible}" if possible > 1 else ""
+    return f"at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}{attempt}"
+
+
+def _words(rank: WorkerResult) -> list[str]:
+    """Its traceback, if it recorded one, and its last lines, without the traceback that Python prints there again."""
+    lines = rank.last_lines
+    told = []
+    if rank.error is not None:
+        told = ["cpulaunch: its error:", *(f"  {line}" for line in rank.error.text.splitlines())]
+        if TRACEBACK in lines:
+            lines = lines[: lines.index(TRACEBACK)]
+    if lines:
+        told += ["cpulaunch: its last lines:", *(f"  {line}" for line in lines)]
+    return told

@@ -1,0 +1,168 @@
+"""What a run came to, as one object: pure. What the workers said of themselves goes before what was seen of them."""
+
+from __future__ import annotations
+
+from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
+from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.records.settings import rows
+from cpulaunch.records.torch_settings import VARIABLE, decode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from cpulaunch.launch.monitor.watch import Seen
+    from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
+    from cpulaunch.records.plan import LaunchPlan, WorkerPlan
+
+FOR_THE_PLUGIN = ("Inside torch", "Data loading")
+"""The groups of settings that only the plugin can carry out, as it does --dist-backend."""
+
+
+def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: Mapping[str, Any]) -> dict[str, Any]:
+    """The report in its JSON contract, schema 1."""
+    figures = [_figures(plan, worker) for worker in result.workers]
+    plans = {worker.index: worker for worker in plan.workers}
+    return {
+        "schema": 1,
+        "cpulaunch": version,
+        "host": result.host,
+        "exit_code": result.exit_code,
+        "wall_seconds": _rounded(result.wall_seconds),
+        "world_size": plan.world_size,
+        **({} if result.attempts is None else {"attempts": result.attempts[0]}),
+        "metrics": {name: {"sum": total, "values": list(values)} for name, (total, values) in totals(figures).items()},
+        "plan": plan_json,
+        "workers": [
+            _worker_report(worker, plans[worker.index], metrics)
+            for worker, metrics in zip(result.workers, figures, strict=True)
+        ],
+    }
+
+
+def _worker_report(worker: WorkerResult, plan: WorkerPlan, metrics: Mapping[str, float]) -> dict[str, Any]:
+    seen = worker.seen
+    told = None if seen is None else seen.told
+    captured = [] if told is None else list(told.captured)
+    return {
+        "index": worker.index,
+        **({} if worker.rank is None else {"rank": worker.rank}),
+        "pid": worker.pid,
+        "exit_code": worker.exit_code,
+        "signal": worker.signal,
+        "wall_seconds": None if seen is None else _rounded(seen.wall_seconds),
+        "peak_memory_bytes": None if seen is None else peak_memory_bytes(seen),
+        "plugin": "loaded" if told is not None and told.main is not None else "not loaded",
+        "settings": {} if told is None else dict(told.settings),
+        "graph": {
+            "captured": captured,
+            "eager": [] if told is None else list(told.eager),
+            "frozen_bytes": sum(_whole(module.get("frozen_bytes")) for module in captured),
+        },
+        "binding": None if seen is None else binding(seen, worker, plan),
+        "metrics": dict(metrics),
+        "warnings": [] if told is None else list(told.warnings),
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def peak_memory_bytes(seen: Seen) -> int | None:
+    """Peak memory of a worker's largest process; None where nothing says."""
+    known = [each.get("peak_memory_bytes") for each in (*seen.told.live.values(), *seen.samples.values())]
+    peaks = [peak for peak in (seen.peak_memory_bytes, *known) if isinstance(peak, int)]
+    return max(peaks, default=None)
+
+
+def binding(seen: Seen, worker: WorkerResult, plan: WorkerPlan) -> dict[str, Any] | None:
+    """Where the worker's main process was last seen to run, and whether that is as planned; None: never seen.
+
+    `as_planned` is None for a worker that the plan does not bind.
+    """
+    live = _main_process(seen, worker)
+    if live is None:
+        return None
+    masks = _masks(live)
+    inside = all(mask <= plan.all_cpus for mask in masks) if plan.cpus and masks else None
+    return {**live, "as_planned": inside}
+
+
+def _masks(live: Mapping[str, Any]) -> list[frozenset[int]]:
+    """The masks of a process's threads; none if they are not written as live.py writes them."""
+    try:
+        return [parse_cpulist(each["cpus"]) for each in live["threads"]]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+
+
+def _main_process(seen: Seen, worker: WorkerResult) -> Mapping[str, Any] | None:
+    """The last that is known of the process with the plugin, else of the largest (a shell may be around it)."""
+    known = {**seen.samples, **seen.told.live}
+    if seen.told.main in known:
+        return known[seen.told.main]
+
+    def weight(pid: int) -> tuple[int, bool]:
+        return _whole(known[pid].get("peak_memory_bytes")), pid == worker.pid
+
+    return known[max(known, key=weight)] if known else None
+
+
+def _figures(plan: LaunchPlan, worker: WorkerResult) -> dict[str, float]:
+    """A worker's figures: what its output held, and what it told by cpulaunch.metric(), which goes first."""
+    told = {} if worker.seen is None else dict(worker.seen.told.metrics)
+    if plan.launch.metric is None or worker.figure is None or worker.figure.value is None:
+        return told
+    return {metric_name(plan.launch.metric): worker.figure.value} | told
+
+
+def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
+    """Each figure of the run for a person, and whose output held none although it was asked for."""
+    figures = totals(_figures(plan, worker) for worker in result.workers)
+    lines = [metric_line(name, total, values) for name, (total, values) in figures.items()]
+    return (*lines, *_missing_figure(plan, result))
+
+
+def _missing_figure(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
+    if plan.launch.metric is None or result.exit_code:
+        return ()
+    without = [worker for worker in result.workers if worker.figure is not None and worker.figure.value is None]
+    if not without:
+        return ()
+    whose = ", ".join(str(worker.index) for worker in without)
+    refused = next((worker.figure.refused for worker in without if worker.figure and worker.figure.refused), None)
+    found = "no line" if refused is None else f"no number, last {refused!r}"
+    return (f"warning: --metric found {found} in the output of worker {whose}",)
+
+
+def unapplied(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
+    """The flags for inside torch that some worker had no plugin to apply; none if a worker failed."""
+    if result.exit_code:
+        return ()
+    without = frozenset(without_plugin(result))
+    lacking = [worker for worker in plan.workers if worker.index in without]
+    return tuple(dict.fromkeys(flag for worker in lacking for flag in _asked_of_plugin(worker)))
+
+
+def without_plugin(result: LaunchResult) -> tuple[int, ...]:
+    """The watched workers in none of whose processes a plugin told of itself."""
+    return tuple(w.index for w in result.workers if w.seen is not None and w.seen.told.main is None)
+
+
+def _asked_of_plugin(worker: WorkerPlan) -> list[str]:
+    text = dict(worker.env).get(VARIABLE)
+    if text is None:
+        return []
+    settings = decode(text)
+    backend = ["--dist-backend"] if settings.dist_backend else []
+    return backend + [
+        "--no-" + row.flag[2:] if row.default is True else row.flag
+        for name, row in rows().items()
+        if row.group in FOR_THE_PLUGIN and getattr(settings, name, row.default) != row.default
+    ]

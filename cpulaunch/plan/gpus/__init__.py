@@ -1,0 +1,1 @@
+"""Which GPU each rank uses, and which cores and memory are next to it."""

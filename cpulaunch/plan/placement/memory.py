@@ -1,0 +1,121 @@
+"""Where a worker's memory goes: its own NUMA nodes, never one without CPUs or without memory."""
+
+from cpulaunch.plan.placement.instances import Slot
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import MemoryPolicy, Note
+from cpulaunch.records.record import record
+from cpulaunch.records.request import LaunchRequest
+
+
+@record
+class Memory:
+    """Policy and NUMA nodes by worker, in the order of the slots."""
+
+    policies: tuple[MemoryPolicy, ...]
+    nodes: tuple[frozenset[int], ...]
+    notes: tuple[Note, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def place_memory(host: Host, request: LaunchRequest, slots: tuple[Slot, ...]) -> Memory:
+    """Every worker's memory policy.
+
+    Raises: UsageError if a policy is asked of a binder that sets none.
+    """
+    usable = _usable_nodes(host)
+    homes: dict[frozenset[int], frozenset[int]] = {}
+    for slot in slots:
+        if (own := slot.numa_nodes) not in homes:
+            homes[own] = (own & usable) or _nearest(host, own, usable)
+    nodes = tuple(homes[slot.numa_nodes] for slot in slots)
+    unset, warnings = _unset_reason(host, request, usable)
+    policies = tuple(_policy(request, home) for home in nodes) if unset is None else _NO_POLICY * len(slots)
+    reason = unset or _reason(request, policies)
+    value = ", ".join(sorted(set(policies)))
+    origin = request.origin("membind")
+    return Memory(
+        policies=policies,
+        nodes=nodes,
+        notes=(Note(setting="membind", value=value, origin=origin, reason=reason),),
+        warnings=warnings,
+    )
+
+
+_NO_POLICY: tuple[MemoryPolicy, ...] = ("none",)
+
+
+def check_binder(request: LaunchRequest) -> None:
+    """Raises: UsageError if --membind asks for what the chosen binder cannot do."""
+    settings = request.settings
+    asked = request.origin("membind") == "cli" and settings.membind not in (None, "none")
+    if asked and settings.binder in ("taskset", "none"):
+        raise UsageError(
+            f"--binder {settings.binder} sets no memory policy",
+            value=f"--membind {settings.membind}",
+            source="command line",
+            hint="--binder native (the default) or numactl",
+        )
+
+
+def memory_budget(host: Host) -> int | None:
+    """Memory that all workers together may use, in bytes: the machine's or a limit's; None if nothing says."""
+    return min((size for size in (host.limits.memory_bytes, host.memory_bytes) if size), default=None)
+
+
+def _usable_nodes(host: Host) -> frozenset[int]:
+    """NUMA nodes with CPUs and memory that this process may allocate on."""
+    allowed = host.limits.memory_nodes
+    return frozenset(
+        node.id
+        for node in host.numa_nodes
+        if node.cpus and node.memory_bytes != 0 and (allowed is None or node.id in allowed)
+    )
+
+
+def _nearest(host: Host, own: frozenset[int], usable: frozenset[int]) -> frozenset[int]:
+    """The usable node at the smallest distance from nodes without memory; none if the machine names no distance."""
+    distances = [
+        (distance, other)
+        for node in host.numa_nodes
+        if node.id in own
+        for other, distance in node.distances
+        if other in usable
+    ]
+    return frozenset((min(distances)[1],)) if distances else frozenset()
+
+
+def _unset_reason(host: Host, request: LaunchRequest, usable: frozenset[int]) -> tuple[str | None, tuple[str, ...]]:
+    """Why no policy is set, or None; and what to warn of."""
+    settings = request.settings
+    if not host.can_bind or settings.binder in ("taskset", "none"):
+        return f"binder {settings.binder} sets no memory policy" if host.can_bind else "not possible here", ()
+    if settings.membind == "none":
+        return request.reasons.get("membind", "asked for: memory goes where it is first touched"), ()
+    if not usable:
+        why = "the kernel names no NUMA node with CPUs and memory"
+        return why, () if settings.membind is None else (f"--membind {settings.membind} is not applied: {why}",)
+    if settings.membind is None and len(usable) == 1:
+        return "one NUMA node with CPUs and memory: there is nothing to choose", ()
+    if host.kernel.mempolicy == "denied":
+        return "the kernel denies set_mempolicy here: pages stay where they are first touched", (
+            "memory policy not set: this container may not call set_mempolicy "
+            "(give it CAP_SYS_NICE or a seccomp profile that allows the call); CPUs are bound all the same",
+        )
+    return None, ()
+
+
+def _policy(request: LaunchRequest, home: frozenset[int]) -> MemoryPolicy:
+    if not home:
+        return "none"
+    if request.settings.membind is not None:
+        return request.settings.membind
+    return "interleave" if len(home) > 1 else "preferred"
+
+
+def _reason(request: LaunchRequest, policies: tuple[MemoryPolicy, ...]) -> str:
+    if request.settings.membind is not None:
+        return request.reasons.get("membind", "asked for")
+    if "interleave" in policies:
+        return "a worker that spans NUMA nodes spreads its pages over them, or one node would carry all traffic"
+    return "pages on the worker's own NUMA node; another node only when that one is full"

@@ -1,0 +1,178 @@
+"""Settings inside torch: which of those asked for apply on this host, and what to refuse or warn of."""
+
+from __future__ import annotations
+
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.record import record
+from cpulaunch.records.request import LaunchRequest
+from cpulaunch.records.settings import rows
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+FIRST_TORCH = (2, 5)
+"""The first torch that calls the plugins of other packages. Source: torch 2.5 release notes, "torch.backends"."""
+LAST_IPEX_TORCH = (2, 8)
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+GPU_SETTINGS = ("pin_memory", "cudnn_benchmark")
+_FEATURES = {
+    "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "fp16": ("avx512_fp16", "amx_fp16", "fp16"),
+}
+"""CPU features with which products of the type are faster than fp32's; the last is Arm's."""
+
+
+@record
+class TorchChoices:
+    """Values of the settings inside torch, by name; why those not applied are not; and what to warn of.
+
+    `absence`: why cpulaunch's plugin will not run inside the worker's torch; None if it will, as far as files tell.
+    """
+
+    values: Mapping[str, Any]
+    refused: Mapping[str, str]
+    absence: str | None
+    warnings: tuple[str, ...]
+
+    @property
+    def plugin(self) -> bool:
+        """Whether anything is chosen that the plugin is to do."""
+        return any(value != rows()[name].default for name, value in self.values.items())
+
+
+def choose_torch(host: Host, request: LaunchRequest) -> TorchChoices:
+    """The settings inside torch that apply.
+
+    Raises: UsageError if the command line asks for what contradicts itself or is not installed.
+    """
+    refused: dict[str, str] = {}
+    warnings: list[str] = []
+    for name, why in _obstacles(host, request):
+        if request.origin(name) == "cli":
+            warnings.append(f"{_flag(request, name)} is not applied: {why}")
+        refused[name] = why
+    table = rows()
+    names = [name for name, row in table.items() if row.group in ("Inside torch", "Data loading")]
+    values = {name: table[name].default if name in refused else getattr(request.settings, name) for name in names}
+    absence = _absence(host, request)
+    chosen = [name for name in names if values[name] != table[name].default]
+    if absence is not None and chosen:
+        flags = ", ".join(_flag(request, name) for name in chosen)
+        warnings.append(f"{absence}; not applied: {flags}")
+    warnings += _slow_precision(host, request)
+    return TorchChoices(values=values, refused=refused, absence=absence, warnings=tuple(warnings))
+
+
+def _flag(request: LaunchRequest, name: str) -> str:
+    """A setting as it is written on a command line."""
+    row, value = rows()[name], getattr(request.settings, name)
+    if row.kind.flag:
+        return row.flag if value else f"--no-{row.flag[2:]}"
+    return f"{row.flag} {value}"
+
+
+def plugin_absence(host: Host, environ: Mapping[str, str], *, interpreter: str = "") -> str | None:
+    """Why cpulaunch's plugin will not run inside the worker's torch; None if it will, or nothing is known of it.
+
+    `interpreter`: the Python whose environment was looked at; empty if none was.
+    Source: torch/__init__.py, _is_device_backend_autoload_enabled.
+    """
+    autoload = environ.get(AUTOLOAD, "1")
+    if autoload != "1":
+        return f"{AUTOLOAD}={autoload} keeps torch from loading cpulaunch's plugin"
+    if host.torch is None:
+        return f"no torch was found in the environment of {interpreter}" if interpreter else None
+    version = torch_version(host)
+    if version is not None and version < FIRST_TORCH:
+        return f"torch {host.torch.version} loads no plugins (2.5 is the first that does)"
+    if not host.torch.plugin:
+        return f"cpulaunch is not installed beside the worker's torch ({host.torch.path})"
+    return None
+
+
+def _absence(host: Host, request: LaunchRequest) -> str | None:
+    profile = {variable.name: variable.value for _, variable in request.profile_env}
+    environ = {**profile, **request.environ, **dict(request.settings.env)}
+    interpreter = request.program.interpreter if request.program and host.sysroot is None else ""
+    return plugin_absence(host, environ, interpreter=interpreter)
+
+
+def torch_version(host: Host) -> tuple[int, int] | None:
+    """Major and minor version of the worker's torch; None if it is unknown or says something else."""
+    parts = host.torch.version.split(".") if host.torch is not None else []
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def _obstacles(host: Host, request: LaunchRequest) -> Iterator[tuple[str, str]]:
+    """Settings that cannot apply here, and why. Raises: UsageError where the command line insists."""
+    settings = request.settings
+    graph, ipex = settings.graph, settings.ipex
+    if ipex and (why := _no_ipex(host)) is not None:
+        _insist(request, "ipex", why, hint="the upstream way is --graph onednn --precision bf16")
+        yield "ipex", why
+        ipex = False
+    if graph == "zentorch" and host.torch is not None and "zentorch" not in host.torch.extensions:
+        why = "zentorch is not installed beside the worker's torch"
+        _insist(request, "graph", why, hint="pip install zentorch, or --graph onednn")
+        yield "graph", why
+        graph = "off"
+    if graph != "off" and ipex:
+        yield _weaker(request)
+    if settings.compile_mode is not None and graph != "inductor":
+        why = "only torch.compile has modes"
+        _insist(request, "compile_mode", why, hint="--graph inductor")
+        yield "compile_mode", why
+    if not host.gpus:
+        yield from ((name, "no GPU was found") for name in GPU_SETTINGS if getattr(settings, name))
+
+
+def _insist(request: LaunchRequest, name: str, why: str, *, hint: str) -> None:
+    """Raises: UsageError if the command line chose the setting; a profile only prefers."""
+    if request.origin(name) == "cli":
+        raise UsageError(why, value=_flag(request, name), source="command line", hint=hint)
+
+
+def _no_ipex(host: Host) -> str | None:
+    """Why intel-extension-for-pytorch cannot be used; None if it can, or nothing is known of the worker's torch."""
+    if host.torch is None:
+        return None
+    if "intel_extension_for_pytorch" not in host.torch.extensions:
+        return "intel-extension-for-pytorch is not installed beside the worker's torch"
+    version = torch_version(host)
+    if version is not None and version > LAST_IPEX_TORCH:
+        return f"intel-extension-for-pytorch ends at torch 2.8, this is {host.torch.version}"
+    return None
+
+
+def _weaker(request: LaunchRequest) -> tuple[str, str]:
+    """Which of --graph and --ipex gives way: the one the command line did not choose. Raises: UsageError if both."""
+    if request.origin("ipex") == request.origin("graph") == "cli":
+        raise UsageError(
+            "two engines for the same modules",
+            value=f"--ipex and --graph {request.settings.graph}",
+            source="command line",
+            hint="drop one of the two",
+        )
+    loser, winner = ("ipex", "graph") if request.origin("graph") == "cli" else ("graph", "ipex")
+    return loser, f"{_flag(request, winner)} takes care of the same modules"
+
+
+def _slow_precision(host: Host, request: LaunchRequest) -> tuple[str, ...]:
+    """A warning if the CPU has no instructions for the precision asked for. A GPU is its own affair.
+
+    Source of the figure: 8 linear layers of width 512, batch 1, torch 2.13.0, AMD Zen 5: a third of fp32's speed.
+    """
+    precision = request.settings.precision or ""
+    wanted = _FEATURES.get(precision)
+    if wanted is None or host.gpus or not host.cpu.isa or not host.cpu.isa.isdisjoint(wanted):
+        return ()
+    names = f"{', '.join(wanted[:2])} or Arm's {wanted[2]}"
+    return (
+        f"--precision {precision}: this CPU has none of {names}, so it is emulated and several times slower than fp32 "
+        "(in eager mode small models are, even with avx512_bf16: 3 times was measured)",
+    )

@@ -1,0 +1,265 @@
+"""Collectives of ranks: which backend they run on, and what oneCCL is told. Launches that ask for neither skip this.
+
+A program that asks for "ccl" by itself needs nothing of it: the worker's plugin adds oneCCL's defaults.
+"""
+
+from __future__ import annotations
+
+from cpulaunch.plan.plugin.ccl_workers import (
+    WORKER_VARIABLES,
+    CclWorkers,
+    check_without_ranks,
+    place_ccl_workers,
+    worker_wishes,
+)
+from cpulaunch.plan.plugin.checks import TorchChoices
+from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, Default, network, transport
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import JobPlan, Note
+from cpulaunch.records.record import record
+from cpulaunch.records.request import LaunchRequest, setting_source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.plan.placement.instances import Placement
+    from cpulaunch.plan.placement.pool import Pool
+    from cpulaunch.plan.plugin.timings import Measured
+    from cpulaunch.plan.ranks.job_ranks import Ranks
+
+BACKEND = "dist_backend"
+
+
+@record(kw_only=False)
+class Seats:
+    """The workers as they are placed so far. `bound`: they are confined to their CPUs; `ranks` None: no job."""
+
+    pool: Pool
+    placement: Placement
+    bound: bool
+    ranks: Ranks | None
+
+
+@record
+class Collectives:
+    """What the workers' torch and oneCCL are told, what is left to compute on, and the CPUs of oneCCL's threads.
+
+    `unmeasured`: a measurement on this host would say more.
+    """
+
+    placement: Placement
+    cpus: tuple[frozenset[int], ...]
+    choices: TorchChoices
+    wishes: tuple[Wish, ...]
+    notes: tuple[Note, ...]
+    warnings: tuple[str, ...]
+    unmeasured: bool
+
+
+@record(kw_only=False)
+class _Backend:
+    """The backend that replaces the program's own ("": none does), the plan's word for that, and why."""
+
+    name: str
+    shown: str
+    reason: str
+
+
+_UNMEASURED = _Backend("", "the program's own", "auto: not measured on this host yet, `run` measures once")
+
+
+def plan_collectives(
+    host: Host, request: LaunchRequest, seats: Seats, *, choices: TorchChoices, measured: Measured | None
+) -> Collectives:
+    """What the settings on collectives come to.
+
+    Raises: UsageError if the command line asks for what contradicts itself or cannot be here.
+    """
+    foreign = _foreign(host)
+    _check(request, foreign)
+    job = None if seats.ranks is None else seats.ranks.job
+    backend = _backend(host, request, ranks=seats.ranks, absence=choices.absence, foreign=foreign, measured=measured)
+    workers = CclWorkers(placement=seats.placement)
+    if job is not None:
+        idle = foreign or _idle(request, measured)
+        workers = place_ccl_workers(request, seats.pool, seats.placement, bound=seats.bound, idle=idle)
+    told = foreign is None and (backend.name == "ccl" or workers.cpus or request.settings.ccl_path is not None)
+    note = Note(setting=BACKEND, value=backend.shown, origin=request.origin(BACKEND), reason=backend.reason)
+    return Collectives(
+        placement=workers.placement,
+        cpus=tuple(frozenset(each) for each in workers.cpus),
+        choices=_with_backend(choices, backend.name),
+        wishes=_wishes(request, seats.ranks, workers.cpus) if told else (),
+        notes=(*((note,) if BACKEND in request.origins else ()), *workers.notes),
+        warnings=_warnings(request, choices),
+        unmeasured=backend == _UNMEASURED,
+    )
+
+
+def _foreign(host: Host) -> str | None:
+    """Why this host cannot have the backend ccl; None if it can."""
+    return None if host.arch == "x86_64" and host.can_bind else "the backend ccl is for x86-64 Linux"
+
+
+def _check(request: LaunchRequest, foreign: str | None) -> None:
+    """Raises: UsageError for options that cannot be meant together, or not on this host."""
+    settings = request.settings
+    asked = {
+        "--dist-backend ccl": settings.dist_backend == "ccl" and request.origin(BACKEND) == "cli",
+        "--ccl-workers": settings.ccl_workers and request.origin("ccl_workers") == "cli",
+        "--ccl-path": request.origin("ccl_path") == "cli",
+    }
+    if foreign is not None and any(asked.values()):
+        flag = next(flag for flag, chosen in asked.items() if chosen)
+        raise UsageError(foreign, value=flag, source="command line", hint="drop it: gloo is everywhere")
+    check_without_ranks(request)
+    if settings.ccl_workers and settings.dist_backend in ("gloo", "mpi") and request.origin("ccl_workers") == "cli":
+        raise UsageError(
+            "oneCCL's threads, and nothing that runs on oneCCL",
+            value=f"--ccl-workers {settings.ccl_workers} with --dist-backend {settings.dist_backend}",
+            source=setting_source(request, "ccl_workers"),
+            hint="--dist-backend ccl, or drop --ccl-workers",
+        )
+
+
+def _idle(request: LaunchRequest, measured: Measured | None) -> str | None:
+    """Why nothing would run on oneCCL's threads; None if something may."""
+    backend = request.settings.dist_backend
+    if backend in ("gloo", "mpi"):
+        return f"collectives run on {backend}"
+    if backend == "auto" and measured is not None and measured.backend == "gloo":
+        return "gloo was faster here" if measured.failure is None else measured.told
+    return _users_own(request)
+
+
+def _users_own(request: LaunchRequest) -> str | None:
+    """What to say where a profile wants such threads, and the user has decided on them by variables; else None."""
+    users = {**request.environ, **dict(request.settings.env)}
+    name = next((name for name in WORKER_VARIABLES if name in users), None)
+    return None if name is None or request.origin("ccl_workers") == "cli" else f"you set {name}"
+
+
+def _with_backend(choices: TorchChoices, backend: str) -> TorchChoices:
+    if not backend:
+        return choices
+    values = {**choices.values, BACKEND: backend}
+    return TorchChoices(values=values, refused=choices.refused, absence=choices.absence, warnings=choices.warnings)
+
+
+def _warnings(request: LaunchRequest, choices: TorchChoices) -> tuple[str, ...]:
+    asked = request.settings.dist_backend
+    if choices.absence is None or asked is None or request.origin(BACKEND) != "cli":
+        return ()
+    return (f"{choices.absence}; not applied: --dist-backend {asked}",)
+
+
+# Which backend
+
+
+def _backend(
+    host: Host,
+    request: LaunchRequest,
+    *,
+    ranks: Ranks | None,
+    absence: str | None,
+    foreign: str | None,
+    measured: Measured | None,
+) -> _Backend:
+    asked = request.settings.dist_backend
+    if asked is None:
+        return _Backend("", "the program's own", "")
+    obstacle = absence or (foreign if asked in ("ccl", "auto") else None)
+    if obstacle is not None:
+        return _Backend("", "the program's own", f"not applied: {obstacle}")
+    said = request.reasons.get(BACKEND, "")
+    if asked == "auto":
+        return _auto(host, ranks, measured)
+    return _Backend(asked, asked, "; ".join(filter(None, (said, _MEANINGS[asked]))))
+
+
+_MEANINGS = {
+    "ccl": "collectives on CPU tensors, where the program asks for gloo or for nothing",
+    "gloo": "also where the program asks for ccl",
+    "mpi": "torch's own MPI backend, where the program asks for gloo or for nothing",
+}
+
+
+def _auto(host: Host, ranks: Ranks | None, measured: Measured | None) -> _Backend:
+    why = "there are no ranks to start" if ranks is None else _unmeasurable(host, ranks.job, gpus=ranks.gpus)
+    if why is not None:
+        return _Backend("", "the program's own", f"auto: {why}")
+    if measured is None:
+        return _UNMEASURED
+    when = "measured just now" if measured.fresh else "measured here before"
+    if measured.failure is not None:
+        return _Backend("", "the program's own", f"auto: {measured.told}")
+    if measured.backend == "ccl":
+        return _Backend("ccl", "ccl", f"auto: {measured.told}; {when}")
+    return _Backend("", "the program's own", f"auto: ccl is not faster at every size: {measured.told}; {when}")
+
+
+def _unmeasurable(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:
+    """Why a measurement on this host would say nothing of the job's collectives; None if it would."""
+    if host.torch is None:
+        return "which torch the program uses, if any, is not known"
+    if job.hosts[1] > 1:
+        return "several hosts: what this one measures says nothing of the network, and all ranks must choose alike"
+    if job.member is not None:
+        return "each rank is a launch of its own, and all must choose alike"
+    if any(gpu is not None for gpu in gpus):
+        return "the ranks compute on GPUs"
+    return "one rank has nobody to talk to" if job.local_world_size == 1 else None
+
+
+# What oneCCL is told
+
+
+def _wishes(request: LaunchRequest, ranks: Ranks | None, cpus: tuple[tuple[int, ...], ...]) -> tuple[Wish, ...]:
+    """The best first: the first wish for a variable counts."""
+    path = _path(request, workers=bool(cpus))
+    threads = worker_wishes(request, cpus) if cpus else ()
+    if ranks is None:
+        return path
+    if request.settings.ccl_path == "memory":  # Then oneCCL is not even loaded; the threads' CPUs are the backend's.
+        kept = tuple(wish for wish in threads if wish.name != "CCL_WORKER_OFFLOAD")
+        return (*path, *kept, *(_places(ranks.job) if kept else ()))
+    rows = (*DEFAULTS, *_between_hosts(request, ranks))
+    defaults = (Wish(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
+    return (*path, *threads, *_places(ranks.job), *defaults)
+
+
+def _between_hosts(request: LaunchRequest, ranks: Ranks) -> tuple[Default, ...]:
+    """What carries data between hosts, and over which interface: gloo's, be it the user's choice."""
+    member, environ = ranks.job.member, request.environ
+    place = ("", "") if member is None else (str(member.rank), str(member.world_size))
+    rows = transport(environ, rank=place[0], world_size=place[1])
+    planned = next((wish.value for wish in ranks.wishes if wish.name == GLOO_INTERFACE), None)
+    return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or planned or ""))
+
+
+def _path(request: LaunchRequest, *, workers: bool) -> tuple[Wish, ...]:
+    asked = request.settings.ccl_path
+    if asked is not None:
+        reason = request.reasons.get("ccl_path", _PATHS[asked])
+        return (Wish(name=PATH_VARIABLE, value=asked, origin=request.origin("ccl_path"), reason=reason),)
+    if not workers:
+        return ()
+    reason = "oneCCL's threads carry out oneCCL's own collectives only"
+    return (Wish(name=PATH_VARIABLE, value="oneccl", origin=request.origin("ccl_workers"), reason=reason),)
+
+
+_PATHS = {
+    "auto": "through the ranks' own memory if all are on one host and the kernel lets them, else by oneCCL",
+    "memory": "ranks read and write one another's memory; an error where they cannot",
+    "oneccl": "by oneCCL, also where ranks could read one another's memory",
+}
+
+
+def _places(job: JobPlan) -> tuple[Wish, ...]:
+    """Which rank of the host each is: also where all believe to be LOCAL_RANK 0."""
+    numbers = [str(number) for number in range(job.local_world_size)]
+    return (
+        per_worker("CCL_LOCAL_RANK", numbers, origin="default", reason="which of the host's ranks it is"),
+        Wish(name="CCL_LOCAL_SIZE", value=str(job.local_world_size), origin="default", reason="ranks of this host"),
+    )

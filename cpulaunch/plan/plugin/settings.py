@@ -1,0 +1,137 @@
+"""What the plugin inside each worker's torch is told: the plan, the settings inside torch, what to give back."""
+
+from __future__ import annotations
+
+from cpulaunch.plan.placement.loaders import Loaders
+from cpulaunch.plan.placement.memory import memory_budget
+from cpulaunch.plan.plugin.checks import TorchChoices, torch_version
+from cpulaunch.plan.variables.preloads import Preloads
+from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import Note
+from cpulaunch.records.record import fields, record
+from cpulaunch.records.request import LaunchRequest
+from cpulaunch.records.torch_settings import OWN_VARIABLES, VARIABLE, TorchSettings, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WEIGHTS_PART = 4
+"""Frozen copies of weights may fill one part in this many of a worker's memory, beside the weights themselves."""
+FIRST_WITH_THREADS_IN_KEY = (2, 13)
+"""The first torch whose compile cache tells thread counts apart. Source: pytorch pull requests 185049 and 185312."""
+
+
+@record(kw_only=False)
+class Seat:
+    """What one worker has, as far as its torch should know."""
+
+    threads: int
+    cpus: frozenset[int]
+    loader_cpus: frozenset[int]
+
+
+def check_own_variables(request: LaunchRequest) -> None:
+    """Raises: UsageError if --env sets what a launch tells its workers."""
+    for name, value in request.settings.env:
+        if name in OWN_VARIABLES:
+            raise UsageError(f"{name} is the launch's own", value=value, source="--env", hint="the flags set it")
+
+
+def torch_settings(
+    host: Host,
+    request: LaunchRequest,
+    *,
+    seats: Sequence[Seat],
+    choices: TorchChoices,
+    loaders: Loaders,
+    preloads: Preloads,
+) -> tuple[TorchSettings, ...]:
+    """What each worker's plugin is to do, in the order of the workers."""
+    common = dict(choices.values)
+    common["dataloader_workers"] = loaders.workers
+    common["graph_memory_bytes"] = graph_memory_bytes(host, choices, len(seats))
+    if preloads.ld_preload is not None:
+        common |= {"restore_preload": True, "ld_preload": _users_preload(request)}
+    return tuple(
+        TorchSettings(
+            index=index,
+            threads=seat.threads,
+            cpus=format_cpulist(seat.cpus),
+            loader_cpus=format_cpulist(seat.loader_cpus),
+            strict=request.settings.strict,
+            **common,
+        )
+        for index, seat in enumerate(seats)
+    )
+
+
+def _users_preload(request: LaunchRequest) -> str | None:
+    """LD_PRELOAD as it would be without the plan; None if it is not set."""
+    return dict(request.settings.env).get("LD_PRELOAD", request.environ.get("LD_PRELOAD"))
+
+
+def graph_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int | None:
+    """Bytes of frozen weights that one worker's graphs may hold; None without graphs or a known amount of memory."""
+    budget = memory_budget(host)
+    if choices.values["graph"] == "off" or budget is None:
+        return None
+    return budget // (WEIGHTS_PART * workers)
+
+
+def plugin_wishes(request: LaunchRequest, settings: Sequence[TorchSettings]) -> tuple[Wish, ...]:
+    """The variable that carries the settings into the workers; what an outer launch set is none of theirs."""
+    wish = per_worker(
+        VARIABLE,
+        [encode(each) for each in settings],
+        origin="default",
+        reason=f"tells the plugin inside torch: {', '.join(_told(settings[0]))} (--json has it whole)",
+        shown="{…}",
+    )
+    foreign = [name for name in OWN_VARIABLES if name != VARIABLE and name in request.environ]
+    unset = [Wish(name=name, value=None, origin="default", reason="it belongs to another launch") for name in foreign]
+    return (wish, *unset)
+
+
+def _told(settings: TorchSettings) -> list[str]:
+    """The names of what a worker is told beside its number."""
+    hidden = ("index", "ld_preload", "restore_preload")
+    told = [
+        name
+        for name, entry in fields(TorchSettings).items()
+        if name not in hidden and getattr(settings, name) != entry.default
+    ]
+    return told + (["LD_PRELOAD of its children"] if settings.restore_preload else [])
+
+
+def graph_notes(host: Host, choices: TorchChoices, workers: int) -> tuple[Note, ...]:
+    """How much memory frozen weights may take, where there are any."""
+    most = graph_memory_bytes(host, choices, workers)
+    if most is None:
+        return ()
+    reason = "frozen copies of weights in captured graphs of each worker, at most: a quarter of its share of the memory"
+    return (Note(setting="graph_memory", value=f"{most / (1 << 30):.1f} GiB", origin="default", reason=reason),)
+
+
+def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[Wish, ...]:
+    """A compile cache for each thread count, inside torch's own, where its keys leave the count out.
+
+    Source: torch/_inductor/runtime/cache_dir_utils.py; pytorch issues 167459 and 167463.
+    """
+    version = torch_version(host)
+    user = next((value for name in ("LOGNAME", "USER") if (value := request.environ.get(name))), "")
+    if version is None or version >= FIRST_WITH_THREADS_IN_KEY or not user.replace("-", "").replace("_", "").isalnum():
+        return ()
+    temporary = request.environ.get("TMPDIR", "")
+    folder = f"{temporary.rstrip('/') if temporary.startswith('/') else '/tmp'}/torchinductor_{user}"
+    return (
+        per_worker(
+            "TORCHINDUCTOR_CACHE_DIR",
+            [f"{folder}/threads-{count}" for count in threads],
+            origin="default",
+            reason="before torch 2.13 compiled kernels keep the thread count they were made for",
+        ),
+    )

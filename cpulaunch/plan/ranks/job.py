@@ -1,0 +1,178 @@
+"""A distributed job as this host sees it: torchrun's options turned into one JobPlan.
+
+Source: torch 2.13, torch/distributed/run.py and torch/distributed/elastic.
+"""
+
+from __future__ import annotations
+
+from cpulaunch.plan.ranks.checks import check_job
+from cpulaunch.plan.ranks.templates import substitute
+from cpulaunch.records.endpoint import split_endpoint, with_brackets
+from cpulaunch.records.plan import JobPlan, Note, Rendezvous, StreamsPlan
+from cpulaunch.records.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from cpulaunch.records.settings import Settings, Streams
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29500
+"""Of torch's static rendezvous."""
+PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+DEFAULT_PREFIX = "[${role_name}${local_rank}]:"
+"""Source: torch elastic, TailLog."""
+KNOWN_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+"""Rendezvous that torch brings; on one host none of them has anything to do."""
+
+
+def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
+    """The job of a request with so many ranks on this host. Raises: UsageError if the options contradict each other."""
+    check_job(request, local_world_size)
+    settings = request.settings
+    hosts = _hosts(settings)
+    rendezvous = _rendezvous(settings, hosts)
+    member = request.member
+    master_addr, master_port = _master(rendezvous)
+    static = rendezvous.backend == "static"
+    host_rank = settings.node_rank or 0 if static else 0
+    return JobPlan(
+        engine="member" if member is not None else _engine(settings, hosts),
+        hosts=hosts,
+        host_rank=host_rank if member is None else member.host_rank,
+        local_world_size=local_world_size,
+        role=settings.role,
+        rendezvous=rendezvous,
+        master_addr=master_addr,
+        master_port=master_port,
+        max_restarts=settings.max_restarts,
+        streams=_streams(request, local_world_size),
+        local_addr=settings.local_addr or request.endpoint_address,
+        monitor_interval_seconds=settings.monitor_interval,
+        signals=settings.signals_to_handle,
+        run_path=settings.run_path,
+        virtual_local_rank=settings.virtual_local_rank,
+        start_method=settings.start_method,
+        event_log_handler=settings.event_log_handler,
+        logs_specs=settings.logs_specs,
+        interpreter="" if request.program is None else request.program.interpreter,
+        member=member,
+    )
+
+
+def by_local_rank(streams: Streams, local_world_size: int) -> tuple[int, ...]:
+    """The number for each local rank. Source: torch elastic, to_map."""
+    if isinstance(streams, int):
+        return (streams,) * local_world_size
+    chosen = dict(streams)
+    return tuple(chosen.get(rank, 0) for rank in range(local_world_size))
+
+
+def _streams(request: LaunchRequest, local_world_size: int) -> StreamsPlan:
+    """What is written where. --log-dir promises logs, so that alone it means both streams, shown and written."""
+    settings = request.settings
+    unsaid = "redirects" not in request.origins and "tee" not in request.origins
+    tee = 3 if settings.log_dir is not None and unsaid else settings.tee
+    return StreamsPlan(
+        redirects=by_local_rank(settings.redirects, local_world_size),
+        tee=by_local_rank(tee, local_world_size),
+        filters=(settings.duplicate_stdout_filters, settings.duplicate_stderr_filters),
+        prefix=request.environ.get(PREFIX),
+        prefixes=tuple(_prefix(request, local_rank) for local_rank in range(local_world_size)),
+    )
+
+
+def _prefix(request: LaunchRequest, local_rank: int) -> str:
+    """What precedes a line of this rank where several are shown, if all ranks are on this host."""
+    number = str(local_rank)
+    values = {"role_name": request.settings.role, "local_rank": number, "rank": number}
+    return substitute(request.environ.get(PREFIX) or DEFAULT_PREFIX, values)
+
+
+def _hosts(settings: Settings) -> tuple[int, int]:
+    """The fewest and the most; nobody can join a standalone job."""
+    return (1, 1) if settings.standalone else settings.nnodes or (1, 1)
+
+
+def _engine(settings: Settings, hosts: tuple[int, int]) -> Literal["native", "elastic"]:
+    """Native on one host, unless a plug-in of torch elastic was asked for."""
+    return "elastic" if hosts[1] > 1 or _plugged_in(settings) else "native"
+
+
+def _plugged_in(settings: Settings) -> str | None:
+    """The option that names a plug-in of torch elastic; None without one."""
+    if settings.logs_specs is not None:
+        return f"--logs-specs {settings.logs_specs}"
+    if settings.event_log_handler != "null":
+        return f"--event-log-handler {settings.event_log_handler}"
+    if settings.rdzv_backend not in (None, *KNOWN_BACKENDS) and not settings.standalone:
+        return f"--rdzv-backend {settings.rdzv_backend}"
+    return None
+
+
+def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
+    chosen = settings.rdzv_backend or "static"
+    alone = chosen == "static" and not settings.rdzv_endpoint and settings.master_port is None and hosts[1] == 1
+    if settings.standalone or alone:
+        return Rendezvous(backend="c10d", endpoint="localhost:0", id=None, conf=settings.rdzv_conf)
+    endpoint = settings.rdzv_endpoint or ""
+    if chosen == "static" and not endpoint:
+        port = DEFAULT_PORT if settings.master_port is None else settings.master_port
+        host = settings.master_addr or LOOPBACK
+        endpoint = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    place = with_brackets(endpoint)
+    return Rendezvous(backend=chosen, endpoint=place, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
+
+
+def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:
+    """Address and port of rank 0's store; no port: a free one at every start.
+
+    Source: torch elastic 2.13: the static rendezvous' endpoint; with others the endpoint's host and a free port.
+    """
+    host, port = split_endpoint(rendezvous.endpoint or "localhost", default_port=DEFAULT_PORT)
+    return host, (port or None) if rendezvous.backend == "static" else None
+
+
+def world_size(job: JobPlan) -> int:
+    """Ranks on all hosts, if as many as there may be take part."""
+    if job.member is not None:
+        return job.member.world_size
+    return job.local_world_size * job.hosts[1]
+
+
+def global_rank(job: JobPlan, local_rank: int) -> int | None:
+    """The rank as far as it is known before the hosts have met."""
+    if job.member is not None:
+        return job.member.rank
+    if job.engine == "native" or (job.rendezvous.backend == "static" and job.hosts[1] > 1):
+        return job.host_rank * job.local_world_size + local_rank
+    return None
+
+
+def job_notes(request: LaunchRequest, job: JobPlan) -> tuple[Note, ...]:
+    """Who starts the ranks and why, and where they meet."""
+    plugin = _plugged_in(request.settings)
+    if job.engine == "native":
+        why = "one host: cpulaunch itself starts and restarts the ranks, without torch"
+    elif job.engine == "member":
+        why = "a scheduler starts one process for each rank, and this is one of them"
+    else:
+        why = f"{plugin} is a plug-in of it" if plugin else "several hosts: torch's agent, bound by cpulaunch"
+    met = job.rendezvous
+    return (
+        Note(setting="engine", value=job.engine, origin="default", reason=why),
+        Note(
+            setting="rendezvous",
+            value=" ".join(filter(None, (met.backend, met.endpoint))) if job.engine == "elastic" else _store(job),
+            origin=next((request.origin(name) for name in _MEETING if name in request.origins), "default"),
+            reason="where the hosts meet" if job.engine == "elastic" else "where the ranks meet: rank 0 listens there",
+        ),
+    )
+
+
+_MEETING = ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "standalone")
+
+
+def _store(job: JobPlan) -> str:
+    return f"{job.master_addr}, " + ("a free port" if job.master_port is None else f"port {job.master_port}")

@@ -1,0 +1,91 @@
+"""All that a launch needs to know if it is a job of ranks. Ordinary launches never import this.
+
+It brings together who starts the ranks, how many there are, where they run and what tells each which one it is.
+"""
+
+from __future__ import annotations
+
+from cpulaunch.plan.gpus.assignment import rank_devices
+from cpulaunch.plan.placement.instances import Placement
+from cpulaunch.plan.placement.pool import Pool
+from cpulaunch.plan.ranks.checks import check_kind, check_watched, job_grace, job_warnings
+from cpulaunch.plan.ranks.count import rank_count
+from cpulaunch.plan.ranks.job import decide_job, global_rank, job_notes, world_size
+from cpulaunch.plan.ranks.placement import place_ranks
+from cpulaunch.plan.ranks.scheduled_rank import member_variables, own_places, shown
+from cpulaunch.plan.ranks.variables import job_wishes, rank_variables
+from cpulaunch.plan.variables.resolve import Wish
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import JobPlan, Note
+from cpulaunch.records.record import record
+from cpulaunch.records.request import LaunchRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Variables: TypeAlias = "tuple[tuple[str, str | None], ...]"
+
+
+@record
+class Ranks:
+    """The ranks of this host, by local rank. `started`: those to start here (a member of a job is one of them).
+
+    `numbers` are their ranks in the job, None where the hosts must meet first; `variables` tell each which one it is.
+    """
+
+    job: JobPlan
+    world_size: int
+    placement: Placement
+    started: tuple[int, ...]
+    numbers: tuple[int | None, ...]
+    variables: tuple[Variables, ...]
+    gpus: tuple[int | None, ...]
+    wishes: tuple[Wish, ...]
+    grace_seconds: float
+    shown: frozenset[int] | None
+    notes: tuple[Note, ...]
+    warnings: tuple[str, ...]
+
+
+def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
+    """The ranks of a job on this host. Raises: UsageError if they cannot be as they were asked for."""
+    check_kind(request)
+    count = rank_count(host, request, pool)
+    job = decide_job(request, count)
+    check_watched(request, native=job.engine == "native")
+    devices = rank_devices(host, request, pool, count)
+    return Ranks(
+        job=job,
+        world_size=world_size(job),
+        placement=_placed(host, request, pool, count, devices.placement),
+        started=tuple(range(count)) if job.member is None else (job.member.local_rank,),
+        numbers=tuple(global_rank(job, local_rank) for local_rank in range(count)),
+        variables=tuple(_variables(request, job, local_rank) for local_rank in range(count)),
+        gpus=devices.gpus,
+        wishes=(*job_wishes(host, request, job), *devices.wishes),
+        grace_seconds=job_grace(request),
+        shown=_shown(request),
+        notes=(*job_notes(request, job), *devices.notes),
+        warnings=(*job_warnings(request), *devices.warnings),
+    )
+
+
+def _placed(host: Host, request: LaunchRequest, pool: Pool, count: int, near_gpus: Placement | None) -> Placement:
+    if request.member is not None and request.member.own_cpus:
+        return own_places(pool, count)
+    return place_ranks(host, request, pool, count) if near_gpus is None else near_gpus
+
+
+def _variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> Variables:
+    """Under torch's agent it is the agent that tells each rank which one it is."""
+    if job.engine == "elastic":
+        return ()
+    return rank_variables(job, local_rank) if job.member is None else member_variables(job, job.member, request)
+
+
+def _shown(request: LaunchRequest) -> frozenset[int] | None:
+    if request.member is not None:
+        return shown(request, request.member)
+    settings = request.settings
+    return settings.local_ranks_filter if settings.show is None else settings.show

@@ -1,0 +1,61 @@
+"""The variables that tell a rank which one it is, and where the others are."""
+
+from __future__ import annotations
+
+from cpulaunch.plan.variables.resolve import Wish
+from cpulaunch.records.host import Host
+from cpulaunch.records.plan import JobPlan
+from cpulaunch.records.request import LaunchRequest
+
+
+def rank_variables(job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]:
+    """What torchrun tells a rank and is known before it starts, for the native engine.
+
+    The launch adds MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_ERROR_FILE.
+    """
+    world = str(job.local_world_size)
+    return (
+        ("RANK", str(local_rank)),
+        ("LOCAL_RANK", "0" if job.virtual_local_rank else str(local_rank)),
+        ("GROUP_RANK", "0"),
+        ("ROLE_RANK", str(local_rank)),
+        ("ROLE_NAME", job.role),
+        ("LOCAL_WORLD_SIZE", world),
+        ("WORLD_SIZE", world),
+        ("GROUP_WORLD_SIZE", "1"),
+        ("ROLE_WORLD_SIZE", world),
+        ("MASTER_ADDR", job.master_addr),
+        ("TORCHELASTIC_MAX_RESTARTS", str(job.max_restarts)),
+        ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+    )
+
+
+def job_wishes(host: Host, request: LaunchRequest, job: JobPlan | None) -> tuple[Wish, ...]:
+    """Variables that all ranks of this host share, unless the user sets them."""
+    if job is None:
+        return ()
+    if job.engine == "native" or (job.engine == "member" and job.hosts[1] == 1):
+        return (*_loopback(host), _ASYNCHRONOUS)
+    if request.endpoint_interface is None:
+        return ()
+    why = "the network interface on the way to where the hosts meet"
+    return tuple(
+        Wish(name=name, value=request.endpoint_interface, origin="default", reason=why)
+        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    )
+
+
+_ASYNCHRONOUS = Wish(
+    name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    value="1",
+    origin="default",
+    reason="a collective that fails on a GPU ends its rank, as under torchrun",
+)
+
+
+def _loopback(host: Host) -> tuple[Wish, ...]:
+    """macOS calls the interface lo0 and Windows has none: there gloo chooses."""
+    if not host.can_bind:
+        return ()
+    why = "all ranks are on this host: gloo need not look up its name or cross a network card"
+    return (Wish(name="GLOO_SOCKET_IFNAME", value="lo", origin="default", reason=why),)

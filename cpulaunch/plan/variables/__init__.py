@@ -1,0 +1,1 @@
+"""The environment variables of a worker, each with its origin and reason."""

@@ -1,0 +1,1 @@
+"""GPUs, from sysfs and, where it is installed, from NVML."""

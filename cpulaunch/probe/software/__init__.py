@@ -1,0 +1,1 @@
+"""Installed software, found without running it: allocators, OpenMP runtimes, torch, oneCCL."""

@@ -1,0 +1,130 @@
+"""ELF files, a few bytes of them: what machine they are for, and whether they export a name.
+
+Source: System V ABI (gABI) chapters 4 and 5; GNU hash sections as glibc reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from cpulaunch.system.root import READ
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MACHINES = {
+    "x86_64": (2, 62),
+    "i686": (1, 3),
+    "i386": (1, 3),
+    "aarch64": (2, 183),
+    "armv7l": (1, 40),
+    "ppc64": (2, 21),
+    "ppc64le": (2, 21),
+    "s390x": (2, 22),
+    "riscv64": (2, 243),
+    "loongarch64": (2, 258),
+}
+"""(ELF class, e_machine) by `uname -m`."""
+
+PT_LOAD, PT_DYNAMIC = 1, 2
+DT_STRTAB, DT_SYMTAB, DT_GNU_HASH = 5, 6, 0x6FFFFEF5
+SYMBOL_BYTES = 24
+CHAIN_WORDS = 64
+TABLE_BYTES = 1 << 16
+"""Segment and dynamic tables of real libraries have a few hundred bytes; a damaged header may claim any size."""
+
+
+def fits(header: bytes | None, arch: str) -> bool:
+    """Whether the first 20 bytes are those of an ELF file for `arch` (any ELF file, if the arch is not known)."""
+    if header is None or len(header) < 20 or header[:4] != b"\x7fELF":
+        return False
+    machine: int = struct.unpack_from("<H" if header[5] == 1 else ">H", header, 18)[0]
+    return MACHINES.get(arch, (header[4], machine)) == (header[4], machine)
+
+
+def exports(path: str, symbol: str) -> bool:
+    """Whether a 64-bit little-endian shared library defines `symbol`; False for any other file.
+
+    Reads a few pages, however large the library is.
+    """
+    try:
+        descriptor = os.open(path, READ)
+    except OSError:
+        return False
+    try:
+        return _exports(descriptor, symbol.encode())
+    except (struct.error, LookupError, ArithmeticError, ValueError, OSError):
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _exports(file: int, symbol: bytes) -> bool:
+    header = os.pread(file, 64, 0)
+    if header[:6] != b"\x7fELF\x02\x01":
+        return False
+    segments = list(_segments(file, header))
+    table = _dynamic(file, segments)
+    hash_at, symbols_at, strings_at = (_offset(segments, table[tag]) for tag in (DT_GNU_HASH, DT_SYMTAB, DT_STRTAB))
+    return any(
+        _defines(file, symbols_at + index * SYMBOL_BYTES, strings_at=strings_at, symbol=symbol)
+        for index in _candidates(file, hash_at, _gnu_hash(symbol))
+    )
+
+
+def _segments(file: int, header: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """(type, file offset, address, bytes in the file) of each segment."""
+    (start,) = struct.unpack_from("<Q", header, 32)
+    size, count = struct.unpack_from("<HH", header, 54)
+    table = os.pread(file, min(size * count, TABLE_BYTES), start)
+    for at in range(0, size * count, size):
+        kind, _, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, at)
+        yield kind, offset, address, length
+
+
+def _dynamic(file: int, segments: list[tuple[int, int, int, int]]) -> dict[int, int]:
+    places = {kind: (offset, length) for kind, offset, _, length in segments}
+    offset, length = places[PT_DYNAMIC]
+    data = os.pread(file, min(length, TABLE_BYTES), offset)
+    return dict(struct.iter_unpack("<QQ", data[: len(data) // 16 * 16]))
+
+
+def _offset(segments: list[tuple[int, int, int, int]], address: int) -> int:
+    for kind, offset, start, length in segments:
+        if kind == PT_LOAD and start <= address < start + length:
+            return offset + address - start
+    raise ValueError(address)
+
+
+def _gnu_hash(name: bytes) -> int:
+    value = 5381
+    for byte in name:
+        value = (value * 33 + byte) & 0xFFFFFFFF
+    return value
+
+
+def _candidates(file: int, at: int, wanted: int) -> Iterator[int]:
+    """Indices of the symbols whose hash is `wanted` (its lowest bit marks the end of a chain)."""
+    buckets, first, bloom_words, shift = struct.unpack("<IIII", os.pread(file, 16, at))
+    (bloom,) = struct.unpack("<Q", os.pread(file, 8, at + 16 + wanted // 64 % bloom_words * 8))
+    if not (bloom >> wanted % 64 & bloom >> (wanted >> shift) % 64 & 1):
+        return
+    buckets_at = at + 16 + bloom_words * 8
+    chains_at = buckets_at + buckets * 4
+    (index,) = struct.unpack("<I", os.pread(file, 4, buckets_at + wanted % buckets * 4))
+    if index < first:
+        return
+    chain = os.pread(file, CHAIN_WORDS * 4, chains_at + (index - first) * 4)
+    for (value,) in struct.iter_unpack("<I", chain):
+        if value | 1 == wanted | 1:
+            yield index
+        if value & 1:
+            return
+        index += 1
+
+
+def _defines(file: int, at: int, *, strings_at: int, symbol: bytes) -> bool:
+    name, _, section = struct.unpack_from("<IHH", os.pread(file, 8, at))
+    return section != 0 and os.pread(file, len(symbol) + 1, strings_at + name) == symbol + b"\0"

@@ -1,0 +1,133 @@
+"""Allocators and OpenMP runtimes that a worker could preload, the environment's before the system's."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from cpulaunch.probe.software.elf import fits
+from cpulaunch.probe.software.ldcache import read_ld_cache
+from cpulaunch.records.host import Library, LibraryKind
+from cpulaunch.records.record import record
+from cpulaunch.system.root import Root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@record(kw_only=False)
+class Family:
+    """A library under the file names it goes by. `stems` come in order of preference."""
+
+    kind: LibraryKind
+    name: str
+    stems: tuple[str, ...]
+
+
+FAMILIES = (
+    Family("allocator", "tcmalloc", ("libtcmalloc_minimal", "libtcmalloc")),
+    Family("allocator", "jemalloc", ("libjemalloc",)),
+    Family("allocator", "mimalloc", ("libmimalloc",)),
+    Family("openmp", "intel", ("libiomp5",)),
+    Family("openmp", "llvm", ("libomp",)),
+    Family("openmp", "gnu", ("libgomp",)),
+)
+STEMS = {stem: (family, rank) for family in FAMILIES for rank, stem in enumerate(family.stems)}
+NAMES = tuple(f"{stem}.so" for stem in STEMS)
+TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu", "ppc64le": "powerpc64le-linux-gnu"}
+
+
+def read_libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[str, str]) -> tuple[Library, ...]:
+    """Every library found, best first within its kind: environment, LD_LIBRARY_PATH, loader cache, usual folders."""
+    paths = [path for folder in _environment_folders(prefix, environ) for path in _matching(root, folder)]
+    paths += sorted(read_ld_cache(root, NAMES), key=_preference)
+    paths += [path for folder in _system_folders(arch) for path in _matching(root, folder)]
+    found: dict[str, Library] = {}
+    for path in paths:
+        stem, _ = _parts(path)
+        real = _real(root, path)
+        if stem in STEMS and real and real not in found and fits(root.bytes(real, limit=20), arch):
+            family, _ = STEMS[stem]
+            untrusted = untrusted_part(root, path) if root.live else None
+            found[real] = Library(kind=family.kind, name=family.name, path=path, untrusted=untrusted)
+    order = [(family.kind, family.name) for family in FAMILIES]
+    return tuple(sorted(found.values(), key=lambda library: order.index((library.kind, library.name))))
+
+
+def mkl_dispatch_library() -> tuple[Library, ...]:
+    """cpulaunch's own MKL dispatch library, if it was built when cpulaunch was installed."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    path = os.path.join(package, "lib", "libcpulaunch_mkl.so")
+    if not os.path.isfile(path):
+        return ()
+    return (Library(kind="mkl-dispatch", name="mkl-dispatch", path=path, untrusted=untrusted_part(Root(), path)),)
+
+
+def untrusted_part(root: Root, path: str) -> str | None:
+    """Which file or directory on the way to `path` (links included) others may change, and why; None if none.
+
+    A sticky directory (/tmp) is fine: others cannot replace what is there. So is a group-writable one of root's
+    group, or of the group that has only its owner in it (group id = user id, as many distributions set up).
+    """
+    for inside in root.trail(path):
+        where = f"{root.path.rstrip('/')}{inside}"
+        try:
+            status = os.lstat(where)
+        except OSError:
+            continue
+        reason = _writable_by(status)
+        if reason is not None:
+            return f"{where} {reason}"
+    return None
+
+
+def _writable_by(status: os.stat_result) -> str | None:
+    user = os.geteuid()
+    if status.st_uid not in (0, user):
+        return f"belongs to user {status.st_uid}"
+    if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+        return None
+    if status.st_mode & stat.S_IWOTH:
+        return "may be written by everyone"
+    own_group = status.st_gid == 0 or status.st_gid == status.st_uid
+    return f"may be written by group {status.st_gid}" if status.st_mode & stat.S_IWGRP and not own_group else None
+
+
+def _environment_folders(prefix: str | None, environ: Mapping[str, str]) -> Iterator[str]:
+    if prefix not in (None, "/", "/usr"):
+        yield f"{prefix}/lib"
+    if environ.get("CONDA_PREFIX"):
+        yield f"{environ['CONDA_PREFIX']}/lib"
+    yield from (folder for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/"))
+
+
+def _system_folders(arch: str) -> Iterator[str]:
+    triplet = TRIPLETS.get(arch, f"{arch}-linux-gnu")
+    for base in ("/usr/local", "/usr"):
+        yield from (f"{base}/lib/{triplet}", f"{base}/lib64", f"{base}/lib")
+
+
+def _matching(root: Root, folder: str) -> list[str]:
+    names = (name for name in root.names(folder) if name.startswith(NAMES) and _parts(name)[0] in STEMS)
+    return sorted((f"{folder}/{name}" for name in names), key=_preference)
+
+
+def _parts(path: str) -> tuple[str, int]:
+    """("libx", 2) for /usr/lib/libx.so.4.5; ("", 0) for what is no library's name."""
+    stem, _, version = os.path.basename(path).partition(".so")
+    return (stem, version.count(".")) if not version.strip(".0123456789") else ("", 0)
+
+
+def _preference(path: str) -> tuple[int, int, str]:
+    """Among one library's names: the preferred variant, then its soname (one number: libx.so.4)."""
+    stem, numbers = _parts(path)
+    return (STEMS[stem][1] if stem in STEMS else len(STEMS)), abs(numbers - 1), path
+
+
+def _real(root: Root, path: str) -> str | None:
+    try:
+        real = root.trail(path)[-1]
+    except OSError:
+        return None
+    return real if root.exists(real) else None

@@ -1,0 +1,238 @@
+"""How a setting's value is written: as text on a command line, as a TOML value in a profile."""
+
+from __future__ import annotations
+
+from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
+from cpulaunch.records.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+@record
+class Kind:
+    """A sort of value. `from_text` and `from_toml` raise ValueError saying what they expected."""
+
+    metavar: str
+    from_text: Callable[[str], Any]
+    from_toml: Callable[[object], Any]
+    choices: tuple[str, ...] = ()
+    flag: bool = False
+    repeatable: bool = False
+
+
+def _plain(text: str) -> str:
+    """The text of a number, without what only Python takes for one ("1_0", "٢"). Raises: ValueError."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return text
+
+
+def _integer(minimum: int, text: str) -> int:
+    try:
+        value = int(_plain(text))
+    except ValueError:
+        raise ValueError(f"expected a whole number, at least {minimum}") from None
+    if value < minimum:
+        raise ValueError(f"expected a whole number, at least {minimum}")
+    return value
+
+
+def _toml_integer(minimum: int, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("expected an integer")
+    return _integer(minimum, str(value))
+
+
+def integer(*, minimum: int) -> Kind:
+    """Whole numbers from `minimum` up."""
+    return Kind(
+        metavar="N",
+        from_text=lambda text: _integer(minimum, text),
+        from_toml=lambda value: _toml_integer(minimum, value),
+    )
+
+
+def _count(words: tuple[str, ...], text: str) -> int | str:
+    try:
+        return text if text in words else _integer(1, text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {', '.join(words)}") from None
+
+
+def _toml_count(words: tuple[str, ...], value: object) -> int | str:
+    return value if isinstance(value, str) and value in words else _toml_integer(1, value)
+
+
+def count(*words: str) -> Kind:
+    """A positive whole number or one of the words."""
+    return Kind(
+        metavar="|".join(("N", *words)),
+        from_text=lambda text: _count(words, text),
+        from_toml=lambda value: _toml_count(words, value),
+    )
+
+
+def _number(minimum: float, text: str) -> float:
+    try:
+        value = float(_plain(text))
+    except ValueError:
+        raise ValueError(f"expected a number, at least {minimum:g}") from None
+    if not minimum <= value < float("inf"):
+        raise ValueError(f"expected a finite number, at least {minimum:g}")
+    return value
+
+
+def _toml_number(minimum: float, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("expected a number")
+    return _number(minimum, str(value))
+
+
+def number(*, minimum: float) -> Kind:
+    """Finite numbers from `minimum` up."""
+    return Kind(
+        metavar="SECONDS",
+        from_text=lambda text: _number(minimum, text),
+        from_toml=lambda value: _toml_number(minimum, value),
+    )
+
+
+def _choice(choices: tuple[str, ...], value: object) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError("expected one of " + ", ".join(choices))
+    return value
+
+
+def choice(*choices: str) -> Kind:
+    """One of the named words."""
+
+    def one_of(value: object) -> str:
+        return _choice(choices, value)
+
+    return Kind(metavar="|".join(choices), from_text=one_of, from_toml=one_of, choices=choices)
+
+
+def _toml_bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def _text_bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text == "true"
+
+
+def _toml_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a string")
+    return _text(value)
+
+
+def _text(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("expected a non-empty text")
+    return text
+
+
+def _cpulist(text: str) -> frozenset[int]:
+    ids: set[int] = set()
+    for part in text.split(","):
+        found = parse_cpulist(part)
+        if twice := found & ids:
+            raise ValueError(f"overlapping list, {format_cpulist(twice)} is in it twice")
+        ids |= found
+    if not ids:
+        raise ValueError("expected a list such as 0-3,8")
+    return frozenset(ids)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise ValueError("expected a name, or names separated by commas")
+    return names
+
+
+def _filters(text: str) -> tuple[str, ...]:
+    """Texts separated by commas; a double comma is one of a text's own. Source: torchrun, comma_separated_list."""
+    filters = tuple(part.replace("\0", ",") for part in _text(text).replace(",,", "\0").split(","))
+    if not all(filters):
+        raise ValueError("expected a text, or texts separated by commas")
+    return filters
+
+
+def _assignment(text: str) -> tuple[tuple[str, str], ...]:
+    name, equals, value = text.partition("=")
+    if not (equals and name) or "\0" in text:
+        raise ValueError("expected NAME=VALUE")
+    return ((name, value),)
+
+
+def _range(text: str) -> tuple[int, int]:
+    """Two whole numbers "MIN:MAX", or one for both. Source: torchrun --nnodes."""
+    first, colon, last = text.partition(":")
+    low = _integer(1, first)
+    high = _integer(1, last) if colon else low
+    if high < low:
+        raise ValueError("expected N or MIN:MAX, the smaller one first")
+    return low, high
+
+
+def _port(text: str) -> int:
+    value = _integer(0, text)
+    if value > 65535:
+        raise ValueError("expected a port, 0 to 65535")
+    return value
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(part.strip().partition("=") for part in text.split(","))
+    if not all(name and equals and value for name, equals, value in pairs):
+        raise ValueError("expected K=V, or several separated by commas")
+    return tuple((name, value) for name, _, value in pairs)
+
+
+def _streams(text: str) -> int | tuple[tuple[int, int], ...]:
+    """Source: torchrun --redirects, here with local ranks of any size."""
+    if text in ("0", "1", "2", "3"):
+        return int(text)
+    pairs = [part.partition(":") for part in text.split(",")]
+    if not all(rank.isascii() and rank.isdigit() and which in ("0", "1", "2", "3") for rank, _, which in pairs):
+        raise ValueError("expected 0, 1 (stdout), 2 (stderr), 3 (both) or RANK:N,RANK:N")
+    return tuple((int(rank), int(which)) for rank, _, which in pairs)
+
+
+def _pattern(text: str) -> str:
+    import re
+
+    try:
+        groups = re.compile(_text(text)).groups
+    except re.error as error:
+        raise ValueError(f"expected a regular expression ({error})") from None
+    if groups != 1:
+        raise ValueError("expected a regular expression with one group, the number")
+    return text
+
+
+def _never(value: object) -> Any:
+    raise ValueError("cannot be set in a profile")
+
+
+FLAG = Kind(metavar="", from_text=_text_bool, from_toml=_toml_bool, flag=True)
+TEXT = Kind(metavar="PATH", from_text=_text, from_toml=_toml_text)
+PATTERN = Kind(metavar="REGEX", from_text=_pattern, from_toml=_never)
+CPULIST = Kind(metavar="LIST", from_text=_cpulist, from_toml=_never)
+WORD = Kind(metavar="TEXT", from_text=_text, from_toml=_toml_text)
+WORDS = Kind(metavar="TEXT,...", from_text=_names, from_toml=_never)
+FILTERS = Kind(metavar="TEXT,...", from_text=_filters, from_toml=_never)
+RANGE = Kind(metavar="N|MIN:MAX", from_text=_range, from_toml=_never)
+PORT = Kind(metavar="PORT", from_text=_port, from_toml=_never)
+PAIRS = Kind(metavar="K=V,...", from_text=_pairs, from_toml=_never)
+STREAMS = Kind(metavar="N|RANK:N,...", from_text=_streams, from_toml=_never)
+NAMES = Kind(metavar="NAME|FILE|auto|none", from_text=_names, from_toml=_never)
+ASSIGNMENTS = Kind(metavar="K=V", from_text=_assignment, from_toml=_never, repeatable=True)

@@ -1,0 +1,1 @@
+"""Kernel calls, signals and the file root: each effect that several layers need, written once."""

@@ -1,0 +1,135 @@
+"""A live process as the kernel sees it: where its threads may run, where its memory is, what it has loaded.
+
+From /proc/PID alone, so that it can be asked of any process of the same user, from outside or by itself.
+Source: proc(5), numa(7); Linux, Documentation/filesystems/proc.rst.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cpulaunch.records.cpulist import parse_cpulist
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+OPENMP = ("libgomp", "libiomp5", "libomp", "libomp5")
+"""The runtimes' names before "-" or ".so": wheels bundle theirs as libgomp-HASH.so.1."""
+
+ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
+COMMAND_LETTERS = 1000
+
+
+def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True) -> dict[str, Any]:
+    """What /proc says of a process (None: this one); nothing, zero or None where it does not say, or has ended.
+
+    Shape: {"pid", "command", "threads": [{"cpus": "0-1", "count": 3}], most first, "pages": {"0": bytes of each NUMA
+    node}, "openmp": [paths], "allocator": name, "allocator_path", "peak_memory_bytes", "rss_bytes"}.
+    `pages` walks the process's page tables: milliseconds for each GB it uses, during which it may have to wait.
+    """
+    number = os.getpid() if pid is None else pid
+    folder = f"{proc}/{number}"
+    status = _status(f"{folder}/status")
+    loaded = loaded_files(_lines(f"{folder}/maps"))
+    allocator, path = _allocator(loaded)
+    return {
+        "pid": number,
+        "command": " ".join(_read(f"{folder}/cmdline").replace("\0", " ").split())[:COMMAND_LETTERS],
+        "threads": thread_masks(_masks(f"{folder}/task")),
+        "pages": page_placement(_lines(f"{folder}/numa_maps")) if pages else {},
+        "openmp": [file for file in loaded if _stem(file) in OPENMP],
+        "allocator": allocator,
+        "allocator_path": path,
+        "peak_memory_bytes": _bytes(status.get("VmHWM")),
+        "rss_bytes": _bytes(status.get("VmRSS")),
+    }
+
+
+def thread_masks(masks: Iterable[str]) -> list[dict[str, Any]]:
+    """How many threads have each mask, the most frequent first."""
+    counts: dict[str, int] = {}
+    for mask in masks:
+        counts[mask] = counts.get(mask, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], min(parse_cpulist(item[0]), default=0), item[0]))
+    return [{"cpus": mask, "count": count} for mask, count in ordered]
+
+
+def page_placement(lines: Iterable[str]) -> dict[str, int]:
+    """Bytes of a process on each NUMA node, from its numa_maps.
+
+    Source: numa(7): "N0=PAGES" counts pages of the mapping's own size, kernelpagesize_kB (since Linux 3.2).
+    """
+    placed: dict[int, int] = {}
+    for line in lines:
+        words = dict(word.partition("=")[::2] for word in line.split()[2:])
+        size = _number(words.get("kernelpagesize_kB")) * 1024
+        for name, count in words.items():
+            if name.startswith("N") and name[1:].isdigit():
+                node = int(name[1:])
+                placed[node] = placed.get(node, 0) + _number(count) * size
+    return {str(node): placed[node] for node in sorted(placed)}
+
+
+def loaded_files(lines: Iterable[str]) -> list[str]:
+    """The files of a process's executable mappings, from its maps: "START-END PERMS OFFSET DEV INODE PATH"."""
+    files: dict[str, None] = {}
+    for line in lines:
+        parts = line.split(None, 5)
+        if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/"):
+            files[parts[5].rstrip("\n").removesuffix(" (deleted)")] = None
+    return list(files)
+
+
+def _stem(path: str) -> str:
+    """A shared library's name without version and hash; empty for other files."""
+    name, is_library, _ = path.rpartition("/")[2].partition(".so")
+    return name.partition("-")[0] if is_library else ""
+
+
+def _allocator(loaded: Iterable[str]) -> tuple[str, str | None]:
+    """The memory allocator's name and path; ("default", None) without one of those known."""
+    for path in loaded:
+        for name in ALLOCATORS:
+            if _stem(path).startswith(f"lib{name}"):
+                return name, path
+    return "default", None
+
+
+def _masks(folder: str) -> Iterator[str]:
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return
+    for thread in threads:
+        status = _status(f"{folder}/{thread}/status")
+        if mask := status.get("Cpus_allowed_list"):
+            yield mask
+
+
+def _status(path: str) -> dict[str, str]:
+    """The fields of a status file."""
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in _lines(path))}
+
+
+def _bytes(text: str | None) -> int | None:
+    """Bytes of a field such as "2116 kB"; None where there is none, as of a process that has ended."""
+    return _number(text.split()[0]) * 1024 if text else None
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else 0
+
+
+def _lines(path: str) -> list[str]:
+    return _read(path).splitlines()
+
+
+def _read(path: str) -> str:
+    """A file's text; empty if it is absent, may not be read, or its process ends meanwhile (ESRCH)."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""Plans, machines and profiles as text and pictures; pure."""

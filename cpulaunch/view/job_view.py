@@ -1,0 +1,30 @@
+"""A job of ranks for a person and as JSON."""
+
+from typing import Any
+
+from cpulaunch.records.plan import JobPlan, LaunchPlan
+from cpulaunch.records.record import fields
+
+
+def job_json(job: JobPlan | None) -> Any:
+    """The job with the names of its fields; None for a launch that is none."""
+    return None if job is None else _plain(job)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "__slots__"):
+        return {name: _plain(getattr(value, name)) for name in fields(type(value))}
+    return value
+
+
+def job_title(plan: LaunchPlan, job: JobPlan) -> str:
+    """How many ranks there are, and where."""
+    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
+    fewest, most = job.hosts
+    here = f", {len(plan.workers)} of them here" if len(plan.workers) < plan.world_size else ""
+    if most == 1:
+        return f"{ranks} on one host{here}"
+    hosts = f"{most} hosts" if fewest == most else f"{fewest} to {most} hosts"
+    return f"{ranks} on {hosts}{here}"

@@ -1,0 +1,158 @@
+"""The machine as a picture: the same groups as the character map, as SVG. Pure.
+
+It follows the reader's light or dark setting and needs nothing from outside the file.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.host import Host
+from cpulaunch.view.machine_shape import Core, L3Group, NodeGroup, Owners, SocketGroup, machine_shape, node_title
+
+PAGE, GAP, PADDING, TITLE = 1160, 8, 10, 20
+CELL_WIDTH, LINE = 34, 14
+DIGIT, HEADING_DIGIT = 7.2, 10.2
+"""Widths of a character, on the safe side."""
+WORKER_HUES = (210, 28, 150, 280, 350, 90, 180, 50, 250, 320)
+STYLE = """
+text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2933 }
+.page { fill: #ffffff } .heading { font-size: 17px; font-weight: 600 } .note, .title { fill: #52606d }
+.socket { fill: #f4f6f8; stroke: #b8c2cc } .node { fill: #e6ebf0; stroke: #cbd2d9 } .l3 { fill: #d5dde5; stroke: none }
+.core { fill: #ffffff; stroke: #9aa5b1 } .efficiency { fill: #dff1e4 } .outside { fill: none; stroke-dasharray: 3 2 }
+.cell { font: 11px ui-monospace, monospace; text-anchor: middle } .strong { font-weight: 600 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e4e7eb } .page { fill: #12181f } .note, .title { fill: #9aa5b1 }
+  .socket { fill: #1b232c; stroke: #3e4c59 } .node { fill: #232e39; stroke: #3e4c59 } .l3 { fill: #2d3a47 }
+  .core { fill: #12181f; stroke: #616e7c } .efficiency { fill: #173a26 } .outside { fill: none }
+}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Box:
+    """A drawing of known size whose corner is at 0,0."""
+
+    width: float
+    height: float
+    parts: tuple[str, ...]
+
+    def at(self, x: float, y: float) -> str:
+        return f'<g transform="translate({x:g},{y:g})">{"".join(self.parts)}</g>'
+
+
+def machine_svg(host: Host, owners: Owners | None = None) -> str:
+    """The picture as an SVG document; with `owners` each core has its worker's colour and name."""
+    sockets = machine_shape(host, owners)
+    cells = _Cells(sockets, with_owners=owners is not None)
+    memory_only = [_panel("node", node_title(host, node), []) for node in host.numa_nodes if not node.cpus]
+    boxes = [_socket(socket, cells) for socket in sockets]
+    body = _flow([*boxes, *memory_only], width=PAGE, gap=12)
+    notes = list(_notes(host, cells))
+    height = 44 + body.height + 18 * len(notes) + 20
+    width = max(body.width, len(_heading(host)) * HEADING_DIGIT, *(len(note) * DIGIT for note in notes)) + 32
+    parts = [
+        f'<rect class="page" width="{width:g}" height="{height:g}"/>',
+        f'<text class="heading" x="16" y="28">{escape(_heading(host))}</text>',
+        body.at(16, 44),
+        *(
+            f'<text class="note" x="16" y="{44 + body.height + 20 + 18 * index:g}">{escape(note)}</text>'
+            for index, note in enumerate(notes)
+        ),
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}" role="img">'
+        f"<title>{escape(_heading(host))}</title><style>{STYLE}</style>{''.join(parts)}</svg>\n"
+    )
+
+
+class _Cells:
+    """How cores are drawn on one picture: equally large, whatever they have to say."""
+
+    def __init__(self, sockets: Iterable[SocketGroup], *, with_owners: bool) -> None:
+        cores = [core for socket in sockets for node in socket.nodes for l3 in node.l3s for core in l3.cores]
+        self.cores = cores
+        self.with_owners = with_owners
+        lines = [self._lines(core) for core in cores]
+        self.width = max(CELL_WIDTH, *(len(line) * DIGIT + 10 for texts in lines for line in texts))
+        self.height = max(len(texts) for texts in lines) * LINE + 8
+
+    def draw(self, core: Core) -> _Box:
+        """One core: its CPU ids, then its workers."""
+        names = ["core", *(["efficiency"] if core.efficiency else []), *([] if core.usable else ["outside"])]
+        fill = f' style="fill:{_color(core.owners[0])}"' if core.owners else ""
+        texts = "".join(
+            f'<text class="cell{" strong" if line.startswith("w") else ""}" x="{self.width / 2:g}" '
+            f'y="{4 + LINE * (index + 0.8):g}">{escape(line)}</text>'
+            for index, line in enumerate(self._lines(core))
+        )
+        shape = f'<rect class="{" ".join(names)}"{fill} width="{self.width:g}" height="{self.height:g}" rx="4"/>'
+        return _Box(width=self.width, height=self.height, parts=(shape, texts))
+
+    def _lines(self, core: Core) -> list[str]:
+        worker = "w" + "+".join(map(str, core.owners)) if core.owners else "·"
+        return [*map(str, core.cpus), *([worker] if self.with_owners else [])]
+
+
+def _color(worker: int) -> str:
+    return f"hsl({WORKER_HUES[worker % len(WORKER_HUES)]} 70% 60% / 0.45)"
+
+
+def _socket(socket: SocketGroup, cells: _Cells) -> _Box:
+    return _panel("socket", socket.title, [_node(node, cells) for node in socket.nodes])
+
+
+def _node(node: NodeGroup, cells: _Cells) -> _Box:
+    return _panel("node", node.title, [_l3(l3, cells) for l3 in node.l3s])
+
+
+def _l3(l3: L3Group, cells: _Cells) -> _Box:
+    """An L3 with its cores in rows as long as a square of them would have, at least eight."""
+    columns = max(8, round(len(l3.cores) ** 0.5 * 1.5))
+    width = columns * (cells.width + 4)
+    return _panel("l3", l3.title, [cells.draw(core) for core in l3.cores], gap=4, width=width)
+
+
+def _panel(kind: str, title: str, boxes: Sequence[_Box], *, gap: float = GAP, width: float = PAGE - 60) -> _Box:
+    """A titled rectangle around boxes; just the boxes' rectangle if the title is empty."""
+    inner = _flow(boxes, width=width, gap=gap)
+    top = PADDING + (TITLE if title else 0)
+    shown = title if len(title) * DIGIT < PAGE - 80 else title[: int((PAGE - 80) / DIGIT)] + "…"
+    wide = max(inner.width, len(shown) * DIGIT * 0.92) + 2 * PADDING
+    high = top + inner.height + (PADDING if boxes else 0)
+    parts = [f'<rect class="{kind}" width="{wide:g}" height="{high:g}" rx="8"/>']
+    if title:
+        parts.append(f'<text class="title" x="{PADDING}" y="{PADDING + 10}">{escape(shown)}</text>')
+    return _Box(width=wide, height=high, parts=(*parts, inner.at(PADDING, top)))
+
+
+def _flow(boxes: Sequence[_Box], *, width: float, gap: float) -> _Box:
+    """The boxes side by side as far as they fit in `width`, then below one another."""
+    parts: list[str] = []
+    x = y = row = widest = 0.0
+    for box in boxes:
+        if x and x + box.width > width:
+            x, y, row = 0.0, y + row + gap, 0.0
+        parts.append(box.at(x, y))
+        widest = max(widest, x + box.width)
+        x += box.width + gap
+        row = max(row, box.height)
+    return _Box(width=widest, height=y + row, parts=tuple(parts))
+
+
+def _heading(host: Host) -> str:
+    cores = len({cpu.core for cpu in host.cpus})
+    name = host.cpu.model_name or host.arch
+    return f"{name} · {cores:,} cores · {len(host.cpus):,} logical CPUs"
+
+
+def _notes(host: Host, cells: _Cells) -> Iterable[str]:
+    yield "Every small box is a core with its logical CPUs" + (" and its worker." if cells.with_owners else ".")
+    if any(core.efficiency for core in cells.cores):
+        yield "Green: efficiency cores."
+    if not all(core.usable for core in cells.cores):
+        yield f"Dashed: outside this process's budget ({host.limits.budget.limited_by})."
+    if host.offline_cpus:
+        yield f"Offline, not drawn: {format_cpulist(host.offline_cpus)}."

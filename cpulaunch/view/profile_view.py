@@ -1,0 +1,160 @@
+"""profiles list, show and validate: text for a person, objects for a program."""
+
+import os
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from cpulaunch.profile.file import read_profile
+from cpulaunch.profile.model import Choice, Conditions, Profile
+from cpulaunch.profile.selection import auto_profiles, find_profile, presets, user_profile_paths
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import Host
+
+TITLES = {"situation": "Situations", "server": "Servers", "intent": "Intents"}
+NAME_WIDTH = 18
+
+
+def _users(config_dir: str | None) -> Iterator[tuple[str, Profile | UsageError]]:
+    """The user's own profiles by name; an error for each that cannot be read."""
+    for path in user_profile_paths(config_dir):
+        name = os.path.basename(path).removesuffix(".toml")
+        try:
+            yield name, read_profile(path)
+        except UsageError as error:
+            yield name, error
+
+
+def list_json(host: Host, *, config_dir: str | None) -> dict[str, Any]:
+    """Every profile and whether `auto` picks it for this host."""
+    picked = {profile.name for profile in auto_profiles(host)}
+    own = [_entry(name, found, auto=False) for name, found in _users(config_dir)]
+    return {"schema": 1, "profiles": [*(_entry(each.name, each, auto=each.name in picked) for each in presets()), *own]}
+
+
+def _entry(name: str, found: Profile | UsageError, *, auto: bool) -> dict[str, Any]:
+    if isinstance(found, UsageError):
+        return {"name": name, "kind": None, "summary": None, "auto": False, "path": None, "error": str(found)}
+    return {"name": name, "kind": found.kind, "summary": found.summary, "auto": auto, "path": found.path}
+
+
+def list_text(host: Host, *, config_dir: str | None, width: int) -> str:
+    """Every profile in groups, those `auto` picks for this host marked."""
+    picked = {profile.name for profile in auto_profiles(host)}
+    lines: list[str] = []
+    for kind, title in TITLES.items():
+        lines += [title]
+        for preset in presets():
+            if preset.kind == kind:
+                lines += _row(preset.name, preset.summary, marked=preset.name in picked, width=width)
+        lines += [""]
+    own = list(_users(config_dir))
+    if own:
+        lines += [f"Yours ({config_dir})"]
+        for name, found in own:
+            summary = str(found).splitlines()[0] if isinstance(found, UsageError) else found.summary
+            lines += _row(name, summary, marked=False, width=width)
+        lines += [""]
+    return "\n".join([*lines, "* used here without --profile. `cpulaunch profiles show NAME` explains one."])
+
+
+def _row(name: str, summary: str, *, marked: bool, width: int) -> list[str]:
+    head = f"{'*' if marked else ' '} {name}"
+    return _wrapped(f"{head:<{NAME_WIDTH + 2}} ", summary, width)
+
+
+def _wrapped(head: str, text: str, width: int) -> list[str]:
+    """A text after a head, its further lines indented as far."""
+    return textwrap.wrap(
+        text,
+        width=max(width, len(head) + 20),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def show_json(name: str, *, config_dir: str | None) -> dict[str, Any]:
+    """One profile with everything it says. Raises: UsageError."""
+    profile = find_profile(name, config_dir=config_dir)
+    return {
+        "schema": 1,
+        "name": profile.name,
+        "kind": profile.kind,
+        "summary": profile.summary,
+        "not_for": profile.not_for,
+        "path": profile.path,
+        "applies": [{key: _plain(key, value) for key, value in conditions} for conditions in profile.applies],
+        "settings": [_choice_json(choice) for choice in profile.settings],
+        "env": [_choice_json(choice) for choice in profile.env],
+    }
+
+
+def _choice_json(choice: Choice) -> dict[str, Any]:
+    return {
+        "name": choice.name,
+        "value": choice.value,
+        "reason": choice.reason,
+        "source": choice.source,
+        "date": choice.date,
+    }
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A condition's value as written: an integer for a range of one."""
+    if key in ("family", "models"):
+        return [low if low == high else [low, high] for low, high in value]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def show_text(name: str, *, config_dir: str | None, width: int) -> str:
+    """One profile for a person: when it applies, when not, every value with reason, source and date.
+
+    Raises: UsageError.
+    """
+    profile = find_profile(name, config_dir=config_dir)
+    lines = _wrapped(f"{profile.name}: ", profile.summary, width)
+    lines += _wrapped("  kind       ", profile.kind, width)
+    for number, conditions in enumerate(profile.applies):
+        lines += _wrapped("  applies    " if number == 0 else "  or         ", _conditions_text(conditions), width)
+    if profile.not_for is not None:
+        lines += _wrapped("  not for    ", profile.not_for, width)
+    if profile.path is not None:
+        lines += [f"  file       {profile.path}"]
+    for choice in profile.settings:
+        lines += ["", *_choice_lines(f"--{choice.name.replace('_', '-')}", choice, width)]
+    for choice in profile.env:
+        lines += ["", *_choice_lines(f"{choice.name}=", choice, width)]
+    return "\n".join(lines)
+
+
+def _conditions_text(conditions: Conditions) -> str:
+    return "; ".join(f"{key.replace('_', ' ')} {_value_text(key, value)}" for key, value in conditions)
+
+
+def _value_text(key: str, value: Any) -> str:
+    if key in ("family", "models"):
+        return ", ".join(f"{low:#x}" if low == high else f"{low:#x}-{high:#x}" for low, high in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value)
+
+
+def _choice_lines(head: str, choice: Choice, width: int) -> Iterable[str]:
+    if isinstance(choice.value, bool):
+        title = head if choice.value else head.replace("--", "--no-", 1)
+    else:
+        title = f"{head}{choice.value}" if head.endswith("=") else f"{head} {choice.value}"
+    yield from _wrapped("  ", title, width)
+    yield from _wrapped("      ", choice.reason, width)
+    if choice.source is not None:
+        dated = f"{choice.source} ({choice.date})" if choice.date else choice.source
+        yield from _wrapped("      source: ", dated, width)
+
+
+def validate_text(file: str) -> str:
+    """One line saying that a profile file is right. Raises: UsageError naming file, line and key."""
+    profile = read_profile(file)
+    counts = f"{len(profile.settings)} settings, {len(profile.env)} variables"
+    return f"{file}: OK ({profile.kind}, {counts})"

@@ -1,0 +1,172 @@
+"""How a rank joins a group: memory to meet in, and the path that its collectives take.
+
+oneCCL's transport names its memory in /dev/shm "PID:…" and unlinks it when the process ends well; after kill -9 it
+would stay. Once all ranks of the program have one another's memory mapped the names are of no more use. A rank that
+came later could not find them, so they go only when the group is the whole program, and that group's communicator is
+kept until the process ends: with it gone, oneCCL would start anew for groups made later, among ranks that have not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from contextlib import suppress
+
+import torch
+from torch import distributed as dist
+
+from cpulaunch.records.ccl_defaults import PATH_VARIABLE
+from cpulaunch.worker.ccl.channel import Channel
+from cpulaunch.worker.ccl.memory.native import open_path, open_seat
+from cpulaunch.worker.ccl.memory.path import is_permitted
+from cpulaunch.worker.ccl.memory.shared_barrier import CALL
+from cpulaunch.worker.ccl.oneccl import api
+from cpulaunch.worker.ccl.oneccl.call_check import RollCall
+from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
+from cpulaunch.worker.ccl.oneccl.network import check_names, own_address
+from cpulaunch.worker.ccl.oneccl.path import OnecclPath
+from cpulaunch.worker.ccl.oneccl.peer_connections import Lines, open_lines
+from cpulaunch.worker.ccl.wire.errors import CclError
+from cpulaunch.worker.ccl.wire.reductions import described
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable
+    from typing import Any
+
+    from cpulaunch.worker.ccl.memory.shared_barrier import Meeting
+
+    Watched = Meeting | Lines
+
+PATHS = ("auto", "memory", "oneccl")
+SHARED_FOLDER = "/dev/shm"
+SHARED_BYTES = 26 << 20
+"""What oneCCL 2022.1's transport takes for each rank; it ends with a bus error where there is less."""
+
+_kept: list[Channel] = []
+_NO_CALL = bytes(CALL.size)
+
+
+def check_machine(system: str, architecture: str) -> None:
+    """Raises: CclError where neither path can work: oneCCL, and how ranks meet, are for x86-64 Linux."""
+    if (system, architecture) != ("linux", "x86_64"):
+        raise CclError(f"the ccl backend is for x86-64 Linux, and this is {architecture} {system}\nhint: use gloo")
+
+
+def asked_path() -> str:
+    """What the environment asks for. Raises: CclError if there is no such path."""
+    path = os.environ.get(PATH_VARIABLE) or "auto"
+    if path not in PATHS:
+        raise CclError(f"{PATH_VARIABLE} is {path}: it can be {', '.join(PATHS)}")
+    return path
+
+
+def fresh_keys(store: Any, rank: int) -> Any:
+    """The store, for the keys of this group alone: those of one of the same name that was destroyed may be there still.
+
+    torch names the first group of a program alike each time, and a launcher's store outlives it. Every rank joins as
+    often as the others.
+    """
+    return dist.PrefixStore(f"time {store.add(f'times/{rank}', 1)}", store)
+
+
+def open_meeting(memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> Meeting | None:
+    """Where this group's ranks meet; None if they are on several hosts. Effect: they have met once."""
+    if memory is None:
+        return None
+    meeting = open_seat(memory, rank=rank, size=size, describe=described)
+    meeting.meet(_NO_CALL, seconds)
+    if len(meeting.cpus()) < size:
+        meeting.sleep_at_once()
+    return meeting
+
+
+def agree_on_memory(meeting: Meeting | None, asked: str, seconds: float) -> bool:
+    """Whether all ranks can, and none is told not to, work in one another's memory. Raises: CclError."""
+    permitted = meeting is not None and is_permitted(meeting, seconds, call=_NO_CALL)
+    agreed = permitted and asked != "oneccl"
+    if meeting is not None:
+        meeting.meet(_NO_CALL, seconds, words=(int(agreed), 0))
+        agreed = agreed and all(meeting.words(other)[0] for other in meeting.others)
+    if asked == "memory" and not agreed:
+        why = "the kernel does not let all ranks at one another's memory" if meeting else "ranks are on several hosts"
+        raise CclError(f"{PATH_VARIABLE} is memory, but {why}\nhint: {PATH_VARIABLE}=auto")
+    return agreed
+
+
+def join(
+    store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: float, watch: Callable[[Watched], None]
+) -> Channel:
+    """This rank's way to the others by oneCCL. Effect: waits for all of them; `watch` learns what tells of their ends.
+
+    Raises: CclError.
+    """
+    check_space(size)
+    watched: Watched = meeting if meeting is not None else _between_hosts(store, rank=rank, size=size, seconds=seconds)
+    watch(watched)
+    if rank == 0:
+        store.set("ccl/id", api.unique_id())
+    communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
+    place = RollCall(communicator, watched, size=size, describe=described) if isinstance(watched, Lines) else watched
+    channel = Channel(OnecclPath(communicator, place, size=size, seconds=seconds), place, size=size)
+    if os.environ.get(TRANSPORT) == "mpi":  # A rank that ends waits for the others, who must not wait for it.
+        atexit.register(channel.give_up)
+    if spans_program(size):
+        _forget_names(channel, size)
+    return channel
+
+
+def _between_hosts(store: Any, *, rank: int, size: int, seconds: float) -> Lines:
+    """The lines to other hosts, before oneCCL connects: it would wait forever for a rank that ends meanwhile."""
+    check_names(store, rank=rank, size=size)
+    address = own_address(os.environ) if rank == 0 else ""
+    return open_lines(store, address, rank=rank, size=size, seconds=seconds)
+
+
+def join_memory(meeting: Meeting, seconds: float) -> Channel:
+    """This rank's way to the others through their memory."""
+    return Channel(open_path(meeting, seconds), meeting, size=meeting.size)
+
+
+def check_space(size: int) -> None:
+    """Raises: CclError if the ranks of this host cannot all have their memory in /dev/shm."""
+    if _kept:
+        return
+    ranks_here = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    try:
+        status = os.statvfs(SHARED_FOLDER)
+    except OSError:
+        return
+    free, needed = status.f_bavail * status.f_frsize, SHARED_BYTES * ranks_here
+    if free < needed:
+        raise CclError(
+            f"{SHARED_FOLDER} is too small for oneCCL: {free >> 20} MiB free, {needed >> 20} MiB needed by "
+            f"{ranks_here} ranks\nhint: mount it larger (docker run --shm-size {2 * needed >> 20}m), or use gloo"
+        )
+
+
+def spans_program(size: int) -> bool:
+    """Whether a group of this size, now being made, has all ranks of the program in it."""
+    return not dist.is_initialized() or size == dist.get_world_size()
+
+
+def _forget_names(channel: Channel, size: int) -> None:
+    """Effect: every rank has every other's memory, whose names are gone."""
+    source = torch.zeros(size, dtype=torch.int32, device="cpu")
+    channel.all_to_all(torch.empty_like(source), source)
+    channel.barrier()
+    mark = f"{os.getpid()}:"
+    for name in os.listdir(SHARED_FOLDER):
+        if name.startswith(mark):
+            with suppress(OSError):
+                os.unlink(os.path.join(SHARED_FOLDER, name))
+    if not _kept:
+        _kept.append(channel)
+
+
+def leave(channel: Channel) -> None:
+    """Effect: this rank is no more in the group. Raises: CclError."""
+    atexit.unregister(channel.give_up)
+    if channel not in _kept:
+        channel.close()

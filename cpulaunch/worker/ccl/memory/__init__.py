@@ -1,0 +1,1 @@
+"""Collectives through the memory that ranks of one host share."""

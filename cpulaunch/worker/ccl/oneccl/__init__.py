@@ -1,0 +1,1 @@
+"""Collectives by oneCCL, between hosts."""

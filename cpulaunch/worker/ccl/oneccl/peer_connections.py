@@ -1,0 +1,192 @@
+"""Connections by which the ranks of several hosts learn that one of them has ended: each has one to the first rank.
+
+A call of oneCCL's that waits for a process that is gone never returns. The kernel closes a process's connections when
+it ends, however it ends, so the first rank sees that at once and tells the others.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TOKEN_BYTES = 32
+PROCESS = struct.Struct("<II")
+"""A rank of the group, and its process id."""
+GREETING_SECONDS = 10
+"""A rank that has connected says at once who it is."""
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+"""A host that is switched off says nothing: after half a minute it counts as gone. Source: tcp(7), in seconds."""
+
+
+class Lines:
+    """One rank's connections to others, by rank, and those ranks' process ids."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._sockets: dict[int, socket.socket] = {}
+        self._processes: dict[int, int] = {}
+        self._lost: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        """Several threads may wait for works of a group, and look here meanwhile."""
+        _open.add(self)
+
+    def __len__(self) -> int:
+        return len(self._sockets)
+
+    def add(self, line: socket.socket, rank: int, process: int) -> None:
+        """Effect: the connection is watched."""
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in KEEP_ALIVE.items():
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        line.setblocking(False)
+        self._sockets[rank], self._processes[rank] = line, process
+        self._poll.register(line, select.POLLIN)
+
+    def lost(self, patience: float = 0) -> tuple[int, int] | None:
+        """A rank that has ended or left, with its process id; None if none has within `patience` seconds.
+
+        Effect: the first rank tells the others.
+        """
+        with self._lock:
+            if self._lost is None and self._sockets:
+                ready = dict(self._poll.poll(patience * 1000))
+                for rank in [each for each, line in self._sockets.items() if line.fileno() in ready]:
+                    self._lost = self._lost or self._said(rank)
+                if self._lost is not None:
+                    self._tell(self._lost)
+            return self._lost
+
+    def _said(self, rank: int) -> tuple[int, int] | None:
+        """Whom a rank reports as lost: itself, if its connection is closed; None if it says nothing after all."""
+        said = b""
+        try:
+            said = self._sockets[rank].recv(PROCESS.size)
+        except BlockingIOError:  # Data with a wrong checksum. Source: select(2), BUGS.
+            return None
+        except OSError:
+            pass
+        return PROCESS.unpack(said) if len(said) == PROCESS.size else (rank, self._processes[rank])
+
+    def _tell(self, lost: tuple[int, int]) -> None:
+        for line in self._sockets.values():
+            with suppress(OSError):
+                line.send(PROCESS.pack(*lost))
+
+    def close(self) -> None:
+        """Effect: the others learn that this rank comes no more."""
+        with self._lock:
+            while self._sockets:
+                line = self._sockets.popitem()[1]
+                self._poll.unregister(line)
+                line.close()
+
+    leave = close
+
+    def close_in_child(self) -> None:
+        """Effect: as close, in a forked child, where nobody is left to give back the lock."""
+        self._lock = threading.Lock()
+        self.close()
+
+
+_open: weakref.WeakSet[Lines] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for lines in list(_open):
+        lines.close_in_child()
+
+
+# A child that lives on must not keep the connections of a rank that has ended.
+os.register_at_fork(after_in_child=_close_all)
+
+
+def open_lines(store: Any, address: str, *, rank: int, size: int, seconds: float) -> Lines:
+    """This rank's connections. `address` is this host's, for the others. Effect: waits for all; uses the keys lines/*.
+
+    Raises: CclError if a connection cannot be made.
+    """
+    try:
+        return _first(store, address, size, seconds) if rank == 0 else _other(store.get("lines/place"), rank, seconds)
+    except TimeoutError:
+        raise PeerLostError(f"not all ranks of the group were there within {seconds:.0f} s") from None
+    except OSError as error:
+        hint = "hint: GLOO_SOCKET_IFNAME names the network interface on the way to the other hosts"
+        raise CclError(f"ranks of several hosts cannot connect: {error}\n{hint}") from None
+
+
+def _first(store: Any, address: str, size: int, seconds: float) -> Lines:
+    lines, token = Lines(), os.urandom(TOKEN_BYTES // 2).hex()
+    deadline = time.monotonic() + seconds
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.create_server((address, 0), family=family, backlog=size) as door:
+            store.set("lines/place", f"{address} {door.getsockname()[1]} {token}")
+            while len(lines) < size - 1:
+                line = _visitor(door, deadline)
+                rank_and_process = _greeted(line, token)
+                if rank_and_process is None:
+                    line.close()  # Somebody else, who tries ports.
+                else:
+                    lines.add(line, *rank_and_process)
+    except BaseException:
+        lines.close()  # Those who are there shall not wait for the rest.
+        raise
+    return lines
+
+
+def _visitor(door: socket.socket, deadline: float) -> socket.socket:
+    """The next connection. Raises: TimeoutError."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    door.settimeout(left)
+    return door.accept()[0]
+
+
+def _greeted(line: socket.socket, token: str) -> tuple[int, int] | None:
+    """The rank that has connected, and its process id; None if it is none of the group."""
+    line.settimeout(GREETING_SECONDS)
+    try:
+        said = _received(line, TOKEN_BYTES + PROCESS.size)
+        if len(said) < TOKEN_BYTES + PROCESS.size or said[:TOKEN_BYTES] != token.encode():
+            return None
+        line.sendall(PROCESS.pack(0, os.getpid()))
+    except OSError:
+        return None
+    return PROCESS.unpack(said[TOKEN_BYTES:])
+
+
+def _other(place: bytes, rank: int, seconds: float) -> Lines:
+    address, port, token = place.decode().split()
+    line = socket.create_connection((address, int(port)), timeout=seconds)
+    try:
+        line.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
+        said = _received(line, PROCESS.size)
+        if len(said) < PROCESS.size:
+            raise PeerLostError("rank 0 of the group ended, or gave up, before all ranks were there")
+        lines = Lines()
+        lines.add(line, *PROCESS.unpack(said))
+    except BaseException:
+        line.close()
+        raise
+    return lines
+
+
+def _received(line: socket.socket, size: int) -> bytes:
+    """So many bytes, fewer if the connection ends before."""
+    found = b""
+    while len(found) < size and (more := line.recv(size - len(found))):
+        found += more
+    return found

@@ -1,0 +1,280 @@
+"""Dynamo asked about one call of a module: is it one graph of torch operations, and when does that graph hold?
+
+Dynamo's guards are the answer's second half: they name everything the graph depends on besides the tensors' elements
+(attributes, globals, shapes, types, training and grad mode, hooks), and can be checked in microseconds. Its graph is
+used for capture; its bytecode is not, so a call that changes Python objects is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpulaunch.records.record import record
+from cpulaunch.worker.tensors.aliasing import kept_object
+from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
+from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, take_apart
+
+
+class RefusedError(Exception):
+    """Why a call cannot be captured, in words for a person."""
+
+
+@record
+class Answer:
+    """One call as a graph: `graph(*placeholders)` gives a tuple of tensors.
+
+    `sources`: for each placeholder the index of the call's tensor it stands for, or the frozen tensor itself.
+    `results`: for each tensor of the call's result the index of the graph's output, or minus one minus the index of
+    the call's tensor that is returned as it is. `low`: any of them is bf16 or fp16. `code` keeps the guards alive.
+    """
+
+    graph: torch.fx.GraphModule
+    sources: tuple[int | Tensor, ...]
+    spec: Spec
+    results: tuple[int, ...]
+    low: bool
+    guards: Any
+    code: types.CodeType
+
+
+def _template(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return module(*args, **kwargs)
+
+
+def ask(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    inputs: list[Tensor],
+    frozen: list[Tensor],
+    eager: object,
+) -> Answer:
+    """The call as a graph with its guards.
+
+    `inputs`: the tensors among the arguments; `frozen`: those that may become constants; `eager`: the call's result.
+    Raises: RefusedError.
+    """
+    if any(map(_skips_padding, module.modules())):
+        raise RefusedError("its TransformerEncoder leaves out what is padding, which no graph of it does")
+    recorder = _Recorder(inputs + frozen)
+    # A code object of its own: Dynamo keeps guards, and counts recompilations, by code object.
+    function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
+    with warnings.catch_warnings(), _dynamo_settings(), _quiet():
+        warnings.simplefilter("ignore")
+        try:
+            result = _compiled(function, recorder)(module, args, kwargs)
+            kept = kept_object(eager, result)
+            if kept:
+                raise RefusedError(f"it returns {kept}")
+            return _answer(recorder, result, function.__code__, inputs=inputs, frozen=frozen)
+        finally:
+            recorder.forget()
+
+
+def _skips_padding(part: nn.Module) -> bool:
+    """Whether this is torch's encoder with nested tensors: it gives zeros at padded positions, but not in Dynamo.
+
+    Source: torch/nn/modules/transformer.py, TransformerEncoder.forward.
+    """
+    return isinstance(part, nn.TransformerEncoder) and bool(getattr(part, "use_nested_tensor", False))
+
+
+def _answer(
+    recorder: _Recorder, result: object, code: types.CodeType, *, inputs: list[Tensor], frozen: list[Tensor]
+) -> Answer:
+    if recorder.graph is None or recorder.outputs is None:
+        raise RefusedError("it computes nothing with tensors")
+    spec, results, tensors = _match_results(result, recorder.outputs, inputs)
+    return Answer(
+        graph=recorder.graph,
+        sources=_match_sources(recorder, inputs, frozen),
+        spec=spec,
+        results=results,
+        low=any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors),
+        guards=_guards(code),
+        code=code,
+    )
+
+
+class _Recorder:
+    """A Dynamo backend that keeps the graph and what goes in and out of its first run.
+
+    `foreign`: tensors the graph must not write to. Dynamo keeps every backend for as long as the process lives.
+    """
+
+    def __init__(self, foreign: list[Tensor]) -> None:
+        self._foreign = foreign
+        self.graph: torch.fx.GraphModule | None = None
+        self.arguments: tuple[Any, ...] = ()
+        self.outputs: tuple[Any, ...] | None = None
+
+    def __call__(self, graph: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
+        effects = _side_effects()
+        if effects:  # Refused here, because the bytecode that Dynamo made would change them once more.
+            raise RefusedError(f"it changes {effects}")
+        self.graph = graph
+
+        def run(*arguments: Any) -> tuple[Any, ...]:
+            self.arguments = arguments
+            try:
+                with OwnResultsOnly(self._foreign):
+                    outputs = self.outputs = tuple(self.graph(*arguments)) if self.graph is not None else ()
+            except WrittenError as error:
+                raise RefusedError(f"it changes an argument or its own tensors in place ({error})") from None
+            return outputs
+
+        return run
+
+    def forget(self) -> None:
+        """Effect: the graph and its tensors can be freed."""
+        self.graph, self.outputs, self.arguments, self._foreign = None, None, (), []
+
+
+def _compiled(function: Callable[..., Any], recorder: _Recorder) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, backend=recorder, fullgraph=True, dynamic=False)
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return compiled(*arguments)
+        except Exception as error:  # noqa: BLE001  Dynamo raises what it likes; the program must not see it.
+            raise _refused(error) from None
+
+    return call
+
+
+def _refused(error: BaseException | None) -> RefusedError:
+    """The refusal that an exception of Dynamo's wraps or is."""
+    outer = error
+    while error is not None:
+        if isinstance(error, RefusedError):
+            return error
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return RefusedError(f"Dynamo: {_first_words(outer)}")
+
+
+def _first_words(error: BaseException | None) -> str:
+    """The gist of one of Dynamo's many-line messages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = lines[0] if lines else type(error).__name__
+    explanation = next((line for line in lines if line.startswith("Explanation:")), "")
+    return " ".join(f"{words} {explanation.removeprefix('Explanation:').strip()}".split())[:300]
+
+
+def _dynamo_settings() -> Any:
+    """A context in which hooks are guarded too, and nothing is decided by earlier compilations."""
+    import torch._dynamo.config as config
+
+    return config.patch(skip_nnmodule_hook_guards=False, automatic_dynamic_shapes=False, suppress_errors=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Effect: what Dynamo cannot do is the refusal's reason, and not a trace of calls on the program's stderr."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
+def _side_effects() -> str:
+    """What existing Python objects the traced call changes; empty if none.
+
+    Source: torch/_dynamo/side_effects.py: what the call itself makes is "new" and of no concern.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+
+    effects = InstructionTranslator.current_tx().output.side_effects
+    if effects.tensor_hooks:
+        return "tensor hooks"
+    changed = [
+        item
+        for item in effects.id_to_variable.values()
+        if not isinstance(item.mutation_type, AttributeMutationNew | ValueMutationNew)
+        and effects.is_modified(item)
+        and not _is_restored(item, effects)
+    ]
+    return ", ".join(sorted({_name(item) for item in changed}))
+
+
+def _is_restored(item: Any, effects: Any) -> bool:
+    """Whether all that is stored in the object is what it holds already, as by code that sets a flag and resets it."""
+    stored = effects.store_attr_mutations.get(item)
+    value = getattr(item, "value", None)
+    base = getattr(item, "is_base_vt_modified", None)
+    if not stored or value is None or (base is not None and base(effects)):
+        return False
+    return all(
+        new.is_python_constant() and _same(vars(value).get(name, stored), new.as_python_constant())
+        for name, new in stored.items()
+    )
+
+
+def _same(old: object, new: object) -> bool:
+    return old is new or (type(old) is type(new) and isinstance(old, int | str | float | bool) and old == new)
+
+
+def _name(item: Any) -> str:
+    source = getattr(item, "source", None)
+    try:
+        name = source.name  # type: ignore[union-attr]
+        return str(name() if callable(name) else name)
+    except AttributeError:
+        return "an object"
+
+
+def _guards(code: types.CodeType) -> Any:
+    """Dynamo's guards for the call. Raises: RefusedError if it kept none."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    entries = _debug_get_cache_entry_list(code)
+    if len(entries) != 1:
+        raise RefusedError("Dynamo is switched off" if not entries else "Dynamo needed several graphs")
+    return entries[0].guard_manager
+
+
+def _match_sources(recorder: _Recorder, inputs: list[Tensor], frozen: list[Tensor]) -> tuple[int | Tensor, ...]:
+    position = {id(tensor): index for index, tensor in reversed(list(enumerate(inputs)))}
+    constant = {id(tensor) for tensor in frozen}
+    sources: list[int | Tensor] = []
+    for argument in recorder.arguments:
+        if id(argument) in position:
+            sources.append(position[id(argument)])
+        elif id(argument) in constant:
+            sources.append(argument.detach())
+        else:
+            what = "a tensor" if isinstance(argument, Tensor) else f"a value of type {type(argument).__name__}"
+            raise RefusedError(f"it reads {what} that is neither an argument nor the module's own")
+    if not any(isinstance(source, int) for source in sources):
+        raise RefusedError("its result does not depend on a tensor argument")
+    return tuple(sources)
+
+
+def _match_results(
+    result: object, outputs: tuple[Any, ...], inputs: list[Tensor]
+) -> tuple[Spec, tuple[int, ...], tuple[Tensor, ...]]:
+    tensors: list[Tensor] = []
+    try:
+        spec = take_apart(result, tensors)
+    except UnknownStructureError as error:
+        raise RefusedError(f"it returns {error}") from None
+    made = {id(tensor): index for index, tensor in enumerate(outputs)}
+    given = {id(tensor): -1 - index for index, tensor in enumerate(inputs)}
+    places = []
+    for tensor in tensors:
+        place = made.get(id(tensor), given.get(id(tensor)))
+        if place is None:
+            raise RefusedError("it returns a tensor that it did not compute")
+        places.append(place)
+    return spec, tuple(places), tuple(tensors)

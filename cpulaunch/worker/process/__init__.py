@@ -1,0 +1,1 @@
+"""The worker's threads, CPU masks and child processes."""

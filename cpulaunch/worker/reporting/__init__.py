@@ -1,0 +1,1 @@
+"""What a worker reports to its launch: events, degraded settings, its end."""

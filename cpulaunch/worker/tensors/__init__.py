@@ -1,0 +1,1 @@
+"""Facts about tensors that captured graphs rely on: structure, versions, aliasing, mutation, equality."""

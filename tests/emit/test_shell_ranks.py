@@ -1,0 +1,131 @@
+"""`--emit sh` of a job, run by a real sh without any tool that binds."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.emit.shell import plan_script
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.request import Program
+from tests.plan.machines import machine, plan
+
+HOST = machine(cores=4)
+TELL = """
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+sys.stdout.write(json.dumps({name: os.environ[name] for name in names}) + "\\n")
+"""
+
+
+def script(flags: str, code: str) -> str:
+    program = Program(kind="command", target=sys.executable, args=("-c", code))
+    # The script looks for a free port with the Python of its PATH: a command brings none of its own.
+    return plan_script(plan(HOST, f"--binder none {flags}", program=program))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH with python3 and the few programs that every system has, none of which binds."""
+    (tmp_path / "python3").symlink_to(sys.executable)
+    for name in ("env", "mktemp", "mkfifo", "rm"):
+        program = shutil.which(name)
+        assert program is not None
+        (tmp_path / name).symlink_to(program)
+    return str(tmp_path)
+
+
+def run(text: str, path: str, shell: str = "/bin/sh", **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [shell, "-c", text],
+        env={"PATH": path, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
+    assert done.returncode == 0, done.stderr
+    return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["RANK"])
+
+
+def test_all_ranks_start_with_their_variables_and_one_free_port(path: str) -> None:
+    first, second = told(run(script("--nproc-per-node 2", TELL), path, RANK="9", MASTER_PORT="1"))
+    assert (first["RANK"], second["RANK"]) == ("0", "1")
+    assert (first["WORLD_SIZE"], second["LOCAL_RANK"]) == ("2", "1")
+    assert first["MASTER_PORT"] == second["MASTER_PORT"]
+    assert 1024 < int(first["MASTER_PORT"]) < 65536
+    assert first["TORCHELASTIC_RUN_ID"] == second["TORCHELASTIC_RUN_ID"]
+
+
+def test_a_port_and_a_name_asked_for_are_kept(path: str) -> None:
+    (only,) = told(run(script("--master-port 4321 --rdzv-id it's", TELL), path))
+    assert (only["MASTER_PORT"], only["TORCHELASTIC_RUN_ID"]) == ("4321", "it's")
+
+
+def test_the_first_rank_to_fail_ends_the_others_and_decides(path: str) -> None:
+    code = "import os, signal, sys; sys.exit(5) if os.environ['RANK'] == '1' else signal.pause()"
+    assert run(script("--nproc-per-node 3", code), path).returncode == 5
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_rank_that_fails_while_the_others_start_ends_them_too(path: str, tmp_path: Path, shell: str) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"no {shell} here")
+    (tmp_path / "tmp").mkdir()
+    fail = Program(kind="command", target="/bin/sh", args=("-c", '[ "$RANK" = 1 ] && exit 3; exec "$0" 600', SLEEP))
+    text = plan_script(plan(HOST, "--binder none --nproc-per-node 4 --master-port 4321", program=fail))
+    for _ in range(20):  # What may come in between comes once in ten times.
+        assert run(text, path, program, TMPDIR=str(tmp_path / "tmp")).returncode == 3
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+SLEEP = shutil.which("sleep") or "sleep"
+
+
+def ready(text: str, path: str) -> "subprocess.Popen[str]":
+    """The script, with both of its ranks running."""
+    process = subprocess.Popen(["/bin/sh", "-c", text], env={"PATH": path}, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "ready\n"]
+    return process
+
+
+WAITING = "import signal; print('ready', flush=True); signal.pause()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_all_ranks(path: str, number: signal.Signals) -> None:
+    with ready(script("--nproc-per-node 2", WAITING), path) as process:
+        os.kill(process.pid, number)
+        assert process.communicate(timeout=60)[0] == ""
+        assert process.returncode == 128 + number
+
+
+def test_ranks_end_with_a_script_that_is_killed(path: str) -> None:
+    with ready(script("--nproc-per-node 2", WAITING), path) as process:
+        process.kill()
+        assert process.communicate(timeout=60)[0] == ""  # Nobody is left who could write.
+
+
+def test_a_script_names_what_it_leaves_out() -> None:
+    text = script("--nproc-per-node 2 --report r.json --log-dir logs --max-restarts 2 --redirects 1", "pass")
+    (line,) = [line for line in text.splitlines() if line.startswith("# Not in this script")]
+    for flag in ("--report", "--log-dir", "--max-restarts", "--redirects"):
+        assert flag in line
+    assert "Not in this script" not in script("--nproc-per-node 2", "pass")
+    instances = plan(HOST, "--instances 2 --log-dir d", program=Program(kind="command", target="x"))
+    assert "# Not in this script: --log-dir" in plan_script(instances)
+
+
+def test_several_hosts_are_no_script() -> None:
+    with pytest.raises(UsageError, match="one host"):
+        script("--nnodes 2 --master-addr a", "pass")

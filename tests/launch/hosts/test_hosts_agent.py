@@ -1,0 +1,80 @@
+"""The agent's life on one host: nothing outlives whichever process is killed, and its ranks are the planned ones."""
+
+import os
+import signal
+
+import pytest
+from two_hosts import HERE, Local, eventually
+
+from cpulaunch.launch.process.processes import children_of
+from tests.launch.ranks.jobs import free_port
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+WAIT = HERE / "waiting_rank.py"
+JOB = ["--nnodes", "1:2", "--nproc-per-node", 2, "--rdzv-backend", "c10d"]
+CONF = ["--rdzv-conf", "last_call_timeout=1", "--grace", 10]
+
+
+@pytest.fixture
+def host(tmp_path):
+    host = Local(tmp_path)
+    yield host
+    host.close()
+
+
+def endpoint():
+    """A port that is free and stays so, unless another test draws the same one."""
+    return ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+
+
+def family(run):
+    """The pids of guard, supervisor, agent and ranks, once both ranks run."""
+    eventually(lambda: len(run.reports) == 2, f"two ranks: {run.err}")
+    (supervisor,) = children_of(run.process.pid)
+    (agent,) = children_of(supervisor)
+    return {"guard": run.process.pid, "supervisor": supervisor, "agent": agent, "rank": run.reports[0]["pid"]}
+
+
+@pytest.mark.parametrize(("victim", "code"), [("guard", -9), ("supervisor", 137), ("agent", 125), ("rank", 137)])
+def test_nothing_outlives_a_kill_of_any_process(host, victim, code):
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, WAIT)
+    os.kill(family(run)[victim], signal.SIGKILL)
+    assert run.wait() == code, run.err
+    run.gone()
+    if victim in ("agent", "rank"):  # The others have nobody left who could tell.
+        assert "SIGKILL" in run.err
+    assert not list(host.dir.glob("cpulaunch-*"))
+
+
+def test_signals_reach_the_ranks_and_sigterm_ends_them(host):
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, WAIT)
+    family(run)
+    run.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: len(run.reports) == 4, "a signal in each rank")
+    assert sorted(each["signal"] for each in run.reports if "signal" in each) == ["0", "1"]
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143
+    run.gone()
+    assert {each.get("shared_store") for each in run.reports} == {None}
+
+
+def test_ranks_get_their_own_arguments_and_cpus_by_their_real_local_rank(host):
+    program = ["--run-path", WAIT, "a b", "$HOME", "${local_rank}"]
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--virtual-local-rank", *program)
+    assert run.wait() == 0, run.err
+    assert {report["local_rank"] for report in run.reports} == {"0"}
+    assert sorted(report["argv"][2] for report in run.reports) == ["0", "1"]
+    assert {tuple(report["argv"][:2]) for report in run.reports} == {("a b", "$HOME")}
+    assert {report["main"] for report in run.reports} == {"__main__"}
+    assert len({tuple(report["cpus"]) for report in run.reports}) == min(2, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(("program", "code"), [("import torch", 0), ("pass", 125)], ids=["torch", "no-torch"])
+def test_strict_notices_ranks_in_which_nothing_carries_out_the_settings(host, tmp_path, program, code):
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    # One rank: two would share the core of a small host, which --strict refuses.
+    job = ["--nnodes", "1:2", "--nproc-per-node", 1, "--rdzv-backend", "c10d"]
+    run = host.cpulaunch(*job, *endpoint(), *CONF, "--strict", "--flush-denormal", "--binder", "none", script)
+    assert (run.wait(), "--flush-denormal" in run.err) == (code, code == 125), run.err

@@ -1,0 +1,289 @@
+"""The parts that several hosts need and that need no second host."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.launch.hosts import shim
+from cpulaunch.launch.hosts.agent.config import check_event_handler, later_values, make_logs_specs
+from cpulaunch.launch.hosts.agent.files import orders_file, rank_file
+from cpulaunch.launch.hosts.agent.reachability import is_here, wait_until_reachable
+from cpulaunch.launch.hosts.agent.rendezvous import Meeting, meet
+from cpulaunch.launch.hosts.result import read_report
+from cpulaunch.launch.process.bind import Binding
+from cpulaunch.launch.process.exec_spec import Start
+from cpulaunch.records.endpoint import split_endpoint, with_brackets
+from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
+from cpulaunch.system.routes import route_to
+
+SHIM = Path(shim.__file__)
+AGENT = SHIM.with_name("agent") / "main.py"
+ROOT = SHIM.parents[3]
+NO_NAME = ".".join(["no-such-host"] * 30)
+"""Too long for a name (RFC 1035: 255 bytes), so no name service is asked, which may take its time to answer."""
+NOBODY_ASKED = {
+    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    "duplicate_stdout_filters": [],
+    "duplicate_stderr_filters": [],
+    "virtual_local_rank": False,
+    "shutdown_timeout": 30,
+    "event_log_handler": "null",
+    "log_line_prefix_template": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "parts"),
+    [
+        ("node0:29400", ("node0", 29400)),
+        ("node0", ("node0", 7)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+        ("[fe80::1]:29400", ("fe80::1", 29400)),
+        ("[fe80::1]", ("fe80::1", 7)),
+        ("fe80::1", ("fe80::1", 7)),
+        ("fe80::1:29400", ("fe80::1", 29400)),
+        ("", ("localhost", 7)),
+        (":29400", ("localhost", 29400)),
+    ],
+)
+def test_an_endpoint_is_a_host_and_a_port(endpoint, parts):
+    assert split_endpoint(endpoint, default_port=7) == parts
+
+
+@pytest.mark.parametrize("endpoint", ["::1", "fe80::1", "fe80::1:29400", "[::1]:29400", "node0:1", "node0", ""])
+@pytest.mark.torch
+def test_torch_reads_an_endpoint_as_it_is_read_here(endpoint):
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    assert parse_rendezvous_endpoint(with_brackets(endpoint), 7) == split_endpoint(endpoint, default_port=7)
+
+
+@pytest.mark.parametrize("endpoint", ["node0:", "node0:http", "node0:65536", "node0:-1"])
+def test_a_port_that_is_none_is_a_usage_error(endpoint):
+    with pytest.raises(UsageError, match="no such port"):
+        split_endpoint(endpoint, default_port=7)
+
+
+def route(endpoint, said=None):
+    return route_to(endpoint, source="--rdzv-endpoint", patience_seconds=0, say=(said or []).append)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:29400", "127.0.0.1:29400"])
+def test_the_way_to_this_host_itself_is_loopback(endpoint):
+    assert route(endpoint).interface == "lo"
+
+
+def test_a_name_that_does_not_resolve_is_named_with_its_option():
+    with pytest.raises(ProbeError) as error:
+        route("no-such-host.invalid:29400")
+    assert str(error.value).startswith("error: host name does not resolve: no-such-host.invalid (--rdzv-endpoint; ")
+
+
+def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told_once():
+    said = []
+    with pytest.raises(ProbeError):
+        route_to(NO_NAME, source="--master-addr", patience_seconds=0.6, say=said.append)
+    assert said == [f"waiting for the host name {NO_NAME} to resolve (at most 0.6 s)"]
+
+
+@pytest.mark.parametrize(("host", "here"), [("localhost", True), ("127.0.0.3", True), ("192.0.2.1", False)])
+def test_a_host_knows_its_own_addresses(host, here):
+    assert is_here(host) is here
+
+
+def test_a_host_knows_its_own_name():
+    assert is_here(socket.gethostname())
+
+
+def test_what_listens_is_reached_and_what_does_not_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        wait_until_reachable("127.0.0.1", port, patience_seconds=5, say=print)
+    with pytest.raises(LaunchError, match="cannot be reached") as error:
+        wait_until_reachable("127.0.0.1", port, patience_seconds=0, say=print)
+    assert f"127.0.0.1:{port} (Connection refused" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "conf", "join", "reach"),
+    [
+        ("static", {}, 900, 900),
+        ("static", {"timeout": "5"}, 5, 5),
+        ("static", {"join_timeout": "5", "timeout": "9"}, 5, 5),
+        ("c10d", {}, 600, 600),
+        ("c10d", {"join_timeout": "7"}, 7, 7),
+        ("c10d", {"join_timeout": "7", "read_timeout": "3"}, 7, 3),
+        ("c10d", {"join_timeout": "soon"}, 600, 600),
+    ],
+)
+def test_how_long_hosts_wait_follows_the_rendezvous_settings(backend, conf, join, reach):
+    job = {"backend": backend, "run_id": "none", "host_rank": 0, "hosts": [2, 2], "conf": conf, "endpoint": "a:1"}
+    meeting = Meeting(job)
+    assert (meeting.join_seconds, meeting.reach_seconds) == (join, reach)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("different", "said"),
+    [
+        ({"hosts": [3, 3]}, "the hosts disagree on --nnodes"),
+        ({"run_id": "other"}, "the hosts disagree on --rdzv-id"),
+        ({"host_rank": 0}, "two hosts have the same number"),
+        ({}, None),
+    ],
+    ids=["nnodes", "rdzv-id", "node-rank", "alike"],
+)
+def test_hosts_of_a_static_job_agree_or_all_hear_why_not(different, said):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    conf = {"join_timeout": "60"}
+    job = {"backend": "static", "run_id": "one", "host_rank": 0, "hosts": [2, 2], "conf": conf, "endpoint": endpoint}
+    jobs = [job, job | {"host_rank": 1} | different]
+    with ThreadPoolExecutor(2) as hosts:
+        came = [hosts.submit(meet, Meeting(each)) for each in jobs]
+        errors = [str(each.exception(timeout=60) or "") for each in came]
+    assert [(said or "nothing") in error for error in errors] == [said is not None] * 2, errors
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "passed"),
+    [
+        ({}, {"shutdown_timeout"}, {"shutdown_timeout": 30}),
+        ({}, {}, {}),  # What nobody asked for is not missed.
+        ({"shutdown_timeout": 0}, {"shutdown_timeout"}, {"shutdown_timeout": 0}),
+        ({"virtual_local_rank": True}, {"virtual_local_rank"}, {"virtual_local_rank": True}),
+        ({"duplicate_stdout_filters": ["x"]}, {"duplicate_stdout_filters"}, {"duplicate_stdout_filters": ["x"]}),
+        ({"event_log_handler": "console"}, {"event_log_handler"}, {"event_log_handler": "console"}),
+    ],
+)
+def test_a_torch_gets_the_fields_it_has(asked, known, passed):
+    assert later_values(NOBODY_ASKED | asked, frozenset(known), version="2.5.0") == passed
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        ({"virtual_local_rank": True}, "--virtual-local-rank"),
+        ({"signals_to_handle": "SIGTERM"}, "--signals-to-handle"),
+        ({"duplicate_stderr_filters": ["x"]}, "--duplicate-stderr-filters"),
+    ],
+)
+def test_an_option_that_a_torch_has_not_is_named_with_its_version(asked, option):
+    with pytest.raises(UsageError) as error:
+        later_values(NOBODY_ASKED | asked, frozenset({"shutdown_timeout"}), version="2.5.0")
+    assert str(error.value).startswith(
+        f"error: this torch's elastic agent does not know an option: {option} (torch 2.5.0)"
+    )
+
+
+def become(tmp_path, argv, *, changes=(), cpus=(), environ=None, agent=None):
+    """What the shim made of a rank with these orders."""
+    start = Start(worker=0, path=argv[0], argv=tuple(argv), environ={}, binding=Binding(cpus=frozenset(cpus)))
+    Path(rank_file(str(tmp_path), 0)).write_text(json.dumps(shim.rank_orders(start, changes, {})))
+    command = [sys.executable, "-I", "-S", str(SHIM), str(tmp_path), "0", str(agent or os.getpid())]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, timeout=60)
+
+
+def test_the_shim_binds_changes_the_environment_and_becomes_the_rank(tmp_path):
+    cpu = max(os.sched_getaffinity(0))
+    code = (
+        "import os, signal; print(sorted(os.sched_getaffinity(0)), os.environ.get('A'), os.environ.get('B'), "
+        "os.environ['LOCAL_RANK'], signal.getsignal(signal.SIGPIPE).name)"
+    )
+    done = become(
+        tmp_path,
+        [sys.executable, "-c", code],
+        changes=[("A", "1"), ("B", None)],
+        cpus={cpu},
+        environ={"B": "2", "LOCAL_RANK": "0"},
+    )
+    assert (done.stdout, done.stderr) == (f"[{cpu}] 1 None 0 SIG_IGN\n", "")
+
+
+@pytest.mark.parametrize("safe", ["", "1"], ids=["", "safe-path"])
+def test_the_agent_finds_torch_on_the_users_path(tmp_path, safe):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "torch.py").write_text("raise ImportError('theirs')\n")
+    job = {"backend": "c10d", "run_id": "x", "host_rank": 0, "hosts": [1, 1], "conf": {}, "endpoint": "localhost:0"}
+    Path(orders_file(str(tmp_path))).write_text(json.dumps({"job": job}))
+    env = os.environ | {"PYTHONPATH": str(theirs), "PYTHONSAFEPATH": safe}
+    done = subprocess.run([sys.executable, str(AGENT), str(tmp_path)], env=env, check=False, timeout=60)
+    assert done.returncode == 125
+    assert read_report(str(tmp_path))["error"][2] == "theirs"
+
+
+def launched(tmp_path, before, *job):
+    """How a launch ended that ran `before` in its own process first, once nobody has its output open any more."""
+    (tmp_path / "script.py").touch()
+    code = f"import os, resource, runpy, sys\n{before}\nrunpy.run_module('cpulaunch', run_name='__main__')"
+    command = [sys.executable, "-c", code, "--nnodes", "2", *job, str(tmp_path / "script.py")]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+
+
+def test_files_that_cannot_be_made_are_one_error_and_leave_no_directory(tmp_path):
+    nothing_fits = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    done = launched(tmp_path, nothing_fits, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:1")
+    assert done.returncode == 125
+    assert done.stderr.startswith(f"error: the files of this run cannot be written: {tmp_path}")
+    assert done.stderr.count("\n") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_a_launcher_that_is_killed_as_soon_as_its_directory_exists_leaves_none(tmp_path):
+    killed_after_mkdir = """
+launcher, made = os.getpid(), []
+def hook(event, arguments):
+    if made and made.pop():
+        os.kill(launcher, 9)
+    if event == "os.mkdir":
+        made.append(True)
+sys.addaudithook(hook)"""
+    done = launched(tmp_path, killed_after_mkdir, "--node-rank", "1", "--master-addr", "127.0.0.1")
+    assert done.returncode == -9
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_logs_that_no_rank_wrote_leave_no_directory(tmp_path):
+    unreachable = ["--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", "1"]
+    done = launched(tmp_path, "", *unreachable, "--rdzv-conf", "join_timeout=0", "-t", "3")
+    assert (done.returncode, "cannot be reached" in done.stderr) == (125, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_the_shim_leaves_no_ignored_signal_to_a_program_that_is_not_python(tmp_path):
+    done = become(tmp_path, ["/bin/sh", "-c", "grep SigIgn /proc/self/status"])
+    ignored = int(done.stdout.split()[1], 16)
+    assert not ignored & (1 << 12)  # SIGPIPE is 13.
+
+
+@pytest.mark.parametrize(("name", "mode", "code"), [("absent", None, 127), ("plain", 0o644, 126), ("text", 0o755, 126)])
+def test_a_program_that_cannot_be_executed_any_more_is_one_error(tmp_path, name, mode, code):
+    program = tmp_path / name
+    if mode is not None:
+        program.write_text("neither a program nor a script\n")
+        program.chmod(mode)
+    done = become(tmp_path, [str(program)])
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 2
+
+
+def test_a_shim_whose_agent_is_gone_does_not_become_a_rank(tmp_path):
+    done = become(tmp_path, ["/bin/echo", "alive"], agent=1)
+    assert (done.returncode, done.stdout) == (-9, "")
+
+
+@pytest.mark.torch
+def test_plugins_that_nobody_installed_are_named_with_their_option():
+    with pytest.raises(UsageError, match="no such handler of events"):
+        check_event_handler("nosuch")
+    with pytest.raises(UsageError, match="no such log specification"):
+        make_logs_specs({"specs": "nosuch"})

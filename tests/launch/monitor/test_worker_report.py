@@ -1,0 +1,125 @@
+"""Events -> what a worker told: whose word counts, and what counts for nothing."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpulaunch.launch.monitor.watch import Seen
+from cpulaunch.launch.monitor.worker_report import Told, read_told
+from cpulaunch.launch.supervision.report import report
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
+from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
+
+
+def told(*events):
+    return read_told([json.dumps(event) + "\n" for event in events])
+
+
+def event(kind, pid=10, **facts):
+    return {"event": kind, "pid": pid, **facts}
+
+
+def applied(setting, detail, pid=10):
+    return event("applied", pid, setting=setting, detail=detail)
+
+
+def degraded(setting, reason, pid=10):
+    return event("degraded", pid, setting=setting, reason=reason)
+
+
+def test_nothing_told_is_nothing_loaded():
+    assert read_told([]) == Told()
+
+
+def test_a_figure_is_no_plugin():
+    figures = told(event("metric", name="a", value=1))
+    assert figures.main is None
+    assert figures.metrics == {"a": 1.0}
+
+
+ON, OFF = {"state": "applied", "detail": "on"}, {"state": "degraded", "detail": "off"}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([applied("graph", "on")], ON),
+        ([degraded("graph", "off")], OFF),
+        ([applied("graph", "on"), degraded("graph", "off")], OFF),
+        ([applied("graph", "on"), degraded("graph", "off", pid=11)], ON),
+        ([applied("threads", "2"), degraded("graph", "off", pid=11), applied("graph", "on")], ON),
+        ([applied("threads", "2"), applied("graph", "on", pid=11), degraded("graph", "off", pid=12)], OFF),
+    ],
+    ids=["applied", "degraded", "its last word", "not its child's", "nor before it", "children without it"],
+)
+def test_the_main_process_has_the_last_word_on_a_setting(events, expected):
+    assert told(*events).settings["graph"] == expected
+
+
+def test_the_last_figure_of_each_name_counts_whoever_told_it():
+    figures = [("a", 1, 10), ("b", 5, 10), ("a", 2, 11), ("a", 3, 10)]
+    assert told(*(event("metric", pid, name=n, value=v) for n, v, pid in figures)).metrics == {"a": 3.0, "b": 5.0}
+
+
+def test_modules_and_warnings_are_listed_once():
+    captured = event("captured", module="net", signature="f32[1]", engine="onednn", seconds=0.5, error=0.0)
+    again = {**captured, "pid": 11}
+    eager = event("eager", module="net", reason="hooks")
+    result = told(captured, again, eager, eager, event("warning", text="w"), event("warning", text="w"))
+    assert result.captured == ({k: v for k, v in captured.items() if k not in ("event", "pid")},)
+    assert result.eager == ({"module": "net", "reason": "hooks"},)
+    assert result.warnings == ("w",)
+
+
+def test_each_process_last_says_how_it_lives():
+    result = told(event("live", 10, rss_bytes=1), event("live", 11, rss_bytes=2), event("live", 10, rss_bytes=3))
+    assert result.live == {10: {"pid": 10, "rss_bytes": 3}, 11: {"pid": 11, "rss_bytes": 2}}
+    assert result.main == 10
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "\n",
+        "{",
+        '{"event": "metric", "pid": 1, "na',
+        "[]",
+        "3",
+        '{"event": "warning"}',
+        '{"event": 3, "pid": 1}',
+        '{"pid": 1}',
+        '{"event": "metric", "pid": 1, "name": "a", "value": "3"}',
+        '{"event": "metric", "pid": 1, "name": 3, "value": 3}',
+        '{"event": "metric", "pid": 1, "name": "a", "value": NaN}',
+        '{"event": "metric", "pid": 1, "name": "a", "value": true}',
+    ],
+)
+def test_malformed_lines_count_for_nothing(line):
+    assert read_told([line]) == Told()
+
+
+values = st.sampled_from([None, True, 3, 1.5, "", "0-1", [], ["x"], [{"cpus": "x"}], [{"cpus": 3}], {}, {"a": 1}])
+NAMES = ("pid", "setting", "detail", "reason", "name", "value", "text", "threads", "peak_memory_bytes", "frozen_bytes")
+KINDS = ("applied", "degraded", "captured", "eager", "metric", "warning", "live")
+odd_events = st.builds(
+    lambda kind, facts: {"event": kind, "pid": 1} | facts,
+    st.sampled_from(KINDS),
+    st.dictionaries(st.sampled_from(NAMES), values, max_size=4),
+)
+
+
+@given(st.lists(odd_events, max_size=4))
+def test_no_event_breaks_the_report(events):
+    worker = WorkerPlan(
+        index=0, cpus=frozenset({0}), numa_nodes=frozenset(), mempolicy="none", threads=1, env=(), argv=("python",)
+    )
+    plan = LaunchPlan(
+        mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(), launch=LaunchOptions()
+    )
+    seen = Seen(wall_seconds=1, told=told(*events))
+    ended = WorkerResult(index=0, pid=1, exit_code=0, signal=None, seen=seen)
+    result = LaunchResult(exit_code=0, host="here", workers=(ended,))
+    json.dumps(report(plan, result, version="1", plan_json={}), allow_nan=False)

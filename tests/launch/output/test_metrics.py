@@ -1,0 +1,124 @@
+"""--metric: a pattern's name, the last number in the output, sums, and how they are written."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpulaunch.launch.output.metrics import LINE_BYTES, Figure, LineReader, metric_line, metric_name, short, totals
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        (r"samples/s: ([0-9.]+)", "samples/s"),
+        (r"throughput:\s*([\d.]+)", "throughput"),
+        (r"^\s*Throughput \(samples/s\)\s*=\s*(\d+)", "Throughput (samples/s)"),
+        (r".*tokens/s: (\S+)", "tokens/s"),
+        (r"([0-9.]+)\s*images/s", "images/s"),
+        (r"(\d+(?:\.\d+)?) it/s$", "it/s"),
+        (r"(?P<speed>\d+) it/s", "it/s"),
+        (r"samples\.per\.s (\d+)", "samples.per.s"),
+        (r"loss \[(\d+)\]", "loss"),
+        (r"(\d+)", "metric"),
+        (r"(?:a|b) (\d+)", "metric"),
+        (r"a|b (\d+)", "metric"),
+        (r"[(]x (\d+)", "metric"),
+    ],
+)
+def test_a_figure_is_named_by_the_plain_text_beside_its_group(pattern, name):
+    assert metric_name(pattern) == name
+
+
+def figure(pattern, *chunks):
+    found = Figure(pattern)
+    reader = LineReader(found)
+    for chunk in chunks:
+        reader.feed(chunk)
+    reader.finish()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chunks", "value"),
+    [
+        ([], None),
+        ([b"x 1\n"], 1),
+        ([b"x 1\nx 2\ny 3\n"], 2),
+        ([b"x 1 x 2\n"], 2),
+        ([b"x", b" ", b"1", b"5\n"], 15),
+        ([b"x 1"], 1),
+        ([b"x 1\n", b"x 2"], 2),
+        ([b"x 1\rx 2\r"], 2),
+        ([b"x 1\r\n"], 1),
+        ([b"x 1\nx nothing\n"], 1),
+        ([b"x nan\nx inf\n"], None),
+        ([b"x -1.5e3\n"], -1500),
+        ([b"\xff\xfe x 7 \xff\n"], 7),
+        ([b"." * (3 * LINE_BYTES), b" x 1\n"], 1),
+    ],
+)
+def test_the_last_number_counts(chunks, value):
+    assert figure(r"x (\S+)", *chunks).value == value
+
+
+def test_text_that_is_no_number_is_remembered():
+    found = figure(r"x (\S+)", b"x n/a\n")
+    assert (found.value, found.refused) == (None, "n/a")
+
+
+def test_a_long_line_takes_no_more_memory_than_its_end():
+    reader = LineReader(Figure("x (y)"))
+    for _ in range(100):
+        reader.feed(b"." * LINE_BYTES)
+    assert len(reader._rest) <= LINE_BYTES
+
+
+def test_a_pattern_that_needs_a_whole_line_has_one():
+    assert figure(r"^x (\d+)$", b"ax 1\nx 2\nx 3b\n").value == 2
+
+
+def test_an_optional_group_that_held_nothing_is_no_number():
+    assert figure(r"x(\d+)?", b"x\n").value is None
+
+
+@given(st.lists(st.sampled_from([b"x 1", b"x 22", b"\n", b"\r", b" x", b" 3", b"y"]), max_size=12), st.integers(1, 7))
+def test_how_the_output_is_cut_changes_nothing(parts, size):
+    output = b"".join(parts)
+    cut = [output[at : at + size] for at in range(0, len(output), size)]
+    assert figure(r"x (\d+)", *cut).value == figure(r"x (\d+)", output).value
+
+
+def test_sums_are_over_the_workers_that_have_a_figure():
+    assert totals([{"a": 18.9}, {}, {"a": 18.6, "b": 1.0}]) == {
+        "a": (37.5, (18.9, None, 18.6)),
+        "b": (1.0, (None, None, 1.0)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([18.9, 18.6], "a: 37.5 (18.9 + 18.6)"),
+        ([18.9], "a: 18.9"),
+        ([None, 18.9], "a: 18.9"),
+        ([1.0] * 8, "a: 8 (1 + 1 + 1 + 1 + 1 + 1 + 1 + 1)"),
+        ([float(n) for n in range(1, 10)], "a: 45 (9 workers, 1 to 9)"),
+    ],
+)
+def test_a_figure_is_one_line(values, line):
+    assert metric_line("a", sum(value or 0 for value in values), values) == line
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(37.5, "37.5"), (18.93456, "18.93"), (12835.4, "12835"), (0.00123456, "0.001235"), (0, "0"), (-3.25, "-3.25")],
+)
+def test_numbers_are_short(number, text):
+    assert short(number) == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_short_numbers_are_near(number):
+    assert math.isclose(float(short(number)), number, rel_tol=1e-3)

@@ -1,0 +1,246 @@
+"""Ranks are restarted together, and only where that is meant; a lost port is not a failure of theirs."""
+
+import os
+import resource
+import signal
+import socket
+
+import pytest
+from jobs import free_port, text_of
+
+from cpulaunch.launch.process.spawn import Inherited
+from cpulaunch.launch.ranks.engine import asked_to_end
+from cpulaunch.launch.supervision.result import LaunchResult
+from cpulaunch.launch.supervision.supervise import Terms
+from cpulaunch.system.signals import ENDING
+
+TWO = ("--nproc-per-node", "2")
+
+
+def test_every_attempt_is_a_new_group_with_a_port_of_its_own(launch):
+    job = launch.run(*TWO, "--max-restarts", "2", "--log-dir", "logs", "seen.py", "fail=1:3:2")
+    assert job.code == 0, job.err
+    assert sorted(job.seen) == [(attempt, rank) for attempt in range(3) for rank in range(2)]
+    told = [{name: job.seen[attempt, rank]["env"][name] for name in PER_ATTEMPT} for attempt, rank in sorted(job.seen)]
+    assert len({each["MASTER_PORT"] for each in told}) == 3
+    assert len({each["TORCHELASTIC_ERROR_FILE"] for each in told}) == 6
+    assert len({each["TORCHELASTIC_RUN_ID"] for each in told}) == 1
+    assert [line for line in job.err.splitlines() if "started again" in line] == [
+        "cpulaunch: rank 1 failed (exit code 3): the 2 ranks are started again, attempt 2 of 3",
+        "cpulaunch: rank 1 failed (exit code 3): the 2 ranks are started again, attempt 3 of 3",
+    ]
+
+
+PER_ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")
+
+
+def test_attempts_run_out(launch):
+    job = launch.run(*TWO, "--max-restarts", "1", "seen.py", "fail=0:3:9")
+    assert job.code == 3
+    assert sorted({attempt for attempt, _ in job.seen}) == [0, 1]
+    assert "in attempt 2 of 2" in job.err
+
+
+def test_many_attempts_leave_no_descriptors(launch):
+    process = launch.start("--nproc-per-node", "2", "--max-restarts", "150", "--no-python", "/bin/false")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
+    job = launch.finish(process)
+    assert (job.code, job.err.count("started again")) == (1, 150)
+    assert not list((launch.folder / "tmp").iterdir())
+
+
+def test_many_watched_attempts_leave_no_descriptors(launch):
+    watched = ("--metric", "x: (.*)", "--start-barrier", "--report", "r.json", "-t", "3", "--log-dir", "logs")
+    process = launch.start(*TWO, "--max-restarts", "30", *watched, "--no-python", "/bin/false")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
+    job = launch.finish(process)
+    assert (job.code, job.err.count("started again")) == (1, 30)
+    assert (launch.folder / "r.json").exists()
+    assert not list((launch.folder / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_never_restarts(launch, number):
+    launch.write('say(f"here.{rank}.{attempt}", os.getpid()); signal.pause()')
+    process = launch.start(*TWO, "--max-restarts", "5", "job.py")
+    for rank in range(2):
+        text_of(launch.folder / f"here.{rank}.0")
+    process.send_signal(number)
+    job = launch.finish(process)
+    assert job.code == 128 + number
+    assert "started again" not in job.err
+
+
+def test_a_signal_after_a_failure_forbids_a_restart(launch):
+    # Rank 0 takes its time to end when rank 1 has failed; then somebody ends the job.
+    launch.write("""
+        if rank == 1:
+            wait_for("ready")
+            sys.exit(3)
+        signal.signal(signal.SIGTERM, lambda *_: say("told", "1"))
+        say("ready", "1")
+        while True:
+            signal.pause()
+    """)
+    process = launch.start(*TWO, "--max-restarts", "5", "--shutdown-timeout", "600", "job.py")
+    text_of(launch.folder / "told")
+    process.send_signal(signal.SIGINT)
+    job = launch.finish(process)
+    assert job.code == 3
+    assert "started again" not in job.err
+
+
+def test_ctrl_c_ends_a_job_whatever_signals_were_chosen(launch):
+    launch.write('say(f"here.{rank}.{attempt}", os.getpid()); signal.pause()')
+    process = launch.start(*TWO, "--max-restarts", "5", "--signals-to-handle", "SIGUSR1", "job.py")
+    for rank in range(2):
+        text_of(launch.folder / f"here.{rank}.0")
+    process.send_signal(signal.SIGINT)
+    job = launch.finish(process)
+    assert job.code == 130
+    assert "started again" not in job.err
+
+
+def test_a_signal_that_is_passed_on_forbids_a_restart_if_it_usually_ends_jobs(launch):
+    launch.write('say(f"here.{rank}.{attempt}", os.getpid()); signal.pause()')
+    process = launch.start(*TWO, "--max-restarts", "5", "--signals-to-handle", "SIGUSR1", "job.py")
+    for rank in range(2):
+        text_of(launch.folder / f"here.{rank}.0")
+    process.send_signal(signal.SIGTERM)
+    job = launch.finish(process)
+    assert job.code == 143
+    assert "started again" not in job.err
+
+
+@pytest.mark.parametrize(
+    ("ending", "number", "asked"),
+    [
+        (ENDING, signal.SIGTERM, True),
+        (ENDING, signal.SIGUSR1, False),
+        ({signal.SIGUSR1}, signal.SIGUSR1, True),
+        ({signal.SIGUSR1}, signal.SIGTERM, True),
+        ({signal.SIGUSR1}, signal.SIGUSR2, False),
+        (ENDING, None, False),
+    ],
+)
+def test_a_signal_between_two_attempts_counts(ending, number, asked):
+    read, write = os.pipe()
+    inherited = Inherited(signal_mask=frozenset())
+    terms = Terms(inherited=inherited, grace_seconds=1, control=read, ending_signals=frozenset(ending))
+    try:
+        if number is not None:
+            os.write(write, bytes([number]))
+        assert asked_to_end(LaunchResult(exit_code=3, host="h", workers=()), terms) == asked
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_chosen_signals_end_the_job(launch):
+    launch.write("""
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+        say(f"here.{rank}", "1")
+        signal.pause()
+    """)
+    process = launch.start(*TWO, "--signals-to-handle", "SIGUSR1", "job.py")
+    for rank in range(2):
+        text_of(launch.folder / f"here.{rank}")
+    process.send_signal(signal.SIGUSR1)
+    assert launch.finish(process).code == 128 + signal.SIGUSR1
+
+
+SERVING = """
+    with socket.socket() as server:
+        if rank == 0:
+            port = int(os.environ["MASTER_PORT"])
+            count = len([name for name in os.listdir() if name.startswith("port.")])
+            say(f"port.{count}", port)
+            wait_for(f"go.{count}")
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", port))
+            server.listen()
+        say(f"done.{rank}.{attempt}", "1")
+"""
+
+
+class Impostor:
+    """Listens on the ports of a job before its rank 0 does."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.taken = []
+
+    def take(self, count, *, really=True):
+        port = int(text_of(self.folder / f"port.{count}"))
+        server = socket.socket()
+        self.taken.append(server)
+        if really:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", port))
+            server.listen()
+        (self.folder / f"go.{count}").touch()
+        return port
+
+    def close(self):
+        for server in self.taken:
+            server.close()
+
+
+@pytest.fixture
+def impostor(launch):
+    made = Impostor(launch.folder)
+    yield made
+    made.close()
+
+
+def test_a_lost_port_is_replaced_and_no_restart(launch, impostor):
+    launch.write(SERVING)
+    process = launch.start(*TWO, "job.py")
+    lost = [impostor.take(0), impostor.take(1)]
+    kept = impostor.take(2, really=False)
+    job = launch.finish(process)
+    assert job.code == 0, job.err
+    assert len({*lost, kept}) == 3
+    assert (launch.folder / "done.0.0").exists()
+    lines = [line for line in job.err.splitlines() if "listens on" in line]
+    assert [str(port) in line for port, line in zip(lost, lines, strict=True)] == [True, True]
+    assert "(pid " in lines[0]
+
+
+def test_ports_are_not_lost_for_ever(launch, impostor):
+    launch.write(SERVING)
+    process = launch.start(*TWO, "job.py")
+    for count in range(4):
+        impostor.take(count)
+    job = launch.finish(process)
+    assert job.code == 1
+    assert job.err.count("listens on the ranks' port") == 4
+    assert "Address already in use" in job.err
+
+
+def test_a_port_that_was_asked_for_is_not_replaced(launch, impostor):
+    launch.write(SERVING)
+    process = launch.start(*TWO, "--master-port", free_port(), "job.py")
+    impostor.take(0)
+    job = launch.finish(process)
+    assert job.code == 1
+    assert job.err.count("listens on the ranks' port") == 1
+
+
+def test_a_taken_port_is_an_error_before_anything_starts(launch):
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        job = launch.run(*TWO, "--master-port", str(port), "--log-dir", "logs", "seen.py")
+    assert job.code == 125
+    assert job.err.splitlines()[-2].startswith("error: the master port is taken by ")
+    assert job.err.splitlines()[-2].endswith(f": {port} (--master-port)")
+    assert not job.seen
+    assert not job.files
+
+
+def test_a_failure_is_no_lost_port_while_nobody_listens(launch):
+    job = launch.run(*TWO, "seen.py", "fail=0:1:9")
+    assert job.code == 1
+    assert "listens on" not in job.err

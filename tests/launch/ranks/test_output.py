@@ -1,0 +1,141 @@
+"""Where ranks' output goes: whole lines, files, and what happens when a disk is full."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from jobs import alive, text_of
+
+from cpulaunch.launch.output.sink import Sink
+from cpulaunch.launch.output.streams import LINE_BYTES
+from cpulaunch.launch.ranks.output import FilteredRoute
+
+TWO = ("--nproc-per-node", "2")
+
+
+def test_lines_of_several_ranks_are_whole_and_have_no_prefix(launch):
+    launch.write("""
+        for _ in range(200):
+            sys.stdout.write("a" * 20)
+            sys.stdout.flush()
+            print("b" * 20, flush=True)
+    """)
+    job = launch.run(*TWO, "job.py")
+    assert job.out == ["a" * 20 + "b" * 20] * 400
+
+
+def test_a_log_directory_alone_shows_and_writes(launch):
+    job = launch.run(*TWO, "--log-dir", "logs", "seen.py")
+    assert job.out == [f"[default{rank}]:out of {rank}, attempt 0" for rank in range(2)]
+    assert {name.partition("/")[2]: lines for name, lines in job.files.items()} == {
+        f"attempt_0/{rank}/std{stream}.log": [f"{stream} of {rank}, attempt 0"]
+        for rank in range(2)
+        for stream in ("out", "err")
+    }
+
+
+def test_logs_without_a_directory_are_kept_and_found(launch):
+    job = launch.run(*TWO, "-r", "1", "seen.py")
+    (folder,) = (launch.folder / "tmp").iterdir()
+    assert f"cpulaunch: logs: {folder}" in job.err.splitlines()
+    assert (folder / "attempt_0" / "1" / "stdout.log").read_text() == "out of 1, attempt 0\n"
+    assert not job.out
+
+
+def test_nothing_is_left_without_logs(launch):
+    assert launch.run(*TWO, "seen.py").code == 0
+    assert not list((launch.folder / "tmp").iterdir())
+
+
+def test_some_ranks_are_shown(launch):
+    job = launch.run("--nproc-per-node", "3", "--cpus", "0", "--show", "0,2", "seen.py")
+    assert job.out == ["out of 0, attempt 0", "out of 2, attempt 0"]
+
+
+def test_a_hidden_rank_that_fails_is_quoted(launch):
+    job = launch.run(*TWO, "--local-ranks-filter", "0", "seen.py", "fail=1:3:1")
+    assert "  err of 1, attempt 0" in job.err.splitlines()
+
+
+def test_figures_reports_and_barriers_work_with_ranks(launch):
+    launch.write("""
+        import cpulaunch
+        cpulaunch.ready()
+        say(f"released.{rank}", "1")
+        print(f"speed: {rank + 1}")
+    """)
+    job = launch.run(*TWO, "--metric", r"speed: (\d+)", "--report", "r.json", "--start-barrier", "job.py")
+    assert job.code == 0, job.err
+    assert "cpulaunch: speed: 3 (1 + 2)" in job.err.splitlines()
+    report = json.loads((launch.folder / "r.json").read_text())
+    assert [(worker["rank"], worker["exit_code"]) for worker in report["workers"]] == [(0, 0), (1, 0)]
+    assert report["attempts"] == 1
+    assert not list((launch.folder / "tmp").iterdir())
+
+
+def test_a_report_is_of_the_last_attempt(launch):
+    metric = ("--metric", r"attempt (\d+)", "--report", "r.json")
+    job = launch.run(*TWO, *metric, "--max-restarts", "3", "seen.py", "fail=1:3:2")
+    report = json.loads((launch.folder / "r.json").read_text())
+    assert (job.code, report["attempts"]) == (0, 3)
+    assert report["metrics"]["attempt"] == {"sum": 4.0, "values": [2.0, 2.0]}
+
+
+def test_a_log_directory_that_is_a_file_is_an_error(launch):
+    (launch.folder / "taken").write_text("")
+    job = launch.run(*TWO, "--log-dir", "taken", "seen.py")
+    assert job.code == 125
+    assert job.err.splitlines()[-2] == "error: log cannot be written: taken (File exists)"
+    assert not job.seen
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_ends_the_job(launch):
+    launch.write("""
+        say(f"rank.{rank}", os.getpid())
+        wait_for(f"rank.{1 - rank}")
+        if rank == 1:
+            sys.stdout.write("x" * (1 << 20))
+            sys.stdout.flush()
+        time.sleep(600)
+    """)
+    (launch.folder / "logs").mkdir()
+    small = 'mount -t tmpfs -o size=64k tmpfs logs && exec "$@"'
+    command = [sys.executable, "-m", "cpulaunch", *TWO, "--max-restarts", "3", "--log-dir", "logs", "-r", "3", "job.py"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", small, "sh", *command],
+        cwd=launch.folder,
+        env={**os.environ, "TMPDIR": str(launch.folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 125, done.stderr
+    assert "stdout.log (No space left on device)" in done.stderr
+    assert "hint: free space there" in done.stderr
+    assert not any(alive(int(text_of(launch.folder / f"rank.{rank}"))) for rank in range(2))
+
+
+FILTERED = {
+    "matching lines": ([b"an apple\na pear\nan ", b"apple again\n"], b"0: an apple\n0: an apple again\n"),
+    "any word": ([b"plum\npear\nfig\n"], b"0: plum\n0: fig\n"),
+    "an unfinished line": ([b"pear\nplum"], b"0: plum\n"),
+    "none": ([b"pear\n"], b""),
+    "a line longer than memory": ([b"x" * LINE_BYTES, b"\n", b"fig\n"], b"0: fig\n"),
+}
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_filtered_lines(tmp_path, name):
+    pieces, written = FILTERED[name]
+    sink = Sink(os.open(tmp_path / "filtered", os.O_WRONLY | os.O_CREAT), name="filtered")
+    route = FilteredRoute(sink, prefix=b"0: ", words=[b"apple", b"plum", b"fig"])
+    for piece in pieces:
+        route.feed(piece)
+    route.finish()
+    sink.close()
+    assert (tmp_path / "filtered").read_bytes() == written

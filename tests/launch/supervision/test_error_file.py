@@ -1,0 +1,54 @@
+"""What is read from the file in which a rank tells of its failure."""
+
+import json
+
+import pytest
+
+from cpulaunch.launch.supervision.error_file import RankError, hand_on, read_error
+
+RECORDED = {
+    "message": {
+        "message": "ValueError: no",
+        "extraInfo": {
+            "py_callstack": "Traceback (most recent call last):\nValueError: no\n",
+            "timestamp": "1700000000",
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (RECORDED, RankError(text="Traceback (most recent call last):\nValueError: no", timestamp=1700000000)),
+        ({"message": "short", "timestamp": 17}, RankError(text="short", timestamp=17)),
+        ({"message": "short"}, RankError(text="short")),
+        ({"message": {"message": "ValueError: no"}}, RankError(text="ValueError: no")),
+        ({"message": {"message": "x", "extraInfo": [1]}}, RankError(text="x")),
+        ({"message": {"message": "x", "extraInfo": {"timestamp": "soon"}}}, RankError(text="x")),
+        ({"message": "x", "timestamp": True}, RankError(text="x")),
+        ({"message": "x", "timestamp": 10**300}, RankError(text="x")),
+        ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 20}}}, RankError(text="x")),
+        ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 5000}}}, RankError(text="x")),
+        ({"message": 3}, None),
+        ({}, None),
+        ([1], None),
+    ],
+)
+def test_errors_are_read_as_torch_writes_them(tmp_path, content, error):
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps(content))
+    assert read_error(str(path)) == error
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000])
+def test_anything_else_is_no_error(tmp_path, content):
+    path = tmp_path / "error.json"
+    path.write_bytes(content)
+    assert read_error(str(path)) is None
+    hand_on(str(path), str(tmp_path / "why.json"), exit_code=1)  # As little is handed on.
+
+
+@pytest.mark.parametrize("path", ["", "/nonexistent/error.json", "/"])
+def test_no_file_is_no_error(path):
+    assert read_error(path) is None

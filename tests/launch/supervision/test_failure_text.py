@@ -1,0 +1,87 @@
+"""Which rank failed first, and how that is told."""
+
+import pytest
+
+from cpulaunch.launch.supervision.error_file import RankError
+from cpulaunch.launch.supervision.failure_text import TRACEBACK, root_cause
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, summary
+
+AT = 1700000000.5
+
+
+def rank(index, *, code=None, signal=None, ended_at=AT, recorded=None, text="error", **rest):
+    error = None if recorded is None else RankError(text=text, timestamp=recorded)
+    values = {"exit_code": code, "signal": signal, "ended_at": ended_at, "error": error}
+    return WorkerResult(index=index, rank=index, pid=100 + index, **values, **rest)
+
+
+def job(*ranks, first=1, attempts=(1, 1), oom=None):
+    failed = next(each for each in ranks if each.index == first)
+    return LaunchResult(
+        exit_code=failed.status, host="h1", workers=ranks, first_failure=first, attempts=attempts, oom_kills=oom
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cause"),
+    [
+        ([rank(0, code=0), rank(1, code=3)], 1),
+        ([rank(0, code=1, ended_at=AT + 1), rank(1, code=3)], 1),
+        ([rank(0, signal=15, ended_at=AT + 0.1), rank(1, code=3)], 1),
+        # Rank 0 recorded its exception long before it ended, while rank 1 failed because of it.
+        ([rank(0, code=1, ended_at=AT + 9, recorded=int(AT) - 5), rank(1, code=3)], 0),
+        # Recorded seconds are whole: within one second the first to end counts.
+        ([rank(0, code=1, ended_at=AT + 0.2, recorded=int(AT)), rank(1, signal=9)], 1),
+        ([rank(0, code=1, ended_at=AT + 1, recorded=int(AT) + 1), rank(1, code=3, recorded=int(AT))], 1),
+    ],
+)
+def test_the_first_to_fail_is_the_cause(ranks, cause):
+    assert root_cause(job(*ranks)).index == cause
+
+
+def test_a_failed_rank_is_told_with_all_that_is_known():
+    traceback = f"{TRACEBACK}\n  File x\nValueError: no"
+    failed = rank(
+        1, code=1, recorded=1700000000, text=traceback, log="logs/1/stderr.log", last_lines=("epoch 3", TRACEBACK, "…")
+    )
+    others = [rank(0, signal=15), rank(2, code=1, ended_at=AT + 1)]
+    lines = summary(job(*others, failed, attempts=(2, 3)))
+    assert lines[0] == "cpulaunch: rank 1 (local rank 1, pid 101) on h1 failed first: exit code 1"
+    assert lines[1] == "cpulaunch: 1 of the other 2 failed after it; the rest were ended"
+    assert lines[2].startswith("cpulaunch: at 2023-11-1")
+    assert lines[2].endswith(", in attempt 2 of 3")
+    assert lines[3:] == (
+        "cpulaunch: its log: logs/1/stderr.log",
+        "cpulaunch: its error:",
+        f"  {TRACEBACK}",
+        "    File x",
+        "  ValueError: no",
+        "cpulaunch: its last lines:",
+        "  epoch 3",
+    )
+
+
+def test_without_a_record_the_last_lines_hold_the_traceback():
+    lines = summary(job(rank(1, code=1, last_lines=(TRACEBACK, "KeyError: 3"))))
+    assert lines[-3:] == ("cpulaunch: its last lines:", f"  {TRACEBACK}", "  KeyError: 3")
+    assert lines[0].endswith("failed: exit code 1")
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, code=0, ended_at=AT - 1)], "the other ranks had finished before"),
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, signal=15, ended_at=AT + 1)], "the other ranks were ended"),
+        ([rank(0, code=0, ended_at=AT + 1)], "the other ranks were ended"),
+    ],
+)
+def test_what_became_of_the_others(others, told):
+    lines = summary(job(*others, rank(1, code=3)))
+    assert lines[1] == f"cpulaunch: {told}"
+
+
+def test_memory_is_blamed_where_the_kernel_says_so():
+    lines = summary(job(rank(0, signal=15), rank(1, signal=9), oom=1))
+    assert lines[0].endswith("failed first: killed by SIGKILL (signal 9: killed)")
+    assert lines[1].startswith("cpulaunch: out of memory")
+    assert lines[2] == "cpulaunch: the other ranks were ended"

@@ -1,0 +1,174 @@
+"""The supervisor's decisions, replayed from tables with times that never pass."""
+
+import signal
+
+import pytest
+
+from cpulaunch.launch.supervision.state_machine import (
+    GroupGone,
+    LauncherGone,
+    OutputFailed,
+    SignalArrived,
+    SignalGroups,
+    SignalStrays,
+    State,
+    StraysSeen,
+    TimePassed,
+    WorkerEnded,
+    step,
+)
+
+INT, TERM, KILL, HUP, USR1, CONT = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGKILL,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGCONT,
+)
+GRACE = 10.0
+
+
+def groups(number, *workers):
+    return SignalGroups(frozenset(workers), number)
+
+
+def strays(number, *pids):
+    return SignalStrays(frozenset(pids), number)
+
+
+def replay(*events, workers=(0, 1, 2)):
+    """The last state and all actions but SIGCONT, each with its time, of events at times."""
+    state = State(grace_seconds=GRACE, groups=frozenset(workers))
+    done = []
+    for now, event in events:
+        state, actions = step(state, event, now)
+        done += [(now, action) for action in actions if action.number != CONT]
+    return state, done
+
+
+CASES = {
+    "success ends only what the worker left behind": (
+        [(1, WorkerEnded(0, failed=False)), (1, GroupGone(0)), (2, WorkerEnded(1, failed=False)), (2, GroupGone(1))],
+        [(1, groups(TERM, 0)), (2, groups(TERM, 1))],
+    ),
+    "the first failure ends the others": (
+        [(1, WorkerEnded(1, failed=True))],
+        [(1, groups(TERM, 0, 1, 2))],
+    ),
+    "who does not end within the grace is killed": (
+        [(1, WorkerEnded(1, failed=True)), (1, GroupGone(1)), (11, TimePassed())],
+        [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 2))],
+    ),
+    "a later deadline is not due yet": (
+        [(1, WorkerEnded(1, failed=True)), (10.5, TimePassed())],
+        [(1, groups(TERM, 0, 1, 2))],
+    ),
+    "what a worker leaves behind has its own grace": (
+        [(1, WorkerEnded(0, failed=False)), (5, WorkerEnded(1, failed=False)), (11, TimePassed()), (15, TimePassed())],
+        [(1, groups(TERM, 0)), (5, groups(TERM, 1)), (11, groups(KILL, 0)), (15, groups(KILL, 1))],
+    ),
+    "what a killed worker leaves is killed too": (
+        [(1, SignalArrived(TERM)), (11, TimePassed()), (12, WorkerEnded(0, failed=True))],
+        [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 1, 2)), (12, groups(KILL, 0))],
+    ),
+    "Ctrl-C is passed on": ([(1, SignalArrived(INT))], [(1, groups(INT, 0, 1, 2))]),
+    "Ctrl-C twice kills at once": (
+        [(1, SignalArrived(INT)), (2, SignalArrived(INT))],
+        [(1, groups(INT, 0, 1, 2)), (2, groups(KILL, 0, 1, 2))],
+    ),
+    "Ctrl-C while it ends kills at once": (
+        [(1, SignalArrived(TERM)), (2, SignalArrived(INT))],
+        [(1, groups(TERM, 0, 1, 2)), (2, groups(KILL, 0, 1, 2))],
+    ),
+    "SIGTERM twice is passed on twice": (
+        [(1, SignalArrived(TERM)), (2, SignalArrived(TERM))],
+        [(1, groups(TERM, 0, 1, 2)), (2, groups(TERM, 0, 1, 2))],
+    ),
+    "SIGHUP ends within the grace": (
+        [(1, SignalArrived(HUP)), (11, TimePassed())],
+        [(1, groups(HUP, 0, 1, 2)), (11, groups(KILL, 0, 1, 2))],
+    ),
+    "SIGUSR1 is passed on and nothing ends": (
+        [(1, SignalArrived(USR1)), (11, TimePassed())],
+        [(1, groups(USR1, 0, 1, 2))],
+    ),
+    "the launcher's death kills at once": ([(1, LauncherGone())], [(1, groups(KILL, 0, 1, 2))]),
+    "lost output ends the workers": ([(1, OutputFailed())], [(1, groups(TERM, 0, 1, 2))]),
+    "strays are told once, then killed": (
+        [
+            (1, GroupGone(0)),
+            (1, GroupGone(1)),
+            (1, GroupGone(2)),
+            (2, StraysSeen(frozenset({70}))),
+            (3, StraysSeen(frozenset({70, 71}))),
+            (12, TimePassed()),
+            (13, StraysSeen(frozenset({72}))),
+        ],
+        [(2, strays(TERM, 70)), (3, strays(TERM, 71)), (12, strays(KILL, 70, 71)), (13, strays(KILL, 72))],
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "actions"), CASES.values(), ids=CASES.keys())
+def test_events_lead_to_actions(events, actions):
+    assert replay(*events)[1] == actions
+
+
+def test_the_first_failure_in_time_decides():
+    state, _ = replay((1, WorkerEnded(2, failed=True)), (2, WorkerEnded(0, failed=True)))
+    assert state.first_failure == 2
+    assert state.ended_by is None
+
+
+def test_a_failure_after_a_signal_is_the_signals_doing():
+    state, _ = replay((1, SignalArrived(TERM)), (2, WorkerEnded(0, failed=True)))
+    assert state.first_failure is None
+    assert state.ended_by == TERM
+
+
+def test_a_signal_after_a_failure_changes_no_verdict():
+    state, _ = replay((1, WorkerEnded(0, failed=True)), (2, SignalArrived(TERM)))
+    assert (state.first_failure, state.ended_by) == (0, None)
+
+
+def test_a_stopped_worker_is_woken_to_end():
+    _, actions = step(State(grace_seconds=1, groups=frozenset({0})), SignalArrived(TERM), 0)
+    assert actions == (groups(TERM, 0), groups(CONT, 0))
+
+
+def test_without_deadlines_there_is_nothing_to_wake_up_for():
+    state, _ = replay((1, SignalArrived(USR1)))
+    assert state.next_deadline is None
+
+
+def test_the_nearest_deadline_is_next():
+    state, _ = replay((1, WorkerEnded(0, failed=False)), (3, SignalArrived(TERM)))
+    assert state.next_deadline == 11
+
+
+def test_states_are_never_changed_in_place():
+    before = State(grace_seconds=1, groups=frozenset({0}))
+    step(before, LauncherGone(), 0)
+    assert before == State(grace_seconds=1, groups=frozenset({0}))
+
+
+def test_a_job_chooses_its_ending_signals():
+    state = State(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT), int(USR1)}))
+    assert groups(USR1, 0) in step(state, SignalArrived(USR1), 0)[1]
+    assert step(state, SignalArrived(USR1), 0)[0].ended_by == USR1
+    assert step(state, SignalArrived(TERM), 0)[1] == (groups(TERM, 0),)
+    assert step(state, SignalArrived(TERM), 0)[0].ended_by is None
+
+
+@pytest.mark.parametrize(("number", "asked"), [(INT, True), (TERM, True), (USR1, False)])
+def test_whoever_signals_a_launch_to_end_is_remembered(number, asked):
+    failed = (1, WorkerEnded(0, failed=True))
+    assert replay((1, SignalArrived(number)))[0].asked_to_end == asked
+    assert replay(failed, (2, SignalArrived(number)))[0].asked_to_end == asked
+    chosen = State(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT)}))
+    assert step(chosen, SignalArrived(number), 0)[0].asked_to_end == asked
+
+
+def test_a_failure_is_no_wish_to_end():
+    assert not replay((1, WorkerEnded(0, failed=True)))[0].asked_to_end

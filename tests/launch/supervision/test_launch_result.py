@@ -1,0 +1,61 @@
+"""How the end of a launch is told."""
+
+import pytest
+
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills, signal_words, summary
+
+
+def result(*, exit_code=None, signal=None, oom=None, lines=(), workers=2):
+    failed = WorkerResult(index=1, pid=7, exit_code=exit_code, signal=signal, last_lines=tuple(lines))
+    good = WorkerResult(index=0, pid=6, exit_code=0, signal=None)
+    both = (good, failed) if workers == 2 else (failed,)
+    return LaunchResult(exit_code=failed.status, host="h1", workers=both, first_failure=1, oom_kills=oom)
+
+
+def test_an_exit_code_is_told():
+    assert summary(result(exit_code=3)) == (
+        "cpulaunch: worker 1 on h1 failed first; the others were ended: exit code 3",
+    )
+
+
+def test_a_signal_is_told_in_words():
+    assert summary(result(signal=11, workers=1)) == (
+        "cpulaunch: worker 1 on h1 failed: killed by SIGSEGV (signal 11: segmentation fault)",
+    )
+
+
+@pytest.mark.parametrize(("signal", "oom", "told"), [(9, 1, True), (9, 0, False), (9, None, False), (11, 1, False)])
+def test_memory_is_blamed_only_where_the_kernel_says_so(signal, oom, told):
+    assert ("out of memory" in "\n".join(summary(result(signal=signal, oom=oom)))) == told
+
+
+def test_memory_is_blamed_through_a_shell_too():
+    assert "out of memory" in "\n".join(summary(result(exit_code=137, oom=1)))
+
+
+def test_the_last_lines_are_quoted():
+    assert summary(result(exit_code=1, lines=["a", "b"]))[1:] == ("cpulaunch: its last lines:", "  a", "  b")
+
+
+def test_a_signal_to_the_launcher_is_told():
+    ended = LaunchResult(exit_code=143, host="h1", workers=(), ended_by=15)
+    assert summary(ended) == ("cpulaunch: ended by SIGTERM (signal 15: terminated)",)
+
+
+def test_unknown_signals_have_words_too():
+    assert signal_words(34 + 3).startswith("signal 37")
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [
+        ("low 0\nhigh 0\nmax 12\noom 2\noom_kill 2\noom_group_kill 0\n", 2),
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", 7),
+        ("oom_kill_disable 0\nunder_oom 0\n", None),
+        ("oom_kill many\n", None),
+        ("", None),
+    ],
+    ids=["v2", "v1", "v1 before 4.13", "malformed", "empty"],
+)
+def test_kills_are_read_from_both_kinds_of_events(text, kills):
+    assert oom_kills(text) == kills

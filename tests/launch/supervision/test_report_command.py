@@ -1,0 +1,190 @@
+"""--report, --metric and --start-barrier as a user meets them: files, lines, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cpulaunch.cli.report import check_report, write_report
+from cpulaunch.records.errors import CpulaunchError
+
+
+@pytest.fixture
+def cpulaunch(tmp_path):
+    """Run the command in a folder with a program that prints and tells a figure."""
+    (tmp_path / "job.py").write_text(
+        "import cpulaunch, sys\ncpulaunch.ready()\nprint('speed: 18.5')\ncpulaunch.metric('tokens/s', 1.5)\n"
+        "sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)\n"
+    )
+
+    def run(*arguments, **options):
+        argv = [sys.executable, "-m", "cpulaunch", *arguments]
+        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+        result = subprocess.run(
+            argv, env=environ, cwd=tmp_path, **{"capture_output": True, "text": True, "timeout": 120} | options
+        )
+        assert not list(tmp_path.glob("cpulaunch-*")), "the run's directory is gone"
+        return result
+
+    return run
+
+
+TWO = ("--cpus", "0", "--oversubscribe", "--instances", "2")
+
+
+def test_a_launch_with_everything(cpulaunch, tmp_path):
+    result = cpulaunch("--report", "r.json", "--metric", r"speed: (\S+)", "--start-barrier", *TWO, "job.py")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] speed: 18.5", "[1] speed: 18.5"]
+    assert result.stderr.splitlines()[-3:] == [
+        "cpulaunch: speed: 37 (18.5 + 18.5)",
+        "cpulaunch: tokens/s: 3 (1.5 + 1.5)",
+        "cpulaunch: report: r.json",
+    ]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["metrics"]["speed"] == {"sum": 37.0, "values": [18.5, 18.5]}
+    assert [worker["index"] for worker in report["plan"]["workers"]] == [0, 1]
+    assert [worker["plugin"] for worker in report["workers"]] == ["not loaded"] * 2
+    assert os.stat(tmp_path / "r.json").st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask():
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
+def test_a_report_on_stdout_follows_the_output(cpulaunch):
+    first, _, rest = cpulaunch("--report", "-", "job.py").stdout.partition("\n")
+    assert first == "speed: 18.5"
+    assert json.loads(rest)["exit_code"] == 0
+
+
+def test_a_failure_is_reported_and_keeps_its_exit_code(cpulaunch, tmp_path):
+    assert cpulaunch("--report", "r.json", "job.py", "3").returncode == 3
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["exit_code"], report["workers"][0]["exit_code"]) == (3, 3)
+
+
+def test_figures_of_programs_cost_nothing_without_a_listener(cpulaunch):
+    result = cpulaunch("job.py")
+    assert (result.stdout, result.stderr) == ("speed: 18.5\n", "")
+
+
+ABSENT = "without effect: --precision: no worker loaded torch 2.5 or newer with cpulaunch in its environment"
+
+
+def test_settings_without_a_plugin_are_a_warning(cpulaunch):
+    result = cpulaunch("--report", "r.json", "--precision", "bf16", "--no-python", sys.executable, "job.py")
+    assert result.returncode == 0
+    assert f"cpulaunch: warning: {ABSENT}\n" in result.stderr
+
+
+def test_settings_without_a_plugin_fail_a_strict_run(cpulaunch, tmp_path):
+    result = cpulaunch("--strict", "--report", "r.json", "--precision", "tf32", "job.py")
+    assert result.returncode == 125
+    assert f"error: {ABSENT} (--strict)" in result.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 125
+
+
+def test_a_strict_run_notices_the_absence_without_a_report(cpulaunch):
+    result = cpulaunch("--strict", "--precision", "tf32", "--no-python", sys.executable, "job.py")
+    assert result.returncode == 125
+    assert f"error: {ABSENT} (--strict)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("no/r.json", "there is no directory"), (".", "it is a directory"), ("job.py/r.json", "there is no directory")],
+)
+def test_a_report_that_cannot_be_written_starts_nothing(cpulaunch, tmp_path, path, reason):
+    (tmp_path / "job.py").write_text("open('started', 'w')")
+    result = cpulaunch("--report", path, "job.py")
+    assert result.returncode == 125
+    lines = result.stderr.splitlines()
+    assert lines[-2].startswith(f"error: the report cannot be written: {path} ({reason}")
+    assert lines[-1].startswith("hint: --report needs")
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(("status", "code"), [("0", 125), ("3", 3)])
+def test_a_report_lost_at_the_end_is_a_failure(cpulaunch, tmp_path, status, code):
+    result = cpulaunch("--report", "/dev/full", "job.py", status)
+    assert result.returncode == code
+    assert "error: the report cannot be written: /dev/full (No space left on device)" in result.stderr
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_is_known_at_the_start(tmp_path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(CpulaunchError, match="no permission"):
+        check_report(str(tmp_path / "r.json"))
+
+
+def test_a_report_replaces_the_last_one_whole_through_a_link(tmp_path):
+    (tmp_path / "real.json").write_text("x" * 10_000)
+    (tmp_path / "link.json").symlink_to("real.json")
+    write_report(str(tmp_path / "link.json"), {"a": "ä"})
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "real.json").read_text()) == {"a": "ä"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "real.json"]
+
+
+def test_a_report_that_fails_leaves_the_last_one(tmp_path):
+    (tmp_path / "r.json").write_text("before")
+    with pytest.raises(TypeError):
+        write_report(str(tmp_path / "r.json"), {"a": object()})
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+    assert (tmp_path / "r.json").read_text() == "before"
+
+
+def test_a_named_pipe_gets_the_report(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    check_report(str(tmp_path / "pipe"))
+    reader = subprocess.Popen(["/bin/cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
+    write_report(str(tmp_path / "pipe"), {"a": 1})
+    assert json.loads(reader.communicate(timeout=60)[0]) == {"a": 1}
+
+
+@pytest.mark.torch
+def test_a_worker_that_loads_torch_says_what_took_effect(cpulaunch, tmp_path):
+    (tmp_path / "job.py").write_text("import torch\nprint(torch.ones(3).sum())\n")
+    assert cpulaunch("--report", "r.json", "--cpus", "0", "--flush-denormal", "job.py").returncode == 0
+    (worker,) = json.loads((tmp_path / "r.json").read_text())["workers"]
+    assert worker["plugin"] == "loaded"
+    assert worker["settings"]["flush_denormal"]["state"] == "applied"
+    assert {group["cpus"] for group in worker["binding"]["threads"]} == {"0"}
+    assert worker["binding"]["as_planned"] is True
+    assert worker["binding"]["openmp"]
+    assert worker["peak_memory_bytes"] >= worker["binding"]["rss_bytes"] > 50 << 20
+
+
+FORWARD = """
+import os, pathlib, time, torch
+
+def waits(pid):
+    names = os.listdir(f"/proc/{pid}/fd")
+    return any(os.path.realpath(f"/proc/{pid}/fd/{name}").endswith("/gate") for name in names)
+
+if os.environ["CPULAUNCH_EVENTS"].endswith("worker-0.jsonl"):
+    pathlib.Path("pid.new").write_text(str(os.getpid()))
+    os.rename("pid.new", "pid")
+else:
+    while not os.path.exists("pid"):
+        time.sleep(0.01)
+    while not waits(pathlib.Path("pid").read_text()):
+        time.sleep(0.01)
+    pathlib.Path("late").write_text("")
+model = torch.nn.Linear(2, 2)
+model(torch.ones(1, 2))
+print(os.path.exists("late"))
+"""
+
+
+@pytest.mark.torch
+def test_the_first_forward_waits_for_all_workers(cpulaunch, tmp_path):
+    (tmp_path / "job.py").write_text(FORWARD)
+    result = cpulaunch("--start-barrier", *TWO, "job.py")
+    assert sorted(result.stdout.splitlines()) == ["[0] True", "[1] True"], result.stderr

@@ -1,0 +1,268 @@
+"""Plan, result, events and samples -> the report."""
+
+import pytest
+
+from cpulaunch.launch.monitor.sampling import MOST_KEPT, keep, pause_before
+from cpulaunch.launch.monitor.watch import Seen
+from cpulaunch.launch.monitor.worker_report import Told
+from cpulaunch.launch.output.metrics import Figure
+from cpulaunch.launch.supervision.report import metric_lines, report, unapplied
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
+from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
+from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, encode
+
+GB = 1 << 30
+
+
+def plan(*, workers=1, cpus=(0, 1), settings=None, **launch):
+    return LaunchPlan(
+        mode="instances",
+        profile=None,
+        world_size=workers,
+        workers=tuple(
+            WorkerPlan(
+                index=index,
+                cpus=frozenset(cpus),
+                numa_nodes=frozenset(),
+                mempolicy="none",
+                threads=2,
+                env=() if settings is None else ((VARIABLE, encode(settings)),),
+                argv=("python",),
+            )
+            for index in range(workers)
+        ),
+        notes=(),
+        warnings=(),
+        launch=LaunchOptions(**launch),
+    )
+
+
+def worker(index=0, *, status=0, seen=None, figure=None):
+    return WorkerResult(
+        index=index,
+        pid=100 + index,
+        exit_code=status if status >= 0 else None,
+        signal=-status if status < 0 else None,
+        figure=figure,
+        seen=Seen(wall_seconds=1.23456) if seen is None else seen,
+    )
+
+
+def result(*workers, exit_code=0):
+    return LaunchResult(exit_code=exit_code, host="here", workers=workers or (worker(),), wall_seconds=2.0)
+
+
+def live(pid, *, peak=GB, masks=("0-1",)):
+    return {"pid": pid, "threads": [{"cpus": mask, "count": 1} for mask in masks], "peak_memory_bytes": peak}
+
+
+def reported(seen, **options):
+    """The one worker's part of a report."""
+    return report(plan(**options), result(worker(seen=seen)), version="1", plan_json={})["workers"][0]
+
+
+def test_a_worker_that_said_nothing_is_reported_all_the_same():
+    assert report(plan(), result(worker(status=-9), exit_code=137), version="1", plan_json={"schema": 1}) == {
+        "schema": 1,
+        "cpulaunch": "1",
+        "host": "here",
+        "exit_code": 137,
+        "wall_seconds": 2.0,
+        "world_size": 1,
+        "metrics": {},
+        "plan": {"schema": 1},
+        "workers": [
+            {
+                "index": 0,
+                "pid": 100,
+                "exit_code": None,
+                "signal": 9,
+                "wall_seconds": 1.235,
+                "peak_memory_bytes": None,
+                "plugin": "not loaded",
+                "settings": {},
+                "graph": {"captured": [], "eager": [], "frozen_bytes": 0},
+                "binding": None,
+                "metrics": {},
+                "warnings": [],
+            }
+        ],
+    }
+
+
+def test_what_a_worker_told_is_reported():
+    settings = {"graph": {"state": "degraded", "detail": "why"}}
+    captured = ({"module": "a", "frozen_bytes": 3}, {"module": "b", "frozen_bytes": 4}, {"module": "c"})
+    told = Told(main=100, settings=settings, captured=captured, warnings=("w",), metrics={"x": 1.0})
+    part = reported(Seen(wall_seconds=1, told=told))
+    assert part["plugin"] == "loaded"
+    assert part["settings"] == settings
+    assert part["graph"] == {"captured": list(captured), "eager": [], "frozen_bytes": 7}
+    assert part["warnings"] == ["w"]
+    assert part["metrics"] == {"x": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("told", "samples", "pid"),
+    [
+        ({}, {}, None),
+        ({}, {100: 1, 101: 5}, 101),
+        ({}, {100: 5, 101: 5}, 100),
+        ({100: 1, 101: 5}, {}, 101),
+        ({101: 5}, {100: 1}, 101),
+    ],
+    ids=["nobody", "the program inside a shell", "the worker itself", "the largest", "own words and samples alike"],
+)
+def test_the_binding_is_that_of_the_largest_process(told, samples, pid):
+    seen = Seen(
+        wall_seconds=1,
+        told=Told(live={number: live(number, peak=peak) for number, peak in told.items()}),
+        samples={number: live(number, peak=peak) for number, peak in samples.items()},
+    )
+    binding = reported(seen)["binding"]
+    assert (binding and binding["pid"]) == pid
+
+
+def test_the_process_with_the_plugin_goes_before_a_larger_one():
+    samples = {101: live(101, peak=1), 102: live(102, peak=5)}
+    assert reported(Seen(wall_seconds=1, told=Told(main=101), samples=samples))["binding"]["pid"] == 101
+
+
+def test_a_process_own_words_go_before_its_samples():
+    seen = Seen(
+        wall_seconds=1, told=Told(live={100: live(100, masks=["0"])}), samples={100: live(100, masks=["1", "2"])}
+    )
+    assert reported(seen)["binding"]["threads"] == [{"cpus": "0", "count": 1}]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "masks", "as_planned"),
+    [
+        ((0, 1), ["0-1"], True),
+        ((0, 1), ["0", "1", "0-1"], True),
+        ((0, 1), ["0-1", "0-3"], False),
+        ((0, 1), ["2"], False),
+        ((), ["0-3"], None),
+        ((0, 1), [], None),
+    ],
+)
+def test_a_binding_is_as_planned_if_no_thread_may_run_elsewhere(cpus, masks, as_planned):
+    seen = Seen(wall_seconds=1, samples={100: live(100, masks=masks)})
+    assert reported(seen, cpus=cpus)["binding"]["as_planned"] is as_planned
+
+
+@pytest.mark.parametrize(
+    ("rusage", "told", "sampled", "peak"),
+    [(None, None, None, None), (3, None, None, 3), (3, 5, 4, 5), (3, None, 4, 4), (7, 5, 4, 7)],
+)
+def test_the_peak_is_the_highest_that_anybody_saw(rusage, told, sampled, peak):
+    seen = Seen(
+        wall_seconds=1,
+        peak_memory_bytes=rusage,
+        told=Told(live={100: {"pid": 100, "peak_memory_bytes": told}}),
+        samples={101: {"pid": 101, "peak_memory_bytes": sampled}},
+    )
+    assert reported(seen)["peak_memory_bytes"] == peak
+
+
+def read(pattern, *lines):
+    figure = Figure(pattern)
+    figure.take(lines)
+    return figure
+
+
+def told_figure(**metrics):
+    return Seen(wall_seconds=1, told=Told(metrics=metrics))
+
+
+def test_figures_from_output_and_program_are_summed_under_their_names():
+    pattern = "tokens/s: (.*)"
+    workers = (
+        worker(0, figure=read(pattern, b"tokens/s: 2"), seen=told_figure(x=1.0)),
+        worker(1, figure=read(pattern, b"tokens/s: 3"), seen=told_figure()),
+    )
+    whole = report(plan(workers=2, metric=pattern), result(*workers), version="1", plan_json={})
+    assert whole["metrics"] == {
+        "tokens/s": {"sum": 5.0, "values": [2.0, 3.0]},
+        "x": {"sum": 1.0, "values": [1.0, None]},
+    }
+    assert [each["metrics"] for each in whole["workers"]] == [{"tokens/s": 2.0, "x": 1.0}, {"tokens/s": 3.0}]
+    assert metric_lines(plan(workers=2, metric=pattern), result(*workers)) == ("tokens/s: 5 (2 + 3)", "x: 1")
+
+
+def test_what_the_program_says_itself_goes_before_its_output():
+    one = worker(figure=read("x (.*)", b"x 1"), seen=told_figure(x=2.0))
+    assert report(plan(metric="x (.*)"), result(one), version="1", plan_json={})["metrics"]["x"]["sum"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "exit_code", "said"),
+    [
+        ([], 0, ("warning: --metric found no line in the output of worker 0",)),
+        ([b"x n/a"], 0, ("warning: --metric found no number, last 'n/a' in the output of worker 0",)),
+        ([], 3, ()),
+        ([b"x 1"], 0, ("x: 1",)),
+    ],
+)
+def test_a_figure_that_was_asked_for_and_not_found_is_said(lines, exit_code, said):
+    one = worker(figure=read("x (.*)", *lines))
+    assert metric_lines(plan(metric="x (.*)"), result(one, exit_code=exit_code)) == said
+
+
+LOADED = Seen(wall_seconds=1, told=Told(main=100))
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "exit_code", "missing"),
+    [
+        (TorchSettings(precision="bf16", prefetch=3), [None], 0, ("--precision", "--prefetch")),
+        (TorchSettings(debug_apis=False), [None, None], 0, ("--no-debug-apis",)),
+        (TorchSettings(dist_backend="ccl"), [None], 0, ("--dist-backend",)),
+        (TorchSettings(precision="bf16"), [None, LOADED], 0, ("--precision",)),
+        (TorchSettings(precision="bf16"), [LOADED, LOADED], 0, ()),
+        (TorchSettings(precision="bf16"), [None], 3, ()),
+        (TorchSettings(threads=2, cpus="0-1", restore_preload=True), [None], 0, ()),
+        (None, [None], 0, ()),
+    ],
+    ids=[
+        "none loaded",
+        "two of them",
+        "a backend",
+        "one loaded",
+        "both loaded",
+        "a failure",
+        "nothing asked",
+        "no plugin",
+    ],
+)
+def test_settings_that_nobody_was_there_to_apply_are_named(settings, workers, exit_code, missing):
+    ended = [worker(index, seen=seen) for index, seen in enumerate(workers)]
+    asked = plan(workers=len(workers), settings=settings)
+    assert unapplied(asked, result(*ended, exit_code=exit_code)) == missing
+
+
+def test_workers_are_looked_at_ever_more_rarely():
+    assert [pause_before(look) for look in range(6)] == [0.2, 1.0, 3.0, 10.0, 10.0, 10.0]
+
+
+def sample(pid=1, *, rss=1, pages=None):
+    threads = [{"cpus": "0", "count": 1}]
+    return {"pid": pid, "threads": threads, "rss_bytes": rss, "peak_memory_bytes": rss, "pages": pages or {}}
+
+
+def test_the_last_good_sample_is_kept():
+    seen = {}
+    keep(seen, sample(pages={"0": 5}), pages=True)
+    keep(seen, sample(rss=2), pages=False)
+    keep(seen, {**sample(), "rss_bytes": None}, pages=True)
+    keep(seen, {**sample(), "threads": []}, pages=True)
+    assert seen == {1: sample(rss=2, pages={"0": 5})}
+
+
+def test_of_many_short_lived_children_the_smallest_are_forgotten():
+    seen = {}
+    keep(seen, sample(0, rss=GB), pages=True)
+    for pid in range(1, 10 * MOST_KEPT):
+        keep(seen, sample(pid, rss=pid), pages=True)
+    assert len(seen) == MOST_KEPT
+    assert 0 in seen

@@ -1,0 +1,175 @@
+"""Settings inside torch that cannot apply, are not installed, or would be slow: refused or warned of, with why."""
+
+import pytest
+
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import CpuInfo, Gpu, Host, Torch
+from cpulaunch.records.plan import Note
+from cpulaunch.records.torch_settings import TorchSettings, decode
+from tests.plan.machines import TORCH, machine, plan, replace
+
+HOST = replace(machine(cores=4), torch=TORCH)
+GPU = replace(HOST, gpus=(Gpu(index=0, vendor="nvidia", pci="0000:17:00.0"),))
+IPEX = replace(
+    HOST, torch=Torch(version="2.8.0+cpu", path="/t", plugin=True, extensions=("intel_extension_for_pytorch",))
+)
+NEW_IPEX = replace(IPEX, torch=replace(IPEX.torch, version="2.13.0"))
+ZENTORCH = replace(HOST, torch=replace(TORCH, extensions=("zentorch",)))
+
+
+def told(host: Host, flags: str = "", **more: object) -> TorchSettings:
+    return decode(dict(plan(host, flags, **more).workers[0].env)["CPULAUNCH_WORKER"] or "")
+
+
+def note(host: Host, setting: str, flags: str = "", **more: object) -> Note:
+    (found,) = [entry for entry in plan(host, flags, **more).notes if entry.setting == setting]
+    return found
+
+
+def cpu(host: Host, *isa: str) -> Host:
+    return replace(host, cpu=CpuInfo(vendor="GenuineIntel", isa=frozenset(isa)))
+
+
+@pytest.mark.parametrize(
+    ("host", "flags", "parts"),
+    [
+        (HOST, "--ipex", ["not installed beside", "--ipex", "--graph onednn --precision bf16"]),
+        (NEW_IPEX, "--ipex", ["ends at torch 2.8, this is 2.13.0", "--graph onednn --precision bf16"]),
+        (IPEX, "--ipex --graph onednn", ["two engines", "--ipex and --graph onednn"]),
+        (HOST, "--graph zentorch", ["zentorch is not installed", "--graph zentorch", "--graph onednn"]),
+        (HOST, "--compile-mode max-autotune", ["only torch.compile has modes", "--graph inductor"]),
+        (HOST, "--graph onednn --compile-mode default", ["only torch.compile has modes"]),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_on_the_command_line(host: Host, flags: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(host, flags)
+    for part in parts:
+        assert part in str(caught.value)
+    assert str(caught.value).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "values"),
+    [
+        (HOST, "ipex", {"ipex": True}),
+        (NEW_IPEX, "ipex", {"ipex": True}),
+        (HOST, "graph", {"graph": "zentorch"}),
+        (HOST, "compile_mode", {"compile_mode": "default"}),
+        (HOST, "pin_memory", {"pin_memory": True}),
+        (HOST, "cudnn_benchmark", {"cudnn_benchmark": True}),
+        (IPEX, "graph", {"graph": "onednn", "ipex": True}),
+    ],
+)
+def test_a_profile_only_prefers(host: Host, name: str, values: dict[str, object]) -> None:
+    made = plan(host, profile=values)
+    assert not made.warnings
+    assert getattr(told(host, profile=values), name) == getattr(TorchSettings(), name)
+    assert note(host, name, profile=values).reason.startswith("not applied: ")
+
+
+def test_the_command_line_decides_between_two_engines() -> None:
+    graph = told(IPEX, "--graph onednn", profile={"ipex": True})
+    assert (graph.graph, graph.ipex) == ("onednn", False)
+    ipex = told(IPEX, "--ipex", profile={"graph": "onednn"})
+    assert (ipex.graph, ipex.ipex) == ("off", True)
+    assert ipex.graph_memory_bytes is None
+    assert note(IPEX, "graph", "--ipex", profile={"graph": "onednn"}).value == "off"
+
+
+@pytest.mark.parametrize(
+    ("host", "flags"),
+    [
+        (IPEX, "--ipex --precision bf16"),
+        (ZENTORCH, "--graph zentorch"),
+        (HOST, "--graph inductor --compile-mode reduce-overhead"),
+        (GPU, "--cudnn-benchmark --pin-memory"),
+    ],
+)
+def test_what_is_there_is_used_without_a_word(host: Host, flags: str) -> None:
+    assert not plan(host, flags).warnings
+    assert told(host, flags) != told(host)
+
+
+@pytest.mark.parametrize("flag", ["--cudnn-benchmark", "--pin-memory"])
+def test_a_gpu_setting_without_gpus_is_warned_of(flag: str) -> None:
+    (warning,) = plan(HOST, flag).warnings
+    assert warning == f"{flag} is not applied: no GPU was found"
+    assert told(HOST, flag) == told(HOST)
+
+
+UNREADABLE = replace(TORCH, version="unknown")
+
+
+@pytest.mark.parametrize(
+    ("torch", "environ", "reason"),
+    [
+        (replace(TORCH, plugin=False), {}, "cpulaunch is not installed beside the worker's torch (/venv"),
+        (replace(TORCH, version="2.4.1"), {}, "torch 2.4.1 loads no plugins (2.5 is the first that does)"),
+        (TORCH, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading"),
+        (None, {}, "no torch was found in the environment of /venv/bin/python"),
+        (UNREADABLE, {}, None),
+        (TORCH, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, None),
+    ],
+)
+def test_settings_that_nobody_will_apply_are_named(
+    torch: Torch | None, environ: dict[str, str], reason: str | None
+) -> None:
+    host = replace(HOST, torch=torch)
+    warnings = plan(host, "--graph onednn --precision fp32", environ=environ, profile={"debug_apis": False}).warnings
+    if reason is None:
+        assert not warnings
+    else:
+        (warning,) = warnings
+        assert warning.startswith(reason)
+        assert warning.endswith("not applied: --graph onednn, --precision fp32, --no-debug-apis")
+    assert not plan(host, environ=environ).warnings
+
+
+def test_of_a_captured_machine_or_another_program_nothing_is_known() -> None:
+    unknown = replace(HOST, torch=None)
+    assert not plan(replace(unknown, sysroot="/dump"), "--graph zentorch").warnings
+    assert not plan(replace(unknown, sysroot="/dump"), "--ipex").warnings
+    assert not plan(unknown, "--graph onednn", program=None).warnings
+
+
+@pytest.mark.parametrize(
+    ("host", "flags", "warned"),
+    [
+        (cpu(HOST, "avx2", "avx512f"), "--precision bf16", True),
+        (cpu(HOST, "avx2", "avx512_bf16"), "--precision fp16", True),
+        (cpu(HOST, "avx512_bf16"), "--precision bf16", False),
+        (cpu(HOST, "amx_tile", "amx_bf16"), "--precision bf16", False),
+        (cpu(HOST, "neon", "bf16"), "--precision bf16", False),
+        (cpu(HOST, "avx512_fp16"), "--precision fp16", False),
+        (cpu(HOST, "neon", "fp16"), "--precision fp16", False),
+        (cpu(HOST, "avx2"), "--precision tf32", False),
+        (cpu(HOST, "avx2"), "--precision fp32", False),
+        (cpu(HOST), "--precision bf16", False),
+        (cpu(GPU, "avx2"), "--precision bf16", False),
+    ],
+)
+def test_a_precision_that_the_cpu_emulates_is_warned_of(host: Host, flags: str, warned: bool) -> None:
+    warnings = plan(host, flags).warnings
+    assert bool(warnings) == warned
+    assert all("slower than fp32" in warning and flags in warning for warning in warnings)
+    assert told(host, flags).precision == flags.split()[1]
+
+
+def test_with_the_plugin_pinned_threads_do_no_harm_to_children() -> None:
+    users = {"OMP_PROC_BIND": "close"}
+    guarded, open_ = HOST, replace(HOST, torch=replace(TORCH, plugin=False))
+    assert not plan(guarded, environ=users).warnings
+    assert any("DataLoader" in warning for warning in plan(open_, environ=users).warnings)
+    assert "back from the plugin" in note(guarded, "OMP_PROC_BIND", "--affinity close").reason
+    assert "inherit one" in note(open_, "OMP_PROC_BIND", "--affinity close").reason
+
+
+@pytest.mark.parametrize(
+    ("version", "bundled", "warned"),
+    [("2.6.0", True, True), ("2.13.0", True, False), ("2.6.0", False, False)],
+)
+def test_a_gomp_variable_that_leaves_one_thread_is_warned_of(version: str, bundled: bool, warned: bool) -> None:
+    torch = replace(TORCH, version=version, bundled_openmp="/venv/torch.libs/libgomp-a3.so.1" if bundled else None)
+    warnings = plan(replace(HOST, torch=torch), environ={"GOMP_CPU_AFFINITY": "0-3"}).warnings
+    assert any("OMP_PLACES" in warning for warning in warnings) == warned

@@ -1,0 +1,246 @@
+"""A job as the planner decides it: who starts the ranks, where they meet, what they are told, what is refused."""
+
+import pytest
+
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.plan import JobPlan, LaunchPlan
+from cpulaunch.records.request import Program
+from tests.plan.machines import SCRIPT, ask, cpuset, machine, plan, quota, replace
+
+HOST = machine(sockets=2, cores=4)
+TWO = "--nproc-per-node 2"
+
+
+def job(flags: str, **more: object) -> JobPlan:
+    made = plan(HOST, flags, **more).job
+    assert made is not None
+    return made
+
+
+def told(made: LaunchPlan, index: int = 0) -> dict[str, str | None]:
+    return dict(made.workers[index].env)
+
+
+def test_any_option_of_a_job_makes_ranks_and_others_do_not() -> None:
+    assert plan(HOST, "--standalone").mode == "ranks"
+    assert plan(HOST, "--max-restarts 3").mode == "ranks"
+    for flags in ("", "--device cpu", "--scheduler none", "--log-dir d"):
+        assert plan(HOST, flags).job is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine", "backend", "endpoint", "port"),
+    [
+        (TWO, "native", "c10d", "localhost:0", None),
+        ("--standalone", "native", "c10d", "localhost:0", None),
+        ("--standalone --rdzv-backend etcd --rdzv-endpoint a:1", "native", "c10d", "localhost:0", None),
+        ("--master-port 1234", "native", "static", "127.0.0.1:1234", 1234),
+        ("--master-port 0", "native", "static", "127.0.0.1:0", None),
+        ("--master-addr ::1 --master-port 5", "native", "static", "[::1]:5", 5),
+        ("--rdzv-endpoint a:1", "native", "static", "a:1", 1),
+        ("--rdzv-backend c10d --rdzv-endpoint a:29400", "native", "c10d", "a:29400", None),
+        ("--rdzv-backend etcd --rdzv-endpoint a:2379", "native", "etcd", "a:2379", None),
+        ("--rdzv-backend mine --rdzv-endpoint a,b", "elastic", "mine", "a,b", None),
+        ("--logs-specs mine", "elastic", "c10d", "localhost:0", None),
+        ("--event-log-handler console", "elastic", "c10d", "localhost:0", None),
+        ("--nnodes 2 --master-addr a", "elastic", "static", "a:29500", 29500),
+        ("--nnodes 2 --node-rank 1 --master-addr a --master-port 5", "elastic", "static", "a:5", 5),
+        ("--nnodes 1:3 --rdzv-backend c10d --rdzv-endpoint a", "elastic", "c10d", "a", None),
+    ],
+)
+def test_the_engine_and_where_ranks_meet(
+    flags: str, engine: str, backend: str, endpoint: str, port: int | None
+) -> None:
+    made = job(flags)
+    assert (made.engine, made.rendezvous.backend, made.rendezvous.endpoint) == (engine, backend, endpoint)
+    if backend == "static":
+        assert made.master_port == port
+    else:
+        assert made.master_port is None
+
+
+def test_ranks_are_told_what_torchrun_tells_them() -> None:
+    made = plan(HOST, f"{TWO} --role trainer --max-restarts 2", environ={"RANK": "9", "MASTER_PORT": "1"})
+    environ = told(made, 1)
+    assert {name: environ[name] for name in ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK")} == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "ROLE_RANK": "1",
+        "GROUP_RANK": "0",
+    }
+    assert (environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"], environ["ROLE_WORLD_SIZE"]) == ("2", "2", "2")
+    assert (environ["ROLE_NAME"], environ["TORCHELASTIC_MAX_RESTARTS"]) == ("trainer", "2")
+    assert environ["OMP_NUM_THREADS"] == "4"
+    assert environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert [(worker.rank, worker.local_rank) for worker in made.workers] == [(0, 0), (1, 1)]
+
+
+def test_the_users_own_interface_and_threads_stay() -> None:
+    users = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    made = plan(HOST, TWO, environ=users)
+    assert not users.keys() & told(made).keys()
+    assert made.workers[0].threads == 3
+
+
+@pytest.mark.parametrize("flags", ["--nnodes 2 --master-addr a", "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a"])
+def test_several_hosts_are_told_by_torchs_agent_and_count_as_many_as_there_may_be(flags: str) -> None:
+    made = plan(HOST, f"{TWO} {flags}")
+    assert made.world_size == 4
+    assert not {"RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"} & told(made).keys()
+    assert [worker.local_rank for worker in made.workers] == [0, 1]
+
+
+def test_ranks_of_hosts_that_are_numbered_are_known() -> None:
+    made = plan(HOST, f"{TWO} --nnodes 2 --node-rank 1 --master-addr a")
+    assert [worker.rank for worker in made.workers] == [2, 3]
+    elastic = plan(HOST, f"{TWO} --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a")
+    assert [worker.rank for worker in elastic.workers] == [None, None]
+
+
+def test_the_way_to_the_other_hosts_names_the_interface() -> None:
+    from cpulaunch.plan.planner import make_plan
+
+    request = replace(ask(f"{TWO} --nnodes 2 --master-addr a"), endpoint_interface="eth7", endpoint_address="10.0.0.7")
+    made = make_plan(HOST, request)
+    assert (told(made)["GLOO_SOCKET_IFNAME"], told(made)["TP_SOCKET_IFNAME"]) == ("eth7", "eth7")
+    assert made.job is not None
+    assert made.job.local_addr == "10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("flags", "redirects", "tee"),
+    [
+        (TWO, (0, 0), (0, 0)),
+        (f"{TWO} --log-dir d", (0, 0), (3, 3)),
+        (f"{TWO} --log-dir d --redirects 1", (1, 1), (0, 0)),
+        (f"{TWO} --tee 1:2", (0, 0), (0, 2)),
+        (f"{TWO} --redirects 0:1,1:3", (1, 3), (0, 0)),
+    ],
+)
+def test_streams_by_local_rank(flags: str, redirects: tuple[int, ...], tee: tuple[int, ...]) -> None:
+    streams = job(flags).streams
+    assert (streams.redirects, streams.tee) == (redirects, tee)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "seconds"),
+    [
+        (TWO, {}, 30.0),
+        (f"{TWO} --grace 5", {}, 5.0),
+        (f"{TWO} --shutdown-timeout 4", {}, 4.0),
+        (TWO, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, 7.0),
+        (f"{TWO} --grace 5", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, 5.0),
+        ("", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, 30.0),
+    ],
+)
+def test_the_grace_of_a_job(flags: str, environ: dict[str, str], seconds: float) -> None:
+    assert plan(HOST, flags, environ=environ).launch.grace_seconds == seconds
+
+
+def test_ranks_of_a_cpuset_with_a_quota_get_equal_shares_of_it() -> None:
+    made = plan(quota(cpuset(HOST, "0-3"), 3.0), TWO)
+    assert [len(worker.cpus) for worker in made.workers] == [2, 2]
+    assert [worker.threads for worker in made.workers] == [1, 1]
+
+
+def test_ranks_that_share_a_numa_node_pin_no_threads_and_do_not_spin() -> None:
+    environ = told(plan(HOST, "--nproc-per-node 4 --numa-binding node --affinity explicit --wait-policy active"))
+    assert not {"OMP_PLACES", "KMP_AFFINITY"} & environ.keys()
+    assert environ.get("OMP_WAIT_POLICY") != "ACTIVE"
+
+
+def test_only_the_ranks_chosen_are_shown() -> None:
+    assert plan(HOST, f"{TWO} --local-ranks-filter 1").launch.show == frozenset((1,))
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "expected"),
+    [
+        (SCRIPT, "--standalone", "/venv/bin/python -u infer.py"),
+        (replace(SCRIPT, kind="module", target="pkg"), "--standalone", "/venv/bin/python -u -m pkg"),
+        (Program(kind="command", target="./run", args=("${local_rank}", "$HOME")), TWO, "./run 1 $HOME"),
+    ],
+)
+def test_the_command_line_of_a_rank(program: Program, flags: str, expected: str) -> None:
+    assert " ".join(plan(HOST, flags, program=program).workers[-1].argv) == expected
+
+
+def test_a_script_run_by_path_gets_its_own_arguments() -> None:
+    (worker,) = plan(HOST, "--run-path", program=replace(SCRIPT, args=("--x", "1"))).workers
+    assert worker.argv[:3] == ("/venv/bin/python", "-u", "-c")
+    assert worker.argv[4:] == ("infer.py", "--x", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (f"{TWO} --instances 2", ["--instances", "ranks are one job"]),
+        (f"{TWO} --cores-per-instance 2", ["--cores-per-instance"]),
+        (f"{TWO} --instance-index 0", ["--instance-index"]),
+        (f"{TWO} --env RANK=3", ["RANK", "--env"]),
+        (f"{TWO} --env MASTER_PORT=3", ["MASTER_PORT", "--master-port"]),
+        (f"{TWO} --env TORCHELASTIC_RUN_ID=3", ["TORCHELASTIC_RUN_ID"]),
+        ("--nnodes 2 --node-rank 2", ["no such host", "--node-rank 2", "0 to 1"]),
+        ("--node-rank 1", ["no such host", "0 to 0"]),
+        ("--nnodes 1:2", ["fixed number of hosts: --nnodes 1:2", "c10d"]),
+        ("--nnodes 2 --standalone", ["--standalone is one host", "2"]),
+        ("--rdzv-endpoint a", ["needs a port", "a"]),
+        ("--rdzv-endpoint a:99999", ["port", "99999"]),
+        ("--rdzv-backend c10d --rdzv-endpoint a:x", ["port", "x"]),
+        (f"{TWO} --redirects 2:1", ["no such local rank: --redirects 2", "0 to 1"]),
+        (f"{TWO} --tee 0:1,5:1", ["no such local rank: --tee 5"]),
+        (f"{TWO} --local-ranks-filter 0-3", ["no such local rank: --local-ranks-filter 2-3"]),
+        (f"{TWO} --local-ranks-filter 0 --show 1", ["--show and --local-ranks-filter"]),
+        (f"{TWO} --show 2", ["no such worker: 2", "--show"]),
+        (f"{TWO} --signals-to-handle SIGTERM,SIGFOO", ["SIGFOO"]),
+        (f"{TWO} --signals-to-handle SIGKILL", ["SIGKILL"]),
+        (f"{TWO} --signals-to-handle SIGRTMIN+1", ["SIGRTMIN+1"]),
+        (f"{TWO} --shutdown-timeout 3 --grace 4", ["--grace", "--shutdown-timeout 3"]),
+        ("--nnodes 2 --master-addr a --report r.json", ["--report", "several hosts"]),
+        ("--nnodes 2 --master-addr a --start-barrier", ["--start-barrier"]),
+        ("--nproc-per-node 9 --numa-binding exclusive", ["5 ranks on the 4 cores of NUMA node 0", "node"]),
+        ("--nproc-per-node gpu", ["GPU"]),
+        ("--nproc-per-node xpu", ["GPU"]),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error_with_numbers(flags: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(HOST, flags)
+    for part in parts:
+        assert part in str(caught.value)
+    assert caught.value.hint
+    assert str(caught.value).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (f"{TWO} --rdzv-backend c10d --master-port 5", "--master-port is not used"),
+        (f"{TWO} --rdzv-backend c10d --node-rank 5", "--node-rank is not used"),
+        ("--nnodes 2", "no --master-addr"),
+        ("--nnodes 2 --rdzv-backend c10d", "no --rdzv-endpoint"),
+        ("--nnodes 1:2 --standalone", "--nnodes is not used"),
+        ("--nproc-per-node 9", "9 ranks on 8 cores"),
+        ("--nproc-per-node 4 --numa-binding node --affinity close", "--affinity close is not applied"),
+    ],
+)
+def test_what_has_no_effect_is_said(flags: str, part: str) -> None:
+    assert any(part in warning for warning in plan(HOST, flags).warnings)
+
+
+@pytest.mark.parametrize("flags", [TWO, "--standalone", "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a:1"])
+def test_an_ordinary_job_warns_of_nothing(flags: str) -> None:
+    assert plan(HOST, flags).warnings == ()
+
+
+def test_the_plan_says_who_starts_the_ranks_and_where_they_meet() -> None:
+    notes = {note.setting: note for note in plan(HOST, f"{TWO} --master-port 77").notes}
+    assert notes["nproc_per_node"].value == "2"
+    assert notes["engine"].value == "native"
+    assert "one host" in notes["engine"].reason
+    assert (notes["rendezvous"].value, notes["rendezvous"].origin) == ("127.0.0.1, port 77", "cli")
+
+
+def test_options_without_a_job_say_that_they_have_no_effect() -> None:
+    notes = {note.setting: note for note in plan(HOST, "--device cpu").notes}
+    assert "without effect" in notes["device"].reason

@@ -1,0 +1,175 @@
+"""Which libraries are found, in which order, and which are not to be trusted."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.probe import Root, probe_host
+from cpulaunch.probe.software.libraries import untrusted_part
+from cpulaunch.records.host import Host
+from tests.probe.libraries import elf_header, ld_cache, library
+from tests.roots import GRACE, RootSpec, X86Cpu, write_root
+
+MULTIARCH = "/usr/lib/x86_64-linux-gnu"
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and ELF files are Unix's")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_root(tmp_path / "machine", RootSpec(cores_per_l3=1))
+
+
+def found(root: Path, *, interpreter: str | None = None, **environ: str) -> list[tuple[str, str]]:
+    host: Host = probe_host(Root(str(root)), interpreter=interpreter, environ=environ, detail="launch")
+    return [(library.name, library.path) for library in host.libraries]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        (f"{MULTIARCH}/libtcmalloc.so.4", "tcmalloc"),
+        (f"{MULTIARCH}/libtcmalloc_minimal.so.4.5.9", "tcmalloc"),
+        ("/usr/lib64/libjemalloc.so.2", "jemalloc"),
+        ("/usr/local/lib/libmimalloc.so.2.1", "mimalloc"),
+        ("/usr/lib/libiomp5.so", "intel"),
+        ("/usr/local/lib64/libomp.so.5", "llvm"),
+        (f"{MULTIARCH}/libgomp.so.1", "gnu"),
+    ],
+)
+def test_every_soname_in_every_usual_folder(root: Path, file: str, name: str) -> None:
+    library(root, file)
+    assert found(root) == [(name, file)]
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["libtcmalloc_debug.so.4", "libjemalloc.a", "libjemalloc.so.2.bak", "libomptarget.so", "libgomp-24e2ab19.so.1"],
+)
+def test_other_files_are_not_taken_for_them(root: Path, file: str) -> None:
+    library(root, f"{MULTIARCH}/{file}")
+    assert found(root) == []
+
+
+def test_the_minimal_tcmalloc_comes_first_and_links_count_once(root: Path) -> None:
+    library(root, f"{MULTIARCH}/libtcmalloc.so.4")
+    library(root, f"{MULTIARCH}/libtcmalloc_minimal.so.4.5.9")
+    for name in ("libtcmalloc_minimal.so", "libtcmalloc_minimal.so.4"):
+        (root / MULTIARCH[1:] / name).symlink_to("libtcmalloc_minimal.so.4.5.9")
+    assert found(root) == [
+        ("tcmalloc", f"{MULTIARCH}/libtcmalloc_minimal.so.4"),
+        ("tcmalloc", f"{MULTIARCH}/libtcmalloc.so.4"),
+    ]
+
+
+def test_the_environment_comes_before_the_system(root: Path) -> None:
+    for folder in (MULTIARCH, "/opt/env/lib", "/opt/conda/lib", "/extra"):
+        library(root, f"{folder}/libjemalloc.so.2")
+    (root / "opt/env/lib/python3.12/site-packages").mkdir(parents=True)
+    names = found(
+        root, interpreter="/opt/env/bin/python", CONDA_PREFIX="/opt/conda", LD_LIBRARY_PATH="/extra:relative:"
+    )
+    assert [path for _, path in names] == [
+        f"{folder}/libjemalloc.so.2" for folder in ("/opt/env/lib", "/opt/conda/lib", "/extra", MULTIARCH)
+    ]
+
+
+def test_what_is_preloaded_first_is_listed_first(root: Path) -> None:
+    for name in ("libgomp.so.1", "libiomp5.so", "libmimalloc.so", "libjemalloc.so.2", "libtcmalloc.so.4"):
+        library(root, f"{MULTIARCH}/{name}")
+    assert [name for name, _ in found(root)] == ["tcmalloc", "jemalloc", "mimalloc", "intel", "gnu"]
+
+
+@pytest.mark.parametrize("old_format_first", [False, True])
+def test_the_loader_cache_names_libraries_elsewhere(root: Path, old_format_first: bool) -> None:
+    library(root, "/opt/odd/libtcmalloc_minimal.so.4")
+    entries = [
+        ("libc.so.6", "/usr/lib/libc.so.6"),
+        ("libtcmalloc_minimal.so.4", "/opt/odd/libtcmalloc_minimal.so.4"),
+        ("libjemalloc.so.2", "/gone/libjemalloc.so.2"),
+    ]
+    (root / "etc").mkdir()
+    (root / "etc/ld.so.cache").write_bytes(ld_cache(entries, old_format_first=old_format_first))
+    assert found(root) == [("tcmalloc", "/opt/odd/libtcmalloc_minimal.so.4")]
+
+
+@pytest.mark.parametrize("size", [0, 10, 30, 60, 75])
+def test_a_damaged_loader_cache_is_no_cache(root: Path, size: int) -> None:
+    library(root, "/opt/odd/libjemalloc.so.2")
+    (root / "etc").mkdir()
+    whole = ld_cache([("libjemalloc.so.2", "/opt/odd/libjemalloc.so.2"), ("libx.so", "/x")])
+    (root / "etc/ld.so.cache").write_bytes(whole[:size])
+    assert found(root) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"INPUT(-ljemalloc)", elf_header(183), elf_header(3, elf_class=1)])
+def test_a_library_for_another_machine_is_left_out(root: Path, content: bytes) -> None:
+    library(root, f"{MULTIARCH}/libjemalloc.so.2").write_bytes(content)
+    assert found(root) == []
+
+
+def test_the_machine_of_the_root_counts_not_this_one(tmp_path: Path) -> None:
+    root = write_root(tmp_path, RootSpec(cpu=GRACE))
+    file = library(root, "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2", machine=183)
+    assert found(root) == [("jemalloc", "/" + str(file.relative_to(root)))]
+    assert found(write_root(tmp_path, RootSpec(cpu=X86Cpu()))) == []
+
+
+def test_trust_is_not_judged_in_a_captured_machine(root: Path) -> None:
+    library(root, f"{MULTIARCH}/libjemalloc.so.2").chmod(0o666)
+    assert probe_host(Root(str(root))).libraries[0].untrusted is None
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A folder of ours that nobody else may write."""
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+def test_our_own_files_are_trusted(private: Path) -> None:
+    assert untrusted_part(Root(), str(library(private, "libjemalloc.so.2"))) is None
+
+
+@pytest.mark.parametrize("where", ["file", "folder"])
+def test_what_everyone_may_write_is_named(private: Path, where: str) -> None:
+    file = library(private, "lib/libjemalloc.so.2")
+    part = file if where == "file" else file.parent
+    part.chmod(0o777)
+    assert untrusted_part(Root(), str(file)) == f"{part} may be written by everyone"
+
+
+def test_a_sticky_folder_is_fine(private: Path) -> None:
+    file = library(private, "lib/libjemalloc.so.2")
+    file.parent.chmod(0o1777)
+    assert untrusted_part(Root(), str(file)) is None
+
+
+def test_the_way_through_a_link_is_judged_too(private: Path) -> None:
+    file = library(private, "real/libjemalloc.so.2")
+    shared = private / "shared"
+    shared.mkdir()
+    (shared / "libjemalloc.so.2").symlink_to(file)
+    shared.chmod(0o777)
+    assert untrusted_part(Root(), str(shared / "libjemalloc.so.2")) == f"{shared} may be written by everyone"
+
+
+@pytest.mark.root
+def test_groups_and_other_owners(private: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to others")
+    file = library(private, "lib/libjemalloc.so.2")
+    file.chmod(0o664)
+    assert untrusted_part(Root(), str(file)) is None
+    os.chown(file, 0, 12345)
+    assert untrusted_part(Root(), str(file)) == f"{file} may be written by group 12345"
+    os.chown(file, 12345, 12345)
+    assert untrusted_part(Root(), str(file)) == f"{file} belongs to user 12345"
+
+
+def test_this_machines_libraries_are_real_files() -> None:
+    libraries = probe_host(Root(), interpreter=sys.executable, detail="launch").libraries
+    assert all(os.path.isfile(library.path) for library in libraries)
+    assert len({os.path.realpath(library.path) for library in libraries}) == len(libraries)

@@ -1,0 +1,404 @@
+"""Broken and hostile profiles: each is refused with its file, line and key; none hangs or ends in a traceback."""
+
+import os
+
+import pytest
+
+from cpulaunch.profile.file import MAX_BYTES, parse_profile, read_profile
+from cpulaunch.records.errors import UsageError
+
+HEAD = 'kind = "intent"\nsummary = "s"\n'
+SERVER = 'kind = "server"\nsummary = "s"\n[applies]\narch = "x86_64"\n'
+REASON = 'reason = "r"\n'
+
+
+def setting(name, value, more=""):
+    return f"[settings.{name}]\nvalue = {value}\n{REASON}{more}"
+
+
+def env(name, value='"1"', more=""):
+    return f"[env.{name}]\nvalue = {value}\n{REASON}{more}"
+
+
+BROKEN = {
+    # name: (text, what, value, place after the file's name, part of the hint)
+    "not TOML": (HEAD + "x = = 1", "profile is not TOML", "Invalid value", ", line 3", "validate"),
+    "unterminated": (HEAD + 'x = "', "profile is not TOML", "Unterminated string", ", line 3", ""),
+    "key twice": (HEAD + 'kind = "intent"', "profile is not TOML", "Cannot overwrite a value", ", line 3", ""),
+    "digits": (HEAD + "x = [\n" + "9" * 1999 + "\n]", "unknown key in profile", "x", ", line 3, x", ""),
+    "nested arrays": ("x = " + "[\n" * 9000, "profile is not TOML", "nested too deeply", "", ""),
+    "nested tables": ("x = " + "{a=[\n" * 9000, "profile is not TOML", "nested too deeply", "", ""),
+    "empty": ("", "profile lacks a key", "missing", ", summary", "add summary"),
+    "no kind": ('summary = "s"', "profile lacks a key", "missing", ", kind", "add kind"),
+    "kind": ('summary = "s"\nkind = "robot"', "wrong value in profile", "robot", ", line 2, kind", "intent"),
+    "summary": ('summary = 3\nkind = "intent"', "wrong value in profile", "3", ", line 1, summary", "a string"),
+    "escape": ('summary = "\\u001b[2J"\nkind = "intent"', "wrong value in profile", "?[2J", ", line 1, summary", ""),
+    "top key": (HEAD + "sumary = 1", "unknown key in profile", "sumary", ", line 3, sumary", "did you mean summary?"),
+    "no applies": ('kind = "server"\nsummary = "s"', "profile lacks a key", "missing", ", applies", "[applies]"),
+    "applies empty": (HEAD + "[applies]", "expected conditions in profile", "{}", ", line 3, applies", ""),
+    "applies text": ('applies = "all"\n' + HEAD, "expected conditions in profile", "all", ", line 1, applies", ""),
+    "condition": (HEAD + "[applies]\ncolour = 1", "unknown key in profile", "colour", ", line 4, applies.colour", ""),
+    "second alternative": (
+        HEAD + "[[applies]]\nquota = true\n\n[[applies]]\n# a comment\nquota = 1\n",
+        "wrong value in profile",
+        "1",
+        ", line 8, applies.1.quota",
+        "true or false",
+    ),
+    "models": (HEAD + '[applies]\nmodels = ["a"]', "wrong value in profile", "['a']", ", line 4, applies.models", ""),
+    "range": (
+        HEAD + "[applies]\nmodels = [[9, 1]]",
+        "wrong value in profile",
+        "[[9, 1]]",
+        ", line 4, applies.models",
+        "",
+    ),
+    "bool model": (HEAD + "[applies]\nfamily = true", "wrong value in profile", "True", ", line 4, applies.family", ""),
+    "feature": (
+        HEAD + '[applies]\nfeatures = ["avx9"]',
+        "wrong value in profile",
+        "['avx9']",
+        ", line 4, applies.features",
+        "no such feature: avx9",
+    ),
+    "settings": (HEAD + "settings = 1", "expected a table in profile", "1", ", line 3, settings", "[settings]"),
+    "short form": (
+        HEAD + '[settings]\nopenmp = "intel"',
+        "expected a table in profile",
+        "intel",
+        ", line 4, settings.openmp",
+        "[settings.openmp]",
+    ),
+    "setting": (
+        HEAD + setting("alocator", '"jemalloc"'),
+        "unknown setting in profile",
+        "alocator",
+        ", line 3, settings.alocator",
+        "did you mean allocator?",
+    ),
+    "not for profiles": (
+        HEAD + setting("cpus", '"0-3"'),
+        "setting cannot be in a profile",
+        "cpus",
+        ", line 3, settings.cpus",
+        "--cpus",
+    ),
+    "wrong type": (
+        HEAD + setting("smt", '"no"'),
+        "wrong value in profile",
+        "no",
+        ", line 4, settings.smt.value",
+        "true or false",
+    ),
+    "wrong word": (
+        HEAD + setting("allocator", '"malloc"'),
+        "wrong value in profile",
+        "malloc",
+        ", line 4, settings.allocator.value",
+        "tcmalloc",
+    ),
+    "infinite": (
+        HEAD + setting("grace", "inf"),
+        "wrong value in profile",
+        "inf",
+        ", line 4, settings.grace.value",
+        "finite",
+    ),
+    "negative": (
+        HEAD + setting("reserve", "-1"),
+        "wrong value in profile",
+        "-1",
+        ", line 4, settings.reserve.value",
+        "",
+    ),
+    "inline": (
+        HEAD + '[settings]\nsmt = { value = 3, reason = "r" }',
+        "wrong value in profile",
+        "3",
+        ", line 4, settings.smt.value",
+        "",
+    ),
+    "dotted": (
+        HEAD + 'settings.smt.reason = "r"\nsettings.smt."value" = 3',
+        "wrong value in profile",
+        "3",
+        ", line 4, settings.smt.value",
+        "",
+    ),
+    "no value": (
+        HEAD + "[settings.openmp]\n" + REASON,
+        "profile lacks a key",
+        "missing",
+        ", line 3, settings.openmp.value",
+        'value = "auto"',
+    ),
+    "no reason": (
+        HEAD + "[settings.smt]\nvalue = true",
+        "profile lacks a key",
+        "missing",
+        ", line 3, settings.smt.reason",
+        "one line",
+    ),
+    "setting's key": (
+        HEAD + setting("smt", "true", "why = 1"),
+        "unknown key in profile",
+        "why",
+        ", line 6, settings.smt.why",
+        "",
+    ),
+    "source": (
+        HEAD + setting("smt", "true", 'source = "a blog"'),
+        "wrong value in profile",
+        "a blog",
+        ", line 6, settings.smt.source",
+        "https://",
+    ),
+    "script as source": (
+        HEAD + setting("smt", "true", 'source = "javascript:alert(1)"'),
+        "wrong value in profile",
+        "javascript:alert(1)",
+        ", line 6, settings.smt.source",
+        "",
+    ),
+    "date": (
+        HEAD + setting("smt", "true", 'date = "2026-11-21"'),
+        "wrong value in profile",
+        "2026-11-21",
+        ", line 6, settings.smt.date",
+        "without quotes",
+    ),
+    "date and time": (
+        HEAD + setting("smt", "true", "date = 2026-11-21T10:00:00"),
+        "wrong value in profile",
+        "datetime.datetime(2026, 11, 21, 10, 0)",
+        ", line 6, settings.smt.date",
+        "",
+    ),
+    "long reason": (
+        HEAD + f'[settings.smt]\nvalue = true\nreason = "{"x" * 501}"',
+        "wrong value in profile",
+        "x" * 57 + "...",
+        ", line 5, settings.smt.reason",
+        "at most 500",
+    ),
+    "reason of lines": (
+        HEAD + '[settings.smt]\nvalue = true\nreason = """a\nb"""',
+        "wrong value in profile",
+        "a?b",
+        ", line 5, settings.smt.reason",
+        "one line",
+    ),
+    "number for a variable": (
+        HEAD + env("X", "1"),
+        "wrong value in profile",
+        "1",
+        ", line 4, env.X.value",
+        "a string",
+    ),
+    "owned variable": (
+        HEAD + env("OMP_NUM_THREADS"),
+        "variable cannot be set by a profile",
+        "OMP_NUM_THREADS",
+        ", line 3, env.OMP_NUM_THREADS",
+        "[settings.threads]",
+    ),
+    "preload": (
+        HEAD + env("LD_PRELOAD"),
+        "variable cannot be set by a profile",
+        "LD_PRELOAD",
+        ", line 3, env.LD_PRELOAD",
+        "[settings.allocator]",
+    ),
+    "loader": (
+        HEAD + env("LD_AUDIT"),
+        "variable cannot be set by a profile",
+        "LD_AUDIT",
+        ", line 3, env.LD_AUDIT",
+        "--env",
+    ),
+    "code": (
+        HEAD + env("PYTHONPATH"),
+        "variable cannot be set by a profile",
+        "PYTHONPATH",
+        ", line 3, env.PYTHONPATH",
+        "--env",
+    ),
+    "rank": (
+        HEAD + env("LOCAL_RANK"),
+        "variable cannot be set by a profile",
+        "LOCAL_RANK",
+        ", line 3, env.LOCAL_RANK",
+        "",
+    ),
+    "wrong results": (
+        HEAD + env("OMP_DYNAMIC", '"TRUE"'),
+        "variable cannot be set by a profile",
+        "OMP_DYNAMIC",
+        ", line 3, env.OMP_DYNAMIC",
+        "pytorch#168965",
+    ),
+    "two runtimes": (
+        HEAD + env("KMP_DUPLICATE_LIB_OK"),
+        "variable cannot be set by a profile",
+        "KMP_DUPLICATE_LIB_OK",
+        ", line 3, env.KMP_DUPLICATE_LIB_OK",
+        "two OpenMP runtimes",
+    ),
+    "hang": (
+        HEAD + env("KMP_FORKJOIN_BARRIER_PATTERN", '"dist,dist"'),
+        "variable cannot be set by a profile",
+        "KMP_FORKJOIN_BARRIER_PATTERN",
+        ", line 3, env.KMP_FORKJOIN_BARRIER_PATTERN",
+        "llvm-project#80664",
+    ),
+    "variable's name": (
+        HEAD + '[env."A=B"]\nvalue = "1"\n' + REASON,
+        "variable cannot be set by a profile",
+        "A=B",
+        ", line 3, env.A=B",
+        "not the name",
+    ),
+}
+
+CONTRADICTIONS = {
+    "active under a quota": (
+        'kind = "situation"\nsummary = "s"\n[applies]\nquota = true\n' + setting("wait_policy", '"active"'),
+        ", line 6, settings.wait_policy.value",
+        "quota",
+    ),
+    "pinned under a quota": (
+        'kind = "situation"\nsummary = "s"\n[applies]\nquota = true\n' + setting("affinity", '"close"'),
+        ", line 6, settings.affinity.value",
+        "quota",
+    ),
+    "explicit without a binder": (
+        HEAD + setting("affinity", '"explicit"') + setting("binder", '"none"'),
+        ", line 4, settings.affinity.value",
+        "binder none",
+    ),
+    "taskset places no memory": (
+        HEAD + setting("binder", '"taskset"') + setting("membind", '"bind"'),
+        ", line 7, settings.membind.value",
+        "numactl",
+    ),
+    "MKL dispatch on Intel": (
+        SERVER + 'vendor = "GenuineIntel"\n' + setting("mkl_dispatch", '"on"'),
+        ", line 7, settings.mkl_dispatch.value",
+        "AMD",
+    ),
+    "Intel's OpenMP on Arm": (
+        SERVER.replace("x86_64", "aarch64") + setting("openmp", '"intel"'),
+        ", line 6, settings.openmp.value",
+        "x86_64",
+    ),
+    "KMP variables for libgomp": (
+        HEAD + setting("openmp", '"default"') + env("KMP_SETTINGS"),
+        ", line 4, settings.openmp.value",
+        "KMP_",
+    ),
+    "jemalloc's variable for tcmalloc": (
+        HEAD + setting("allocator", '"tcmalloc"') + env("MALLOC_CONF"),
+        ", line 4, settings.allocator.value",
+        "MALLOC_CONF",
+    ),
+    "two engines": (
+        HEAD + setting("graph", '"inductor"') + setting("ipex", "true"),
+        ", line 7, settings.ipex.value",
+        "choose one",
+    ),
+    "a mode without torch.compile": (
+        HEAD + setting("graph", '"onednn"') + setting("compile_mode", '"max-autotune"'),
+        ", line 7, settings.compile_mode.value",
+        'graph = "inductor"',
+    ),
+    "pinned memory without GPUs": (
+        'kind = "situation"\nsummary = "s"\n[applies]\ngpus = false\n' + setting("pin_memory", "true"),
+        ", line 6, settings.pin_memory.value",
+        "GPUs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_profile_is_refused_with_line_and_key(name):
+    text, what, value, place, hint = BROKEN[name]
+    with pytest.raises(UsageError) as caught:
+        parse_profile(text, name="mine", path="dir/mine.toml")
+    error = caught.value
+    assert (error.what, error.exit_code) == (what, 2)
+    assert str(error.value).startswith(value)
+    assert str(error.source) == "dir/mine.toml" + place
+    assert hint in str(error.hint)
+    assert len(str(error).splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_profile_that_contradicts_itself_is_refused(name):
+    text, place, why = CONTRADICTIONS[name]
+    with pytest.raises(UsageError) as caught:
+        parse_profile(text, name="mine", path="mine.toml")
+    assert caught.value.what == "profile contradicts itself"
+    assert caught.value.source == "mine.toml" + place
+    assert why in str(caught.value.hint)
+
+
+def test_what_is_no_contradiction():
+    either = "kind = 'situation'\nsummary = 's'\n[[applies]]\nquota = true\n[[applies]]\ngpus = true\n"
+    parse_profile(either + setting("wait_policy", '"active"'), name="mine")
+    parse_profile(SERVER + setting("mkl_dispatch", '"on"') + setting("openmp", '"intel"'), name="mine")
+    parse_profile(HEAD + setting("graph", '"off"') + setting("ipex", "true"), name="mine")
+    parse_profile(HEAD + setting("graph", '"inductor"') + setting("compile_mode", '"default"'), name="mine")
+    parse_profile(HEAD + setting("pin_memory", "true") + setting("dataloader_workers", '"auto"'), name="mine")
+    parse_profile(HEAD + setting("binder", '"numactl"') + setting("membind", '"bind"'), name="mine")
+
+
+def refused(path):
+    with pytest.raises(UsageError) as caught:
+        read_profile(str(path))
+    place = f" ({caught.value.source})" if caught.value.source else ""
+    return f"{caught.value.what}: {caught.value.value}{place}"
+
+
+def test_files_that_are_no_profiles(tmp_path):
+    big = tmp_path / "big.toml"
+    big.write_bytes(b'summary = "' + b"x" * 10_000_000)
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b'summary = "s"\nkind = "\xff\xfe\x00"')
+    assert refused(big) == f"cannot read profile: {big}: larger than {MAX_BYTES // 1024} KiB"
+    assert refused(binary) == f"profile is not UTF-8 text: byte 22 ({binary}, line 2)"
+    assert refused(tmp_path) == f"cannot read profile: {tmp_path}: Is a directory"
+    assert refused(tmp_path / "no.toml").startswith(f"cannot read profile: {tmp_path}/no.toml: No such file")
+
+
+def test_files_that_never_end(tmp_path):
+    fifo = tmp_path / "fifo.toml"
+    os.mkfifo(fifo)
+    assert "not a regular file" in refused(fifo)
+    link = tmp_path / "zero.toml"
+    link.symlink_to("/dev/zero")
+    assert "not a regular file" in refused(link)
+    loop = tmp_path / "loop.toml"
+    loop.symlink_to(loop)
+    assert "cannot read profile" in refused(loop)
+
+
+def test_a_line_too_long_to_be_meant():
+    with pytest.raises(UsageError) as caught:
+        parse_profile(HEAD + "a" + ".a" * 30_000 + " = 1", name="mine", path="mine.toml")
+    assert caught.value.what == "line too long in profile"
+    assert (caught.value.value, caught.value.source) == ("60005 characters", "mine.toml, line 3")
+
+
+def test_an_unreadable_file(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root reads every file")
+    path = tmp_path / "secret.toml"
+    path.write_text(HEAD)
+    path.chmod(0)
+    assert "Permission denied" in refused(path)
+
+
+def test_windows_line_ends_count_as_one_line(tmp_path):
+    path = tmp_path / "dos.toml"
+    path.write_bytes(HEAD.replace("\n", "\r\n").encode() + b"oops = 1\r\n")
+    assert refused(path) == f"unknown key in profile: oops ({path}, line 3, oops)"

@@ -1,0 +1,182 @@
+"""Which presets a host gets, and how the values of several profiles are merged."""
+
+import pytest
+
+from cpulaunch.profile.model import matches, specificity
+from cpulaunch.profile.selection import (
+    chosen_layers,
+    chosen_profiles,
+    find_profile,
+    presets,
+    profile_warnings,
+    user_profile_dir,
+)
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.request import Layer, merge
+from tests.profile.hosts import AMX, AVX512, amd, arm, host, xeon
+
+USERS = """
+kind = "intent"
+summary = "mine"
+[settings.allocator]
+value = "jemalloc"
+reason = "measured here"
+[env.MY_VARIABLE]
+value = "7"
+reason = "because"
+"""
+
+PICKS = {
+    "skylake": (xeon(85, *AVX512), "xeon-skylake"),
+    "cascade lake": (xeon(85, *AVX512, "avx512_bf16"), "xeon-skylake"),
+    "ice lake": (xeon(106, *AVX512), "xeon-icelake"),
+    "ice lake D": (xeon(108, *AVX512), "xeon-icelake"),
+    "sapphire rapids": (xeon(143, *AMX), "xeon-amx"),
+    "emerald rapids": (xeon(207, *AMX), "xeon-amx"),
+    "granite rapids": (xeon(173, *AMX), "xeon-amx"),
+    "granite rapids D": (xeon(174, *AMX), "xeon-amx"),
+    "AMX hidden by the hypervisor": (xeon(143, *AVX512), None),
+    "sierra forest": (xeon(175, "avx2"), None),
+    "rome": (amd(0x17, 0x31, "avx2"), "epyc-zen2"),
+    "milan": (amd(0x19, 0x01, "avx2"), "epyc-zen3"),
+    "genoa": (amd(0x19, 0x11, *AVX512), "epyc-zen4"),
+    "bergamo": (amd(0x19, 0xA0, *AVX512), "epyc-zen4"),
+    "turin": (amd(0x1A, 0x02, *AVX512), "epyc-zen5"),
+    "turin dense": (amd(0x1A, 0x11, *AVX512), "epyc-zen5"),
+    "ryzen 5000": (amd(0x19, 0x21, "avx2"), None),
+    "ryzen 7000": (amd(0x19, 0x61, *AVX512), None),
+    "graviton 2": (arm(0xD0C, platform="Amazon EC2"), "graviton2"),
+    "graviton 3": (arm(0xD40, platform="Amazon EC2"), "graviton3"),
+    "graviton 4": (arm(0xD4F, platform="Amazon EC2"), "graviton4"),
+    "altra": (arm(0xD0C, platform="GIGABYTE"), "ampere"),
+    "ampere one": (arm(0xAC3, vendor="Ampere", platform="Supermicro"), "ampere"),
+    "grace": (arm(0xD4F, platform="NVIDIA"), "grace"),
+    "grace sold by another": (arm(0xD4F, platform="Supermicro"), "grace"),
+    "google axion": (arm(0xD4F, platform="Google"), None),
+    "neoverse N1 of unknown make": (arm(0xD0C), None),
+    "hybrid laptop": (xeon(0x9A, "avx2", kinds=("performance", "efficiency")), "hybrid-desktop"),
+    "one kind of core, named": (xeon(0x9A, "avx2", kinds=("performance", "performance")), None),
+    "quota": (amd(0x19, 0x11, *AVX512, quota=4.0), "container,epyc-zen4"),
+    "container without a quota": (amd(0x19, 0x11, *AVX512, container=True), "epyc-zen4"),
+    "GPU node": (xeon(143, *AMX, gpus=8), "gpu-node,xeon-amx"),
+    "GPU pod": (xeon(143, *AMX, gpus=1, quota=8.0), "container,gpu-node,xeon-amx"),
+    "nothing known": (host(arch="riscv64"), None),
+    "unknown model": (xeon(1), None),
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_auto_picks(name):
+    machine, label = PICKS[name]
+    assert chosen_layers(("auto",), machine, config_dir=None)[1] == label
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_no_two_server_presets_fit_equally_well(name):
+    machine, _ = PICKS[name]
+    fits = [specificity(preset, machine) for preset in presets() if preset.kind == "server"]
+    assert sum(fit == max(fits) for fit in fits) == 1 or max(fits) == -1
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (("none",), None),
+        (("auto", "auto"), "container,xeon-amx"),
+        (("throughput",), "throughput,container,xeon-amx"),
+        (("latency", "training"), "latency,training,container,xeon-amx"),
+        (("auto", "latency"), "container,xeon-amx,latency"),
+        (("grace",), "grace"),
+        (("throughput", "epyc-zen4"), "throughput,epyc-zen4"),
+        (("hybrid-desktop",), "hybrid-desktop,container,xeon-amx"),
+    ],
+)
+def test_named_profiles(names, label):
+    machine = xeon(207, *AMX, quota=1.5)
+    assert chosen_layers(names, machine, config_dir=None)[1] == label
+
+
+def test_the_leftmost_profile_wins_and_says_why():
+    machine = xeon(207, *AMX, gpus=1)
+    layers, label = chosen_layers(("training", "gpu-node"), machine, config_dir=None)
+    request = merge(layers, program=None, profile=label, environ={})
+    assert (request.settings.grace, request.origin("grace")) == (120.0, "profile:training")
+    assert "checkpoint" in request.reasons["grace"]
+    assert request.settings.dist_backend == "auto"
+    assert not request.distributed
+    assert request.origin("openmp") == "profile:xeon-amx"
+
+
+def test_the_command_line_wins_over_every_profile():
+    layers, label = chosen_layers(("training",), xeon(207, *AMX), config_dir=None)
+    request = merge([Layer(origin="cli", values={"grace": 3.0}), *layers], program=None, profile=label, environ={})
+    assert (request.settings.grace, request.origin("grace")) == (3.0, "cli")
+    assert "grace" not in request.reasons
+
+
+def test_variables_of_a_profile_keep_their_reason():
+    layers, label = chosen_layers(("auto",), arm(0xD40, platform="Amazon EC2"), config_dir=None)
+    request = merge(layers, program=None, profile=label, environ={})
+    ((origin, variable),) = request.profile_env
+    assert (origin, variable.name, variable.value) == ("profile:graviton3", "LRU_CACHE_CAPACITY", "1024")
+    assert variable.reason
+
+
+def test_a_user_profile_by_name_and_by_path(tmp_path):
+    (tmp_path / "mine.toml").write_text(USERS)
+    for name in ("mine", str(tmp_path / "mine.toml")):
+        layers, label = chosen_layers((name,), xeon(207, *AMX), config_dir=str(tmp_path))
+        assert label == "mine,xeon-amx"
+        assert layers[0].values == {"allocator": "jemalloc"}
+        assert [variable.name for variable in layers[0].env] == ["MY_VARIABLE"]
+
+
+def test_a_user_profile_goes_before_a_preset_of_the_same_name(tmp_path):
+    (tmp_path / "latency.toml").write_text(USERS)
+    assert find_profile("latency", config_dir=str(tmp_path)).summary == "mine"
+    assert find_profile("latency", config_dir=None).path is None
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "hint"),
+    [
+        (("trouhgput",), "'trouhgput'", "did you mean throughput?"),
+        (("mime",), "'mime'", "did you mean mine?"),
+        (("xyzzy",), "'xyzzy'", "cpulaunch profiles list"),
+        (("none", "latency"), "none,latency", "--profile none"),
+        (("auto", "./absent.toml"), "./absent.toml: No such file or directory", "name a profile file"),
+    ],
+)
+def test_names_that_cannot_be_meant(tmp_path, names, value, hint):
+    (tmp_path / "mine.toml").write_text(USERS)
+    with pytest.raises(UsageError) as caught:
+        chosen_layers(names, xeon(207, *AMX), config_dir=str(tmp_path))
+    assert (caught.value.value, caught.value.hint) == (value, hint)
+
+
+def test_a_named_profile_for_another_machine_is_used_and_warned_of():
+    machine = xeon(207, *AMX)
+    (warning,) = profile_warnings(("graviton4",), machine, config_dir=None)
+    assert warning.startswith("profile graviton4 is not made for this machine")
+    assert profile_warnings(("auto", "latency"), machine, config_dir=None) == ()
+    assert [profile.name for profile in chosen_profiles(("graviton4",), machine, config_dir=None)] == ["graviton4"]
+
+
+def test_absent_facts_match_no_condition_on_them():
+    grace = find_profile("grace", config_dir=None)
+    assert matches(grace, arm(0xD4F, platform="Dell Inc."))
+    assert not matches(grace, arm(0xD4F, platform=None))
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}, "/x/cpulaunch/profiles"),
+        ({"HOME": "/h"}, "/h/.config/cpulaunch/profiles"),
+        ({"XDG_CONFIG_HOME": "relative", "HOME": "/h"}, "/h/.config/cpulaunch/profiles"),
+        ({"XDG_CONFIG_HOME": "", "HOME": "/h"}, "/h/.config/cpulaunch/profiles"),
+        ({}, None),
+    ],
+)
+def test_where_user_profiles_live(environ, folder):
+    assert user_profile_dir(environ) == folder

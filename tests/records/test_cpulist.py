@@ -1,0 +1,64 @@
+"""The kernel's list and mask formats, as tables and as a property."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpulaunch.records.cpulist import format_cpulist, parse_cpulist, parse_cpumask
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("", set()),
+        ("\n", set()),
+        ("0\n\0", {0}),
+        ("0-3,8", {0, 1, 2, 3, 8}),
+        (" 0 , 2 ", {0, 2}),
+        ("0-8:2", {0, 2, 4, 6, 8}),
+        ("0-7:1/4", {0, 4}),
+        ("0-7:2/4", {0, 1, 4, 5}),
+        ("1023", {1023}),
+    ],
+)
+def test_lists(text, ids):
+    assert parse_cpulist(text) == ids
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "3-1", "-1", "1-", "0-3:0", "0-3:", "0-7:2/", "0-7:/4", "0-3:5/4", "1--2", "0x1", "٣", "0-99999"]
+)
+def test_malformed_lists(text):
+    with pytest.raises(ValueError, match="malformed CPU list part"):
+        parse_cpulist(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("00000000,000000ff\n", set(range(8))),
+        ("1", {0}),
+        ("80000000,00000000", {63}),
+        ("", set()),
+        ("0x3", {0, 1}),
+        ("00000000,00000000\0", set()),
+    ],
+)
+def test_masks(text, ids):
+    assert parse_cpumask(text) == ids
+
+
+@pytest.mark.parametrize("text", ["-1", "f_f", "g", "-f,00000001", "0x-1", "f" * 5000])
+def test_malformed_masks(text):
+    with pytest.raises(ValueError, match=r"malformed|invalid literal"):
+        parse_cpumask(text)
+
+
+@given(st.frozensets(st.integers(0, 2000)))
+def test_round_trip(ids):
+    assert parse_cpulist(format_cpulist(ids)) == ids
+
+
+def test_canonical_form():
+    assert format_cpulist([8, 3, 2, 1, 0]) == "0-3,8"
+    assert format_cpulist([]) == ""

@@ -1,0 +1,132 @@
+"""On a real two-socket NUMA kernel (emulated): every worker's CPUs, threads, memory policy and pages are where planned.
+
+The machine has 2 sockets of 2 cores with 2 hardware threads each (CPUs 0-3 and 4-7, siblings adjacent), one NUMA node
+per socket, and a third NUMA node with memory and no CPU.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+NUMA_VM = ROOT / "scripts/numa-vm"
+CHECK = Path(__file__).with_name("check.py")
+QUICK = ["--allocator", "default", "--openmp", "default"]
+CASES = {
+    "plain": ["--instances", "2"],
+    "numactl": ["--instances", "2", "--binder", "numactl", *QUICK],
+    "bind": ["--instances", "2", "--membind", "bind", *QUICK],
+    "one": [*QUICK, "--log-dir", "/tmp/one"],
+    "exec": ["--numa-nodes", "1", *QUICK],
+    "smt": ["--instances", "2", "--smt", "--membind", "interleave", *QUICK],
+    "four": ["--instances", "4", *QUICK],
+    "unbound": ["--instances", "2", "--binder", "none", *QUICK],
+}
+FOR_EVERYBODY = ["plain", "numactl", "exec"]
+UNPRIVILEGED = "65534"
+PAGES = 4096
+NOT_STARTED = 125
+
+as_root = pytest.mark.parametrize("user", ["root"])
+as_anybody = pytest.mark.parametrize("user", ["root", UNPRIVILEGED])
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="needs x86_64 Linux"),
+    pytest.mark.skipif(
+        os.name == "posix" and os.geteuid() != 0 and shutil.which("qemu-system-x86_64") is None,
+        reason="qemu-system-x86_64 is not installed and only root can install it",
+    ),
+]
+
+
+def in_the_machine(user: str, *command: object) -> subprocess.CompletedProcess[str]:
+    options = ["--memory-only-node", "--user", user, "--timeout", "1200"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [sys.executable, NUMA_VM, *options, *command]
+    result = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True)
+    if result.returncode == NOT_STARTED:  # The emulator crashed while the command ran: says nothing about cpulaunch.
+        result = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True)
+    return result
+
+
+@cache
+def launches(user: str) -> subprocess.CompletedProcess[str]:
+    """Every case as this user: one boot serves all tests (scripts/test keeps a file's tests in one process)."""
+    cases = {name: options for name, options in CASES.items() if user == "root" or name in FOR_EVERYBODY}
+    return in_the_machine(user, sys.executable, CHECK, json.dumps(cases))
+
+
+def column(user: str, case: str, *keys: str) -> list[object]:
+    """What every worker of a case reported under these keys."""
+    result = launches(user)
+    assert result.returncode == 0, result
+    launch = json.loads(result.stdout)[case]
+    assert launch["exit_code"] == 0, launch["stderr"]
+    values = [tuple(worker[key] for key in keys) for worker in launch["workers"]]
+    return [value[0] for value in values] if len(keys) == 1 else values
+
+
+@as_anybody
+@pytest.mark.parametrize("case", ["plain", "numactl"])
+def test_two_instances_take_one_socket_each(user: str, case: str) -> None:
+    if case == "numactl" and shutil.which("numactl") is None:
+        pytest.skip("numactl is not installed")
+    assert column(user, case, "cpus", "thread_cpus", "threads") == [("0,2", "0,2", "2"), ("4,6", "4,6", "2")]
+    assert column(user, case, "policy", "pages") == [("prefer:0", {"0": PAGES}), ("prefer:1", {"1": PAGES})]
+
+
+@as_root
+def test_memory_is_bound_strictly_on_request_only(user: str) -> None:
+    assert column(user, "bind", "cpus") == ["0,2", "4,6"]
+    assert column(user, "bind", "policy", "pages") == [("bind:0", {"0": PAGES}), ("bind:1", {"1": PAGES})]
+
+
+@as_anybody
+def test_checks_run_as_the_user_they_name(user: str) -> None:
+    expected = 0 if user == "root" else int(UNPRIVILEGED)
+    assert column(user, "plain", "uid") == [expected, expected]
+
+
+@as_anybody
+def test_the_only_worker_is_bound_before_it_replaces_the_launcher(user: str) -> None:
+    assert column(user, "exec", "cpus", "policy", "pages") == [("4,6", "prefer:1", {"1": PAGES})]
+
+
+@as_root
+def test_one_worker_over_both_sockets_interleaves_memory(user: str) -> None:
+    half = PAGES // 2
+    assert column(user, "one", "cpus", "threads") == [("0,2,4,6", "4")]
+    assert column(user, "one", "policy", "pages") == [("interleave:0-1", {"0": half, "1": half})]
+
+
+@as_root
+def test_siblings_are_given_out_on_request_only(user: str) -> None:
+    assert column(user, "smt", "cpus", "threads") == [("0-3", "4"), ("4-7", "4")]
+    assert column(user, "smt", "policy") == ["interleave:0", "interleave:1"]
+
+
+@as_root
+def test_four_instances_take_one_core_each(user: str) -> None:
+    assert column(user, "four", "cpus", "threads") == [("0", "1"), ("2", "1"), ("4", "1"), ("6", "1")]
+    assert column(user, "four", "pages") == [{"0": PAGES}, {"0": PAGES}, {"1": PAGES}, {"1": PAGES}]
+
+
+@as_root
+def test_unbound_workers_may_run_anywhere(user: str) -> None:
+    """The control: what the other tests see is cpulaunch's doing."""
+    assert column(user, "unbound", "cpus", "policy") == [("0-7", "default"), ("0-7", "default")]
+
+
+def test_limits_hold_under_cgroup_version_2() -> None:
+    """The live tests again, on a kernel whose cgroups are version 2 whatever the host's are."""
+    chosen = "ancestor or worker_under or cpuset or out_of_memory"
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
+    result = in_the_machine("root", sys.executable, "-m", "pytest", *options, ROOT / "tests/launch/cgroups")
+    assert (result.returncode, "skipped" in result.stdout) == (0, False), result

@@ -1,0 +1,127 @@
+"""What /proc says of a process: captured files, odd ones, absent ones, and this very process."""
+
+import os
+import threading
+
+import pytest
+
+from cpulaunch.system.process_snapshot import loaded_files, page_placement, snapshot, thread_masks
+
+MAPS = """\
+55e0-55e1 r--p 00000000 fe:00 1 /usr/bin/python3.11
+55e1-55e2 r-xp 00001000 fe:00 1 /usr/bin/python3.11
+7f00-7f01 r-xp 00000000 fe:00 2                          /opt/torch/lib/libgomp-98b21ff3.so.1
+7f01-7f02 rw-p 00000000 fe:00 2 /opt/torch/lib/libgomp-98b21ff3.so.1
+7f02-7f03 r-xp 00000000 fe:00 3 /opt/with space/libiomp5.so
+7f03-7f04 r-xp 00000000 fe:00 4 /opt/libiompstubs5.so
+7f04-7f05 r-xp 00000000 fe:00 5 /usr/lib/libtcmalloc_minimal.so.4.5.10 (deleted)
+7f05-7f06 r--p 00000000 fe:00 6 /usr/lib/libomp.so.5
+7ffc-7ffd rw-p 00000000 00:00 0                          [stack]
+7ffd-7ffe r-xp 00000000 00:00 0                          [vdso]
+7fff-8000 r-xp 00000000 00:00 0
+"""
+NUMA_MAPS = """\
+55e1 default file=/usr/bin/N1=7 mapped=5 N0=3 N1=2 kernelpagesize_kB=4
+7f02 bind:0-1 anon=2 dirty=2 N1=2 kernelpagesize_kB=2048
+7ffc default stack anon=4 dirty=4 N12=4 kernelpagesize_kB=4
+7ffd default
+"""
+
+
+def status(**fields):
+    return "".join(f"{name}:\t{value}\n" for name, value in fields.items())
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """A root with one process, 42."""
+    process = tmp_path / "42"
+    for thread in (42, 43, 44):
+        (process / "task" / str(thread)).mkdir(parents=True)
+        mask = "3" if thread == 43 else "0-1,4"
+        (process / "task" / str(thread) / "status").write_text(status(Name="python", Cpus_allowed_list=mask))
+    (process / "status").write_text(status(Name="a:b", State="S (sleeping)", VmHWM="    2116 kB", VmRSS="  2000 kB"))
+    (process / "cmdline").write_bytes(b"python\0-c\0print(1)\nprint(\xff)\0")
+    (process / "maps").write_text(MAPS)
+    (process / "numa_maps").write_text(NUMA_MAPS)
+    return tmp_path
+
+
+def test_a_process_is_described(proc):
+    assert snapshot(42, proc=str(proc)) == {
+        "pid": 42,
+        "command": "python -c print(1) print(\ufffd)",
+        "threads": [{"cpus": "0-1,4", "count": 2}, {"cpus": "3", "count": 1}],
+        "pages": {"0": 3 * 4096, "1": 2 * 4096 + 2 * 2048 * 1024, "12": 4 * 4096},
+        "openmp": ["/opt/torch/lib/libgomp-98b21ff3.so.1", "/opt/with space/libiomp5.so"],
+        "allocator": "tcmalloc",
+        "allocator_path": "/usr/lib/libtcmalloc_minimal.so.4.5.10",
+        "peak_memory_bytes": 2116 * 1024,
+        "rss_bytes": 2000 * 1024,
+    }
+
+
+def test_pages_are_left_out_on_request(proc):
+    assert snapshot(42, proc=str(proc), pages=False)["pages"] == {}
+
+
+@pytest.mark.parametrize("name", ["status", "cmdline", "maps", "numa_maps"])
+def test_what_is_absent_is_left_empty(proc, name):
+    before = snapshot(42, proc=str(proc))
+    (proc / "42" / name).unlink()
+    after = snapshot(42, proc=str(proc))
+    empty = {key for key in after if after[key] != before[key]}
+    assert all(after[key] in ("", {}, [], None, "default") for key in empty)
+    assert empty
+
+
+def test_a_process_that_is_gone_has_nothing(tmp_path):
+    gone = snapshot(42, proc=str(tmp_path))
+    assert (gone["threads"], gone["rss_bytes"], gone["allocator"]) == ([], None, "default")
+
+
+@pytest.mark.parametrize(
+    ("file", "allocator"),
+    [
+        ("/lib/libjemalloc.so.2", "jemalloc"),
+        ("/lib/libmimalloc-secure.so.2.1", "mimalloc"),
+        ("/lib/libtcmalloc.so.4", "tcmalloc"),
+        ("/lib/libc.so.6", "default"),
+        ("/lib/tcmalloc.so", "default"),
+    ],
+)
+def test_the_allocator_is_known_by_its_name(tmp_path, file, allocator):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "maps").write_text(f"7f00-7f01 r-xp 00000000 fe:00 2 {file}\n")
+    assert snapshot(1, proc=str(tmp_path))["allocator"] == allocator
+
+
+def test_masks_are_grouped_the_most_frequent_first():
+    assert thread_masks(["10", "2", "2", "0"]) == [
+        {"cpus": "2", "count": 2},
+        {"cpus": "0", "count": 1},
+        {"cpus": "10", "count": 1},
+    ]
+
+
+@pytest.mark.parametrize("line", ["", "garbage", "55e0 default N0=x kernelpagesize_kB=4", "55e0 default N0=3"])
+def test_odd_lines_place_no_pages(line):
+    assert sum(page_placement([line]).values()) == 0
+
+
+@pytest.mark.parametrize("line", ["", "garbage", "7f00-7f01 r-xp 00000000 fe:00 2"])
+def test_odd_lines_load_nothing(line):
+    assert loaded_files([line]) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
+def test_this_process_sees_itself():
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    seen = snapshot()
+    stop.set()
+    assert seen["pid"] == os.getpid()
+    assert sum(group["count"] for group in seen["threads"]) >= 4
+    assert seen["peak_memory_bytes"] >= seen["rss_bytes"] > 0

@@ -1,0 +1,129 @@
+"""Reading under a root: nothing outside it, and a word about what does not parse."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.probe import Root
+from cpulaunch.records.errors import ProbeError
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_nuls_and_white_space_are_trimmed(tmp_path: Path) -> None:
+    write(tmp_path / "a/mask", b"00000003\n\0\0\0")
+    assert Root(str(tmp_path)).text("a/mask") == "00000003"
+    assert Root(str(tmp_path)).cpumask("a/mask") == {0, 1}
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\0\0"])
+def test_an_empty_file_says_nothing(tmp_path: Path, content: str) -> None:
+    write(tmp_path / "file", content)
+    root = Root(str(tmp_path))
+    assert (root.text("file"), root.integer("file"), root.cpulist("file"), root.cpumask("file")) == (None,) * 4
+
+
+def test_absence_is_not_an_error(tmp_path: Path) -> None:
+    root = Root(str(tmp_path))
+    assert root.text("no/such") is None
+    assert root.ids("no/such") is None
+    assert root.names("no") == []
+    assert not root.exists("no")
+    (tmp_path / "folder").mkdir()
+    assert root.text("folder") is None
+
+
+def test_absolute_links_start_at_the_root(tmp_path: Path) -> None:
+    write(tmp_path / "machine/etc/name", "inside")
+    write(tmp_path / "etc/name", "outside")
+    (tmp_path / "machine/link").symlink_to("/etc/name")
+    (tmp_path / "machine/folder").symlink_to("/etc")
+    root = Root(str(tmp_path / "machine"))
+    assert root.text("link") == "inside"
+    assert root.text("folder/name") == "inside"
+    assert root.names("folder") == ["name"]
+    assert root.host_path("link") == str(tmp_path / "machine/etc/name")
+
+
+@pytest.mark.parametrize("target", ["../secret", "../../../../../../../../{outside}/secret", "sub/../../secret"])
+def test_no_link_leads_outside(tmp_path: Path, target: str) -> None:
+    write(tmp_path / "secret", "outside")
+    (tmp_path / "machine/sub").mkdir(parents=True)
+    (tmp_path / "machine/link").symlink_to(target.format(outside=str(tmp_path).lstrip("/")))
+    root = Root(str(tmp_path / "machine"))
+    assert root.text("link") is None
+    assert root.text("../secret") is None
+    assert root.text("sub/../../secret") is None
+
+
+def test_a_directory_link_is_followed_inside_once_it_was_seen(tmp_path: Path) -> None:
+    write(tmp_path / "machine/devices/gpu/class", "0x030200")
+    (tmp_path / "machine/bus").mkdir()
+    (tmp_path / "machine/bus/0").symlink_to("../devices/gpu")
+    root = Root(str(tmp_path / "machine"))
+    assert [root.text("bus/0/class") for _ in range(2)] == ["0x030200"] * 2
+
+
+def test_links_in_a_circle_are_absent(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    root = Root(str(tmp_path))
+    assert root.text("a") is None
+    assert root.text("a/x") is None
+    assert root.names("a") == []
+    assert not root.exists("a")
+
+
+@pytest.mark.parametrize(
+    ("method", "content"),
+    [
+        ("integer", "1_2"),
+        ("integer", "٣"),
+        ("integer", "9" * 21),
+        ("cpumask", "-1"),
+        ("integer", "12x"),
+        ("cpulist", "0-x"),
+        ("cpulist", "5-2"),
+        ("cpumask", "zz,1"),
+    ],
+)
+def test_what_does_not_parse_is_named(tmp_path: Path, method: str, content: str) -> None:
+    file = write(tmp_path / "sys/file", content)
+    with pytest.raises(ProbeError) as caught:
+        getattr(Root(str(tmp_path)), method)("sys/file")
+    assert content in str(caught.value.value)
+    assert caught.value.source == str(file)
+    assert str(caught.value).count("\n") == 1
+
+
+def test_the_list_comes_before_the_mask(tmp_path: Path) -> None:
+    write(tmp_path / "siblings", "00000001,00000003")
+    root = Root(str(tmp_path))
+    assert root.ids("siblings") == {0, 1, 32}
+    write(tmp_path / "siblings_list", "4-5")
+    assert root.ids("siblings") == {4, 5}
+
+
+def test_a_limit_stops_reading(tmp_path: Path) -> None:
+    write(tmp_path / "big", b"x" * 200_000)
+    root = Root(str(tmp_path))
+    assert len(root.bytes("big", limit=4096) or b"") == 4096
+    assert len(root.bytes("big") or b"") == 200_000
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_does_not_stop_the_probe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    assert Root(str(tmp_path)).text("file") is None
+
+
+def test_only_the_real_root_is_live(tmp_path: Path) -> None:
+    assert Root().live
+    assert Root("/").live
+    assert not Root(str(tmp_path)).live
+    assert Root("/").text(os.path.relpath(__file__, "/")) is not None

@@ -1,0 +1,90 @@
+"""Starts ranks as torchrun would, without it: processes with variables, ended by their ids."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from cpulaunch.launch.ranks.port import Reservation
+
+HERE = Path(__file__).parent
+LIBRARY = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
+"""oneCCL, if it is installed."""
+ROOT = HERE.parents[2]
+
+
+RESERVED = 8
+_reserved: deque[Reservation] = deque()
+"""The last ports: other tests' programs must not take them while the ranks are still importing torch."""
+
+
+def free_port() -> int:
+    if len(_reserved) == RESERVED:
+        with _reserved.popleft():
+            pass
+    _reserved.append(Reservation(None))
+    return _reserved[-1].port
+
+
+def environment(size: int, port: int) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CCL_", "FI_", "CPULAUNCH"))}
+    added = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    return inherited | added
+
+
+def start(size: int, arguments: list[str], **changes: str) -> list[subprocess.Popen[str]]:
+    """One process a rank; `changes` are variables of all of them."""
+    common = environment(size, free_port()) | changes
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
+    """Each rank's exit code, stdout and stderr; those that are there after so many seconds are killed (code -9)."""
+    results = []
+    deadline = time.monotonic() + seconds
+    try:
+        for rank in ranks:
+            try:
+                out, err = rank.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                out, err = rank.communicate()
+            results.append((rank.returncode, out, err))
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.communicate()
+    return results
+
+
+def run_checks(module: str, size: int, path: str, **changes: str) -> dict[str, str]:
+    """How each check of a module went in a program of this many ranks, whose groups take this path."""
+    results = finish(start(size, [str(HERE / "ccl_program.py"), module], CPULAUNCH_CCL_PATH=path, **changes), 240)
+    lines = results[0][1].splitlines()
+    said = dict(json.loads(line) for line in lines if line.startswith('["'))
+    for line in lines:
+        said |= json.loads(line) if line.startswith('{"library"') else {}
+    ended = [f"rank {rank}: exit code {code}\n{err[-3000:]}" for rank, (code, _, err) in enumerate(results) if code]
+    if ended:
+        said["end"] = "\n".join(ended)
+    return said

@@ -1,0 +1,130 @@
+"""Where oneCCL is looked for, what it is told, and what is said without it: without torch, without the library."""
+
+import os
+
+import pytest
+
+from cpulaunch.worker.ccl.oneccl import library
+from cpulaunch.worker.ccl.wire.errors import CclError
+
+PLACE = "/venv/lib"
+
+
+def told(environ, place=PLACE):
+    return library.settings(environ, str(place))
+
+
+def test_what_the_user_has_set_stays():
+    assert "CCL_ATL_SHM" not in told({"CCL_ATL_SHM": "0"})
+    assert told({"CCL_ATL_SHM": "0"})["CCL_WORKER_OFFLOAD"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, {}),
+        ({"LOCAL_RANK": "1"}, {}),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {"CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "2"}),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CCL_LOCAL_RANK": "0"}, {"CCL_LOCAL_SIZE": "2"}),
+    ],
+)
+def test_local_ranks_are_the_launchs(environ, expected):
+    assert {name: value for name, value in told(environ).items() if name.startswith("CCL_LOCAL")} == expected
+
+
+RANK = {"RANK": "1", "WORLD_SIZE": "2"}
+STARTED = {"I_MPI_HYDRA_UUID": "36010000", "PMI_RANK": "1", "PMI_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (RANK, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
+        (RANK | STARTED, {"CCL_ATL_TRANSPORT": "mpi"}),
+        # One process under mpiexec that started several ranks.
+        (RANK | STARTED | {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
+        # Another launcher that speaks PMI, such as Slurm's.
+        (RANK | {"PMI_RANK": "1", "PMI_SIZE": "2"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
+        (RANK | STARTED | {"CCL_ATL_TRANSPORT": "ofi"}, {"FI_PROVIDER": "tcp"}),
+        (RANK | {"CCL_ATL_TRANSPORT": "mpi"}, {}),
+        (RANK | {"FI_PROVIDER": "verbs"}, {"CCL_ATL_TRANSPORT": "ofi"}),
+    ],
+)
+def test_mpi_carries_the_data_where_intel_mpi_started_the_ranks(environ, expected):
+    names = ("CCL_ATL_TRANSPORT", "FI_PROVIDER")
+    assert {name: value for name, value in told(environ).items() if name in names} == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "ib0,eth0"}, {"CCL_KVS_IFACE": "ib0", "CCL_MNIC_NAME": "ib0,eth0"}),
+        ({"GLOO_SOCKET_IFNAME": "ib0", "CCL_KVS_IFACE": "eth0"}, {"CCL_MNIC_NAME": "ib0"}),
+        ({"GLOO_SOCKET_IFNAME": "ib0", "FI_PROVIDER": "verbs"}, {"CCL_KVS_IFACE": "ib0"}),
+        ({"GLOO_SOCKET_IFNAME": "ib0", "CCL_ATL_TRANSPORT": "mpi"}, {"CCL_KVS_IFACE": "ib0"}),
+        ({"MASTER_ADDR": "127.0.0.1"}, {"CCL_KVS_IFACE": "lo", "CCL_MNIC_NAME": "lo"}),
+        ({"MASTER_ADDR": "no.such.host.invalid", "WORLD_SIZE": "2"}, {}),
+        ({}, {}),
+    ],
+)
+def test_the_interface_is_gloos(environ, expected):
+    names = ("CCL_KVS_IFACE", "CCL_MNIC_NAME")
+    assert {name: value for name, value in told(environ).items() if name in names} == expected
+
+
+def placed(root, *files):
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    return root
+
+
+def places(environ, place):
+    names = ("CCL_OFI_LIBRARY_PATH", "FI_PROVIDER_PATH", "CCL_MPI_LIBRARY_PATH", "I_MPI_ROOT")
+    return {name: value for name, value in told(environ, place).items() if name in names}
+
+
+def test_libfabric_and_mpi_are_those_beside_the_library(tmp_path):
+    lib = placed(tmp_path, "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
+    fabric = {"CCL_OFI_LIBRARY_PATH": f"{lib}/libfabric.so.1", "FI_PROVIDER_PATH": str(lib)}
+    assert places({}, lib) == fabric
+    mpi = {"CCL_MPI_LIBRARY_PATH": f"{lib}/libmpi.so.12", "I_MPI_ROOT": str(tmp_path)}
+    assert places(RANK | STARTED, lib) == fabric | mpi
+    assert places({"I_MPI_OFI_LIBRARY": "/opt/libfabric.so"}, lib) == {"FI_PROVIDER_PATH": str(lib)}
+
+
+def test_an_installed_intel_mpi_is_used_as_it_is(tmp_path):
+    lib = placed(tmp_path / "venv", "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
+    own = placed(tmp_path / "mpi", "lib/release/libmpi.so.12")
+    environ = RANK | STARTED | {"I_MPI_ROOT": str(own)}
+    assert places(environ, lib) == {"CCL_MPI_LIBRARY_PATH": f"{own}/lib/release/libmpi.so.12"}
+    assert places(environ | {"CCL_ATL_TRANSPORT": "ofi"}, lib) == {}
+
+
+def test_a_missing_library_names_the_package(tmp_path):
+    with pytest.raises(CclError, match="oneCCL is not installed") as caught:
+        library.folder("no-such-distribution", str(tmp_path))
+    assert "pip install 'cpulaunch[ccl]'" in str(caught.value)
+
+
+def test_an_old_library_names_its_version(tmp_path):
+    with pytest.raises(CclError, match="oneCCL is too old"):
+        library.folder("pytest", str(tmp_path))
+
+
+def test_a_library_is_found_under_the_prefix(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / library.API).touch()
+    assert library.folder("no-such-distribution", str(tmp_path)) == str(tmp_path / "lib")
+
+
+def test_a_program_without_stdout_can_load_it():
+    kept = os.dup(1)
+    os.close(1)
+    try:
+        with library.quiet():
+            assert os.open(os.devnull, os.O_WRONLY) == 1  # Nothing was put in its place.
+            os.close(1)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,208 @@
+"""--dist-backend auto: the measurement in real processes, what becomes of it when it fails, and its memory."""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ccl_ranks import LIBRARY
+
+from cpulaunch.launch.measurement import MODULE, Answer, measure_collectives
+from cpulaunch.records.torch_settings import VARIABLE
+from tests.plan.machines import TORCH, machine, plan, replace
+from tests.worker.applying import clean_environment
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the backend ccl is for Linux")
+
+TINY = (4096, 65536)
+SECONDS = 120.0
+TWO = replace(machine(cores=2), torch=TORCH)
+
+
+def measured(plan, *, interpreter=sys.executable, seconds=SECONDS, **variables):
+    return measure_collectives(
+        plan, TINY, interpreter=interpreter, environ=clean_environment(**variables), seconds=seconds
+    )
+
+
+def unbound(ranks=2):
+    """A plan whose ranks run anywhere: the CPUs of a machine made of numbers may not be this one's."""
+    return plan(TWO, f"--nproc-per-node {ranks} --binder none --allocator default --openmp default")
+
+
+def stub(tmp_path, text):
+    """An interpreter that does this instead."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.torch
+def test_both_backends_are_timed_at_every_size():
+    answer = measured(unbound(), RANK="7", CCL_LOCAL_RANK="7", **{VARIABLE: '{"dist_backend":"ccl"}'})
+    assert answer.failure is None
+    assert [count for count, _, _ in answer.times] == list(TINY)
+    assert all(gloo > 0 and ccl > 0 for _, gloo, ccl in answer.times)
+
+
+@pytest.mark.torch
+def test_a_rank_that_fails_ends_the_others_and_says_why():
+    answer = measured(unbound(3), CPULAUNCH_CCL_PATH="sideways")
+    assert answer.times == ()
+    assert "sideways" in answer.failure
+
+
+@pytest.mark.torch
+def test_cpus_that_are_not_there_are_a_failure():
+    made = unbound()
+    elsewhere = replace(made, workers=tuple(replace(each, cpus=frozenset((4095,))) for each in made.workers))
+    assert "Invalid argument" in measured(elsewhere).failure
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("echo 'No module named torch' >&2; exit 1", "No module named torch"),
+        ("exit 3", "it ended with exit code 3 and said nothing"),
+        ('echo hello; echo \'{"failed": "why"}\'; exit 1', "why"),
+        ("echo '{\"times\": [[1, 2]]}'", "it ended with exit code 0 and said nothing"),
+        ("echo '[]'", "it ended with exit code 0 and said nothing"),
+    ],
+)
+def test_what_is_no_answer_is_a_reason(tmp_path, text, failure):
+    assert measured(unbound(), interpreter=stub(tmp_path, text)) == Answer(failure=failure)
+
+
+def test_an_interpreter_that_is_not_there_is_a_reason():
+    assert "cannot be started" in measured(unbound(), interpreter="/no/python").failure
+
+
+def test_one_that_hangs_is_ended_with_all_it_started(tmp_path):
+    """Its child holds a fifo open for writing, until it is gone too."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    interpreter = stub(tmp_path, f"sleep 600 > {fifo} & wait")
+    assert measured(unbound(), interpreter=interpreter, seconds=5.0).failure == "no answer within 5 s"
+    closed = select.poll()
+    closed.register(reader, 0)  # POLLHUP alone, once a writer has been there and is no more. Source: poll(2), fifo(7).
+    assert closed.poll(30_000)
+    os.close(reader)
+
+
+def test_ranks_of_a_launcher_that_is_gone_do_not_start():
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", MODULE, "1", ";", "4096"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def folder_watched(path):
+    """A descriptor that tells of new files. Source: inotify(7); IN_CREATE is 0x100."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watched = libc.inotify_init()
+    assert libc.inotify_add_watch(watched, os.fsencode(path), 0x100) >= 0, os.strerror(ctypes.get_errno())
+    return watched
+
+
+def new_files(watched):
+    """Names of files that are made, as they are made."""
+    while select.select([watched], [], [], SECONDS)[0]:
+        data = os.read(watched, 65536)
+        while data:
+            (size,) = struct.unpack_from("I", data, 12)
+            yield os.fsdecode(data[16 : 16 + size].rstrip(b"\0"))
+            data = data[16 + size :]
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(LIBRARY is None, reason="oneCCL is not installed")
+def test_one_that_is_told_to_end_gives_back_what_its_ranks_hold():
+    """Each holds 26 MiB of /dev/shm by then, and an all-reduce of 64 MB takes long enough to be interrupted."""
+    watched = folder_watched("/dev/shm")
+    sizes = ",".join(["67108864"] * 50)
+    main = subprocess.Popen(
+        [sys.executable, "-P", "-m", MODULE, str(os.getpid()), ";", sizes],
+        env=clean_environment(CPULAUNCH_CCL_PATH="oneccl"),
+    )
+    try:
+        children = Path(f"/proc/{main.pid}/task/{main.pid}/children")
+        held = next(name for name in new_files(watched) if name.split(":")[0] in children.read_text().split())
+        ranks = children.read_text().split()
+        main.terminate()
+        assert main.wait(SECONDS) == 128 + signal.SIGTERM
+    finally:
+        main.kill()
+        os.close(watched)
+    assert held.split(":")[0] in ranks
+    assert [name for name in os.listdir("/dev/shm") if name.split(":")[0] in ranks] == []
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+# A whole launch
+
+PROGRAM = "import torch, torch.distributed as d; d.init_process_group('gloo'); print(d.get_backend(), flush=True)\n"
+AUTO = ("--nproc-per-node", "2", "--dist-backend", "auto", "--allocator", "default", "--openmp", "default")
+
+
+def cpulaunch(tmp_path, *arguments, **variables):
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM + "d.destroy_process_group()\n")
+    return subprocess.run(
+        [sys.executable, "-m", "cpulaunch", *arguments, str(program)],
+        env=clean_environment(XDG_CACHE_HOME=str(tmp_path / "cache"), **variables),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def decided(done):
+    return [line for line in done.stderr.splitlines() if "--dist-backend auto" in line]
+
+
+def noted(tmp_path, *arguments):
+    said = json.loads(cpulaunch(tmp_path, "plan", "--json", *arguments).stdout)
+    (note,) = [note for note in said["notes"] if note["setting"] == "dist_backend"]
+    return note["value"], note["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_launch_measures_once_and_a_plan_never(tmp_path):
+    assert "not measured on this host yet" in noted(tmp_path, *AUTO)[1]
+    assert not (tmp_path / "cache" / "cpulaunch" / "collectives").exists()
+    first, second = cpulaunch(tmp_path, *AUTO), cpulaunch(tmp_path, *AUTO)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    (line,) = decided(first)
+    if "no answer within" in line:
+        pytest.skip(f"this machine is too busy to import torch and to measure within a minute: {line}")
+    assert decided(second) == []
+    chosen = line.split("auto: ")[1].split(":")[0]
+    assert set(first.stdout.split()) == set(second.stdout.split()) == {chosen}
+    value, reason = noted(tmp_path, *AUTO)
+    assert value == ("ccl" if chosen == "ccl" else "the program's own")
+    assert reason.endswith("measured here before")
+    assert "not measured" in noted(tmp_path, "--env", "CCL_ATL_SHM=0", *AUTO)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_failed_measurement_is_told_and_not_remembered(tmp_path):
+    done = cpulaunch(tmp_path, *AUTO, CPULAUNCH_CCL_PATH="sideways")
+    assert done.returncode == 0, done.stderr
+    (line,) = decided(done)
+    assert "gloo stays: it could not be measured (" in line
+    assert set(done.stdout.split()) == {"gloo"}
+    assert not (tmp_path / "cache" / "cpulaunch" / "collectives").exists()

@@ -1,0 +1,470 @@
+"""Ranks that are threads of one process: what they do in one another's memory, and who carries out their works."""
+
+import mmap
+import os
+import resource
+import threading
+from datetime import timedelta
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
+
+import torch
+from ccl_threads import KINDS, SECONDS, together
+from torch.distributed import ReduceOp
+
+from cpulaunch.worker.ccl.executor import Carrier, Lane
+from cpulaunch.worker.ccl.group_setup import check_machine
+from cpulaunch.worker.ccl.memory.native import open_path
+from cpulaunch.worker.ccl.memory.path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
+from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, Meeting, bytes_needed
+from cpulaunch.worker.ccl.thread_setup import ask_for_short_slices, own_cpus, thread_cpus
+from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
+from cpulaunch.worker.ccl.wire.reductions import described, packed_call, reduction
+from cpulaunch.worker.ccl.work import CclWork
+
+pytestmark = pytest.mark.torch
+SUM = reduction(ReduceOp.SUM, torch.float32)
+
+
+def reduced(count, dtype=torch.float32):
+    def rank_does(meeting):
+        path, how = open_path(meeting, SECONDS), reduction(ReduceOp.SUM, dtype)
+        tensor = torch.arange(count, dtype=dtype) * (meeting.rank + 1)
+        path.all_reduce(packed_call("all_reduce", dtype, count), tensor, how)
+        return tensor
+
+    return rank_does
+
+
+IN_A_PAYLOAD, IN_A_CHUNK = PAYLOAD_BYTES // 4, CHUNK_BYTES // 4
+
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "count",
+    [0, 1, EVEN, IN_A_PAYLOAD, IN_A_PAYLOAD + 1, 2 * IN_A_CHUNK - 1, 2 * IN_A_CHUNK + EVEN, 7 * IN_A_CHUNK + 3],
+)
+def test_every_element_is_reduced_once(size, count, kind):
+    expected = torch.arange(count, dtype=torch.float32) * sum(range(1, size + 1))
+    assert all(torch.equal(result, expected) for result in together(size, reduced(count), kind=kind))
+
+
+@each_kind
+def test_ranks_without_a_part_of_their_own(kind):
+    count = IN_A_PAYLOAD + 1
+    results = together(40, reduced(count, torch.int64), kind=kind)
+    assert all(torch.equal(result, torch.arange(count) * 820) for result in results)
+
+
+@each_kind
+def test_counts_go_round(kind):
+    def rank_does(meeting):
+        path, sums = open_path(meeting, SECONDS), []
+        for _ in range(6):
+            tensor = torch.ones(3)
+            path.all_reduce(packed_call("all_reduce", torch.float32, 3), tensor, SUM)
+            sums.append(tensor.tolist())
+        return sums
+
+    assert together(3, rank_does, number=2**32 - 3, kind=kind) == [[[3.0] * 3] * 6] * 3
+
+
+def test_uneven_pieces_reach_their_ranks():
+    table = [[2, 0, 3], [1, 4, 0], [0, 5, 70_000]]
+
+    def rank_does(meeting):
+        row = table[meeting.rank]
+        source = torch.cat([torch.full((count,), 10 * meeting.rank + to) for to, count in enumerate(row)])
+        target = torch.empty(sum(row[meeting.rank] for row in table), dtype=source.dtype)
+        MemoryPath(meeting, SECONDS).exchange(packed_call("all_to_all", torch.int64, 0), target, source, table)
+        return target.tolist()
+
+    expected = [[10 * rank + to for rank in range(3) for _ in range(table[rank][to])] for to in range(3)]
+    assert together(3, rank_does) == expected
+
+
+@each_kind
+def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine(kind):
+    def rank_does(meeting):
+        path = open_path(meeting, SECONDS)
+        name = "broadcast" if meeting.rank == 2 else "all_reduce"
+        with pytest.raises(RanksDisagreeError, match="broadcast of 5 float32"):
+            path.barrier(packed_call(name, torch.float32, 5))
+        path.barrier(packed_call("barrier", torch.int32, 1))
+        return "met"
+
+    assert together(3, rank_does, kind=kind) == ["met"] * 3
+
+
+@each_kind
+def test_a_rank_that_leaves_is_named(kind):
+    def rank_does(meeting):
+        meeting.meet(bytes(16), SECONDS)
+        if meeting.rank == 1:
+            meeting.leave()
+            return "left"
+        meeting.wait(SECONDS)
+        return "met"
+
+    stayed, left = together(2, rank_does, kind=kind)
+    assert left == "left"
+    assert isinstance(stayed, PeerLostError)
+    assert "rank 1 of the group" in str(stayed)
+
+
+class Count:
+    """A rank's count, whose rank comes and leaves just after the second look at it."""
+
+    def __init__(self, seat):
+        self.seat, self.looks = seat, 0
+
+    @property
+    def value(self):
+        self.looks += 1
+        seen = self.seat._counts[1].value
+        if self.looks == 2:
+            self.seat._counts[1].value = 1
+            self.seat.leave()
+        return seen
+
+
+def test_a_rank_that_comes_and_leaves_in_between_was_there():
+    memory = mmap.mmap(-1, bytes_needed(2))
+    waiting, leaving = (Meeting(memory, rank=rank, size=2, describe=described) for rank in (0, 1))
+    waiting._spins = 0
+    waiting._counts = [waiting._counts[0], Count(leaving)]
+    waiting.wait(SECONDS)
+    assert waiting._counts[1].looks > 2
+
+
+@each_kind
+def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one(kind):
+    def rank_does(meeting):
+        if meeting.rank == 1:
+            for turn in (0, 1):
+                meeting._sleepers[1][turn].value = 1
+        meeting.wait(SECONDS)
+        return [mark.value for mark in meeting._sleepers[1]] if meeting.rank == 1 else None
+
+    assert together(2, rank_does, kind=kind)[1] == [1, 0]
+
+
+def test_a_process_with_many_files_can_wait():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most[1] != resource.RLIM_INFINITY and most[1] < 1200:
+        pytest.skip(f"at most {most[1]} files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, most[0]), most[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
+    try:
+        assert together(2, lambda meeting: (meeting.wait(SECONDS), meeting.lost())) == [(None, None)] * 2
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def test_a_forked_child_cannot_leave_for_its_rank():
+    def rank_does(meeting):
+        meeting.meet(bytes(16), SECONDS)
+        if meeting.rank == 1:
+            child = os.fork()
+            if child == 0:
+                meeting.leave()
+                os._exit(0)
+            os.waitpid(child, 0)
+        meeting.wait(SECONDS)
+        return "met"
+
+    assert together(2, rank_does) == ["met", "met"]
+
+
+@each_kind
+def test_a_rank_that_stays_away_is_waited_for_as_long_as_told(kind):
+    def rank_does(meeting):
+        meeting.meet(bytes(16), SECONDS)
+        if meeting.rank == 0:
+            meeting.wait(0.01)
+
+    late, _ = together(2, rank_does, kind=kind)
+    assert "did not come to the call within 0 s" in str(late)
+
+
+def test_ranks_of_one_user_are_permitted_their_memory():
+    assert together(3, lambda meeting: is_permitted(meeting, SECONDS, call=bytes(16))) == [True] * 3
+
+
+def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
+    target = torch.zeros(4)
+    with pytest.raises(CclError, match=r"rank 1 of the group .* cannot be reached: Bad address") as caught:
+        Peer(1, os.getpid()).read(target.data_ptr(), 8, 4)
+    assert "CPULAUNCH_CCL_PATH=oneccl" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, set()),
+        ({"CCL_WORKER_AFFINITY": "auto", "LOCAL_RANK": "0"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "1"}, {7}),
+        ({"CCL_WORKER_AFFINITY": "4,5,6,7", "CCL_WORKER_COUNT": "2", "LOCAL_RANK": "1"}, {6, 7}),
+        ({"CCL_WORKER_AFFINITY": "6", "LOCAL_RANK": "3"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "0", "CCL_LOCAL_RANK": "1"}, {7}),
+    ],
+)
+def test_cpus_set_apart_are_found(environ, expected):
+    assert own_cpus(environ) == expected
+
+
+def test_a_pinned_program_gives_the_thread_its_workers_cpus(monkeypatch):
+    told = {"CPULAUNCH_WORKER": '{"cpus":"0-3"}'}
+    monkeypatch.delenv("KMP_AFFINITY", raising=False)
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.delenv("GOMP_CPU_AFFINITY", raising=False)
+    assert thread_cpus(told) == frozenset()
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    assert thread_cpus(told) == {0, 1, 2, 3}
+    assert thread_cpus({}) == frozenset()
+
+
+def test_operations_of_the_thread_start_no_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert lane().submit(torch.get_num_threads, SECONDS).get_future().wait() == 1
+        later = []
+        other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert (torch.get_num_threads(), later) == (3, [3])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_thread_keeps_policy_and_niceness():
+    def place():
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    seen = []
+
+    def run():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        ask_for_short_slices()
+        seen.append(place())
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        ask_for_short_slices()
+        seen.append(place())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(os.SCHED_OTHER, 5), (os.SCHED_BATCH, 5)]
+
+
+@pytest.mark.parametrize(("system", "architecture"), [("linux", "aarch64"), ("darwin", "x86_64")])
+def test_other_machines_are_told_to_use_gloo(system, architecture):
+    with pytest.raises(CclError, match="the ccl backend is for x86-64 Linux") as caught:
+        check_machine(system, architecture)
+    assert "use gloo" in str(caught.value)
+    check_machine("linux", "x86_64")
+
+
+def lane():
+    return Lane(Carrier(), lost_peer=lambda: None, tell=lambda: None)
+
+
+def test_works_are_done_in_order_and_none_overtakes():
+    one, done, gate = lane(), [], threading.Event()
+    first = one.submit(lambda: (gate.wait(SECONDS), done.append("first")), SECONDS)
+    assert one.do_now(lambda: done.append("at once")) is None
+    second = one.submit(lambda: done.append("second"), SECONDS)
+    gate.set()
+    assert second.wait()
+    assert first.is_completed()
+    assert one.do_now(lambda: done.append("at once")).wait()
+    assert done == ["first", "second", "at once"]
+
+
+def test_what_hangs_on_a_future_may_wait_for_works():
+    one, done, gate = lane(), [], threading.Event()
+    first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    later = one.submit(lambda: done.append("later"), SECONDS)
+
+    def hung(_):
+        one.submit(lambda: done.append("hung"), SECONDS).wait()
+        later.wait()
+        done.append("waited")
+
+    settled = first.get_future().then(hung)
+    gate.set()
+    settled.wait()
+    assert done == ["hung", "later", "waited"]
+
+
+def test_who_waits_does_the_work_itself():
+    one = lane()
+    one.carrier._thread = threading.current_thread()  # None of its own, which might be faster.
+    works = [one.submit(threading.get_ident, SECONDS) for _ in range(3)]
+    works[1].wait()
+    assert [work.is_completed() for work in works] == [True, True, False]
+    assert works[2].result() == threading.get_ident()
+
+
+def test_who_waits_no_longer_than_told_leaves_the_work_to_the_thread():
+    one = lane()
+    work = one.submit(threading.get_ident, SECONDS)
+    assert work.wait(timedelta(seconds=SECONDS))
+    assert work.result() == one.carrier._thread.ident
+
+
+def test_only_the_thread_calls_oneccl():
+    one = Lane(Carrier(watches=True), lost_peer=lambda: None, tell=lambda: None)
+    assert one.submit(threading.get_ident, SECONDS).result() == one.carrier._thread.ident
+
+
+def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
+    one, done = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: None), []
+    one.carrier._thread = threading.current_thread()  # None of its own: who waits must do it all.
+    first = one.submit(lambda: done.append("first"), SECONDS)
+    later = one.submit(lambda: done.append("later"), SECONDS)
+
+    def hung(_):
+        one.submit(lambda: done.append("hung"), SECONDS).wait()
+        later.wait()
+        done.append("waited")
+
+    settled = first.get_future().then(hung)
+    first.wait()
+    settled.wait()
+    assert done == ["first", "hung", "later", "waited"]
+
+
+def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
+    told = []
+    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one.carrier._thread = threading.current_thread()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    work = one.submit(interrupted, SECONDS)
+    later = one.submit(lambda: None, SECONDS)
+    future = work.get_future()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    assert told == [True]
+    assert work.is_completed()
+    with pytest.raises(RuntimeError):
+        future.wait()
+    with pytest.raises(CclError, match="the group is broken"):
+        later.wait()
+
+
+def test_a_forked_child_leaves_the_works_of_its_parent_alone():
+    one, done = lane(), []
+    one.carrier._thread = threading.current_thread()
+    work = one.submit(lambda: done.append("done"), SECONDS)
+    child = os.fork()
+    if child == 0:
+        try:
+            work.wait()
+        except CclError as error:
+            os._exit(3 if "forked" in str(error) and not done else 4)
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert work.wait()
+    assert done == ["done"]
+
+
+def test_a_signal_handler_cannot_begin_a_collective_within_another():
+    one, other = lane(), lane()
+
+    def with_handler():
+        assert other.do_now(lambda: "another group's").result() == "another group's"
+        assert one.do_now(lambda: None) is None
+        for call in (lambda: one.submit(lambda: None, SECONDS), CclWork(lambda: None, one, SECONDS).wait):
+            with pytest.raises(
+                CclError, match="a signal handler called a collective in the middle of another"
+            ) as caught:
+                call()
+            assert "set a flag" in str(caught.value)
+        return "went on"
+
+    assert one.do_now(with_handler).result() == "went on"
+    one.carrier._thread = threading.current_thread()
+    assert one.submit(with_handler, SECONDS).result() == "went on"
+
+
+def test_an_interrupt_is_told_to_others_in_words():
+    one = lane()
+    one.carrier._thread = threading.current_thread()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    work = one.submit(interrupted, SECONDS)
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    with pytest.raises(CclError, match="a collective was interrupted"):
+        work.wait()
+    with pytest.raises(CclError, match="the group is broken: a collective was interrupted"):
+        one.do_now(interrupted)
+
+
+def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
+    told = []
+    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.do_now(interrupted)
+    assert told == [True]
+    with pytest.raises(CclError, match="the group is broken"):
+        one.submit(interrupted, SECONDS)
+
+
+class InterruptedLock:
+    """A lock whose holder is interrupted before it learns that it has it."""
+
+    def acquire(self, blocking=True):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_on_the_way_to_a_turn_lets_the_others_know():
+    told = []
+    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one.carrier.turn = InterruptedLock()
+    with pytest.raises(KeyboardInterrupt):
+        one.do_now(lambda: None)
+    assert told == [True]
+
+
+def test_a_work_whose_submission_was_interrupted_is_done_before_the_next():
+    one, done = lane(), []
+    one.carrier._works.append(CclWork(lambda: done.append("first"), one, SECONDS))
+    assert one.do_now(lambda: done.append("at once")) is None
+    assert one.submit(lambda: done.append("second"), SECONDS).wait()
+    assert done == ["first", "second"]
+
+
+def test_a_disagreement_breaks_nothing():
+    one = lane()
+
+    def disagree():
+        raise RanksDisagreeError("no")
+
+    with pytest.raises(RanksDisagreeError):
+        one.do_now(disagree)
+    with pytest.raises(RanksDisagreeError):
+        one.submit(disagree, SECONDS).wait()
+    assert one.do_now(lambda: 5).result() == 5

@@ -1,0 +1,183 @@
+"""ipex.optimize through the plugin: for real where intel_extension_for_pytorch is installed; its refusals anywhere."""
+
+import textwrap
+from importlib import metadata
+
+import pytest
+
+from cpulaunch.records.torch_settings import TorchSettings
+from tests.worker.applying import case, events, run_cases
+
+pytest.importorskip("torch", reason="torch is not installed here")
+from cpulaunch.worker.features import ipex
+
+pytestmark = pytest.mark.torch
+
+try:
+    RELEASE = metadata.version("intel_extension_for_pytorch")
+except metadata.PackageNotFoundError:
+    RELEASE = None
+with_ipex = pytest.mark.skipif(RELEASE is None, reason="intel_extension_for_pytorch (torch 2.8) is not installed here")
+
+MODEL = """
+    import collections
+    import torch
+    torch.manual_seed(0)
+    Pair = collections.namedtuple("Pair", "first second")
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Sequential(
+                torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Flatten(),
+                torch.nn.Linear(16 * 36, 8))
+            self.calls = 0
+        def forward(self, x):
+            self.calls += 1
+            return self.body(x)
+
+    x = torch.randn(4, 3, 8, 8)
+    def largest(a, b):
+        return (a.float() - b.float()).abs().max().item()
+"""
+CASES = {
+    "fp32": (
+        """
+        model = Net().eval()
+        with torch.no_grad():
+            plain = model(x)          # The first call is the model's own, and makes its twin.
+            before = model.calls
+            again = model(x)
+        print(model.calls == before, largest(plain, again) < 1e-4, again.dtype)
+        """,
+        {},
+        "True True torch.float32",
+    ),
+    "bf16": (
+        """
+        model = Net().eval()
+        with torch.no_grad():
+            plain = model(x)
+            before = model.calls
+            again = model(x)
+        print(model.calls == before, 0 < largest(plain, again) < 5e-2, again.dtype)
+        """,
+        {"precision": "bf16"},
+        "True True torch.float32",
+    ),
+    "training": (
+        """
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(x).sum().backward()
+        optimizer.step()
+        print(model.calls, model.body[0].weight.grad is not None, model.training)
+        """,
+        {},
+        "1 True True",
+    ),
+    "gradients in eval mode": (
+        """
+        model = Net().eval()
+        model(x).sum().backward()
+        model(x)
+        print(model.calls, model.body[0].weight.grad is not None)
+        """,
+        {},
+        "2 True",
+    ),
+    "graphs of the program's own, and losses": (
+        """
+        traced = torch.jit.trace(Net().eval(), x, check_trace=False)
+        loss = torch.nn.MSELoss().eval()
+        with torch.no_grad():
+            print(largest(traced(x), traced(x)), loss(x, x).item())
+        """,
+        {},
+        "0.0 0.0",
+    ),
+    "weights changed": (
+        """
+        model = Net().eval()
+        with torch.no_grad():
+            first = model(x); model(x)
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+            changed = model(x)
+            print(largest(first, changed) > 1e-3, largest(changed, Net.forward(model, x)) < 1e-6)
+        """,
+        {},
+        "True True",
+    ),
+    "hooks": (
+        """
+        model = Net().eval()
+        heard = []
+        model.body[0].register_forward_hook(lambda *_: heard.append(1))
+        with torch.no_grad():
+            for _ in range(3):
+                model(x)
+        print(len(heard), model.calls)
+        """,
+        {},
+        "3 3",
+    ),
+}
+SAYS = {"weights changed": "its weights or hooks were changed", "hooks": "it has hooks"}
+
+
+def refusal(tmp_path, before="", **settings):
+    (outcome,) = run_cases({"": case("print('alive')", before=before, ipex=True, **settings)}, tmp_path).values()
+    assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
+    (line,) = outcome.err.splitlines()
+    return line
+
+
+@pytest.mark.skipif(RELEASE is not None, reason="intel_extension_for_pytorch is installed here")
+def test_without_ipex_the_line_names_the_way_that_is_left(tmp_path):
+    assert "--ipex: intel_extension_for_pytorch is not installed" in (line := refusal(tmp_path))
+    assert "--graph onednn" in line
+
+
+def test_a_release_for_another_torch_is_never_imported(tmp_path):
+    """Importing it would end the process."""
+    site = tmp_path / "site"
+    folder = site / "intel_extension_for_pytorch-9.9.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: intel_extension_for_pytorch\nVersion: 9.9.0\n")
+    (site / "intel_extension_for_pytorch.py").write_text("import os; os._exit(127)\n")
+    line = refusal(tmp_path, before=f"sys.path.insert(0, {str(site)!r})")
+    assert "intel_extension_for_pytorch 9.9.0 does not go with torch" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"), [({"graph": "onednn"}, "not together with --graph onednn"), ({"precision": "fp16"}, "fp16")]
+)
+def test_what_ipex_does_not_do_is_refused(settings, reason):
+    with pytest.raises(RuntimeError, match=reason):
+        ipex.install(TorchSettings(ipex=True, **settings))
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ipex")
+    cases = {}
+    for name, (program, settings, _) in CASES.items():
+        told = folder / name
+        told.touch()
+        code = textwrap.dedent(MODEL) + textwrap.dedent(program)
+        cases[name] = case(code, env={"CPULAUNCH_EVENTS": str(told)}, ipex=True, threads=1, **settings)
+    return {name: (outcome, events(folder / name)) for name, outcome in run_cases(cases, folder).items()}
+
+
+@with_ipex
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_models_are_optimized_only_where_it_is_right(outcomes, name):
+    outcome, told = outcomes[name]
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[-1] == CASES[name][2]
+    assert len(outcome.ours) == (name in SAYS), outcome.err
+    assert SAYS.get(name, "") in outcome.err
+    captured = [event for event in told if event["event"] == "captured" and event["module"] == "Net"]
+    assert len(captured) == (name in ("fp32", "bf16", "weights changed"))

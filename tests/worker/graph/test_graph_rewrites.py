@@ -1,0 +1,125 @@
+"""`--graph onednn`: what a graph computes in another way than the program, and what an interrupted capture leaves."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph.onednn import _Fusible  # noqa: E402
+from tests.worker.capturing import Plugin, close, installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+ALL = slice(None)
+ROWS, COLUMNS = torch.tensor([0, 4, 2, 2]), torch.tensor([1, 0, 5, 5])
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Plugin]:
+    torch.manual_seed(0)
+    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
+        yield plugin
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def picked(value: Tensor, index: object, constants: list[Tensor]) -> tuple[Tensor, bool]:
+    """The elements as the graph computes them, and whether it does so by one index each."""
+    with Operations() as operations, _Fusible(constants):
+        result = value[index]
+    return result, "gather" in operations.names
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 3, 5, 7), (1, 5, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_constant_places_are_picked_by_one_index(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    value = (torch.randn(shape) * 9).to(dtype)
+    index = (*[ALL] * (len(shape) - 2), ROWS, COLUMNS)
+    result, gathered = picked(value, index, [ROWS, COLUMNS])
+    assert gathered
+    assert torch.equal(result, value[index])
+    assert result.stride() == value[index].stride()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (ALL, ROWS, -COLUMNS),
+        (ALL, ROWS, COLUMNS[:1]),
+        (slice(1, 3), ROWS, COLUMNS),
+        (ALL, ROWS, 2),
+        (ALL, ALL, COLUMNS),
+        (ROWS % 3, ALL, COLUMNS),
+        (ROWS % 3, COLUMNS % 5),
+        (..., ROWS, COLUMNS),
+        (ALL, ROWS[None], COLUMNS[None]),
+        ROWS % 3,
+    ],
+)
+def test_other_indices_are_left_to_torch(index: object) -> None:
+    value = torch.randn(3, 5, 7)
+    parts = index if isinstance(index, tuple) else (index,)
+    result, gathered = picked(value, index, [part for part in parts if isinstance(part, Tensor)])
+    assert not gathered
+    assert torch.equal(result, value[index])
+
+
+def test_places_that_are_no_constants_are_left_to_torch() -> None:
+    assert not picked(torch.randn(3, 5, 7), (ALL, ROWS, COLUMNS), [ROWS])[1]
+
+
+class Interaction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("rows", ROWS)
+        self.register_buffer("columns", COLUMNS)
+
+    def forward(self, value: Tensor) -> Tensor:
+        features = self.layer(value)
+        return torch.bmm(features, features.transpose(1, 2))[:, self.rows, self.columns] * 2
+
+
+def test_a_module_that_picks_is_right_also_after_a_change(plugin: Plugin) -> None:
+    model = Interaction().eval()
+    for _ in range(2):
+        for _ in range(3):
+            value = torch.randn(3, 6, 16)
+            close(model(value), plugin.eager(model, value))
+        model.rows.copy_(torch.tensor([5, 3, 1, 0]))
+    assert plugin.captured()
+
+
+def test_an_interrupt_during_a_capture_is_the_program_s(plugin: Plugin, monkeypatch) -> None:
+    model, freeze, interrupts = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), torch.jit.freeze, [1]
+
+    def interrupted(traced: object) -> object:
+        if interrupts:
+            raise KeyboardInterrupt(interrupts.pop())
+        return freeze(traced)
+
+    monkeypatch.setattr(torch.jit, "freeze", interrupted)
+    fused = torch._C._jit_llga_enabled()
+    value = torch.randn(4, 16)
+    with pytest.raises(KeyboardInterrupt):
+        model(value)
+    assert torch._C._jit_llga_enabled() == fused
+    assert plugin.captured() == []
+    for _ in range(3):
+        close(model(value), plugin.eager(model, value))
+    assert plugin.captured() == ["Sequential"]

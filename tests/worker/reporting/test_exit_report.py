@@ -1,0 +1,100 @@
+"""What a worker says of itself as it ends, and what it warns of."""
+
+import os
+import sys
+
+import pytest
+
+from cpulaunch.records.torch_settings import TorchSettings, encode
+from cpulaunch.worker.reporting.exit_report import openmp_kind
+from tests.worker.applying import case, events, run_cases, run_python
+
+ALLOWED = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+LOAD_SECOND = """
+    import ctypes, glob, shutil, tempfile
+    (bundled,) = glob.glob(os.path.dirname(torch.__file__) + "/lib/libgomp*.so*")
+    copy = os.path.join(tempfile.mkdtemp(), {name!r})
+    shutil.copy(bundled, copy)
+    ctypes.CDLL(copy)
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/x/libgomp-a34b3233.so.1.0.0", "GNU"),
+        ("/x/libgomp.so.1", "GNU"),
+        ("/x/libiomp5.so", "Intel"),
+        ("/x/libomp.so", "LLVM"),
+        ("/x/libompd.so", None),
+        ("/x/libcomp.so", None),
+        ("/x/libm.so.6", None),
+    ],
+)
+def test_openmp_runtimes_are_known_by_name(path, kind):
+    assert openmp_kind(path) == kind
+
+
+CASES = {
+    "nothing to say": case("", threads=2),
+    "fewer threads": case("torch.set_num_threads(1)", threads=2),
+    "two kinds": case(LOAD_SECOND.format(name="libiomp5.so")),
+    "two copies": case(LOAD_SECOND.format(name="libgomp-1234.so.1")),
+    "one preloaded": case(LOAD_SECOND.format(name="libiomp5.so"), env={"LD_PRELOAD": "/x/libm.so.6:/x/libiomp5.so"}),
+    "too few CPUs": case("", threads=len(ALLOWED) + 1),
+    "too few CPUs, pinned": case("", threads=len(ALLOWED) + 1, env={"OMP_PROC_BIND": "close"}),
+}
+SAYS = {
+    "fewer threads": "the program set torch's threads to 1; the plan gave it 2",
+    "two kinds": "several OpenMP runtimes in one process, each with threads of its own: ",
+    "too few CPUs": f"threads share {len(ALLOWED)} CPUs",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("endings")
+    cases = {}
+    for name, told in CASES.items():
+        (folder / name).touch()
+        cases[name] = told | {"env": told["env"] | {"CPULAUNCH_EVENTS": str(folder / name)}}
+    return {name: (outcome, events(folder / name)) for name, outcome in run_cases(cases, folder).items()}
+
+
+@linux
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CASES)
+def test_a_warning_is_one_line_and_an_event(outcomes, name):
+    outcome, told = outcomes[name]
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.err.splitlines()) == (name in SAYS)
+    assert SAYS.get(name, "") in outcome.err
+    warnings = [event["text"] for event in told if event["event"] == "warning"]
+    assert len(warnings) == (name in SAYS or name == "two copies")
+    assert all(SAYS.get(name, "several OpenMP runtimes") in text for text in warnings)
+
+
+@linux
+@pytest.mark.torch
+def test_the_worker_tells_how_it_ran_and_its_forked_children_do_not(tmp_path):
+    program, told = tmp_path / "program.py", tmp_path / "events"
+    program.write_text("import os, sys, torch\nif os.fork(): os.wait()\nprint(os.getpid())\nsys.exit(4)\n")
+    told.touch()
+    environment = {"CPULAUNCH_WORKER": encode(TorchSettings(threads=1)), "CPULAUNCH_EVENTS": str(told)}
+    outcome = run_python(program, env=environment)
+    assert outcome.code == 4
+    (live,) = events(told, "live")
+    assert str(live["pid"]) == outcome.out.split()[-1]
+    assert {mask["cpus"] for mask in live["threads"]}
+    assert live["peak_memory_bytes"] > 0
+    assert any(openmp_kind(path) for path in live["openmp"])
+
+
+@pytest.mark.torch
+def test_without_the_variable_nothing_is_imported_and_nothing_changes():
+    code = "import sys, torch; print(sorted(name for name in sys.modules if name.startswith('cpulaunch')))"
+    outcome = run_python("-c", code)
+    assert outcome.err == ""
+    assert outcome.out.strip() == "['cpulaunch', 'cpulaunch.worker', 'cpulaunch.worker.autoload']"
