@@ -1,6 +1,5 @@
 """The commands that inspect: probe, profiles, doctor. (run and plan are parsed by hand, in arguments.py.)"""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,8 @@ from cpulaunch.cli import terminal
 from cpulaunch.cli.run import worker_python
 from cpulaunch.cli.sysroot import machine_root
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.profile.selection import user_profile_dir
+from cpulaunch.profile.file import read_profile
+from cpulaunch.profile.selection import find_profile, user_profile_dir, user_profiles
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
 
@@ -93,11 +93,11 @@ def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot =
     """Every profile, and which apply here."""
     from cpulaunch.view.profile_view import list_json, list_text
 
-    host, folder = host_at(sysroot, context), user_profile_dir(context.obj)
+    host, own = host_at(sysroot, context), user_profiles(user_profile_dir(context.obj))
     if json:
-        terminal.print_json(list_json(host, config_dir=folder))
+        terminal.print_json(list_json(host, own=own))
     else:
-        terminal.show(list_text(host, config_dir=folder, width=terminal.width()))
+        terminal.show(list_text(host, own=own, width=terminal.width()))
 
 
 @profiles.command("show")
@@ -105,11 +105,11 @@ def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
     """One profile: every setting with its reason, source and date."""
     from cpulaunch.view.profile_view import show_json, show_text
 
-    folder = user_profile_dir(context.obj)
+    profile = find_profile(name, config_dir=user_profile_dir(context.obj))
     if json:
-        terminal.print_json(show_json(name, config_dir=folder))
+        terminal.print_json(show_json(profile))
     else:
-        terminal.show(show_text(name, config_dir=folder, width=terminal.width()))
+        terminal.show(show_text(profile, width=terminal.width()))
 
 
 @profiles.command("validate")
@@ -117,4 +117,4 @@ def validate_profile(file: str) -> None:
     """Check a profile file; an error names file, line and key."""
     from cpulaunch.view.profile_view import validate_text
 
-    terminal.show(validate_text(os.fspath(file)))
+    terminal.show(validate_text(file, read_profile(file)))

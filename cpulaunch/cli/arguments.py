@@ -6,39 +6,15 @@ argument-parsing library would cost more than probing the machine.
 
 from __future__ import annotations
 
+from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.record import field, fields, record
-from cpulaunch.records.request import Layer, Program, ProgramKind
+from cpulaunch.records.request import Program, ProgramKind
 from cpulaunch.records.settings import JOB_SETTINGS, Row, rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
-
-
-@record
-class CommandLine:
-    """What was typed: settings by name, the program, and how to show the plan.
-
-    `job`: whatever is asked for is a job of ranks. `layers` come behind the values, in order of precedence; `notices`
-    say in one line each what was asked for twice.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    layers: tuple[Layer, ...] = ()
-    notices: tuple[str, ...] = ()
-    job: bool = False
-    program: Program | None = None
-    switches: frozenset[str] = frozenset()
-    emit: str | None = None
-    sysroot: str | None = None
-
-
-def changed(line: CommandLine, **changes: Any) -> CommandLine:
-    """The command line with some of its fields changed."""
-    return CommandLine(**{name: getattr(line, name) for name in fields(CommandLine)} | changes)
 
 
 SWITCHES = {

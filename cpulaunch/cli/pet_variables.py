@@ -5,8 +5,9 @@ Source: torch 2.13, torch/distributed/argparse_util.py: PET_ and the option's na
 
 from __future__ import annotations
 
-from cpulaunch.cli.arguments import CommandLine, changed
+from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.record import replace
 from cpulaunch.records.request import Layer, Program
 from cpulaunch.records.settings import JOB_SETTINGS, Row, rows
 
@@ -33,7 +34,7 @@ def with_pet_variables(line: CommandLine, environ: Mapping[str, str], *, interpr
     if asked and not job and any(name in line.values for name in ALONE):
         variables = _listed(asked)
         notice = f"--instances starts independent copies: {variables} in your environment does not count"
-        return changed(line, notices=(*line.notices, notice))
+        return replace(line, notices=(*line.notices, notice))
     if not asked and not job:
         return line
     values = {name: _parsed(rows()[name], environ[PREFIX + name.upper()]) for name in known}
@@ -43,7 +44,7 @@ def with_pet_variables(line: CommandLine, environ: Mapping[str, str], *, interpr
         values=values,
         reasons={name: f"PET_{name.upper()} in your environment" for name in values},
     )
-    return changed(
+    return replace(
         _with_program(line, environ, run_path=bool(values.get("run_path")), interpreter=interpreter),
         layers=(*line.layers, layer),
         reasons={
@@ -126,4 +127,4 @@ def _with_program(line: CommandLine, environ: Mapping[str, str], *, run_path: bo
         args=line.program.args,
         interpreter="" if kind == "command" else interpreter,
     )
-    return changed(line, program=program)
+    return replace(line, program=program)

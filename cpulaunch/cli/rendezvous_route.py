@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.records.errors import ProbeError
-from cpulaunch.records.record import fields
+from cpulaunch.records.record import replace
 from cpulaunch.records.request import LaunchRequest
 
 TYPE_CHECKING = False
@@ -34,10 +34,10 @@ def with_route(request: LaunchRequest, *, patient: bool, say: Callable[[str], No
         if patient:
             raise
         warning = f"{error.what}: {error.value} ({error.source}); the network interface is not chosen"
-        return _changed(request, warnings=(*request.warnings, warning))
+        return replace(request, warnings=(*request.warnings, warning))
     if route is None:
         return request
-    return _changed(request, endpoint_interface=route.interface, endpoint_address=route.address)
+    return replace(request, endpoint_interface=route.interface, endpoint_address=route.address)
 
 
 def _meeting_point(settings: Settings) -> tuple[str, str]:
@@ -50,8 +50,3 @@ def _meeting_point(settings: Settings) -> tuple[str, str]:
 def _patience(request: LaunchRequest) -> float:
     asked = dict(request.settings.rdzv_conf).get("join_timeout", "")
     return min(NAME_PATIENCE_SECONDS, float(asked)) if asked.isdigit() else NAME_PATIENCE_SECONDS
-
-
-def _changed(request: LaunchRequest, **changes: object) -> LaunchRequest:
-    values = {name: getattr(request, name) for name in fields(LaunchRequest)}
-    return LaunchRequest(**values | changes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
-from cpulaunch.cli.arguments import CommandLine, parse_command_line
+from cpulaunch.cli.arguments import parse_command_line
 from cpulaunch.launch.process.program import check_program, check_sharable, find_executable
 from cpulaunch.launch.run import launch, say_on_stderr
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.profile.selection import chosen_layers, profile_warnings, user_folder, user_profile_dir
+from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
@@ -259,7 +260,7 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
     result = launch(plan, environ=environ, memory_events=events and f"/{events}")
     if result.exit_code:
         from cpulaunch.cli.terminal import complain
-        from cpulaunch.launch.supervision.result import summary
+        from cpulaunch.launch.supervision.failure_text import summary
 
         complain("\n".join(summary(result)))
     return _finish(plan, result) if plan.launch.watched else result.exit_code

@@ -9,7 +9,6 @@ from json import dumps
 from math import ceil
 from typing import Any
 
-from cpulaunch.cli.arguments import CommandLine
 from cpulaunch.emit.resources import (
     MEETING,
     THIS_HOST,
@@ -21,6 +20,7 @@ from cpulaunch.emit.resources import (
     needs_of,
     program_of,
 )
+from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import JobPlan, LaunchPlan

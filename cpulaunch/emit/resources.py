@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from cpulaunch.cli.arguments import CommandLine
+from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host

@@ -6,7 +6,6 @@ Source: man sbatch, man srun (22.05 and later: srun takes --cpus-per-task from i
 from math import ceil
 from shlex import join
 
-from cpulaunch.cli.arguments import CommandLine
 from cpulaunch.emit.resources import (
     MEETING,
     THIS_HOST,
@@ -17,6 +16,7 @@ from cpulaunch.emit.resources import (
     needs_of,
     program_of,
 )
+from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
 

@@ -1,1 +1,1 @@
-"""Carrying a plan out: binding, spawning, supervising. The effects live here."""
+"""Carrying a plan out: binding, starting, supervising and reporting, with all the effects that takes."""

@@ -1,1 +1,1 @@
-"""Deciding, pure: Host + LaunchRequest -> LaunchPlan. Nothing here reads or writes anything."""
+"""Deciding: a host and a request become a launch plan, without reading or writing anything."""

@@ -10,12 +10,24 @@ import os
 from cpulaunch.profile.model import Choice, Profile, matches, specificity
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
+from cpulaunch.records.record import record
 from cpulaunch.records.request import EnvDefault, Layer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
+
+
+@record
+class UserProfiles:
+    """The user's own profiles by name, each with the error instead where its file cannot be read.
+
+    `folder`: where they were looked for; None if the user has no home directory.
+    """
+
+    folder: str | None
+    found: tuple[tuple[str, Profile | UsageError], ...] = ()
 
 
 _made: list[Profile] = []
@@ -93,7 +105,24 @@ def _read(path: str) -> Profile:
     return read_profile(path)
 
 
-def user_profile_paths(config_dir: str | None) -> tuple[str, ...]:
+def user_profiles(config_dir: str | None) -> UserProfiles:
+    """All profiles in the user's folder."""
+    paths = _profile_paths(config_dir)
+    return UserProfiles(folder=config_dir, found=tuple((_profile_name(path), _read_or_error(path)) for path in paths))
+
+
+def _read_or_error(path: str) -> Profile | UsageError:
+    try:
+        return _read(path)
+    except UsageError as error:
+        return error
+
+
+def _profile_name(path: str) -> str:
+    return os.path.basename(path).removesuffix(".toml")
+
+
+def _profile_paths(config_dir: str | None) -> tuple[str, ...]:
     """The user's own profile files, by name."""
     if config_dir is None:
         return ()
@@ -107,7 +136,7 @@ def user_profile_paths(config_dir: str | None) -> tuple[str, ...]:
 def _unknown(name: str, config_dir: str | None) -> UsageError:
     from difflib import get_close_matches
 
-    own = [os.path.basename(path).removesuffix(".toml") for path in user_profile_paths(config_dir)]
+    own = [os.path.basename(path).removesuffix(".toml") for path in _profile_paths(config_dir)]
     known = {"auto", "none", *(preset.name for preset in presets()), *own} - {name}
     close = [] if name in ("auto", "none") else get_close_matches(name, sorted(known), n=1)
     hint = f"did you mean {close[0]}?" if close else "cpulaunch profiles list"

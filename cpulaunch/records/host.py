@@ -219,6 +219,14 @@ class Torch:
     extensions: tuple[str, ...] = ()
     plugin: bool = False
 
+    @property
+    def release(self) -> tuple[int, int] | None:
+        """Major and minor version; None if the version is not made of numbers."""
+        parts = self.version.split(".")
+        if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+            return None
+        return int(parts[0]), int(parts[1])
+
 
 @record
 class Host:
@@ -242,3 +250,8 @@ class Host:
     container: bool = False
     sysroot: str | None = None
     can_bind: bool = True
+
+    @property
+    def torch_release(self) -> tuple[int, int] | None:
+        """Major and minor version of the worker's torch; None if there is no torch or its version is unusual."""
+        return None if self.torch is None else self.torch.release

@@ -126,6 +126,13 @@ def _rebuild(cls: type, values: dict[str, Any]) -> Any:
     return cls(**values)
 
 
+def replace(original: T, **changes: Any) -> T:
+    """A copy of a record with some fields changed. Raises: TypeError for a name that is no field."""
+    cls = type(original)
+    values: dict[str, Any] = {name: getattr(original, name) for name in fields(cls)}
+    return cls(**values | changes)
+
+
 def fields(cls: type) -> dict[str, Field]:
     """Every field of a record class with its default and metadata, in order; a default of None where there is none."""
     defaults: dict[str, Any] = cls._defaults  # type: ignore[attr-defined]

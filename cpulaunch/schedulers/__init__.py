@@ -1,1 +1,1 @@
-"""What a scheduler's variables say about this process: it is one host of a job, or one rank. Pure, like planning."""
+"""The variables of Slurm, MPI and PBS, read as settings: which host or rank of a job this process is."""

@@ -1,4 +1,4 @@
-"""Which signals are passed on, and which of them end a launch."""
+"""Signals: their numbers, which of them a launcher passes on to its workers, and which end a launch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+SIGKILL = int(getattr(signal, "SIGKILL", 9))
+SIGCONT = int(getattr(signal, "SIGCONT", 18))
+SIGTERM = int(signal.SIGTERM)
+SIGINT = int(signal.SIGINT)
+"""Numbers that decisions name, also where the operating system lacks them (Windows)."""
 
 ENDING = frozenset(
     number for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if (number := getattr(signal, name, None)) is not None

@@ -4,14 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
-from cpulaunch.emit.shell import plan_script
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan, Note, WorkerPlan
 from cpulaunch.view.job_view import job_json, job_title
 from cpulaunch.view.machine_map import machine_map
-
-__all__ = ["plan_json", "plan_script", "plan_text"]
 
 MOST_ROWS = 32
 """Workers listed one by one; the rest is counted."""

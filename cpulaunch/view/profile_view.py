@@ -1,13 +1,11 @@
 """profiles list, show and validate: text for a person, objects for a program."""
 
-import os
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from cpulaunch.profile.file import read_profile
 from cpulaunch.profile.model import Choice, Conditions, Profile
-from cpulaunch.profile.selection import auto_profiles, find_profile, presets, user_profile_paths
+from cpulaunch.profile.selection import UserProfiles, auto_profiles, presets
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 
@@ -15,21 +13,11 @@ TITLES = {"situation": "Situations", "server": "Servers", "intent": "Intents"}
 NAME_WIDTH = 18
 
 
-def _users(config_dir: str | None) -> Iterator[tuple[str, Profile | UsageError]]:
-    """The user's own profiles by name; an error for each that cannot be read."""
-    for path in user_profile_paths(config_dir):
-        name = os.path.basename(path).removesuffix(".toml")
-        try:
-            yield name, read_profile(path)
-        except UsageError as error:
-            yield name, error
-
-
-def list_json(host: Host, *, config_dir: str | None) -> dict[str, Any]:
+def list_json(host: Host, *, own: UserProfiles) -> dict[str, Any]:
     """Every profile and whether `auto` picks it for this host."""
     picked = {profile.name for profile in auto_profiles(host)}
-    own = [_entry(name, found, auto=False) for name, found in _users(config_dir)]
-    return {"schema": 1, "profiles": [*(_entry(each.name, each, auto=each.name in picked) for each in presets()), *own]}
+    shipped = [_entry(each.name, each, auto=each.name in picked) for each in presets()]
+    return {"schema": 1, "profiles": [*shipped, *(_entry(name, found, auto=False) for name, found in own.found)]}
 
 
 def _entry(name: str, found: Profile | UsageError, *, auto: bool) -> dict[str, Any]:
@@ -38,7 +26,7 @@ def _entry(name: str, found: Profile | UsageError, *, auto: bool) -> dict[str, A
     return {"name": name, "kind": found.kind, "summary": found.summary, "auto": auto, "path": found.path}
 
 
-def list_text(host: Host, *, config_dir: str | None, width: int) -> str:
+def list_text(host: Host, *, own: UserProfiles, width: int) -> str:
     """Every profile in groups, those `auto` picks for this host marked."""
     picked = {profile.name for profile in auto_profiles(host)}
     lines: list[str] = []
@@ -48,10 +36,9 @@ def list_text(host: Host, *, config_dir: str | None, width: int) -> str:
             if preset.kind == kind:
                 lines += _row(preset.name, preset.summary, marked=preset.name in picked, width=width)
         lines += [""]
-    own = list(_users(config_dir))
-    if own:
-        lines += [f"Yours ({config_dir})"]
-        for name, found in own:
+    if own.found:
+        lines += [f"Yours ({own.folder})"]
+        for name, found in own.found:
             summary = str(found).splitlines()[0] if isinstance(found, UsageError) else found.summary
             lines += _row(name, summary, marked=False, width=width)
         lines += [""]
@@ -75,9 +62,8 @@ def _wrapped(head: str, text: str, width: int) -> list[str]:
     )
 
 
-def show_json(name: str, *, config_dir: str | None) -> dict[str, Any]:
-    """One profile with everything it says. Raises: UsageError."""
-    profile = find_profile(name, config_dir=config_dir)
+def show_json(profile: Profile) -> dict[str, Any]:
+    """One profile with everything it says."""
     return {
         "schema": 1,
         "name": profile.name,
@@ -108,12 +94,8 @@ def _plain(key: str, value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def show_text(name: str, *, config_dir: str | None, width: int) -> str:
-    """One profile for a person: when it applies, when not, every value with reason, source and date.
-
-    Raises: UsageError.
-    """
-    profile = find_profile(name, config_dir=config_dir)
+def show_text(profile: Profile, *, width: int) -> str:
+    """One profile for a person: when it applies, when not, every value with reason, source and date."""
     lines = _wrapped(f"{profile.name}: ", profile.summary, width)
     lines += _wrapped("  kind       ", profile.kind, width)
     for number, conditions in enumerate(profile.applies):
@@ -153,8 +135,7 @@ def _choice_lines(head: str, choice: Choice, width: int) -> Iterable[str]:
         yield from _wrapped("      source: ", dated, width)
 
 
-def validate_text(file: str) -> str:
-    """One line saying that a profile file is right. Raises: UsageError naming file, line and key."""
-    profile = read_profile(file)
+def validate_text(file: str, profile: Profile) -> str:
+    """One line saying that the profile read from this file is valid."""
     counts = f"{len(profile.settings)} settings, {len(profile.env)} variables"
     return f"{file}: OK ({profile.kind}, {counts})"

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 from cpulaunch.worker.ccl.oneccl import api
+from cpulaunch.worker.ccl.wire import codes
 
 LAYERS, BATCH = 8, 32
 OTHERS_BYTES = 1 << 20
@@ -45,7 +46,7 @@ def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) 
 
     ways: Ways = {name: over(group) for name, group in groups.items()}
     if bare is not None:
-        ways["bare"] = lambda: bare.all_reduce(tensor.data_ptr(), tensor.numel(), api.FLOAT32, api.SUM)
+        ways["bare"] = lambda: bare.all_reduce(tensor.data_ptr(), tensor.numel(), codes.FLOAT32, codes.SUM)
     ranks = dist.get_world_size()
     checked(ways, tensor, mine=dist.get_rank() + 1, expected=ranks * (ranks + 1) / 2)
     return ways

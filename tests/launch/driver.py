@@ -5,8 +5,8 @@ import os
 import sys
 
 from cpulaunch.launch.run import launch
+from cpulaunch.launch.supervision.failure_text import summary
 from cpulaunch.launch.supervision.report import report
-from cpulaunch.launch.supervision.result import summary
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from cpulaunch.profile.selection import presets
+from cpulaunch.profile.file import read_profile
+from cpulaunch.profile.selection import find_profile, presets, user_profiles
 from cpulaunch.records.errors import UsageError
 from cpulaunch.view.profile_view import list_json, list_text, show_json, show_text, validate_text
 from tests.profile.hosts import AMX, xeon
@@ -22,7 +23,7 @@ def folder(tmp_path):
 
 
 def test_the_list_marks_what_auto_picks():
-    text = list_text(EMERALD, config_dir=None, width=80)
+    text = list_text(EMERALD, own=user_profiles(None), width=80)
     marked = [line.split()[1] for line in text.splitlines()[:-1] if line.startswith("*")]
     assert marked == ["container", "xeon-amx"]
     assert all(preset.name in text for preset in presets())
@@ -31,14 +32,14 @@ def test_the_list_marks_what_auto_picks():
 
 
 def test_the_list_shows_own_profiles_and_what_is_wrong_with_them(folder):
-    lines = list_text(EMERALD, config_dir=folder, width=200).splitlines()
+    lines = list_text(EMERALD, own=user_profiles(folder), width=200).splitlines()
     own = lines[lines.index(f"Yours ({folder})") + 1 :]
     assert own[0].split(maxsplit=1) == ["broken", f"error: profile is not TOML: {own[0].split(': ', 2)[2]}"]
     assert own[1].split() == ["mine", "mine"]
 
 
 def test_the_list_as_an_object(folder):
-    listed = json.loads(json.dumps(list_json(EMERALD, config_dir=folder)))
+    listed = json.loads(json.dumps(list_json(EMERALD, own=user_profiles(folder))))
     by_name = {entry["name"]: entry for entry in listed["profiles"]}
     assert listed["schema"] == 1
     assert by_name["xeon-amx"]["auto"] is True
@@ -55,8 +56,8 @@ def test_the_list_as_an_object(folder):
 
 @pytest.mark.parametrize("name", [preset.name for preset in presets()])
 def test_show_explains_every_value(name):
-    text = show_text(name, config_dir=None, width=80)
-    shown = show_json(name, config_dir=None)
+    text = show_text(find_profile(name, config_dir=None), width=80)
+    shown = show_json(find_profile(name, config_dir=None))
     flat = " ".join(text.split())
     for choice in (*shown["settings"], *shown["env"]):
         assert choice["reason"] in flat
@@ -67,22 +68,27 @@ def test_show_explains_every_value(name):
 
 
 def test_show_writes_values_as_one_would_give_them():
-    text = show_text("graviton4", config_dir=None, width=80)
+    text = show_text(find_profile("graviton4", config_dir=None), width=80)
     assert "\n  --huge-pages\n" in text
     assert "\n  --openmp default\n" in text
     assert "\n  LRU_CACHE_CAPACITY=1024\n" in text
     assert "models 0xd4f; platforms Amazon EC2" in text
-    assert "\n  --no-smt\n" in show_text("epyc-zen4", config_dir=None, width=80)
-    assert "models 0x10-0x1f, 0xa0-0xaf" in " ".join(show_text("epyc-zen4", config_dir=None, width=80).split())
+    assert "\n  --no-smt\n" in show_text(find_profile("epyc-zen4", config_dir=None), width=80)
+    assert "models 0x10-0x1f, 0xa0-0xaf" in " ".join(
+        show_text(find_profile("epyc-zen4", config_dir=None), width=80).split()
+    )
 
 
 def test_show_says_where_a_profile_of_ones_own_is(folder):
-    assert f"file       {folder}/mine.toml" in show_text("mine", config_dir=folder, width=80)
-    assert show_json("mine", config_dir=folder)["path"] == f"{folder}/mine.toml"
+    assert f"file       {folder}/mine.toml" in show_text(find_profile("mine", config_dir=folder), width=80)
+    assert show_json(find_profile("mine", config_dir=folder))["path"] == f"{folder}/mine.toml"
 
 
 def test_validate(folder):
-    assert validate_text(f"{folder}/mine.toml") == f"{folder}/mine.toml: OK (intent, 1 settings, 0 variables)"
+    assert (
+        validate_text(f"{folder}/mine.toml", read_profile(f"{folder}/mine.toml"))
+        == f"{folder}/mine.toml: OK (intent, 1 settings, 0 variables)"
+    )
     with pytest.raises(UsageError) as caught:
-        validate_text(f"{folder}/broken.toml")
+        validate_text(f"{folder}/broken.toml", read_profile(f"{folder}/broken.toml"))
     assert caught.value.source == f"{folder}/broken.toml, line 1"

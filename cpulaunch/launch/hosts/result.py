@@ -11,10 +11,11 @@ from cpulaunch.launch.monitor.worker_report import read_told
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.run_directory import events_path
 from cpulaunch.launch.supervision.error_file import RankError
-from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, signal_words
+from cpulaunch.launch.supervision.failure_text import signal_words
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.plan import JobPlan
-from cpulaunch.records.record import fields
+from cpulaunch.records.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def job_result(
         what, value, source, hint = report["error"]
         raise ERRORS.get(report["exit_code"], LaunchError)(what, value=value, source=source, hint=hint)
     workers = tuple(_worker(failure, output) for failure in report.get("failures", ()))
-    return _changed(
+    return replace(
         agent,
         exit_code=agent.exit_code,
         workers=succeeded if not workers and agent.exit_code == 0 else workers,
@@ -79,7 +80,7 @@ def job_result(
 def _without_report(agent: LaunchResult) -> LaunchResult:
     """The result of a launch that was ended before the agent could report. Raises: LaunchError if it was not."""
     if agent.ended_by is not None or agent.trouble is not None:
-        return _changed(agent, workers=(), first_failure=None)
+        return replace(agent, workers=(), first_failure=None)
     ended = agent.workers[0]
     how = f"exit code {ended.exit_code}" if ended.signal is None else f"killed by {signal_words(ended.signal)}"
     raise LaunchError(
@@ -115,7 +116,3 @@ def _tail(path: str) -> tuple[str, ...]:
             return tuple(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
     except OSError:
         return ()
-
-
-def _changed(result: LaunchResult, **changes: Any) -> LaunchResult:
-    return LaunchResult(**{name: getattr(result, name) for name in fields(LaunchResult)} | changes)

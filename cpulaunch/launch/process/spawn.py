@@ -11,7 +11,6 @@ from cpulaunch.launch.process.descriptors import DescriptorLimit, give_back, no_
 from cpulaunch.launch.process.exec_spec import Start
 from cpulaunch.launch.process.program import exec_failure
 from cpulaunch.launch.process.replace import default_dispositions
-from cpulaunch.launch.supervision.state_machine import SIGKILL
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import die_with_parent
@@ -83,7 +82,7 @@ def _become_worker(start: Start, *, ends: WorkerEnds, inherited: Inherited, pare
     try:
         os.setpgid(0, 0)
         stage = "prctl"
-        die_with_parent(SIGKILL, parent=parent)
+        die_with_parent(signal.SIGKILL, parent=parent)
         stage = "dup2"
         os.dup2(ends.stdin, 0)
         os.dup2(ends.stdout, 1)

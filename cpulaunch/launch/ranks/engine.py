@@ -24,7 +24,7 @@ from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, 
 from cpulaunch.launch.ranks.output import open_rank_wiring
 from cpulaunch.launch.ranks.port import Reservation, check_address, holder_of
 from cpulaunch.launch.supervision.error_file import VARIABLE, hand_on, read_error
-from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, how_ended
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.launch.supervision.supervise import Terms, supervise
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import fields, record
@@ -195,6 +195,8 @@ def asked_to_end(result: LaunchResult, terms: Terms) -> bool:
 
 
 def _restarting(result: LaunchResult, restarts: int, most: int) -> str:
+    from cpulaunch.launch.supervision.failure_text import how_ended
+
     failed = next(rank for rank in result.workers if rank.index == result.first_failure)
     count = len(result.workers)
     whom = "it is started again" if count == 1 else f"the {count} ranks are started again"

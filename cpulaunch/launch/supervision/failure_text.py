@@ -1,14 +1,49 @@
-"""How the failure of a job is told: the rank that failed first, why in its own words, and what became of the others."""
+"""The lines that tell a person how a launch failed: who failed first, how, and what the others did."""
 
 from __future__ import annotations
 
+import signal
 import time
 
-from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, how_ended, out_of_memory
-from cpulaunch.launch.supervision.state_machine import SIGKILL, SIGTERM
+from cpulaunch.system.signals import SIGKILL, SIGTERM
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 
 TRACEBACK = "Traceback (most recent call last):"
 """How Python begins one. Source: traceback.format_exc."""
+
+KILLED = 128 + 9
+"""What SIGKILL leaves, of the worker itself or of what a shell wrapped around it ran."""
+
+
+def summary(result: LaunchResult) -> tuple[str, ...]:
+    """Lines for a person: nothing after success, else who failed, how, and what it said last."""
+    lines: list[str] = []
+    if result.trouble is not None:
+        return tuple(str(result.trouble).splitlines())
+    if result.first_failure is not None and result.attempts is not None:
+        lines += failed_ranks(result)
+    elif result.first_failure is not None:
+        worker = next(w for w in result.workers if w.index == result.first_failure)
+        many = len(result.workers) > 1
+        lines += _failure(worker, result, many=many)
+    elif result.ended_by is not None:
+        lines.append(f"cpulaunch: ended by {signal_words(result.ended_by)}")
+    return tuple(lines)
+
+
+def _failure(worker: WorkerResult, result: LaunchResult, *, many: bool) -> list[str]:
+    others = " first; the others were ended" if many else ""
+    lines = [f"cpulaunch: worker {worker.index} on {result.host} failed{others}: {how_ended(worker)}"]
+    lines += out_of_memory(worker, result)
+    if worker.log is not None:
+        lines.append(f"cpulaunch: its log: {worker.log}")
+    if worker.last_lines:
+        lines.append("cpulaunch: its last lines:")
+        lines += [f"  {line}" for line in worker.last_lines]
+    return lines
 
 
 def root_cause(result: LaunchResult) -> WorkerResult:
@@ -68,3 +103,26 @@ def _words(rank: WorkerResult) -> list[str]:
     if lines:
         told += ["cpulaunch: its last lines:", *(f"  {line}" for line in lines)]
     return told
+
+
+def how_ended(worker: WorkerResult) -> str:
+    """In words: an exit code, or a signal."""
+    return f"killed by {signal_words(worker.signal)}" if worker.signal is not None else f"exit code {worker.exit_code}"
+
+
+def out_of_memory(worker: WorkerResult, result: LaunchResult) -> list[str]:
+    """A line that blames memory, where the kernel says that it was."""
+    if worker.status != KILLED or not result.oom_kills:
+        return []
+    count = result.oom_kills
+    return [f"cpulaunch: out of memory: the kernel killed {count} process(es) at this cgroup's memory limit"]
+
+
+def signal_words(number: int) -> str:
+    """A signal's name, number and meaning: "SIGSEGV (signal 11: segmentation fault)"."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    words = (signal.strsignal(number) or "unknown").split(":")[0]
+    return f"{name} (signal {number}: {words[:1].lower() + words[1:]})"

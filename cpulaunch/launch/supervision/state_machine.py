@@ -7,20 +7,13 @@ gets a deadline; a deadline that passes is answered by SIGKILL.
 
 from __future__ import annotations
 
-import signal
-
 from cpulaunch.records.record import field, fields, record
-from cpulaunch.system.signals import ENDING
+from cpulaunch.system.signals import ENDING, SIGCONT, SIGINT, SIGKILL, SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
-
-SIGKILL = int(getattr(signal, "SIGKILL", 9))
-SIGCONT = int(getattr(signal, "SIGCONT", 18))
-SIGTERM = int(signal.SIGTERM)
-SIGINT = int(signal.SIGINT)
 
 
 @record(kw_only=False)

@@ -24,7 +24,6 @@ from cpulaunch.launch.process.processes import (
 from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
 from cpulaunch.launch.supervision.state_machine import (
-    SIGKILL,
     Event,
     GroupGone,
     LauncherGone,
@@ -40,7 +39,7 @@ from cpulaunch.launch.supervision.state_machine import (
 )
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.signals import ENDING
+from cpulaunch.system.signals import ENDING, SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ def plugin_absence(host: Host, environ: Mapping[str, str], *, interpreter: str =
         return f"{AUTOLOAD}={autoload} keeps torch from loading cpulaunch's plugin"
     if host.torch is None:
         return f"no torch was found in the environment of {interpreter}" if interpreter else None
-    version = torch_version(host)
+    version = host.torch_release
     if version is not None and version < FIRST_TORCH:
         return f"torch {host.torch.version} loads no plugins (2.5 is the first that does)"
     if not host.torch.plugin:
@@ -98,14 +98,6 @@ def _absence(host: Host, request: LaunchRequest) -> str | None:
     environ = {**profile, **request.environ, **dict(request.settings.env)}
     interpreter = request.program.interpreter if request.program and host.sysroot is None else ""
     return plugin_absence(host, environ, interpreter=interpreter)
-
-
-def torch_version(host: Host) -> tuple[int, int] | None:
-    """Major and minor version of the worker's torch; None if it is unknown or says something else."""
-    parts = host.torch.version.split(".") if host.torch is not None else []
-    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
-        return None
-    return int(parts[0]), int(parts[1])
 
 
 def _obstacles(host: Host, request: LaunchRequest) -> Iterator[tuple[str, str]]:
@@ -143,7 +135,7 @@ def _no_ipex(host: Host) -> str | None:
         return None
     if "intel_extension_for_pytorch" not in host.torch.extensions:
         return "intel-extension-for-pytorch is not installed beside the worker's torch"
-    version = torch_version(host)
+    version = host.torch_release
     if version is not None and version > LAST_IPEX_TORCH:
         return f"intel-extension-for-pytorch ends at torch 2.8, this is {host.torch.version}"
     return None

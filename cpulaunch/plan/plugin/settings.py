@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.placement.loaders import Loaders
 from cpulaunch.plan.placement.memory import memory_budget
-from cpulaunch.plan.plugin.checks import TorchChoices, torch_version
+from cpulaunch.plan.plugin.checks import TorchChoices
 from cpulaunch.plan.variables.preloads import Preloads
 from cpulaunch.plan.variables.resolve import Wish, per_worker
 from cpulaunch.records.cpulist import format_cpulist
@@ -121,7 +121,7 @@ def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) ->
 
     Source: torch/_inductor/runtime/cache_dir_utils.py; pytorch issues 167459 and 167463.
     """
-    version = torch_version(host)
+    version = host.torch_release
     user = next((value for name in ("LOGNAME", "USER") if (value := request.environ.get(name))), "")
     if version is None or version >= FIRST_WITH_THREADS_IN_KEY or not user.replace("-", "").replace("_", "").isalnum():
         return ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cpulaunch.plan.placement.instances import Slot
 from cpulaunch.plan.placement.threads import first_count
-from cpulaunch.plan.plugin.checks import torch_version
 from cpulaunch.plan.variables.resolve import Wish, per_worker
 from cpulaunch.records.host import Host
 from cpulaunch.records.record import record
@@ -170,7 +169,7 @@ def hazards(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple
         warnings.append(f"OMP_THREAD_LIMIT={limit} is below the {max(threads)} threads of a worker: wrong results")
     if environ.get("KMP_DUPLICATE_LIB_OK", "").lower() in ("true", "1", "yes"):
         warnings.append("KMP_DUPLICATE_LIB_OK lets two OpenMP runtimes run in one process: crashes, wrong results")
-    version = torch_version(host)
+    version = host.torch_release
     bundled = host.torch is not None and "libgomp" in (host.torch.bundled_openmp or "")
     affinity = environ.get("GOMP_CPU_AFFINITY")
     if affinity and bundled and version is not None and version < (2, 13):

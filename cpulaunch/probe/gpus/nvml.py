@@ -7,7 +7,7 @@ GPUs, and by doctor.
 from __future__ import annotations
 
 from cpulaunch.records.host import Gpu, Host, MigInstance
-from cpulaunch.records.record import fields
+from cpulaunch.records.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def with_nvml(host: Host) -> Host:
         import pynvml
     except ImportError:
         return host
-    return _changed(host, gpus=named_gpus(host.gpus, pynvml))
+    return replace(host, gpus=named_gpus(host.gpus, pynvml))
 
 
 def named_gpus(gpus: Sequence[Gpu], nvml: Any) -> tuple[Gpu, ...]:
@@ -50,7 +50,7 @@ def named_gpus(gpus: Sequence[Gpu], nvml: Any) -> tuple[Gpu, ...]:
     finally:
         nvml.nvmlShutdown()
     unlisted: dict[str, object] = {"accessible": False}
-    return tuple(_changed(gpu, **answers.get(gpu.pci, unlisted)) if gpu.vendor == "nvidia" else gpu for gpu in gpus)
+    return tuple(replace(gpu, **answers.get(gpu.pci, unlisted)) if gpu.vendor == "nvidia" else gpu for gpu in gpus)
 
 
 def _answers(nvml: Any) -> Iterator[tuple[str, dict[str, object]]]:
@@ -84,8 +84,3 @@ def _mig(nvml: Any, handle: Any) -> Iterator[MigInstance]:
 def _text(value: bytes | str) -> str:
     """NVML's text; old versions of its bindings give bytes."""
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _changed(fact: T, **values: Any) -> T:
-    """The record with other values (dataclasses.replace imports what a launch must not)."""
-    return type(fact)(**{name: getattr(fact, name) for name in fields(type(fact))} | values)

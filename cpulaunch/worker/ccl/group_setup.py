@@ -19,13 +19,13 @@ from cpulaunch.records.ccl_defaults import PATH_VARIABLE
 from cpulaunch.worker.ccl.channel import Channel
 from cpulaunch.worker.ccl.memory.native import open_path, open_seat
 from cpulaunch.worker.ccl.memory.path import is_permitted
-from cpulaunch.worker.ccl.memory.shared_barrier import CALL
 from cpulaunch.worker.ccl.oneccl import api
 from cpulaunch.worker.ccl.oneccl.call_check import RollCall
 from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
 from cpulaunch.worker.ccl.oneccl.network import check_names, own_address
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peer_connections import Lines, open_lines
+from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import described
 

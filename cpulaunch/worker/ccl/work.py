@@ -14,9 +14,26 @@ from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisag
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, Protocol
 
-    from cpulaunch.worker.ccl.executor import Lane
+    class JobRunner(Protocol):
+        """What runs a job on a thread that may run it: executor.Carrier."""
+
+        def run(self, job: Callable[[], Any]) -> Any: ...
+        def watch(self, work: CclWork) -> None: ...
+
+    class WorkQueue(Protocol):
+        """The queue that a work belongs to: executor.Lane. executor.py imports this module, not the other way round."""
+
+        broken: BaseException | None
+        lost_peer: Callable[[], tuple[int, int] | None]
+
+        @property
+        def carrier(self) -> JobRunner: ...
+        def carry_out(self, work: CclWork) -> None: ...
+        def help_with(self, work: CclWork, *, is_patient: bool) -> None: ...
+        def give_up(self, why: BaseException) -> None: ...
+
 
 GLANCE_SECONDS = 1.0
 """How often a waiting program looks whether the group still can finish."""
@@ -62,7 +79,7 @@ def keep(work: CclWork) -> None:
 class CclWork(Work):
     """A collective under way."""
 
-    def __init__(self, job: Callable[[], Any], lane: Lane, seconds: float, *, has_own_time: bool = False) -> None:
+    def __init__(self, job: Callable[[], Any], lane: WorkQueue, seconds: float, *, has_own_time: bool = False) -> None:
         """`has_own_time` says that it may take no longer than the seconds, which are not the group's."""
         super().__init__()
         self.job: Callable[[], Any] | None = job

@@ -3,8 +3,8 @@
 import pytest
 
 from cpulaunch.launch.supervision.error_file import RankError
-from cpulaunch.launch.supervision.failure_text import TRACEBACK, root_cause
-from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, summary
+from cpulaunch.launch.supervision.failure_text import TRACEBACK, root_cause, summary
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 
 AT = 1700000000.5
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills, signal_words, summary
+from cpulaunch.launch.supervision.failure_text import signal_words, summary
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
 
 
 def result(*, exit_code=None, signal=None, oom=None, lines=(), workers=2):

@@ -14,17 +14,16 @@ from ctypes import POINTER, Structure, byref, c_int, c_int32, c_uint32, c_uint64
 
 import torch
 
-import cpulaunch
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.worker.ccl.memory.path import ALL, MemoryPath
 from cpulaunch.worker.ccl.memory.shared_barrier import (
-    CALL,
     CALL_BYTES,
     CALLS_AT,
     GLANCE_SECONDS,
     PAYLOAD_BYTES,
     Meeting,
 )
+from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import RanksDisagreeError
 
 TYPE_CHECKING = False
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 
     from cpulaunch.worker.ccl.wire.reductions import Reduction
 
-LIBRARY = os.path.join(os.path.dirname(cpulaunch.__file__), MEMORY_LIBRARY)
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+LIBRARY = os.path.join(PACKAGE, MEMORY_LIBRARY)
 SPIN_SECONDS = 50e-6
 """How long a rank looks for another before it sleeps: ranks that compute the same mostly arrive within that."""
 CHUNK_BYTES = 256 << 10

@@ -15,7 +15,7 @@ import time
 import torch
 
 from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, Meeting
-from cpulaunch.worker.ccl.oneccl import api
+from cpulaunch.worker.ccl.wire import codes
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
 
 TYPE_CHECKING = False
@@ -39,10 +39,10 @@ EVEN = 64
 """Ranks share a tensor in multiples of this many elements, so that no two write to one line of a cache."""
 
 COMBINE: dict[int, Callable[..., Any]] = {
-    api.SUM: torch.add,
-    api.PROD: torch.mul,
-    api.MAX: torch.maximum,
-    api.MIN: torch.minimum,
+    codes.SUM: torch.add,
+    codes.PROD: torch.mul,
+    codes.MAX: torch.maximum,
+    codes.MIN: torch.minimum,
 }
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"

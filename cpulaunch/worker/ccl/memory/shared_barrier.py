@@ -17,6 +17,7 @@ import threading
 import time
 from contextlib import suppress
 
+from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import PeerLostError, RanksDisagreeError
 
 TYPE_CHECKING = False
@@ -29,8 +30,6 @@ SLOT_BYTES, PID_AT, LEFT_AT, SLEEPERS_AT, CALLS_AT, CALL_BYTES = 128, 8, 12, 16,
 """A slot: how many collectives its rank has come to, its process id, whether it has left for good, whether another
 sleeps until it comes to the next, and the last two collectives. The last two by turns: a rank can be ahead of another's
 reading by one, and one that has just come must not take away the mark of who sleeps until it comes again."""
-CALL = struct.Struct("<QiBBBB")
-"""Elements, root, and the numbers of the collective, the type, the operation, and nothing."""
 WORDS = struct.Struct("<QQ")
 """What a rank tells beside its call: two addresses, say. Nobody compares them."""
 PAYLOAD_BYTES = 64 << 10

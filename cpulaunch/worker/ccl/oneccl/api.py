@@ -20,9 +20,6 @@ ID_BYTES = 4096
 UNDEFINED_INT, UNDEFINED_PLUGIN = -(2**31), 0xBAAAAAAE
 MAGIC, VERSION = 0xCAFEBEEF, 20211700
 
-INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
-SUM, PROD, MAX, MIN = range(4)
-
 
 class UniqueId(ctypes.Structure):
     """onecclUniqueId: what the ranks of a communicator find one another by."""

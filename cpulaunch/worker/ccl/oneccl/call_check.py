@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 
-from cpulaunch.worker.ccl.memory.shared_barrier import CALL
-from cpulaunch.worker.ccl.oneccl import api
+from cpulaunch.worker.ccl.wire import codes
+from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import RanksDisagreeError
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ class RollCall:
         Raises: RanksDisagreeError if one is about to do another.
         """
         self._mine.raw = call
-        self._communicator.all_gather(*self._places, CALL.size // 8, api.UINT64)
+        self._communicator.all_gather(*self._places, CALL.size // 8, codes.UINT64)
         said = self._all.raw
         if said != call * self._size:
             starts = range(0, len(said), CALL.size)

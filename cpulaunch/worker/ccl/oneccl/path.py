@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cpulaunch.worker.ccl.oneccl import api
 from cpulaunch.worker.ccl.oneccl.call_check import RollCall
+from cpulaunch.worker.ccl.wire import codes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ time. Gathering, scattering and all-to-all took longer in pieces, which have to 
 def _moved(tensor: Tensor, parts: int = 1) -> tuple[int, int]:
     """How many elements of which of oneCCL's types hold a part's bytes: what is only moved may be of any type."""
     size = tensor.nbytes // parts
-    return (size // _WIDE_BYTES, api.UINT64) if size % _WIDE_BYTES == 0 else (size, api.UINT8)
+    return (size // _WIDE_BYTES, codes.UINT64) if size % _WIDE_BYTES == 0 else (size, codes.UINT8)
 
 
 def _pieces(flat: Tensor) -> Sequence[Tensor]:

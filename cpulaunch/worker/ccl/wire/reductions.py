@@ -6,30 +6,30 @@ import torch
 from torch.distributed import ReduceOp
 
 from cpulaunch.records.record import record
-from cpulaunch.worker.ccl.memory.shared_barrier import CALL
-from cpulaunch.worker.ccl.oneccl import api
+from cpulaunch.worker.ccl.wire import codes
+from cpulaunch.worker.ccl.wire.codes import CALL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 TYPES = {
-    torch.float32: api.FLOAT32,
-    torch.float64: api.FLOAT64,
-    torch.bfloat16: api.BFLOAT16,
-    torch.float16: api.FLOAT16,
-    torch.int8: api.INT8,
-    torch.uint8: api.UINT8,
-    torch.int32: api.INT32,
-    torch.int64: api.INT64,
-    torch.bool: api.UINT8,
+    torch.float32: codes.FLOAT32,
+    torch.float64: codes.FLOAT64,
+    torch.bfloat16: codes.BFLOAT16,
+    torch.float16: codes.FLOAT16,
+    torch.int8: codes.INT8,
+    torch.uint8: codes.UINT8,
+    torch.int32: codes.INT32,
+    torch.int64: codes.INT64,
+    torch.bool: codes.UINT8,
 }
 """What can be reduced. What is only moved may be of any type."""
 
 _Op: Any = ReduceOp.RedOpType
-OPERATIONS = {_Op.SUM: api.SUM, _Op.PRODUCT: api.PROD, _Op.MIN: api.MIN, _Op.MAX: api.MAX, _Op.AVG: api.SUM}
+OPERATIONS = {_Op.SUM: codes.SUM, _Op.PRODUCT: codes.PROD, _Op.MIN: codes.MIN, _Op.MAX: codes.MAX, _Op.AVG: codes.SUM}
 """An average is a sum divided afterwards: oneCCL 2022.1 refuses its own for host memory."""
-_OF_BOOLS = {_Op.SUM: api.MAX, _Op.MAX: api.MAX, _Op.PRODUCT: api.MIN, _Op.MIN: api.MIN}
+_OF_BOOLS = {_Op.SUM: codes.MAX, _Op.MAX: codes.MAX, _Op.PRODUCT: codes.MIN, _Op.MIN: codes.MIN}
 """A sum of bools is true where any is, and a bool stays 0 or 1."""
 
 _TYPE_NAMES = sorted(
@@ -86,12 +86,12 @@ def reduction(operation: Any, dtype: torch.dtype) -> Reduction:
 
 
 def _reduction(asked: Any, dtype: torch.dtype) -> Reduction:
-    codes = _OF_BOOLS if dtype == torch.bool else OPERATIONS
-    if dtype not in TYPES or asked not in codes:
+    operations = _OF_BOOLS if dtype == torch.bool else OPERATIONS
+    if dtype not in TYPES or asked not in operations:
         name = str(getattr(asked, "name", asked)).lower()
         raise NotImplementedError(f"oneCCL cannot compute the {name} of {dtype}; the gloo backend may")
     return Reduction(
-        kind=TYPES[dtype], operation=codes[asked], number=_REDUCTION_NUMBERS[asked], averages=asked == _Op.AVG
+        kind=TYPES[dtype], operation=operations[asked], number=_REDUCTION_NUMBERS[asked], averages=asked == _Op.AVG
     )
 
 

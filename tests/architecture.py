@@ -1,0 +1,223 @@
+"""The rules of the package's structure, as functions from a package's folder to the violations found there."""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+MAX_MODULES = 12
+MAX_LINES = 400
+GENERATED = {"profile.presets"}
+TOP_LEVEL = {"__init__", "__main__", "ccl"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "records": set(),
+    "system": {"records"},
+    "profile": {"records"},
+    "schedulers": {"records"},
+    "probe.software": {"records", "system"},
+    "probe.gpus": {"records", "system"},
+    "probe": {"records", "system", "probe.software", "probe.gpus"},
+    "plan.placement": {"records"},
+    "plan.variables": {"records", "plan.placement"},
+    "plan.gpus": {"records", "plan.placement", "plan.variables"},
+    "plan.ranks": {"records", "plan.placement", "plan.variables", "plan.gpus"},
+    "plan.plugin": {"records", "plan.placement", "plan.variables", "plan.ranks"},
+    "plan": {"records", "plan.placement", "plan.variables", "plan.gpus", "plan.ranks", "plan.plugin"},
+    "launch.output": {"records", "system"},
+    "launch.process": {"records", "system", "launch.output"},
+    "launch.monitor": {"records", "system", "launch.process"},
+    "launch.supervision": {"records", "system", "launch.output", "launch.process", "launch.monitor"},
+    "launch.ranks": {"records", "system", "launch.output", "launch.process", "launch.monitor", "launch.supervision"},
+    "launch.hosts.agent": {"records", "system", "launch.process", "launch.ranks"},
+    "launch.hosts": {
+        *("records", "system", "launch.output", "launch.process", "launch.monitor", "launch.supervision"),
+        *("launch.ranks", "launch.hosts.agent"),
+    },
+    "launch": {
+        *("records", "system", "launch.output", "launch.process", "launch.monitor", "launch.supervision"),
+        *("launch.ranks", "launch.hosts"),
+    },
+    "worker.tensors": {"records"},
+    "worker.reporting": {"records", "system"},
+    "worker.process": {"records", "system", "worker.reporting"},
+    "worker.graph": {"records", "worker.reporting", "worker.tensors"},
+    "worker.features": {"records", "worker.reporting", "worker.tensors", "worker.graph"},
+    "worker.ccl.wire": {"records"},
+    "worker.ccl.memory": {"records", "system", "worker.ccl.wire"},
+    "worker.ccl.oneccl": {"records", "system", "worker.ccl.wire", "worker.ccl.memory"},
+    "worker.ccl": {
+        *("records", "system", "worker.reporting", "worker.process"),
+        *("worker.ccl.wire", "worker.ccl.memory", "worker.ccl.oneccl"),
+    },
+    "worker": {
+        *("records", "system", "worker.reporting", "worker.process", "worker.tensors", "worker.graph"),
+        *("worker.features", "worker.ccl"),
+    },
+    "view": {"records", "profile"},
+    "emit": {"records", "plan"},
+    "doctor": {"records", "system", "probe", "probe.software", "probe.gpus", "plan.placement", "plan.plugin", ""},
+    "cli": {
+        *("records", "system", "profile", "schedulers", "probe", "probe.software", "probe.gpus"),
+        *("plan", "plan.gpus", "plan.plugin", "launch", "launch.process", "launch.supervision"),
+        *("view", "emit", "doctor", ""),
+    },
+    "__main__": {"cli"},
+    "ccl": {"worker.ccl"},
+    "": {"worker.reporting"},
+}
+"""Folder (a module at the top by its name, the package itself as "") -> the other folders it may import from."""
+
+EFFECTS = {"os", "subprocess", "socket", "pathlib", "time", "signal", "ctypes", "shutil", "tempfile", "selectors"}
+PURE = ("plan", "view", "emit", "schedulers", "profile.model", "launch.supervision.state_machine")
+"""Folders, with all below them, and modules that decide or format and do nothing else."""
+
+MAY_IMPORT_TORCH = ("worker", "launch.hosts.agent")
+NEVER_IMPORTED = {"numpy"}
+
+
+class Package:
+    """A package's modules, by dotted name below it ("plan.placement.pool"); a folder's `__init__` by the folder's name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self.trees: dict[str, ast.Module] = {}
+        self.lines: dict[str, int] = {}
+        self.folders: set[str] = set()
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if parts[0] == "profiles":
+                continue
+            is_folder = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_folder else parts)
+            if is_folder:
+                self.folders.add(name)
+            text = path.read_text()
+            self.trees[name], self.lines[name] = ast.parse(text), text.count("\n")
+
+    def folder_of(self, module: str) -> str:
+        """The folder that a module is in; a folder's `__init__` is in that folder, a module at the top in itself."""
+        if module in self.folders:
+            return module
+        return module.rpartition(".")[0] or module
+
+    def imports(self, module: str) -> Iterator[tuple[str, bool]]:
+        """Imported names, and whether each is a module of this package, then by its name below the package.
+
+        Imports inside functions and for type checkers count too.
+        """
+        for node in ast.walk(self.trees[module]):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield self._resolved(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    whole, is_ours = self._resolved(f"{node.module}.{alias.name}")
+                    yield (whole, True) if is_ours and whole in self.trees else self._resolved(str(node.module))
+
+    def _resolved(self, name: str) -> tuple[str, bool]:
+        first, _, rest = name.partition(".")
+        return (rest, True) if first == self.name else (name, False)
+
+    def own_imports(self, module: str) -> set[str]:
+        """Modules of this package that a module imports."""
+        return {name for name, is_ours in self.imports(module) if is_ours} - {module}
+
+    def foreign_imports(self, module: str) -> set[str]:
+        """First parts of the other modules' names that a module imports."""
+        return {name.partition(".")[0] for name, is_ours in self.imports(module) if not is_ours}
+
+
+def _is_below(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(place + ".") for place in places)
+
+
+def upward_imports(package: Package) -> list[str]:
+    """Imports that the layer table does not allow."""
+    found = []
+    for module in package.trees:
+        folder = package.folder_of(module)
+        for imported in sorted(package.own_imports(module)):
+            target = package.folder_of(imported)
+            if target != folder and target not in MAY_IMPORT.get(folder, set()):
+                found.append(f"{module} imports {imported}: {folder or 'the package'} may not import {target}")
+    return found
+
+
+def cycles(package: Package) -> list[str]:
+    """Modules, or folders, that import one another in a circle."""
+    folders: defaultdict[str, set[str]] = defaultdict(set)
+    for module in package.trees:
+        folder = package.folder_of(module)
+        folders[folder] |= {package.folder_of(each) for each in package.own_imports(module)} - {folder}
+    graphs = {"modules": {module: package.own_imports(module) for module in package.trees}, "folders": folders}
+    found = []
+    for kind, graph in graphs.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            found.append(f"{kind}: {' -> '.join(error.args[1])}")
+    return found
+
+
+def crowded_folders(package: Package) -> list[str]:
+    """Folders of too many modules, modules loose at the top, and modules of too many lines."""
+    inside = Counter(module.rpartition(".")[0] for module in package.trees if module not in package.folders)
+    found = [f"{folder}: {count} modules" for folder, count in inside.items() if folder and count > MAX_MODULES]
+    loose = {module for module in package.trees if "." not in module and module not in package.folders} - TOP_LEVEL
+    found += [f"{module}: loose at the top" for module in sorted(loose)]
+    long = {module: lines for module, lines in package.lines.items() if lines > MAX_LINES and module not in GENERATED}
+    return found + [f"{module}: {lines} lines" for module, lines in long.items()]
+
+
+def folders_without_purpose(package: Package) -> list[str]:
+    """Folders whose `__init__` is missing or does not say in one sentence what they are for."""
+    parents = {module.rpartition(".")[0] for module in package.trees} - {""}
+    found = [f"{folder}: no __init__.py" for folder in sorted(parents - package.folders)]
+    for folder in sorted(package.folders):
+        first = (ast.get_docstring(package.trees[folder]) or "").partition("\n\n")[0]
+        if not first.endswith(".") or first.count(". "):
+            found.append(f"{folder or 'the package'}: its docstring does not begin with one sentence: {first!r}")
+    return found
+
+
+def impure_imports(package: Package) -> list[str]:
+    """Modules that must be pure and import something with effects."""
+    return [
+        f"{module} imports {name}"
+        for module in package.trees
+        if _is_below(module, PURE)
+        for name in sorted(package.foreign_imports(module) & EFFECTS)
+    ]
+
+
+def torch_imports(package: Package) -> list[str]:
+    """Modules that import torch, or what no module may import."""
+    return [
+        f"{module} imports {name}"
+        for module in package.trees
+        for name in sorted(package.foreign_imports(module) & (NEVER_IMPORTED | {"torch"}))
+        if name != "torch" or not _is_below(module, MAY_IMPORT_TORCH)
+    ]
+
+
+def repeated_class_names(package: Package) -> list[str]:
+    """Names that more than one class has."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for module, tree in package.trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module)
+    return [f"{name}: {', '.join(modules)}" for name, modules in sorted(places.items()) if len(modules) > 1]
+
+
+RULES = (
+    upward_imports,
+    cycles,
+    crowded_folders,
+    folders_without_purpose,
+    impure_imports,
+    torch_imports,
+    repeated_class_names,
+)
