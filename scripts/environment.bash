@@ -1,4 +1,4 @@
-# Sourced by quickstart, test and check: one virtual environment per purpose, filled once and reused.
+# Sourced by quickstart, test, check and build-wheels: one virtual environment per purpose, filled once and reused.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

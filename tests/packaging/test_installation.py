@@ -4,17 +4,14 @@ import ctypes
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from builds import LIBRARIES, MKL, ROOT, copy_checkout, make_environment, run
 
-ROOT = Path(__file__).parents[2]
-MKL, CCL = LIBRARIES = "cpulaunch/lib/libcpulaunch_mkl.so", "cpulaunch/lib/libcpulaunch_ccl.so"
 PROFILES = sorted(path.name for path in (ROOT / "profiles").glob("*.toml"))
 HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
 
@@ -35,20 +32,6 @@ needs_compiler = pytest.mark.skipif(
 def source(tmp_path: Path) -> Path:
     """A copy of the checkout: builds leave nothing in the real one."""
     return copy_checkout(tmp_path / "source")
-
-
-def copy_checkout(target: Path) -> Path:
-    ignored = shutil.ignore_patterns(".git", ".venv*", "*.so", "__pycache__", ".*_cache", ".hypothesis", "tests")
-    return shutil.copytree(ROOT, target, symlinks=True, ignore=ignored)
-
-
-def run(*command: object, path: str | None = None) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH")}
-    if path is not None:
-        environment["PATH"] = path
-    result = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 def build_wheel(source: Path, target: Path, path: str | None = None) -> Path:
@@ -114,11 +97,7 @@ def test_wheel_from_the_source_archive_is_the_same(source: Path, tmp_path: Path)
 
 
 def test_editable_installation_finds_profiles_and_libraries(source: Path, tmp_path: Path) -> None:
-    environment = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", environment)
-    python = environment / "bin/python"
-    site_packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site_packages / "build_tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = make_environment(tmp_path / "environment")
     options = ["--no-deps", "--no-build-isolation", "--editable", source]
     run(sys.executable, "-m", "pip", "--python", python, "install", *options)
     package = Path(run(python, "-P", "-c", "import cpulaunch; print(cpulaunch.__path__[0])").strip())

@@ -1,0 +1,41 @@
+"""What tests of packaging share: a copy of the checkout, commands with a chosen PATH, environments to install in."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MKL, CCL = LIBRARIES = "cpulaunch/lib/libcpulaunch_mkl.so", "cpulaunch/lib/libcpulaunch_ccl.so"
+IGNORED = (".git", ".venv*", "*.so", "__pycache__", ".*_cache", ".hypothesis", "dist", "tests")
+
+
+def copy_checkout(target: Path) -> Path:
+    """A copy of the checkout without what was built there: builds leave nothing in the real one."""
+    return shutil.copytree(ROOT, target, symlinks=True, ignore=shutil.ignore_patterns(*IGNORED))
+
+
+def complete(*command: object, path: object = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command, ended. `path` is its PATH."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH")}
+    if path is not None:
+        environment["PATH"] = str(path)
+    return subprocess.run(list(map(str, command)), env=environment, cwd=cwd, capture_output=True, text=True)
+
+
+def run(*command: object, path: object = None, cwd: Path | None = None) -> str:
+    """The standard output of the command, which succeeds. `path` is its PATH."""
+    result = complete(*command, path=path, cwd=cwd)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def make_environment(target: Path) -> Path:
+    """The Python of a new environment, which finds the packages that this one has beside cpulaunch."""
+    run(sys.executable, "-m", "venv", "--without-pip", target)
+    python = target / "bin/python"
+    site_packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site_packages / "build_tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
