@@ -78,7 +78,7 @@ NEVER_IMPORTED = {"numpy"}
 
 
 class Package:
-    """A package's modules, by dotted name below it ("plan.placement.pool"); a folder's `__init__` by the folder's name."""
+    """A package's modules, by dotted name below it ("plan.placement.pool"); its folders too."""
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
