@@ -93,7 +93,7 @@ def _supervised(
     from cpulaunch.launch.process.descriptors import make_room, too_few
     from cpulaunch.launch.process.guard import become_guarded
     from cpulaunch.launch.process.spawn import Inherited
-    from cpulaunch.launch.supervision.supervise import Terms, supervise
+    from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
 
     open_standard_descriptors()
     descriptor_limit = make_room(len(starts))
@@ -101,7 +101,7 @@ def _supervised(
         guarded = become_guarded(say, directory=directory)
         # Opened here and not in the guard, so that pipes close when the supervisor closes them.
         wiring = open_wiring(plan)
-        terms = Terms(
+        options = SupervisorOptions(
             inherited=Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit),
             grace_seconds=plan.launch.grace_seconds,
             control=guarded.control,
@@ -109,7 +109,7 @@ def _supervised(
             watch=None if directory is None else _watch(plan, directory, say=say),
         )
         _collect_garbage_from_here_on()
-        return supervise(starts, wiring, terms)
+        return supervise(starts, wiring, options)
     except OSError as error:
         raise too_few(error) from None
 

@@ -144,20 +144,20 @@ def test_a_worker_has_its_grace_to_finish(launcher, tmp_path):
     assert (tmp_path / "saved").exists()
 
 
-def test_a_stubborn_stray_is_killed_after_the_grace(launcher):
+def test_a_stubborn_orphan_is_killed_after_the_grace(launcher):
     code = """
         import subprocess, sys, time, os
-        subprocess.Popen([sys.executable, "-c", sys.argv[1], "stray"], start_new_session=True)
-        while not os.path.exists("stray"):
+        subprocess.Popen([sys.executable, "-c", sys.argv[1], "orphan"], start_new_session=True)
+        while not os.path.exists("orphan"):
             time.sleep(0.01)
     """
     process = launcher.start(python(code, textwrap.dedent(STUBBORN)), ["/bin/true"], grace_seconds=0.3)
     assert process.wait() == 0
-    assert not alive(launcher.pid("stray"))
+    assert not alive(launcher.pid("orphan"))
 
 
 def test_a_zombie_that_nobody_asks_for_holds_nobody_up(launcher):
-    # The stray leaves the worker's group after it made a child there, and never waits for that child.
+    # The orphan leaves the worker's group after it made a child there, and never waits for that child.
     worker = python("""
         import os, pathlib, time
         if os.fork() == 0:
@@ -165,15 +165,15 @@ def test_a_zombie_that_nobody_asks_for_holds_nobody_up(launcher):
             if child == 0:
                 time.sleep(600)
             os.setsid()
-            pathlib.Path("stray.new").write_text(str(os.getpid()))
-            os.rename("stray.new", "stray")
+            pathlib.Path("orphan.new").write_text(str(os.getpid()))
+            os.rename("orphan.new", "orphan")
             time.sleep(600)
-        while not os.path.exists("stray"):
+        while not os.path.exists("orphan"):
             time.sleep(0.01)
     """)
     outcome = launcher.run(worker, ["/bin/true"], grace_seconds=0.3)
     assert outcome.code == 0
-    assert not alive(launcher.pid("stray"))
+    assert not alive(launcher.pid("orphan"))
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the test lacks its system call numbers")
@@ -399,24 +399,25 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
         from cpulaunch.launch.output.routing import open_wiring
         from cpulaunch.launch.process.spawn import Inherited
         from cpulaunch.launch.process.exec_spec import Start
-        from cpulaunch.launch.supervision.supervise import Supervisor, Terms
+        from cpulaunch.launch.supervision.supervise import Supervisor, SupervisorOptions
         from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
         worker = WorkerPlan(index=0, cpus=frozenset(), numa_nodes=frozenset(), mempolicy="none", threads=1, env=(),
-                            argv=("/bin/sh", "-c", "echo $$ > worker; setsid sleep 600 & echo $! > stray; wait"))
+                            argv=("/bin/sh", "-c", "echo $$ > worker; setsid sleep 600 & echo $! > orphan; wait"))
         plan = LaunchPlan(mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(),
                           launch=LaunchOptions(show=frozenset()))
         guarded = become_guarded(print)
         wiring = open_wiring(plan)
         start = Start(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND)
-        terms = Terms(inherited=Inherited(signal_mask=guarded.signal_mask), grace_seconds=1, control=guarded.control)
+        inherited = Inherited(signal_mask=guarded.signal_mask)
+        options = SupervisorOptions(inherited=inherited, grace_seconds=1, control=guarded.control)
 
         def clock():
-            while not (os.path.exists("worker") and os.path.exists("stray")):
+            while not (os.path.exists("worker") and os.path.exists("orphan")):
                 time.sleep(0.01)
             raise ZeroDivisionError("the clock broke")
 
-        with Supervisor(wiring, terms, clock=clock, calendar=time.time) as supervisor:
+        with Supervisor(wiring, options, clock=clock, calendar=time.time) as supervisor:
             supervisor.start([start], wiring.ends)
             supervisor.run()
     """)
@@ -425,4 +426,4 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
     assert b"the clock broke" in error
     assert process.returncode == 1
     assert not alive(launcher.pid("worker"))
-    assert not alive(launcher.pid("stray"))
+    assert not alive(launcher.pid("orphan"))

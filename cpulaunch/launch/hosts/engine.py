@@ -66,7 +66,7 @@ def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
         own_stores = OWN_STORES not in environ and hosts_may_join(job)
         agent = _agent_start(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ)
         orders = agent_orders(plan, directory, logs=logs or private_logs(directory))
-        run = _Run(plan=plan, starts=starts, agent=agent, orders=orders, directory=directory)
+        run = _HostRun(plan=plan, starts=starts, agent=agent, orders=orders, directory=directory)
         result, output = _supervised(run, memory_events=memory_events, say=say)
         seen = seen_ranks(directory, [start.worker for start in starts]) if plan.launch.watched else ()
         return job_result(job, result, report=read_report(directory), output=output, succeeded=seen)
@@ -129,7 +129,7 @@ def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], s
 
 
 @record
-class _Run:
+class _HostRun:
     """What is supervised, and what it is told through the run's directory."""
 
     plan: LaunchPlan
@@ -139,13 +139,13 @@ class _Run:
     directory: str
 
 
-def _supervised(run: _Run, *, memory_events: str | None, say: Say) -> tuple[LaunchResult, JobOutput]:
+def _supervised(run: _HostRun, *, memory_events: str | None, say: Say) -> tuple[LaunchResult, JobOutput]:
     """How the agent ended, and what came out of the ranks, in a process of its own."""
     from cpulaunch.launch.output.routing import Wiring, open_standard_descriptors, worker_stdin
     from cpulaunch.launch.process.descriptors import make_room, too_few
     from cpulaunch.launch.process.guard import become_guarded
     from cpulaunch.launch.process.spawn import Inherited
-    from cpulaunch.launch.supervision.supervise import Terms, supervise
+    from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
 
     open_standard_descriptors()
     descriptor_limit = make_room(2 * len(run.starts))
@@ -161,19 +161,19 @@ def _supervised(run: _Run, *, memory_events: str | None, say: Say) -> tuple[Laun
             figures=(None,),
             stdin=stdin,
         )
-        terms = Terms(
+        options = SupervisorOptions(
             inherited=Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit),
             grace_seconds=run.plan.launch.grace_seconds + AGENT_GRACE_SECONDS,
             control=guarded.control,
             memory_events=memory_events,
             ending_signals=_ending_signals(run.plan),
         )
-        return supervise((run.agent,), wiring, terms), output
+        return supervise((run.agent,), wiring, options), output
     except OSError as error:
         raise too_few(error) from None
 
 
-def _prepare_files(run: _Run, *, stdin: int) -> JobOutput:
+def _prepare_files(run: _HostRun, *, stdin: int) -> JobOutput:
     """The pipes of the job's output. Raises: LaunchError or OSError.
 
     Effect: the run's directory has all its files. It is made here, by the supervisor, so that there is always one of
@@ -208,7 +208,7 @@ def _shown(plan: LaunchPlan) -> list[bool]:
     return [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
 
 
-def write_orders(run: _Run, output: JobOutput) -> None:
+def write_orders(run: _HostRun, output: JobOutput) -> None:
     """Effect: what the agent and each rank are to do is in the run's directory. Raises: OSError."""
     for worker, start, pipes in zip(run.plan.workers, run.starts, output.pipes, strict=True):
         agents_own = () if OWN_STORES in start.environ else ((OWN_STORES, None),)

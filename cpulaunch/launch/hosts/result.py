@@ -62,7 +62,7 @@ def job_result(
 
     Raises: LaunchError or UsageError, the agent's or about it.
     """
-    if report is None or agent.trouble is not None:
+    if report is None or agent.output_error is not None:
         return _without_report(agent)
     if "error" in report and agent.ended_by is None:
         what, value, source, hint = report["error"]
@@ -79,7 +79,7 @@ def job_result(
 
 def _without_report(agent: LaunchResult) -> LaunchResult:
     """The result of a launch that was ended before the agent could report. Raises: LaunchError if it was not."""
-    if agent.ended_by is not None or agent.trouble is not None:
+    if agent.ended_by is not None or agent.output_error is not None:
         return replace(agent, workers=(), first_failure=None)
     ended = agent.workers[0]
     how = f"exit code {ended.exit_code}" if ended.signal is None else f"killed by {signal_words(ended.signal)}"

@@ -25,7 +25,7 @@ from cpulaunch.launch.ranks.output import open_rank_wiring
 from cpulaunch.launch.ranks.port import Reservation, check_address, holder_of
 from cpulaunch.launch.supervision.error_file import VARIABLE, hand_on, read_error
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
-from cpulaunch.launch.supervision.supervise import Terms, supervise
+from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import fields, record
 from cpulaunch.system.signals import ENDING
@@ -42,7 +42,7 @@ MOST_LOST_PORTS = 3
 
 
 @record
-class _Run:
+class _RankRun:
     """What all attempts of a job share. `private`: the directory that is gone afterwards, if there is one.
 
     `error_file`: where the launch itself is to tell of its failure, "" for nowhere.
@@ -75,7 +75,7 @@ def launch_ranks(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
     try:
         if folder.kept and plan.launch.log_dir is None:
             say(f"logs: {folder.path}")
-        run = _Run(
+        run = _RankRun(
             plan=plan,
             job=job,
             starts=starts,
@@ -106,7 +106,7 @@ def random_id() -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-def _guarded(run: _Run) -> LaunchResult:
+def _guarded(run: _RankRun) -> LaunchResult:
     """How the ranks ended, supervised in a process of its own."""
     open_standard_descriptors()
     descriptor_limit = make_room(len(run.starts))
@@ -122,7 +122,7 @@ def _guarded(run: _Run) -> LaunchResult:
     return result
 
 
-def _hand_on(result: LaunchResult, run: _Run) -> None:
+def _hand_on(result: LaunchResult, run: _RankRun) -> None:
     """Effect: whoever gave this launch an error file finds in it what the first rank to fail wrote."""
     rank = next(each for each in result.workers if each.index == result.first_failure)
     if rank.error is None:
@@ -140,10 +140,10 @@ def _collect_garbage_from_here_on() -> None:
     gc.enable()
 
 
-def _attempts(run: _Run, guarded: Guarded, inherited: Inherited) -> LaunchResult:
+def _attempts(run: _RankRun, guarded: Guarded, inherited: Inherited) -> LaunchResult:
     """How the ranks ended at last: restarted after a failure, or because somebody else took their port."""
     restarts = lost_ports = 0
-    terms = Terms(
+    options = SupervisorOptions(
         inherited=inherited,
         grace_seconds=run.plan.launch.grace_seconds,
         control=guarded.control,
@@ -152,9 +152,9 @@ def _attempts(run: _Run, guarded: Guarded, inherited: Inherited) -> LaunchResult
     )
     while True:
         with Reservation(run.job.master_port) as reservation:
-            result = _attempt(run, terms, port=reservation.port, restarts=restarts)
+            result = _attempt(run, options, port=reservation.port, restarts=restarts)
             taken = _taken(result, reservation)
-        if result.first_failure is None or result.trouble is not None or asked_to_end(result, terms):
+        if result.first_failure is None or result.output_error is not None or end_requested(result, options):
             return result
         if taken is not None and run.job.master_port is None and lost_ports < MOST_LOST_PORTS:
             lost_ports += 1
@@ -182,16 +182,16 @@ def _taken(result: LaunchResult, reservation: Reservation) -> str | None:
     return f"{'another process' if holder is None else holder} listens on the ranks' port {reservation.port}"
 
 
-def asked_to_end(result: LaunchResult, terms: Terms) -> bool:
+def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
     """Whether a signal that ends launches came by now, after the ranks ended too, or the launcher is gone."""
-    if result.asked_to_end:
+    if result.end_requested:
         return True
     poll = select.poll()
-    poll.register(terms.control, select.POLLIN)
+    poll.register(options.control, select.POLLIN)
     if not poll.poll(0):
         return False
-    numbers = os.read(terms.control, 4096)
-    return not numbers or any(number in ENDING or number in terms.ending_signals for number in numbers)
+    numbers = os.read(options.control, 4096)
+    return not numbers or any(number in ENDING or number in options.ending_signals for number in numbers)
 
 
 def _restarting(result: LaunchResult, restarts: int, most: int) -> str:
@@ -203,7 +203,7 @@ def _restarting(result: LaunchResult, restarts: int, most: int) -> str:
     return f"rank {failed.rank} failed ({how_ended(failed)}): {whom}, attempt {restarts + 1} of {most + 1}"
 
 
-def _attempt(run: _Run, terms: Terms, *, port: int, restarts: int) -> LaunchResult:
+def _attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
     """How the ranks ended in one attempt."""
     files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.starts))
     starts = [
@@ -213,12 +213,12 @@ def _attempt(run: _Run, terms: Terms, *, port: int, restarts: int) -> LaunchResu
     watch = None
     if run.private is not None and run.plan.launch.watched:
         watch, starts = _watched(run, starts)
-    values = {name: getattr(terms, name) for name in fields(Terms)} | {"watch": watch}
-    result = supervise(starts, open_rank_wiring(run.plan, run.job, files), Terms(**values))
+    values = {name: getattr(options, name) for name in fields(SupervisorOptions)} | {"watch": watch}
+    result = supervise(starts, open_rank_wiring(run.plan, run.job, files), SupervisorOptions(**values))
     return _told(run, result, files, restarts)
 
 
-def _variables(run: _Run, files: RankFiles, local_rank: int, *, port: int, restarts: int) -> dict[str, str]:
+def _variables(run: _RankRun, files: RankFiles, local_rank: int, *, port: int, restarts: int) -> dict[str, str]:
     """What a rank is told that is not known before it starts."""
     return {
         "MASTER_PORT": str(port),
@@ -228,7 +228,7 @@ def _variables(run: _Run, files: RankFiles, local_rank: int, *, port: int, resta
     }
 
 
-def _watched(run: _Run, starts: list[Start]) -> tuple[Watch, list[Start]]:
+def _watched(run: _RankRun, starts: list[Start]) -> tuple[Watch, list[Start]]:
     """The watch over one attempt, and its ranks' starts that tell it things."""
     from cpulaunch.launch.monitor.watch import Watch
 
@@ -238,11 +238,11 @@ def _watched(run: _Run, starts: list[Start]) -> tuple[Watch, list[Start]]:
     return watch, list(telling_starts(starts, directory))
 
 
-def _told(run: _Run, result: LaunchResult, files: RankFiles, restarts: int) -> LaunchResult:
+def _told(run: _RankRun, result: LaunchResult, files: RankFiles, restarts: int) -> LaunchResult:
     """The result with what the ranks wrote of their failures, and the one that failed first by that."""
     workers = tuple(_of_rank(worker, run.plan.workers[at].rank, files) for at, worker in enumerate(result.workers))
     told = _with(result, workers=workers, attempts=(restarts + 1, run.job.max_restarts + 1))
-    if told.first_failure is None or told.trouble is not None:
+    if told.first_failure is None or told.output_error is not None:
         return told
     from cpulaunch.launch.supervision.failure_text import root_cause
 

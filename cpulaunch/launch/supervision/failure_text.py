@@ -21,8 +21,8 @@ KILLED = 128 + 9
 def summary(result: LaunchResult) -> tuple[str, ...]:
     """Lines for a person: nothing after success, else who failed, how, and what it said last."""
     lines: list[str] = []
-    if result.trouble is not None:
-        return tuple(str(result.trouble).splitlines())
+    if result.output_error is not None:
+        return tuple(str(result.output_error).splitlines())
     if result.first_failure is not None and result.attempts is not None:
         lines += failed_ranks(result)
     elif result.first_failure is not None:

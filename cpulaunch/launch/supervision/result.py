@@ -43,7 +43,7 @@ class WorkerResult:
 class LaunchResult:
     """How the launch ended. `first_failure` is the worker, in time, that decided; `ended_by` the signal that did.
 
-    `asked_to_end`: somebody signalled it to; `trouble`: output that was asked for was lost, so all were ended.
+    `end_requested`: somebody signalled it to; `output_error`: output that was asked for was lost, so all were ended.
     `oom_kills` counts processes the kernel killed in this cgroup meanwhile; None where it does not say.
     """
 
@@ -52,8 +52,8 @@ class LaunchResult:
     workers: tuple[WorkerResult, ...]
     first_failure: int | None = None
     ended_by: int | None = None
-    asked_to_end: bool = False
-    trouble: CpulaunchError | None = None
+    end_requested: bool = False
+    output_error: CpulaunchError | None = None
     oom_kills: int | None = None
     wall_seconds: float | None = None
     attempts: tuple[int, int] | None = None

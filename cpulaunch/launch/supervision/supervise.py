@@ -27,15 +27,15 @@ from cpulaunch.launch.supervision.state_machine import (
     Event,
     GroupGone,
     LauncherGone,
+    OrphansFound,
     OutputFailed,
     SignalArrived,
     SignalGroups,
-    State,
-    StraysSeen,
+    SupervisionState,
     TimePassed,
     WorkerEnded,
-    joined,
     step,
+    with_worker,
 )
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
@@ -56,7 +56,7 @@ Clock: TypeAlias = "Callable[[], float]"
 
 
 @record
-class Terms:
+class SupervisorOptions:
     """What a launch is supervised under. `control` is the guard's pipe; `memory_events` a cgroup's file, if any."""
 
     inherited: Inherited
@@ -70,13 +70,15 @@ class Terms:
 class Supervisor:
     """The workers' life: a context in which they are started and run, and after which none is left."""
 
-    def __init__(self, wiring: Wiring, terms: Terms, *, clock: Clock, calendar: Clock) -> None:
-        self._inherited = terms.inherited
-        self._control = terms.control
-        self._watch = terms.watch
+    def __init__(self, wiring: Wiring, options: SupervisorOptions, *, clock: Clock, calendar: Clock) -> None:
+        self._inherited = options.inherited
+        self._control = options.control
+        self._watch = options.watch
         self._clock = clock
         self._calendar = calendar
-        self.state = State(grace_seconds=terms.grace_seconds, groups=frozenset(), ending_signals=terms.ending_signals)
+        self.state = SupervisionState(
+            grace_seconds=options.grace_seconds, groups=frozenset(), ending_signals=options.ending_signals
+        )
         self.output_error: SinkError | None = None
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
@@ -122,7 +124,7 @@ class Supervisor:
             self._worker_of[one.pid] = start.worker
             if self._watch is not None:
                 self._watch.started(start.worker, one.pid)
-            self.state = joined(self.state, start.worker)
+            self.state = with_worker(self.state, start.worker)
         for start, one in zip(starts, started, strict=True):
             confirm_executed(start, one)
 
@@ -198,7 +200,7 @@ class Supervisor:
                     signal_process(pid, action.number)
 
     def _reap(self) -> None:
-        """Effect: every ended child is noticed, the first that ended first, then groups and strays are looked at."""
+        """Effect: every ended child is noticed, the first that ended first, then groups and orphans are looked at."""
         while ended := self._ends.first():
             index = self._worker_of.get(ended.pid)
             if index is not None:
@@ -217,19 +219,19 @@ class Supervisor:
     def _look_at_groups(self) -> None:
         """Effect: groups that have ended are noticed. A killed one is not waited for.
 
-        Its last member may be a zombie whose parent, a stray, never asks for it.
+        Its last member may be a zombie whose parent, an orphan, never waits for it.
         """
         for index in sorted(self.state.groups & self.statuses.keys()):
             if self.state.is_killed(index) or not group_lives(self.pids[index]):
                 self._happened(GroupGone(index))
         if not self.state.groups:
-            self._look_for_strays()
+            self._look_for_orphans()
 
-    def _look_for_strays(self) -> None:
-        strays = own_children()
-        self._all_gone = not strays
-        if strays:
-            self._happened(StraysSeen(strays))
+    def _look_for_orphans(self) -> None:
+        orphans = own_children()
+        self._all_gone = not orphans
+        if orphans:
+            self._happened(OrphansFound(orphans))
 
     def _output_done(self) -> bool:
         """Whether all output is written, or nobody wants to wait for it."""
@@ -272,19 +274,19 @@ def _empty(fd: int) -> None:
         return
 
 
-def supervise(starts: Sequence[Start], wiring: Wiring, terms: Terms) -> LaunchResult:
+def supervise(starts: Sequence[Start], wiring: Wiring, options: SupervisorOptions) -> LaunchResult:
     """How the workers ended, all of them and all they started.
 
     Effect: no descriptor of the wiring is left. Raises: LaunchError if a worker could not be started.
     """
-    kills_before = _oom_kills(terms.memory_events)
+    kills_before = _oom_kills(options.memory_events)
     calendar = time.time  # noqa: TID251 - here the seam is closed
-    with Supervisor(wiring, terms, clock=time.monotonic, calendar=calendar) as supervisor:
+    with Supervisor(wiring, options, clock=time.monotonic, calendar=calendar) as supervisor:
         supervisor.start(starts, wiring.ends)
         supervisor.run()
     close_wiring(wiring)
-    oom_kills = _more(kills_before, _oom_kills(terms.memory_events))
-    return _result(supervisor, wiring, watch=terms.watch, oom_kills=oom_kills)
+    oom_kills = _more(kills_before, _oom_kills(options.memory_events))
+    return _result(supervisor, wiring, watch=options.watch, oom_kills=oom_kills)
 
 
 def _lost_output(error: SinkError) -> LaunchError:
@@ -319,11 +321,11 @@ def _result(supervisor: Supervisor, wiring: Wiring, *, watch: Watch | None, oom_
         code = next(worker.status for worker in workers if worker.index == state.first_failure)
     elif state.ended_by is not None:
         code = 128 + state.ended_by
-    trouble = None if supervisor.output_error is None else _lost_output(supervisor.output_error)
+    output_error = None if supervisor.output_error is None else _lost_output(supervisor.output_error)
     return LaunchResult(
-        exit_code=code if trouble is None else trouble.exit_code,
-        trouble=trouble,
-        asked_to_end=state.asked_to_end,
+        exit_code=code if output_error is None else output_error.exit_code,
+        output_error=output_error,
+        end_requested=state.end_requested,
         host=os.uname().nodename,
         workers=workers,
         first_failure=state.first_failure,

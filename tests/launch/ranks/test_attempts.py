@@ -9,9 +9,9 @@ import pytest
 from jobs import free_port, text_of
 
 from cpulaunch.launch.process.spawn import Inherited
-from cpulaunch.launch.ranks.engine import asked_to_end
+from cpulaunch.launch.ranks.engine import end_requested
 from cpulaunch.launch.supervision.result import LaunchResult
-from cpulaunch.launch.supervision.supervise import Terms
+from cpulaunch.launch.supervision.supervise import SupervisorOptions
 from cpulaunch.system.signals import ENDING
 
 TWO = ("--nproc-per-node", "2")
@@ -126,11 +126,11 @@ def test_a_signal_that_is_passed_on_forbids_a_restart_if_it_usually_ends_jobs(la
 def test_a_signal_between_two_attempts_counts(ending, number, asked):
     read, write = os.pipe()
     inherited = Inherited(signal_mask=frozenset())
-    terms = Terms(inherited=inherited, grace_seconds=1, control=read, ending_signals=frozenset(ending))
+    options = SupervisorOptions(inherited=inherited, grace_seconds=1, control=read, ending_signals=frozenset(ending))
     try:
         if number is not None:
             os.write(write, bytes([number]))
-        assert asked_to_end(LaunchResult(exit_code=3, host="h", workers=()), terms) == asked
+        assert end_requested(LaunchResult(exit_code=3, host="h", workers=()), options) == asked
     finally:
         os.close(read)
         os.close(write)

@@ -7,12 +7,12 @@ import pytest
 from cpulaunch.launch.supervision.state_machine import (
     GroupGone,
     LauncherGone,
+    OrphansFound,
     OutputFailed,
     SignalArrived,
     SignalGroups,
-    SignalStrays,
-    State,
-    StraysSeen,
+    SignalOrphans,
+    SupervisionState,
     TimePassed,
     WorkerEnded,
     step,
@@ -33,13 +33,13 @@ def groups(number, *workers):
     return SignalGroups(frozenset(workers), number)
 
 
-def strays(number, *pids):
-    return SignalStrays(frozenset(pids), number)
+def orphans(number, *pids):
+    return SignalOrphans(frozenset(pids), number)
 
 
 def replay(*events, workers=(0, 1, 2)):
     """The last state and all actions but SIGCONT, each with its time, of events at times."""
-    state = State(grace_seconds=GRACE, groups=frozenset(workers))
+    state = SupervisionState(grace_seconds=GRACE, groups=frozenset(workers))
     done = []
     for now, event in events:
         state, actions = step(state, event, now)
@@ -95,17 +95,17 @@ CASES = {
     ),
     "the launcher's death kills at once": ([(1, LauncherGone())], [(1, groups(KILL, 0, 1, 2))]),
     "lost output ends the workers": ([(1, OutputFailed())], [(1, groups(TERM, 0, 1, 2))]),
-    "strays are told once, then killed": (
+    "orphans are told once, then killed": (
         [
             (1, GroupGone(0)),
             (1, GroupGone(1)),
             (1, GroupGone(2)),
-            (2, StraysSeen(frozenset({70}))),
-            (3, StraysSeen(frozenset({70, 71}))),
+            (2, OrphansFound(frozenset({70}))),
+            (3, OrphansFound(frozenset({70, 71}))),
             (12, TimePassed()),
-            (13, StraysSeen(frozenset({72}))),
+            (13, OrphansFound(frozenset({72}))),
         ],
-        [(2, strays(TERM, 70)), (3, strays(TERM, 71)), (12, strays(KILL, 70, 71)), (13, strays(KILL, 72))],
+        [(2, orphans(TERM, 70)), (3, orphans(TERM, 71)), (12, orphans(KILL, 70, 71)), (13, orphans(KILL, 72))],
     ),
 }
 
@@ -133,7 +133,7 @@ def test_a_signal_after_a_failure_changes_no_verdict():
 
 
 def test_a_stopped_worker_is_woken_to_end():
-    _, actions = step(State(grace_seconds=1, groups=frozenset({0})), SignalArrived(TERM), 0)
+    _, actions = step(SupervisionState(grace_seconds=1, groups=frozenset({0})), SignalArrived(TERM), 0)
     assert actions == (groups(TERM, 0), groups(CONT, 0))
 
 
@@ -148,13 +148,13 @@ def test_the_nearest_deadline_is_next():
 
 
 def test_states_are_never_changed_in_place():
-    before = State(grace_seconds=1, groups=frozenset({0}))
+    before = SupervisionState(grace_seconds=1, groups=frozenset({0}))
     step(before, LauncherGone(), 0)
-    assert before == State(grace_seconds=1, groups=frozenset({0}))
+    assert before == SupervisionState(grace_seconds=1, groups=frozenset({0}))
 
 
 def test_a_job_chooses_its_ending_signals():
-    state = State(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT), int(USR1)}))
+    state = SupervisionState(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT), int(USR1)}))
     assert groups(USR1, 0) in step(state, SignalArrived(USR1), 0)[1]
     assert step(state, SignalArrived(USR1), 0)[0].ended_by == USR1
     assert step(state, SignalArrived(TERM), 0)[1] == (groups(TERM, 0),)
@@ -164,11 +164,11 @@ def test_a_job_chooses_its_ending_signals():
 @pytest.mark.parametrize(("number", "asked"), [(INT, True), (TERM, True), (USR1, False)])
 def test_whoever_signals_a_launch_to_end_is_remembered(number, asked):
     failed = (1, WorkerEnded(0, failed=True))
-    assert replay((1, SignalArrived(number)))[0].asked_to_end == asked
-    assert replay(failed, (2, SignalArrived(number)))[0].asked_to_end == asked
-    chosen = State(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT)}))
-    assert step(chosen, SignalArrived(number), 0)[0].asked_to_end == asked
+    assert replay((1, SignalArrived(number)))[0].end_requested == asked
+    assert replay(failed, (2, SignalArrived(number)))[0].end_requested == asked
+    chosen = SupervisionState(grace_seconds=1, groups=frozenset({0}), ending_signals=frozenset({int(INT)}))
+    assert step(chosen, SignalArrived(number), 0)[0].end_requested == asked
 
 
 def test_a_failure_is_no_wish_to_end():
-    assert not replay((1, WorkerEnded(0, failed=True)))[0].asked_to_end
+    assert not replay((1, WorkerEnded(0, failed=True)))[0].end_requested
