@@ -1,14 +1,14 @@
-"""The workers' environment: every decision's wishes, resolved against what the user set."""
+"""The workers' environment: all variable requests, resolved against what the user set."""
 
 from cpulaunch.plan.placement.instances import Placement
 from cpulaunch.plan.placement.loaders import Loaders
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.plan.plugin.checks import TorchChoices
-from cpulaunch.plan.plugin.settings import Seat, compile_cache, plugin_wishes, torch_settings
-from cpulaunch.plan.variables.allocator import allocator_wishes, compile_threads, huge_page_warnings
+from cpulaunch.plan.plugin.settings import WorkerResources, compile_cache, plugin_variables, torch_settings
+from cpulaunch.plan.variables.allocator import allocator_variables, compile_threads, huge_page_warnings
 from cpulaunch.plan.variables.openmp import hazards, pinning, waiting
 from cpulaunch.plan.variables.preloads import Preloads
-from cpulaunch.plan.variables.resolve import Environment, Wish, resolve
+from cpulaunch.plan.variables.resolve import Environment, VariableRequest, resolve
 from cpulaunch.plan.variables.thread_variables import Compute
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import Note
@@ -31,7 +31,7 @@ class Decisions:
     loaders: Loaders
     choices: TorchChoices
     bound: bool
-    wishes: tuple[Wish, ...]
+    variable_requests: tuple[VariableRequest, ...]
 
 
 @record(kw_only=False)
@@ -49,22 +49,24 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
     pins = pinning(
         request,
         preloads.runtime,
-        made.placement.slots,
+        made.placement.workers,
         bound=made.bound and made.pool.pinned and made.placement.exclusive,
         guarded=made.choices.absence is None,
     )
-    wishes = (
-        *compute.wishes,
-        Wish(name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks stay with their thread"),
-        *wait.wishes,
-        *pins.wishes,
-        *allocator_wishes(request, preloads.allocator),
+    variable_requests = (
+        *compute.variable_requests,
+        VariableRequest(
+            name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks stay with their thread"
+        ),
+        *wait.variable_requests,
+        *pins.variable_requests,
+        *allocator_variables(request, preloads.allocator),
         compile_threads(host, compute.limits),
         *compile_cache(host, request, compute.threads),
-        *made.wishes,
+        *made.variable_requests,
         *_plugin(host, request, made),
     )
-    resolved = resolve(request, wishes, replaced=compute.malformed.union(OWN_VARIABLES, PLACES))
+    resolved = resolve(request, variable_requests, replaced=compute.malformed.union(OWN_VARIABLES, PLACES))
     return Tuned(
         _with_preloads(resolved, preloads),
         (
@@ -77,15 +79,15 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
     )
 
 
-def _plugin(host: Host, request: LaunchRequest, made: Decisions) -> tuple[Wish, ...]:
+def _plugin(host: Host, request: LaunchRequest, made: Decisions) -> tuple[VariableRequest, ...]:
     """The variable that tells every worker's torch what to do."""
     seats = [
-        Seat(threads, slot.cpus if made.bound else frozenset(), loader_cpus)
-        for threads, slot, loader_cpus in zip(
-            made.compute.threads, made.placement.slots, made.loaders.cpus, strict=True
+        WorkerResources(threads, worker.cpus if made.bound else frozenset(), loader_cpus)
+        for threads, worker, loader_cpus in zip(
+            made.compute.threads, made.placement.workers, made.loaders.cpus, strict=True
         )
     ]
-    return plugin_wishes(
+    return plugin_variables(
         request,
         torch_settings(host, request, seats=seats, choices=made.choices, loaders=made.loaders, preloads=made.preloads),
     )
@@ -99,7 +101,7 @@ def shared_because(made: Decisions) -> str | None:
         return "workers share cores"
     if any(count > limit for count, limit in zip(made.compute.threads, made.compute.limits, strict=True)):
         return "there are more threads than CPUs"
-    if len(made.placement.slots) > 1 and not made.bound:
+    if len(made.placement.workers) > 1 and not made.bound:
         return "the workers are not bound to CPUs of their own"
     return None
 

@@ -40,10 +40,10 @@ def instances_note(request: LaunchRequest, placement: Placement) -> Note:
         name = "nproc_per_node"
         beaten = request.reasons.get(name, "") if request.origin(name) == "cli" else ""
         reason = "; ".join(filter(None, (placement.reason, beaten)))
-        return Note(setting=name, value=str(len(placement.slots)), origin=request.origin(name), reason=reason)
+        return Note(setting=name, value=str(len(placement.workers)), origin=request.origin(name), reason=reason)
     origins = (request.origin("instances"), request.origin("cores_per_instance"))
     origin = next((origin for origin in origins if origin != "default"), "default")
-    return Note(setting="instances", value=str(len(placement.slots)), origin=origin, reason=placement.reason)
+    return Note(setting="instances", value=str(len(placement.workers)), origin=origin, reason=placement.reason)
 
 
 def binder_note(host: Host, request: LaunchRequest) -> Note:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpulaunch.plan.assemble_environment import Decisions, tune
 from cpulaunch.plan.command import bound_argv, program_argv, rank_argv
 from cpulaunch.plan.notes import asked_notes, binder_note, instances_note, notice_notes
-from cpulaunch.plan.placement.instances import Placement, Slot, place
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, place
 from cpulaunch.plan.placement.loaders import plan_loaders
 from cpulaunch.plan.placement.memory import Memory, check_binder, place_memory
 from cpulaunch.plan.placement.pool import Pool, select_pool
@@ -51,7 +51,7 @@ def make_plan(
     bound = host.can_bind and request.settings.binder != "none"
     ranks = _ranks(host, request, pool)
     whole = _placed(host, request, pool) if ranks is None else ranks.placement
-    started = _started(request, len(whole.slots)) if ranks is None else ranks.started
+    started = _started(request, len(whole.workers)) if ranks is None else ranks.started
     if request.member is None:
         _check_indexes(request.settings.show, frozenset(started), "--show")
     choices = choose_torch(host, request)
@@ -59,24 +59,29 @@ def make_plan(
     talk = _collectives(host, request, (pool, loaders.placement, bound, ranks), choices, measured)
     placement, choices = (loaders.placement, choices) if talk is None else (talk.placement, talk.choices)
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
-    memory = place_memory(host, request, whole.slots)
+    memory = place_memory(host, request, whole.workers)
     preloads = choose_preloads(host, request, trials)
-    wishes = (*(() if ranks is None else ranks.wishes), *(() if talk is None else talk.wishes))
-    tuned = tune(host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, wishes))
+    variable_requests = (
+        *(() if ranks is None else ranks.variable_requests),
+        *(() if talk is None else talk.variable_requests),
+    )
+    tuned = tune(
+        host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, variable_requests)
+    )
     options = _launch_options(request, choices, ranks)
     communicating = () if talk is None else talk.cpus
-    seats = _Seats(placement.slots, compute.threads, loaders.cpus, communicating, memory, bound, ranks)
+    seats = _Seats(placement.workers, compute.threads, loaders.cpus, communicating, memory, bound, ranks)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
-        world_size=len(placement.slots) if ranks is None else ranks.world_size,
+        world_size=len(placement.workers) if ranks is None else ranks.world_size,
         workers=_workers(request, started, seats, tuned.environment, supervised=options.supervised),
         notes=(
             *(instances_note(request, placement), *(() if ranks is None else ranks.notes)),
             *(*pool.notes, *memory.notes, binder_note(host, request)),
             *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.refused)),
             *(*loaders.notes, *(() if talk is None else talk.notes)),
-            *(*graph_notes(host, choices, len(whole.slots)), *tuned.environment.notes),
+            *(*graph_notes(host, choices, len(whole.workers)), *tuned.environment.notes),
         ),
         warnings=_once(
             *(request.warnings, () if ranks is None else ranks.warnings),
@@ -120,7 +125,7 @@ def _placed(host: Host, request: LaunchRequest, pool: Pool) -> Placement:
 class _Seats:
     """What every worker gets, by index; `ccl_cpus` empty: oneCCL has no threads."""
 
-    slots: tuple[Slot, ...]
+    workers: tuple[WorkerCpus, ...]
     threads: tuple[int, ...]
     loader_cpus: tuple[frozenset[int], ...]
     ccl_cpus: tuple[frozenset[int], ...]
@@ -177,7 +182,7 @@ def _launch_options(request: LaunchRequest, choices: TorchChoices, ranks: Ranks 
 def _workers(
     request: LaunchRequest, started: tuple[int, ...], seats: _Seats, environment: Environment, *, supervised: bool
 ) -> tuple[WorkerPlan, ...]:
-    replaces_launcher = len(seats.slots) == 1 and not supervised and seats.ranks is None
+    replaces_launcher = len(seats.workers) == 1 and not supervised and seats.ranks is None
     unbuffered = not (replaces_launcher or request.settings.buffered)
     argv = program_argv(request.program, unbuffered=unbuffered, run_path=request.settings.run_path)
     return tuple(_worker(request, index, seats, environment, argv=argv) for index in started)
@@ -186,7 +191,7 @@ def _workers(
 def _worker(
     request: LaunchRequest, index: int, seats: _Seats, environment: Environment, *, argv: tuple[str, ...]
 ) -> WorkerPlan:
-    cpus = seats.slots[index].cpus if seats.bound else frozenset()
+    cpus = seats.workers[index].cpus if seats.bound else frozenset()
     nodes = seats.memory.nodes[index] if seats.bound else frozenset()
     policy = seats.memory.policies[index]
     ranks = seats.ranks

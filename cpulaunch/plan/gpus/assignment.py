@@ -10,7 +10,7 @@ from cpulaunch.plan.gpus.placement import next_to_gpus, remote_warnings
 from cpulaunch.plan.gpus.visible_devices import Device, Visible, torch_build, visible_devices
 from cpulaunch.plan.placement.instances import Placement
 from cpulaunch.plan.placement.pool import Pool
-from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
@@ -36,7 +36,7 @@ class RankDevices:
 
     placement: Placement | None
     gpus: tuple[int | None, ...]
-    wishes: tuple[Wish, ...]
+    variable_requests: tuple[VariableRequest, ...]
     notes: tuple[Note, ...]
     warnings: tuple[str, ...] = ()
 
@@ -57,13 +57,15 @@ def rank_devices(host: Host, request: LaunchRequest, pool: Pool, count: int) -> 
     """
     visible = _wanted(host, request)
     if visible is None:
-        wishes = _virtual_without_gpus(request, count)
-        return RankDevices(placement=None, gpus=(None,) * count, wishes=wishes, notes=_cpu_note(host, request))
+        variable_requests = _virtual_without_gpus(request, count)
+        return RankDevices(
+            placement=None, gpus=(None,) * count, variable_requests=variable_requests, notes=_cpu_note(host, request)
+        )
     given = _given(request, visible, count)
     return RankDevices(
         placement=next_to_gpus(host, request, pool, given, visible.devices),
         gpus=tuple(device.gpu for device in given),
-        wishes=(*_order(visible), *_virtual(request, visible, given)),
+        variable_requests=(*_order(visible), *_virtual(request, visible, given)),
         notes=(_note(request, visible, given),),
         warnings=(
             *(*visible.warnings, *_sharing(request, visible, count), *_unseen(host, request, given)),
@@ -101,7 +103,7 @@ def _cpu_note(host: Host, request: LaunchRequest) -> tuple[Note, ...]:
     return (Note(setting="device", value="cpu", origin=request.origin("device"), reason=reason),)
 
 
-def _virtual_without_gpus(request: LaunchRequest, count: int) -> tuple[Wish, ...]:
+def _virtual_without_gpus(request: LaunchRequest, count: int) -> tuple[VariableRequest, ...]:
     """CUDA_VISIBLE_DEVICES for --virtual-local-rank where ranks compute on CPUs: torchrun sets it there too.
 
     Raises: UsageError if the user's own list has fewer devices than there are ranks.
@@ -202,13 +204,14 @@ def _unseen(host: Host, request: LaunchRequest, given: Sequence[Device]) -> tupl
     return tuple(warnings)
 
 
-def _order(visible: Visible) -> tuple[Wish, ...]:
+def _order(visible: Visible) -> tuple[VariableRequest, ...]:
     return tuple(
-        Wish(name=name, value=value, origin="default", reason=reason) for name, value, reason in visible.vendor.order
+        VariableRequest(name=name, value=value, origin="default", reason=reason)
+        for name, value, reason in visible.vendor.order
     )
 
 
-def _virtual(request: LaunchRequest, visible: Visible, given: Sequence[Device]) -> tuple[Wish, ...]:
+def _virtual(request: LaunchRequest, visible: Visible, given: Sequence[Device]) -> tuple[VariableRequest, ...]:
     if not request.settings.virtual_local_rank:
         return ()
     names = [device.name for device in (visible.devices if request.member is None else given)]
@@ -217,7 +220,7 @@ def _virtual(request: LaunchRequest, visible: Visible, given: Sequence[Device]) 
 
 def _one_each(
     request: LaunchRequest, variable: str, names: Sequence[str], ranks: int, *, limits: str
-) -> tuple[Wish, ...]:
+) -> tuple[VariableRequest, ...]:
     """The variable that shows every rank its own device alone. Raises: UsageError if it cannot."""
     if ranks > len(names):
         raise UsageError(

@@ -1,13 +1,13 @@
 """The cores next to GPUs, shared fairly: ranks are equal in size, because the slowest holds up all others.
 
 Next to a GPU are the pool's cores on its NUMA node, or those the firmware names; on machines that do not say, all of
-them. Slots stay inside an L3 cache that they fit inside.
+them. CPUs stay inside an L3 cache that they fit inside.
 """
 
 from __future__ import annotations
 
 from cpulaunch.plan.gpus.visible_devices import Device
-from cpulaunch.plan.placement.instances import Placement, Slot, in_order, slot
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, in_order, worker_cpus
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.quota import paid_threads
 from cpulaunch.plan.placement.regions import Region, by_l3, by_node, capacity, deal, groups, outermost, region_of
@@ -45,7 +45,7 @@ class _Seat:
 def next_to_gpus(
     host: Host, request: LaunchRequest, pool: Pool, given: Sequence[Device], visible: Sequence[Device]
 ) -> Placement:
-    """The slots of ranks that compute on these devices. `visible`: all devices, also those without a rank.
+    """The CPUs of ranks that compute on these devices. `visible`: all devices, also those without a rank.
 
     Raises: UsageError if --numa-binding exclusive finds fewer cores than GPUs.
     """
@@ -58,10 +58,10 @@ def next_to_gpus(
         return _unpinned(pool, places)
     homes = _homes(places)
     for size in range(min(len(home.cores) // len(home.ranks) for home in homes), 0, -1):
-        slots = _divided(homes, size)
-        if slots is not None:
-            reason = f"{len(given)} next to their GPUs, {_cores_text(size)} each{_idle(cores, slots, homes)}"
-            return Placement(slots=slots, exclusive=True, reason=reason)
+        workers = _divided(homes, size)
+        if workers is not None:
+            reason = f"{len(given)} next to their GPUs, {_cores_text(size)} each{_idle(cores, workers, homes)}"
+            return Placement(workers=workers, exclusive=True, reason=reason)
     return _crowded(homes, len(given))
 
 
@@ -122,18 +122,18 @@ def _homes(places: Sequence[Cores]) -> list[_Home]:
     return [_Home(cores, tuple(ranks[cores])) for cores in sorted(ranks, key=len)]
 
 
-def _divided(homes: Sequence[_Home], size: int) -> tuple[Slot, ...] | None:
-    """Slots of `size` cores in the order of the ranks; None if one home has too few left by those before it."""
-    slots: dict[int, Slot] = {}
+def _divided(homes: Sequence[_Home], size: int) -> tuple[WorkerCpus, ...] | None:
+    """CPUs of `size` cores in the order of the ranks; None if one home has too few left by those before it."""
+    workers: dict[int, WorkerCpus] = {}
     taken: set[int] = set()
     for home in homes:
         free = tuple(core for core in home.cores if core.cpus[0] not in taken)
         if len(free) < size * len(home.ranks):
             return None
         for rank, cores in zip(home.ranks, _cut(free, size, len(home.ranks)), strict=True):
-            slots[rank] = slot(cores)
+            workers[rank] = worker_cpus(cores)
             taken.update(core.cpus[0] for core in cores)
-    return tuple(slots[rank] for rank in sorted(slots))
+    return tuple(workers[rank] for rank in sorted(workers))
 
 
 def _cut(cores: Cores, size: int, count: int) -> list[Cores]:
@@ -148,10 +148,10 @@ def _cut(cores: Cores, size: int, count: int) -> list[Cores]:
     ]
 
 
-def _idle(cores: Cores, slots: Sequence[Slot], homes: Sequence[_Home]) -> str:
+def _idle(cores: Cores, workers: Sequence[WorkerCpus], homes: Sequence[_Home]) -> str:
     """What is left over, in words."""
     near = {core.cpus[0] for home in homes for core in home.cores}
-    used = sum(len(placed.cores) for placed in slots)
+    used = sum(len(placed.cores) for placed in workers)
     parts = []
     if left := len(near) - used:
         parts.append(f"{left} left over beside them")
@@ -166,14 +166,14 @@ def _cores_text(count: int) -> str:
 
 def _crowded(homes: Sequence[_Home], count: int) -> Placement:
     """More ranks than cores next to their GPUs: a core each, shared in turn."""
-    slots: dict[int, Slot] = {}
+    workers: dict[int, WorkerCpus] = {}
     for home in homes:
         for position, rank in enumerate(home.ranks):
-            slots[rank] = slot((home.cores[position % len(home.cores)],))
+            workers[rank] = worker_cpus((home.cores[position % len(home.cores)],))
     cores = len({core.cpus[0] for home in homes for core in home.cores})
     return Placement(
-        slots=tuple(slots[rank] for rank in range(count)),
-        exclusive=len({placed.cpus for placed in slots.values()}) == count,
+        workers=tuple(workers[rank] for rank in range(count)),
+        exclusive=len({placed.cpus for placed in workers.values()}) == count,
         reason=f"{count} on the {_cores_text(cores)} next to their GPUs, which they share",
         warnings=(f"{count} ranks on the {_cores_text(cores)} next to their GPUs: they take turns",),
     )
@@ -181,22 +181,22 @@ def _crowded(homes: Sequence[_Home], count: int) -> Placement:
 
 def _unpinned(pool: Pool, places: Sequence[Cores]) -> Placement:
     """Under a CPU quota without a cpuset: every rank on all cores next to its GPU, so many threads at a time."""
-    width = max(1, paid_threads(pool) // len(places))
+    cpu_limit = max(1, paid_threads(pool) // len(places))
     return Placement(
-        slots=tuple(_wide(cores, width) for cores in places),
+        workers=tuple(_wide(cores, cpu_limit) for cores in places),
         exclusive=False,
         reason=f"{len(places)} on a quota of {paid_threads(pool)} CPUs, next to their GPUs, not pinned to single cores",
     )
 
 
-def _wide(cores: Cores, width: int) -> Slot:
-    """A slot on every logical CPU of these cores, of which so many are filled at a time."""
+def _wide(cores: Cores, cpu_limit: int) -> WorkerCpus:
+    """A worker on every logical CPU of these cores, of which at most `cpu_limit` are busy at a time."""
     cpus = frozenset(cpu for core in cores for cpu in core.allowed)
-    return Slot(cores, cpus, min(width, len(cpus)))
+    return WorkerCpus(cores, cpus, min(cpu_limit, len(cpus)))
 
 
 def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_Seat]) -> Placement:
-    """Slots as torchrun's --numa-binding makes them, on all logical CPUs of a core.
+    """CPUs as torchrun's --numa-binding makes them, on all logical CPUs of a core.
 
     Source: torch 2.13, torch/numa/binding.py.
     """
@@ -205,7 +205,7 @@ def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_Seat]) -> Placem
     sharing = [sum(not {*own}.isdisjoint(other) for other in places) for own in places]
     threads_each = len(pool.cores[0].cpus)
     return Placement(
-        slots=tuple(
+        workers=tuple(
             _wide(cores, max(1, len(cores) // number) * threads_each)
             for cores, number in zip(places, sharing, strict=True)
         ),

@@ -21,12 +21,12 @@ TOLERATED_IDLE = 4
 
 
 @record(kw_only=False)
-class Slot:
+class WorkerCpus:
     """The place of one worker: its cores, the CPUs it may run on, and how many of them it may fill at a time."""
 
     cores: tuple[Core, ...]
     cpus: frozenset[int]
-    width: int
+    cpu_limit: int
 
     @property
     def numa_nodes(self) -> frozenset[int]:
@@ -36,9 +36,9 @@ class Slot:
 
 @record
 class Placement:
-    """Every worker's slot in order. `exclusive`: no two workers share a CPU."""
+    """The CPUs of every worker, in order. `exclusive`: no two workers share a CPU."""
 
-    slots: tuple[Slot, ...]
+    workers: tuple[WorkerCpus, ...]
     exclusive: bool
     reason: str
     warnings: tuple[str, ...] = ()
@@ -53,11 +53,11 @@ class _Rule:
     crosses: str | None
 
 
-def slot(cores: Iterable[Core]) -> Slot:
-    """The slot pinned to these cores."""
+def worker_cpus(cores: Iterable[Core]) -> WorkerCpus:
+    """The CPUs of a worker that is pinned to these cores."""
     kept = tuple(cores)
     cpus = frozenset(cpu for core in kept for cpu in core.cpus)
-    return Slot(kept, cpus, len(cpus))
+    return WorkerCpus(kept, cpus, len(cpus))
 
 
 def in_order(pool: Pool) -> tuple[Core, ...]:
@@ -66,13 +66,13 @@ def in_order(pool: Pool) -> tuple[Core, ...]:
 
 
 def place(pool: Pool, settings: Settings) -> Placement:
-    """The slots of all workers asked for, pinned to cores.
+    """The CPUs of all instances that the settings request, pinned to cores.
 
     Raises: UsageError if they do not fit.
     """
     cores = in_order(pool)
     if settings.instances is None and settings.cores_per_instance is None:
-        return Placement(slots=(slot(cores),), exclusive=True, reason="one worker over the whole pool")
+        return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one worker over the whole pool")
     check_size(settings, f"the pool has {len(cores)}", len(cores))
     if settings.instances == "auto" and settings.cores_per_instance is None:
         return _one_per_node(cores)
@@ -116,7 +116,7 @@ def _one_per_node(cores: tuple[Core, ...]) -> Placement:
     for core in cores:
         nodes.setdefault(core.numa_node, []).append(core)
     return Placement(
-        slots=tuple(slot(members) for members in nodes.values()),
+        workers=tuple(worker_cpus(members) for members in nodes.values()),
         exclusive=True,
         reason="one instance per NUMA node with CPUs in the pool",
     )
@@ -143,7 +143,7 @@ def _divide(cores: tuple[Core, ...], count: int | None, settings: Settings) -> P
     return divide(cores, count, spread=settings.strategy == "spread", grow=True)
 
 
-def divide(cores: tuple[Core, ...], count: int, *, spread: bool, grow: bool, workers: str = "instances") -> Placement:
+def divide(cores: tuple[Core, ...], count: int, *, spread: bool, grow: bool, noun: str = "instances") -> Placement:
     """`count` workers as large as the first tolerable rule allows; `grow`: the first take left-over cores, one each.
 
     `cores` are in order of their NUMA nodes and at least `count`.
@@ -151,17 +151,17 @@ def divide(cores: tuple[Core, ...], count: int, *, spread: bool, grow: bool, wor
     strictest_idle = 0
     for rule in _rules(cores):
         size = _largest_size(rule, count, len(cores))
-        slots = _slots(rule.region, size, count, grow=grow, spread=spread)
-        idle = len(cores) - sum(len(placed.cores) for placed in slots)
+        workers = _cut(rule.region, size, count, grow=grow, spread=spread)
+        idle = len(cores) - sum(len(placed.cores) for placed in workers)
         strictest_idle = strictest_idle or idle
         largest = not grow and size == len(cores) // count
         if largest or idle * TOLERATED_IDLE <= len(cores):
             break
     return Placement(
-        slots=slots,
+        workers=workers,
         exclusive=True,
         reason=_division_reason(count, idle, len(cores)),
-        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle", workers),
+        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle", noun),
     )
 
 
@@ -172,17 +172,17 @@ def _largest_size(rule: _Rule, count: int, cores: int) -> int:
     return 1
 
 
-def _slots(region: Region, size: int, count: int, *, grow: bool, spread: bool) -> tuple[Slot, ...]:
-    """The slots of `count` instances; with `grow` the first of a region take its left-over cores, one each."""
-    slots: list[Slot] = []
+def _cut(region: Region, size: int, count: int, *, grow: bool, spread: bool) -> tuple[WorkerCpus, ...]:
+    """The CPUs of `count` instances; with `grow` the first of a region take its left-over cores, one each."""
+    workers: list[WorkerCpus] = []
     for part, share in deal(region, size, count, spread=spread):
         extra = len(part.cores) - share * size if grow else 0
         start = 0
         for index in range(share):
             end = start + size + (1 if index < extra else 0)
-            slots.append(slot(part.cores[start:end]))
+            workers.append(worker_cpus(part.cores[start:end]))
             start = end
-    return tuple(slots)
+    return tuple(workers)
 
 
 def _fixed_size(cores: tuple[Core, ...], count: int | None, size: int, settings: Settings) -> Placement:
@@ -190,10 +190,10 @@ def _fixed_size(cores: tuple[Core, ...], count: int | None, size: int, settings:
     rule = _rule_for(cores, count, size)
     room = capacity(rule.region, size)
     wanted = room if count is None else count
-    slots = _slots(rule.region, size, min(wanted, room), grow=False, spread=settings.strategy == "spread")
+    workers = _cut(rule.region, size, min(wanted, room), grow=False, spread=settings.strategy == "spread")
     inside = capacity(next(_rules(cores)).region, size)
     return Placement(
-        slots=tuple(slots[index % len(slots)] for index in range(wanted)),
+        workers=tuple(workers[index % len(workers)] for index in range(wanted)),
         exclusive=wanted <= room,
         reason=_division_reason(wanted, max(0, len(cores) - wanted * size), len(cores)),
         warnings=_crossing(rule, f"{inside} of {size} cores fit inside them"),
@@ -213,8 +213,8 @@ def _rule_for(cores: tuple[Core, ...], count: int | None, size: int) -> _Rule:
     return best
 
 
-def _crossing(rule: _Rule, why: str, workers: str = "instances") -> tuple[str, ...]:
-    return () if rule.crosses is None else (f"{workers} cross {rule.crosses}: {why}",)
+def _crossing(rule: _Rule, why: str, noun: str = "instances") -> tuple[str, ...]:
+    return () if rule.crosses is None else (f"{noun} cross {rule.crosses}: {why}",)
 
 
 def _division_reason(count: int, idle: int, cores: int) -> str:

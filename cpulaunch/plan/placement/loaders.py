@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, Slot, slot
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, worker_cpus
 from cpulaunch.plan.placement.memory import memory_budget
 from cpulaunch.plan.placement.regions import last_cores
 from cpulaunch.records.cpulist import format_cpulist
@@ -56,24 +56,26 @@ def plan_loaders(
     if workers is None:
         reason = f"fewer than {FEWEST_CORES} cores, or little memory" if absence is None else f"not applied: {absence}"
         notes = () if asked is None else (_note(request, None, reason),)
-        return Loaders(workers=None, placement=placement, cpus=(frozenset(),) * len(placement.slots), notes=notes)
-    divided = [_carve(each, workers) if owned else (each, frozenset[int]()) for each in placement.slots]
+        return Loaders(workers=None, placement=placement, cpus=(frozenset(),) * len(placement.workers), notes=notes)
+    divided = [_carve(each, workers) if owned else (each, frozenset[int]()) for each in placement.workers]
     reason = _reason([cpus for _, cpus in divided]) if owned else _UNOWNED
     return Loaders(
         workers=workers,
-        placement=_with_slots(placement, tuple(compute for compute, _ in divided)),
+        placement=_with_workers(placement, tuple(compute for compute, _ in divided)),
         cpus=tuple(cpus for _, cpus in divided),
         shared=0 if owned and pool.quota_threads is None else workers,
         notes=(_note(request, workers, reason),),
-        warnings=_memory_warnings(host, workers, len(placement.slots)),
+        warnings=_memory_warnings(host, workers, len(placement.workers)),
     )
 
 
 _UNOWNED = "compute threads leave them time: the instances have no CPUs of their own"
 
 
-def _with_slots(placement: Placement, slots: tuple[Slot, ...]) -> Placement:
-    return Placement(slots=slots, exclusive=placement.exclusive, reason=placement.reason, warnings=placement.warnings)
+def _with_workers(placement: Placement, workers: tuple[WorkerCpus, ...]) -> Placement:
+    return Placement(
+        workers=workers, exclusive=placement.exclusive, reason=placement.reason, warnings=placement.warnings
+    )
 
 
 def _note(request: LaunchRequest, workers: int | None, reason: str) -> Note:
@@ -92,15 +94,15 @@ def _reason(carved: Sequence[frozenset[int]]) -> str:
 
 def _auto(host: Host, pool: Pool, placement: Placement) -> int | None:
     """A quarter of the smallest instance's cores, as many as memory allows; None for the program's own number."""
-    cores = min(min(each.width, len(each.cores)) for each in placement.slots)
+    cores = min(min(each.cpu_limit, len(each.cores)) for each in placement.workers)
     if pool.quota_threads is not None:
-        cores = min(cores, pool.quota_threads // len(placement.slots))
+        cores = min(cores, pool.quota_threads // len(placement.workers))
     if cores < FEWEST_CORES:
         return None
     workers = min(max(1, cores // 4), MOST_AUTO)
     budget = memory_budget(host)
     if budget is not None:
-        workers = min(workers, budget // MEMORY_PART // (LOADER_BYTES * len(placement.slots)))
+        workers = min(workers, budget // MEMORY_PART // (LOADER_BYTES * len(placement.workers)))
     return workers or None
 
 
@@ -115,10 +117,10 @@ def _memory_warnings(host: Host, workers: int, instances: int) -> tuple[str, ...
     )
 
 
-def _carve(whole: Slot, workers: int) -> tuple[Slot, frozenset[int]]:
+def _carve(whole: WorkerCpus, workers: int) -> tuple[WorkerCpus, frozenset[int]]:
     """What remains of an instance to compute on, and the CPUs of the cores that its loader workers get."""
     if len(whole.cores) < FEWEST_CORES:
         return whole, frozenset()
     taken = last_cores(whole.cores, min(workers, len(whole.cores) // 2))
-    rest = slot(core for core in whole.cores if core not in taken)
+    rest = worker_cpus(core for core in whole.cores if core not in taken)
     return rest, frozenset(cpu for core in taken for cpu in core.cpus)

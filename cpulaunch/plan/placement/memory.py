@@ -1,6 +1,6 @@
 """Where a worker's memory goes: its own NUMA nodes, never one without CPUs or without memory."""
 
-from cpulaunch.plan.placement.instances import Slot
+from cpulaunch.plan.placement.instances import WorkerCpus
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import MemoryPolicy, Note
@@ -10,7 +10,7 @@ from cpulaunch.records.request import LaunchRequest
 
 @record
 class Memory:
-    """Policy and NUMA nodes by worker, in the order of the slots."""
+    """Policy and NUMA nodes by worker, in order."""
 
     policies: tuple[MemoryPolicy, ...]
     nodes: tuple[frozenset[int], ...]
@@ -18,19 +18,19 @@ class Memory:
     warnings: tuple[str, ...] = ()
 
 
-def place_memory(host: Host, request: LaunchRequest, slots: tuple[Slot, ...]) -> Memory:
+def place_memory(host: Host, request: LaunchRequest, workers: tuple[WorkerCpus, ...]) -> Memory:
     """Every worker's memory policy.
 
     Raises: UsageError if a policy is asked of a binder that sets none.
     """
     usable = _usable_nodes(host)
     homes: dict[frozenset[int], frozenset[int]] = {}
-    for slot in slots:
-        if (own := slot.numa_nodes) not in homes:
+    for worker in workers:
+        if (own := worker.numa_nodes) not in homes:
             homes[own] = (own & usable) or _nearest(host, own, usable)
-    nodes = tuple(homes[slot.numa_nodes] for slot in slots)
+    nodes = tuple(homes[worker.numa_nodes] for worker in workers)
     unset, warnings = _unset_reason(host, request, usable)
-    policies = tuple(_policy(request, home) for home in nodes) if unset is None else _NO_POLICY * len(slots)
+    policies = tuple(_policy(request, home) for home in nodes) if unset is None else _NO_POLICY * len(workers)
     reason = unset or _reason(request, policies)
     value = ", ".join(sorted(set(policies)))
     origin = request.origin("membind")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, Slot, check_size, instance_count
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, check_size, instance_count
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.records.host import Host
 from cpulaunch.records.settings import Settings
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
-    """Slots that keep each worker inside a NUMA node that is wide enough, on all of its CPUs.
+    """CPUs that keep each worker inside a NUMA node that is wide enough, on all of its CPUs.
 
     Nodes with more free memory come first, so that not every container of a machine chooses node 0.
     Raises: UsageError if an instance asks for more cores than the quota pays for.
@@ -21,8 +21,8 @@ def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
     total = paid_threads(pool)
     check_size(settings, f"the CPU quota pays for {total}", total)
     count = _count(settings, pool, total)
-    widths = [settings.cores_per_instance or width for width in shares(total, count)]
-    return unpinned(host, pool, widths, spread=settings.strategy == "spread")
+    cpu_limits = [settings.cores_per_instance or cpu_limit for cpu_limit in shares(total, count)]
+    return unpinned(host, pool, cpu_limits, spread=settings.strategy == "spread")
 
 
 def paid_threads(pool: Pool) -> int:
@@ -30,22 +30,22 @@ def paid_threads(pool: Pool) -> int:
     return len(pool.cores) if pool.quota_threads is None else pool.quota_threads
 
 
-def unpinned(host: Host, pool: Pool, widths: Sequence[int], *, spread: bool) -> Placement:
-    """Slots of these widths, each inside a NUMA node that is wide enough."""
+def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool) -> Placement:
+    """The CPUs of workers with these limits, each inside a NUMA node that is wide enough."""
     nodes = _nodes(host, pool.cores)
     loads = [0] * len(nodes)
-    slots = []
-    for width in widths:
-        chosen = _choose(nodes, loads, width, spread=spread)
+    workers = []
+    for cpu_limit in cpu_limits:
+        chosen = _choose(nodes, loads, cpu_limit, spread=spread)
         if chosen is None:
-            slots.append(_slot(pool.cores, width))
+            workers.append(_worker_cpus(pool.cores, cpu_limit))
         else:
-            loads[chosen] += width
-            slots.append(_slot(nodes[chosen], width))
+            loads[chosen] += cpu_limit
+            workers.append(_worker_cpus(nodes[chosen], cpu_limit))
     return Placement(
-        slots=tuple(slots),
+        workers=tuple(workers),
         exclusive=False,
-        reason=f"{len(widths)} on a quota of {paid_threads(pool)} CPUs, inside NUMA nodes, not pinned to single cores",
+        reason=f"{len(cpu_limits)} on a quota of {paid_threads(pool)} CPUs, inside NUMA nodes, not pinned to cores",
     )
 
 
@@ -70,16 +70,16 @@ def _nodes(host: Host, cores: Sequence[Core]) -> list[list[Core]]:
     return [nodes[id_] for id_ in sorted(nodes, key=lambda id_: (-free.get(id_, 0), id_))]
 
 
-def _choose(nodes: Sequence[Sequence[Core]], loads: Sequence[int], width: int, *, spread: bool) -> int | None:
-    """The node for one more worker of this width; None if it fits inside no node."""
-    wide = [index for index in range(len(nodes)) if len(nodes[index]) >= width]
+def _choose(nodes: Sequence[Sequence[Core]], loads: Sequence[int], cpu_limit: int, *, spread: bool) -> int | None:
+    """The node for one more worker with this limit; None if it fits inside no node."""
+    wide = [index for index in range(len(nodes)) if len(nodes[index]) >= cpu_limit]
     if not wide:
         return None
-    roomy = [index for index in wide if len(nodes[index]) - loads[index] >= width]
+    roomy = [index for index in wide if len(nodes[index]) - loads[index] >= cpu_limit]
     if roomy and not spread:
         return roomy[0]
     return min(roomy or wide, key=lambda index: (loads[index] / len(nodes[index]), index))
 
 
-def _slot(cores: Sequence[Core], width: int) -> Slot:
-    return Slot(tuple(cores), frozenset(cpu for core in cores for cpu in core.allowed), width)
+def _worker_cpus(cores: Sequence[Core], cpu_limit: int) -> WorkerCpus:
+    return WorkerCpus(tuple(cores), frozenset(cpu for core in cores for cpu in core.allowed), cpu_limit)

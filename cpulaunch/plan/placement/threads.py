@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, Slot
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.plan.placement.quota import shares
 from cpulaunch.records.errors import UsageError
@@ -33,14 +33,14 @@ def default_threads(pool: Pool, placement: Placement, request: LaunchRequest, *,
     `loaders`: DataLoader workers of each worker that take from its CPU time, at most half of it.
     Raises: UsageError if --reserve leaves a worker nothing.
     """
-    slots = placement.slots
+    workers = placement.workers
     quota = pool.quota_threads
-    paid = [slot.width for slot in slots] if quota is None else shares(quota, len(slots))
+    paid = [worker.cpu_limit for worker in workers] if quota is None else shares(quota, len(workers))
     if request.distributed:  # The slowest rank holds up all others: what a division leaves over helps nobody.
-        paid = [min(paid)] * len(slots)
-    whole = tuple(min(slot.width, share) for slot, share in zip(slots, paid, strict=True))
+        paid = [min(paid)] * len(workers)
+    whole = tuple(min(worker.cpu_limit, share) for worker, share in zip(workers, paid, strict=True))
     limits = tuple(limit - min(loaders, limit // 2) for limit in whole)
-    counts = tuple(_count(slot, limit, request) for slot, limit in zip(slots, limits, strict=True))
+    counts = tuple(_count(worker, limit, request) for worker, limit in zip(workers, limits, strict=True))
     parts = ["one thread per " + ("logical CPU" if request.settings.smt else "core")]
     if quota is not None:
         parts.append(f"limited by the CPU quota, which pays for {quota}")
@@ -52,13 +52,13 @@ def default_threads(pool: Pool, placement: Placement, request: LaunchRequest, *,
         counts=counts,
         limits=limits,
         reason=", ".join(parts),
-        warnings=_quota_warnings(quota, len(slots), whole, request),
+        warnings=_quota_warnings(quota, len(workers), whole, request),
     )
 
 
-def _count(slot: Slot, limit: int, request: LaunchRequest) -> int:
+def _count(worker: WorkerCpus, limit: int, request: LaunchRequest) -> int:
     reserve = request.settings.reserve
-    per_core = max(1, slot.width // len(slot.cores))
+    per_core = max(1, worker.cpu_limit // len(worker.cores))
     threads = limit - reserve * per_core
     if threads >= 1:
         return threads

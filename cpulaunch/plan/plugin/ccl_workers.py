@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, Slot, slot
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, worker_cpus
 from cpulaunch.plan.placement.regions import last_cores
-from cpulaunch.plan.variables.resolve import Wish
+from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.plan import Note
@@ -57,7 +57,7 @@ def place_ccl_workers(
     if not count:
         return CclWorkers(placement=placement, notes=_siblings_alone(request))
     owned = bound and pool.pinned and placement.exclusive
-    beside = _siblings(placement.slots, count) if siblings else None
+    beside = _siblings(placement.workers, count) if siblings else None
     obstacle = _UNOWNED if not owned else _too_small(placement, count, beside)
     if obstacle is not None and request.origin(SETTING) == "cli":
         raise _refused(request, obstacle)
@@ -65,7 +65,7 @@ def place_ccl_workers(
     if why is not None:
         note = Note(setting=SETTING, value="0", origin=request.origin(SETTING), reason=f"not applied: {why}")
         return CclWorkers(placement=placement, notes=(note,))
-    taken = tuple(_cores(each, count) for each in placement.slots) if beside is None else beside
+    taken = tuple(_cores(each, count) for each in placement.workers) if beside is None else beside
     left = placement if siblings else _without(placement, taken)
     return CclWorkers(placement=left, cpus=taken, notes=(_note(request, taken),))
 
@@ -80,7 +80,7 @@ def _too_small(placement: Placement, count: int, beside: tuple[tuple[int, ...], 
         free = min(map(len, beside))
         what, hint = "a rank has too few free SMT siblings", "drop --ccl-worker-siblings (or --smt)"
         return None if free == count else _Obstacle(what, f"{free} for {count} of oneCCL's threads", hint)
-    cores = min(len(each.cores) for each in placement.slots)
+    cores = min(len(each.cores) for each in placement.workers)
     if cores > count:
         return None
     value = f"{cores} core{'s' * (cores != 1)} of a rank, {count} for oneCCL"
@@ -107,30 +107,32 @@ def _siblings_alone(request: LaunchRequest) -> tuple[Note, ...]:
     return ()
 
 
-def _cores(whole: Slot, count: int) -> tuple[int, ...]:
+def _cores(whole: WorkerCpus, count: int) -> tuple[int, ...]:
     """The first CPUs of so many of a rank's cores."""
     return tuple(sorted(core.cpus[0] for core in last_cores(whole.cores, count)))
 
 
-def _siblings(slots: tuple[Slot, ...], count: int) -> tuple[tuple[int, ...], ...]:
+def _siblings(workers: tuple[WorkerCpus, ...], count: int) -> tuple[tuple[int, ...], ...]:
     """For each rank so many CPUs beside its own, on its last cores, that are nobody's; fewer if there are no more."""
-    taken = {cpu for each in slots for cpu in each.cpus}
+    taken = {cpu for each in workers for cpu in each.cpus}
     found: dict[frozenset[int], tuple[int, ...]] = {}
-    for each in slots:
+    for each in workers:
         if each.cpus in found:  # A scheduler bound each rank to CPUs of its own, and these are this rank's.
             continue
         free = [cpu for core in each.cores for cpu in core.allowed if cpu not in taken]
         found[each.cpus] = tuple(free[-count:])
         taken.update(found[each.cpus])
-    return tuple(found[each.cpus] for each in slots)
+    return tuple(found[each.cpus] for each in workers)
 
 
 def _without(placement: Placement, taken: tuple[tuple[int, ...], ...]) -> Placement:
-    slots = tuple(
-        slot(core for core in whole.cores if core.cpus[0] not in gone)
-        for whole, gone in zip(placement.slots, taken, strict=True)
+    workers = tuple(
+        worker_cpus(core for core in whole.cores if core.cpus[0] not in gone)
+        for whole, gone in zip(placement.workers, taken, strict=True)
     )
-    return Placement(slots=slots, exclusive=placement.exclusive, reason=placement.reason, warnings=placement.warnings)
+    return Placement(
+        workers=workers, exclusive=placement.exclusive, reason=placement.reason, warnings=placement.warnings
+    )
 
 
 def _note(request: LaunchRequest, taken: tuple[tuple[int, ...], ...]) -> Note:
@@ -146,7 +148,7 @@ def _note(request: LaunchRequest, taken: tuple[tuple[int, ...], ...]) -> Note:
     )
 
 
-def worker_wishes(request: LaunchRequest, cpus: tuple[tuple[int, ...], ...]) -> tuple[Wish, ...]:
+def ccl_worker_variables(request: LaunchRequest, cpus: tuple[tuple[int, ...], ...]) -> tuple[VariableRequest, ...]:
     """The variables that give oneCCL these CPUs.
 
     Source: oneCCL, environment variables: the list has the threads of all local ranks, one rank after the other.
@@ -155,7 +157,9 @@ def worker_wishes(request: LaunchRequest, cpus: tuple[tuple[int, ...], ...]) -> 
     offload = "oneCCL's own threads move the data while the ranks compute"
     places = ",".join(str(cpu) for each in cpus for cpu in each)
     return (
-        Wish(name="CCL_WORKER_OFFLOAD", value="1", origin=origin, reason=offload),
-        Wish(name="CCL_WORKER_COUNT", value=str(len(cpus[0])), origin=origin, reason="threads of each rank"),
-        Wish(name="CCL_WORKER_AFFINITY", value=places, origin=origin, reason="their CPUs, local rank by local rank"),
+        VariableRequest(name="CCL_WORKER_OFFLOAD", value="1", origin=origin, reason=offload),
+        VariableRequest(name="CCL_WORKER_COUNT", value=str(len(cpus[0])), origin=origin, reason="threads of each rank"),
+        VariableRequest(
+            name="CCL_WORKER_AFFINITY", value=places, origin=origin, reason="their CPUs, local rank by local rank"
+        ),
     )

@@ -8,12 +8,12 @@ from __future__ import annotations
 from cpulaunch.plan.plugin.ccl_workers import (
     WORKER_VARIABLES,
     CclWorkers,
+    ccl_worker_variables,
     check_without_ranks,
     place_ccl_workers,
-    worker_wishes,
 )
 from cpulaunch.plan.plugin.checks import TorchChoices
-from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
 from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, Default, network, transport
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
@@ -51,7 +51,7 @@ class Collectives:
     placement: Placement
     cpus: tuple[frozenset[int], ...]
     choices: TorchChoices
-    wishes: tuple[Wish, ...]
+    variable_requests: tuple[VariableRequest, ...]
     notes: tuple[Note, ...]
     warnings: tuple[str, ...]
     unmeasured: bool
@@ -90,7 +90,7 @@ def plan_collectives(
         placement=workers.placement,
         cpus=tuple(frozenset(each) for each in workers.cpus),
         choices=_with_backend(choices, backend.name),
-        wishes=_wishes(request, seats.ranks, workers.cpus) if told else (),
+        variable_requests=_variable_requests(request, seats.ranks, workers.cpus) if told else (),
         notes=(*((note,) if BACKEND in request.origins else ()), *workers.notes),
         warnings=_warnings(request, choices),
         unmeasured=backend == _UNMEASURED,
@@ -215,17 +215,19 @@ def _unmeasurable(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> 
 # What oneCCL is told
 
 
-def _wishes(request: LaunchRequest, ranks: Ranks | None, cpus: tuple[tuple[int, ...], ...]) -> tuple[Wish, ...]:
-    """The best first: the first wish for a variable counts."""
+def _variable_requests(
+    request: LaunchRequest, ranks: Ranks | None, cpus: tuple[tuple[int, ...], ...]
+) -> tuple[VariableRequest, ...]:
+    """The best first: the first request for a variable counts."""
     path = _path(request, workers=bool(cpus))
-    threads = worker_wishes(request, cpus) if cpus else ()
+    threads = ccl_worker_variables(request, cpus) if cpus else ()
     if ranks is None:
         return path
     if request.settings.ccl_path == "memory":  # Then oneCCL is not even loaded; the threads' CPUs are the backend's.
-        kept = tuple(wish for wish in threads if wish.name != "CCL_WORKER_OFFLOAD")
+        kept = tuple(variable for variable in threads if variable.name != "CCL_WORKER_OFFLOAD")
         return (*path, *kept, *(_places(ranks.job) if kept else ()))
     rows = (*DEFAULTS, *_between_hosts(request, ranks))
-    defaults = (Wish(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
+    defaults = (VariableRequest(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
     return (*path, *threads, *_places(ranks.job), *defaults)
 
 
@@ -234,19 +236,19 @@ def _between_hosts(request: LaunchRequest, ranks: Ranks) -> tuple[Default, ...]:
     member, environ = ranks.job.member, request.environ
     place = ("", "") if member is None else (str(member.rank), str(member.world_size))
     rows = transport(environ, rank=place[0], world_size=place[1])
-    planned = next((wish.value for wish in ranks.wishes if wish.name == GLOO_INTERFACE), None)
+    planned = next((variable.value for variable in ranks.variable_requests if variable.name == GLOO_INTERFACE), None)
     return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or planned or ""))
 
 
-def _path(request: LaunchRequest, *, workers: bool) -> tuple[Wish, ...]:
+def _path(request: LaunchRequest, *, workers: bool) -> tuple[VariableRequest, ...]:
     asked = request.settings.ccl_path
     if asked is not None:
         reason = request.reasons.get("ccl_path", _PATHS[asked])
-        return (Wish(name=PATH_VARIABLE, value=asked, origin=request.origin("ccl_path"), reason=reason),)
+        return (VariableRequest(name=PATH_VARIABLE, value=asked, origin=request.origin("ccl_path"), reason=reason),)
     if not workers:
         return ()
     reason = "oneCCL's threads carry out oneCCL's own collectives only"
-    return (Wish(name=PATH_VARIABLE, value="oneccl", origin=request.origin("ccl_workers"), reason=reason),)
+    return (VariableRequest(name=PATH_VARIABLE, value="oneccl", origin=request.origin("ccl_workers"), reason=reason),)
 
 
 _PATHS = {
@@ -256,10 +258,12 @@ _PATHS = {
 }
 
 
-def _places(job: JobPlan) -> tuple[Wish, ...]:
+def _places(job: JobPlan) -> tuple[VariableRequest, ...]:
     """Which rank of the host each is: also where all believe to be LOCAL_RANK 0."""
     numbers = [str(number) for number in range(job.local_world_size)]
     return (
         per_worker("CCL_LOCAL_RANK", numbers, origin="default", reason="which of the host's ranks it is"),
-        Wish(name="CCL_LOCAL_SIZE", value=str(job.local_world_size), origin="default", reason="ranks of this host"),
+        VariableRequest(
+            name="CCL_LOCAL_SIZE", value=str(job.local_world_size), origin="default", reason="ranks of this host"
+        ),
     )

@@ -6,7 +6,7 @@ from cpulaunch.plan.placement.loaders import Loaders
 from cpulaunch.plan.placement.memory import memory_budget
 from cpulaunch.plan.plugin.checks import TorchChoices
 from cpulaunch.plan.variables.preloads import Preloads
-from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
@@ -26,7 +26,7 @@ FIRST_WITH_THREADS_IN_KEY = (2, 13)
 
 
 @record(kw_only=False)
-class Seat:
+class WorkerResources:
     """What one worker has, as far as its torch should know."""
 
     threads: int
@@ -45,7 +45,7 @@ def torch_settings(
     host: Host,
     request: LaunchRequest,
     *,
-    seats: Sequence[Seat],
+    seats: Sequence[WorkerResources],
     choices: TorchChoices,
     loaders: Loaders,
     preloads: Preloads,
@@ -82,9 +82,9 @@ def graph_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int |
     return budget // (WEIGHTS_PART * workers)
 
 
-def plugin_wishes(request: LaunchRequest, settings: Sequence[TorchSettings]) -> tuple[Wish, ...]:
+def plugin_variables(request: LaunchRequest, settings: Sequence[TorchSettings]) -> tuple[VariableRequest, ...]:
     """The variable that carries the settings into the workers; what an outer launch set is none of theirs."""
-    wish = per_worker(
+    variable = per_worker(
         VARIABLE,
         [encode(each) for each in settings],
         origin="default",
@@ -92,8 +92,11 @@ def plugin_wishes(request: LaunchRequest, settings: Sequence[TorchSettings]) -> 
         shown="{…}",
     )
     foreign = [name for name in OWN_VARIABLES if name != VARIABLE and name in request.environ]
-    unset = [Wish(name=name, value=None, origin="default", reason="it belongs to another launch") for name in foreign]
-    return (wish, *unset)
+    unset = [
+        VariableRequest(name=name, value=None, origin="default", reason="it belongs to another launch")
+        for name in foreign
+    ]
+    return (variable, *unset)
 
 
 def _told(settings: TorchSettings) -> list[str]:
@@ -116,7 +119,7 @@ def graph_notes(host: Host, choices: TorchChoices, workers: int) -> tuple[Note, 
     return (Note(setting="graph_memory", value=f"{most / (1 << 30):.1f} GiB", origin="default", reason=reason),)
 
 
-def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[Wish, ...]:
+def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[VariableRequest, ...]:
     """A compile cache for each thread count, inside torch's own, where its keys leave the count out.
 
     Source: torch/_inductor/runtime/cache_dir_utils.py; pytorch issues 167459 and 167463.

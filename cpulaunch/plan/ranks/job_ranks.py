@@ -13,8 +13,8 @@ from cpulaunch.plan.ranks.count import rank_count
 from cpulaunch.plan.ranks.job import decide_job, global_rank, job_notes, world_size
 from cpulaunch.plan.ranks.placement import place_ranks
 from cpulaunch.plan.ranks.scheduled_rank import member_variables, own_places, shown
-from cpulaunch.plan.ranks.variables import job_wishes, rank_variables
-from cpulaunch.plan.variables.resolve import Wish
+from cpulaunch.plan.ranks.variables import job_variables, rank_variables
+from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import JobPlan, Note
 from cpulaunch.records.record import record
@@ -41,7 +41,7 @@ class Ranks:
     numbers: tuple[int | None, ...]
     variables: tuple[Variables, ...]
     gpus: tuple[int | None, ...]
-    wishes: tuple[Wish, ...]
+    variable_requests: tuple[VariableRequest, ...]
     grace_seconds: float
     shown: frozenset[int] | None
     notes: tuple[Note, ...]
@@ -63,7 +63,7 @@ def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
         numbers=tuple(global_rank(job, local_rank) for local_rank in range(count)),
         variables=tuple(_variables(request, job, local_rank) for local_rank in range(count)),
         gpus=devices.gpus,
-        wishes=(*job_wishes(host, request, job), *devices.wishes),
+        variable_requests=(*job_variables(host, request, job), *devices.variable_requests),
         grace_seconds=job_grace(request),
         shown=_shown(request),
         notes=(*job_notes(request, job), *devices.notes),

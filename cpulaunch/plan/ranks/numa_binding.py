@@ -6,7 +6,7 @@ Source: torch 2.13, torch/numa/binding.py, which does this for the NUMA nodes of
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, Slot, in_order
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, in_order
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.regions import by_l3, groups
 from cpulaunch.records.errors import UsageError
@@ -24,7 +24,7 @@ _MEANINGS = {
 
 
 def bind_near(pool: Pool, binding: str, count: int, *, smt: bool) -> Placement:
-    """The slots of `count` ranks. `smt`: a thread for every logical CPU, not for every core.
+    """The CPUs of `count` ranks. `smt`: a thread for every logical CPU, not for every core.
 
     Raises: UsageError if a NUMA node has fewer cores than ranks that want their own.
     """
@@ -37,7 +37,7 @@ def bind_near(pool: Pool, binding: str, count: int, *, smt: bool) -> Placement:
     if binding == "exclusive":
         places = [(cores[:share], sharing) for cores, sharing in places]
     return Placement(
-        slots=tuple(_slot(cores, share, smt=smt) for cores, _ in places),
+        workers=tuple(_worker_cpus(cores, share, smt=smt) for cores, _ in places),
         exclusive=all(sharing == 1 for _, sharing in places),
         reason=f"--numa-binding {binding}: {_MEANINGS[binding]}",
     )
@@ -62,6 +62,6 @@ def _places(home: Sequence[Core], ranks: int, binding: str, source: str) -> Iter
         yield parts[index], len(range(index, ranks, len(parts)))
 
 
-def _slot(cores: Sequence[Core], share: int, *, smt: bool) -> Slot:
+def _worker_cpus(cores: Sequence[Core], share: int, *, smt: bool) -> WorkerCpus:
     cpus = frozenset(cpu for core in cores for cpu in core.allowed)
-    return Slot(tuple(cores), cpus, min(len(cpus), share * len(cores[0].cpus) if smt else share))
+    return WorkerCpus(tuple(cores), cpus, min(len(cpus), share * len(cores[0].cpus) if smt else share))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, in_order, slot
+from cpulaunch.plan.placement.instances import Placement, in_order, worker_cpus
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.records.plan import JobPlan
 from cpulaunch.records.request import LaunchRequest, Member
@@ -16,8 +16,10 @@ ELASTIC = (
 
 def own_places(pool: Pool, count: int) -> Placement:
     """The whole pool for this rank, where the scheduler bound each of the host's ranks to CPUs of its own."""
-    place = slot(in_order(pool))
-    return Placement(slots=(place,) * count, exclusive=True, reason="the scheduler bound this rank to CPUs of its own")
+    place = worker_cpus(in_order(pool))
+    return Placement(
+        workers=(place,) * count, exclusive=True, reason="the scheduler bound this rank to CPUs of its own"
+    )
 
 
 def member_variables(job: JobPlan, member: Member, request: LaunchRequest) -> tuple[tuple[str, str | None], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.variables.resolve import Wish
+from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import JobPlan
 from cpulaunch.records.request import LaunchRequest
@@ -30,7 +30,7 @@ def rank_variables(job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]
     )
 
 
-def job_wishes(host: Host, request: LaunchRequest, job: JobPlan | None) -> tuple[Wish, ...]:
+def job_variables(host: Host, request: LaunchRequest, job: JobPlan | None) -> tuple[VariableRequest, ...]:
     """Variables that all ranks of this host share, unless the user sets them."""
     if job is None:
         return ()
@@ -40,12 +40,12 @@ def job_wishes(host: Host, request: LaunchRequest, job: JobPlan | None) -> tuple
         return ()
     why = "the network interface on the way to where the hosts meet"
     return tuple(
-        Wish(name=name, value=request.endpoint_interface, origin="default", reason=why)
+        VariableRequest(name=name, value=request.endpoint_interface, origin="default", reason=why)
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
     )
 
 
-_ASYNCHRONOUS = Wish(
+_ASYNCHRONOUS = VariableRequest(
     name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
     value="1",
     origin="default",
@@ -53,9 +53,9 @@ _ASYNCHRONOUS = Wish(
 )
 
 
-def _loopback(host: Host) -> tuple[Wish, ...]:
+def _loopback(host: Host) -> tuple[VariableRequest, ...]:
     """macOS calls the interface lo0 and Windows has none: there gloo chooses."""
     if not host.can_bind:
         return ()
     why = "all ranks are on this host: gloo need not look up its name or cross a network card"
-    return (Wish(name="GLOO_SOCKET_IFNAME", value="lo", origin="default", reason=why),)
+    return (VariableRequest(name="GLOO_SOCKET_IFNAME", value="lo", origin="default", reason=why),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.plan.placement.memory import memory_budget
-from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
 from cpulaunch.records.host import Host
 from cpulaunch.records.request import LaunchRequest
 
@@ -30,21 +30,23 @@ MOST_COMPILE_WORKERS = 32
 """torch's own upper limit. Source: torch._inductor.config.decide_compile_threads."""
 
 
-def allocator_wishes(request: LaunchRequest, allocator: str) -> tuple[Wish, ...]:
+def allocator_variables(request: LaunchRequest, allocator: str) -> tuple[VariableRequest, ...]:
     """Settings of the allocator and, with --huge-pages, of torch's own."""
     huge = request.settings.huge_pages
     origin = request.origin("huge_pages") if huge else "default"
-    wishes = []
+    variable_requests = []
     if allocator == "jemalloc":
         reason = "no dedicated arena for large blocks, purge in the background" + (", huge pages" if huge else "")
-        wishes.append(Wish(name="MALLOC_CONF", value=JEMALLOC_HUGE if huge else JEMALLOC, origin=origin, reason=reason))
+        variable_requests.append(
+            VariableRequest(name="MALLOC_CONF", value=JEMALLOC_HUGE if huge else JEMALLOC, origin=origin, reason=reason)
+        )
     if huge:
         reason = request.reasons.get("huge_pages", "huge pages: fewer TLB misses on large tensors")
-        wishes.append(Wish(name="THP_MEM_ALLOC_ENABLE", value="1", origin=origin, reason=reason))
+        variable_requests.append(VariableRequest(name="THP_MEM_ALLOC_ENABLE", value="1", origin=origin, reason=reason))
         if allocator in _HUGE_PAGES:
             name, value = _HUGE_PAGES[allocator]
-            wishes.append(Wish(name=name, value=value, origin=origin, reason=reason))
-    return tuple(wishes)
+            variable_requests.append(VariableRequest(name=name, value=value, origin=origin, reason=reason))
+    return tuple(variable_requests)
 
 
 def huge_page_warnings(host: Host, request: LaunchRequest) -> tuple[str, ...]:
@@ -58,7 +60,7 @@ def huge_page_warnings(host: Host, request: LaunchRequest) -> tuple[str, ...]:
     )
 
 
-def compile_threads(host: Host, cores: Sequence[int]) -> Wish:
+def compile_threads(host: Host, cores: Sequence[int]) -> VariableRequest:
     """torch.compile's workers: one per core of the worker, within its share of the memory and torch's limit."""
     budget = memory_budget(host)
     share = MOST_COMPILE_WORKERS if budget is None else budget // len(cores) // COMPILE_WORKER_BYTES

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Slot
+from cpulaunch.plan.placement.instances import WorkerCpus
 from cpulaunch.plan.placement.threads import first_count
-from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
 from cpulaunch.records.host import Host
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
@@ -22,7 +22,7 @@ Waiting: TypeAlias = 'Literal["short", "active", "passive"]'
 class Tuning:
     """Variables for the OpenMP runtime, and what to warn of."""
 
-    wishes: tuple[Wish, ...]
+    variable_requests: tuple[VariableRequest, ...]
     warnings: tuple[str, ...] = ()
 
 
@@ -41,14 +41,16 @@ def waiting(request: LaunchRequest, runtime: Runtime, shared: str | None) -> Tun
     policy = _policy(asked, shared)
     refused = asked == "active" and policy != "active"
     reason = _wait_reason(request, policy, shared)
-    wishes = tuple(
-        Wish(name=name, value=value, origin=origin if asked == policy else "default", reason=reason)
+    variable_requests = tuple(
+        VariableRequest(name=name, value=value, origin=origin if asked == policy else "default", reason=reason)
         for name, value in _WAITING[policy].items()
         if not name.startswith(_FOREIGN[runtime])
     )
     if refused and origin == "cli":
-        return Tuning(wishes, (f"--wait-policy active is not applied: {shared}, and spinning threads would starve",))
-    return Tuning(wishes)
+        return Tuning(
+            variable_requests, (f"--wait-policy active is not applied: {shared}, and spinning threads would starve",)
+        )
+    return Tuning(variable_requests)
 
 
 def _policy(asked: str, shared: str | None) -> Waiting:
@@ -74,17 +76,19 @@ def _wait_reason(request: LaunchRequest, policy: Waiting, shared: str | None) ->
     return "spin for 1 ms after a parallel region (the runtime's default is 200), then sleep"
 
 
-def pinning(request: LaunchRequest, runtime: Runtime, slots: Sequence[Slot], *, bound: bool, guarded: bool) -> Tuning:
+def pinning(
+    request: LaunchRequest, runtime: Runtime, workers: Sequence[WorkerCpus], *, bound: bool, guarded: bool
+) -> Tuning:
     """Where OpenMP threads sit inside the worker's CPUs. `guarded`: the worker plugin gives children all of them.
 
     Source: OpenMP 5.2, 21.1.6 and 21.1.7; LLVM OpenMP reference (KMP_AFFINITY wins over OMP_PROC_BIND).
     """
     affinity = request.settings.affinity
     if affinity == "mask":
-        return Tuning(wishes=(), warnings=() if guarded else _inherited_pinning(request))
+        return Tuning(variable_requests=(), warnings=() if guarded else _inherited_pinning(request))
     if affinity != "none" and not bound:
         return Tuning(
-            wishes=(),
+            variable_requests=(),
             warnings=(f"--affinity {affinity} is not applied: the workers are not bound to CPUs of their own",),
         )
     origin = request.origin("affinity")
@@ -95,22 +99,22 @@ def pinning(request: LaunchRequest, runtime: Runtime, slots: Sequence[Slot], *, 
     if affinity == "none":
         reason = request.reasons.get("affinity", "--affinity none: threads move freely inside the worker's CPUs")
     if affinity == "explicit":
-        name, values = _explicit(runtime, slots)
-        wishes = [per_worker(name, values, origin=origin, reason=reason)]
+        name, values = _explicit(runtime, workers)
+        variable_requests = [per_worker(name, values, origin=origin, reason=reason)]
         if name == "OMP_PLACES":
-            wishes.append(Wish(name="OMP_PROC_BIND", value="close", origin=origin, reason=reason))
+            variable_requests.append(VariableRequest(name="OMP_PROC_BIND", value="close", origin=origin, reason=reason))
     else:
-        wishes = [
-            Wish(name=name, value=value, origin=origin, reason=reason)
+        variable_requests = [
+            VariableRequest(name=name, value=value, origin=origin, reason=reason)
             for name, value in _pins(runtime, affinity, request.settings.smt).items()
         ]
-    named = {wish.name for wish in wishes}
+    named = {variable.name for variable in variable_requests}
     cleared = [
-        Wish(name=name, value=None, origin=origin, reason=f"would contradict --affinity {affinity}")
+        VariableRequest(name=name, value=None, origin=origin, reason=f"would contradict --affinity {affinity}")
         for name in PINNING
         if name in request.environ and name not in named
     ]
-    return Tuning(wishes=(*wishes, *cleared))
+    return Tuning(variable_requests=(*variable_requests, *cleared))
 
 
 PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -124,12 +128,12 @@ def _pins(runtime: Runtime, affinity: str, smt: bool) -> dict[str, str]:
     return {"KMP_AFFINITY": "granularity=fine," + ("compact,1,0" if affinity == "close" else "scatter")}
 
 
-def _explicit(runtime: Runtime, slots: Sequence[Slot]) -> tuple[str, list[str]]:
+def _explicit(runtime: Runtime, workers: Sequence[WorkerCpus]) -> tuple[str, list[str]]:
     """A place for each CPU, in order. Not GOMP_CPU_AFFINITY: with it some pip torch runs one thread.
 
     Source: OpenMP 5.2, 21.1.6; pytorch issue 149422.
     """
-    cpus = [[str(cpu) for core in slot.cores for cpu in core.cpus] for slot in slots]
+    cpus = [[str(cpu) for core in worker.cores for cpu in core.cpus] for worker in workers]
     if runtime == "gnu":
         return "OMP_PLACES", [",".join(f"{{{id_}}}" for id_ in ids) for ids in cpus]
     return "KMP_AFFINITY", [f"granularity=fine,proclist=[{','.join(ids)}],explicit" for ids in cpus]

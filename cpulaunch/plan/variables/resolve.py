@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Wish:
+class VariableRequest:
     """A value that a setting gives a variable; None unsets it. `per_worker` has one value for each instead.
 
     `shown` stands for a value that nobody wants to read.
@@ -38,53 +38,59 @@ class Environment:
     notes: tuple[Note, ...]
 
 
-def resolve(request: LaunchRequest, wishes: Iterable[Wish], *, replaced: frozenset[str] = frozenset()) -> Environment:
-    """The environment made of the user's assignments, a profile's variables and the planner's wishes.
+def resolve(
+    request: LaunchRequest, variable_requests: Iterable[VariableRequest], *, replaced: frozenset[str] = frozenset()
+) -> Environment:
+    """The environment made of the user's assignments, a profile's variables and the variable requests of the plan.
 
     `replaced`: variables of the user's environment that do not count, because they cannot be meant.
     """
     users = {name: value for name, value in request.environ.items() if name not in replaced}
-    ranked: dict[str, Wish] = {}
-    for wish in wishes:
-        ranked.setdefault(wish.name, wish)
+    ranked: dict[str, VariableRequest] = {}
+    for variable in variable_requests:
+        ranked.setdefault(variable.name, variable)
     for origin, default in request.profile_env:
         if ranked.get(default.name, _NOBODY).origin != "cli":
-            ranked[default.name] = Wish(name=default.name, value=default.value, origin=origin, reason=default.reason)
+            ranked[default.name] = VariableRequest(
+                name=default.name, value=default.value, origin=origin, reason=default.reason
+            )
     for name, value in request.settings.env:
-        ranked[name] = Wish(name=name, value=value, origin="cli", reason="--env")
-    winners = {name: _or_users(wish, users) for name, wish in ranked.items()}
+        ranked[name] = VariableRequest(name=name, value=value, origin="cli", reason="--env")
+    winners = {name: _or_users(variable, users) for name, variable in ranked.items()}
     return Environment(
         changes=tuple(
-            (name, wish.value)
-            for name, wish in winners.items()
-            if wish.origin != "environment" and not wish.per_worker and (wish.value, name in request.environ) != _NO_OP
+            (name, variable.value)
+            for name, variable in winners.items()
+            if variable.origin != "environment"
+            and not variable.per_worker
+            and (variable.value, name in request.environ) != _NO_OP
         ),
-        per_worker=tuple((name, wish.per_worker) for name, wish in winners.items() if wish.per_worker),
-        notes=tuple(_note(wish) for wish in winners.values()),
+        per_worker=tuple((name, variable.per_worker) for name, variable in winners.items() if variable.per_worker),
+        notes=tuple(_note(variable) for variable in winners.values()),
     )
 
 
-_NOBODY = Wish(name="", value=None, origin="default", reason="")
+_NOBODY = VariableRequest(name="", value=None, origin="default", reason="")
 _NO_OP = (None, False)
 """Unsetting what is not set."""
 
 
-def _or_users(wish: Wish, environ: Mapping[str, str]) -> Wish:
+def _or_users(variable: VariableRequest, environ: Mapping[str, str]) -> VariableRequest:
     """The user's own variable where there is one, unless the command line says otherwise."""
-    if wish.origin == "cli" or wish.name not in environ:
-        return wish
+    if variable.origin == "cli" or variable.name not in environ:
+        return variable
     reason = "your environment sets it"
-    wanted = distinct(wish.per_worker) if wish.per_worker else wish.value
-    if wanted is not None and wanted != environ[wish.name]:
-        reason += f"; otherwise {wanted} ({wish.reason})"
-    return Wish(name=wish.name, value=environ[wish.name], origin="environment", reason=reason)
+    wanted = distinct(variable.per_worker) if variable.per_worker else variable.value
+    if wanted is not None and wanted != environ[variable.name]:
+        reason += f"; otherwise {wanted} ({variable.reason})"
+    return VariableRequest(name=variable.name, value=environ[variable.name], origin="environment", reason=reason)
 
 
-def _note(wish: Wish) -> Note:
-    value = distinct(wish.per_worker) if wish.per_worker else wish.value
-    if wish.shown is not None:
-        value = wish.shown
-    return Note(setting=wish.name, value=value, origin=wish.origin, reason=wish.reason)
+def _note(variable: VariableRequest) -> Note:
+    value = distinct(variable.per_worker) if variable.per_worker else variable.value
+    if variable.shown is not None:
+        value = variable.shown
+    return Note(setting=variable.name, value=value, origin=variable.origin, reason=variable.reason)
 
 
 def distinct(values: Sequence[str]) -> str:
@@ -93,8 +99,10 @@ def distinct(values: Sequence[str]) -> str:
     return ", ".join(seen[:4]) + (", …" if len(seen) > 4 else "")
 
 
-def per_worker(name: str, values: Sequence[str], *, origin: Origin, reason: str, shown: str | None = None) -> Wish:
-    """The wish for one value per worker, a plain one if all are equal."""
+def per_worker(
+    name: str, values: Sequence[str], *, origin: Origin, reason: str, shown: str | None = None
+) -> VariableRequest:
+    """The request for one value per worker, a plain one if all are equal."""
     if len(set(values)) == 1:
-        return Wish(name=name, value=values[0], origin=origin, reason=reason, shown=shown)
-    return Wish(name=name, value=None, origin=origin, reason=reason, per_worker=tuple(values), shown=shown)
+        return VariableRequest(name=name, value=values[0], origin=origin, reason=reason, shown=shown)
+    return VariableRequest(name=name, value=None, origin=origin, reason=reason, per_worker=tuple(values), shown=shown)

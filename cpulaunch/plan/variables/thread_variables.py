@@ -1,7 +1,7 @@
 """OMP_NUM_THREADS and MKL_NUM_THREADS: who decides each, and the thread count that follows."""
 
 from cpulaunch.plan.placement.threads import Threads, check_assigned, first_count
-from cpulaunch.plan.variables.resolve import Wish, per_worker
+from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
 
@@ -18,7 +18,7 @@ class Compute:
 
     threads: tuple[int, ...]
     limits: tuple[int, ...]
-    wishes: tuple[Wish, ...]
+    variable_requests: tuple[VariableRequest, ...]
     malformed: frozenset[str]
     warnings: tuple[str, ...]
 
@@ -46,7 +46,7 @@ def decide_compute(request: LaunchRequest, default: Threads) -> Compute:
     return Compute(
         threads=threads,
         limits=default.limits,
-        wishes=(omp, mkl),
+        variable_requests=(omp, mkl),
         malformed=malformed,
         warnings=(*default.warnings, *replaced, *_oversized(decided, source, default.limits)),
     )
@@ -66,10 +66,10 @@ def _decided(request: LaunchRequest, assigned: dict[str, str], malformed: frozen
     return request.settings.threads, request.origin("threads")
 
 
-def _wish(name: str, request: LaunchRequest, counts: tuple[int, ...], reason: str) -> Wish:
+def _wish(name: str, request: LaunchRequest, counts: tuple[int, ...], reason: str) -> VariableRequest:
     if request.settings.threads is None:
         return per_worker(name, [str(count) for count in counts], origin="default", reason=reason)
-    return Wish(
+    return VariableRequest(
         name=name,
         value=str(request.settings.threads),
         origin=request.origin("threads"),
