@@ -7,7 +7,7 @@ import sys
 
 import cpulaunch
 from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
-from cpulaunch.plan.plugin.timings import SIZES, Measured, Timing, decode, encode
+from cpulaunch.plan.plugin.timings import SIZES, CollectiveMeasurement, Timing, decode, encode
 from cpulaunch.probe import Root
 from cpulaunch.probe.software.oneccl import host_name, oneccl_version
 from cpulaunch.profile.selection import user_folder
@@ -27,7 +27,7 @@ PREFIXES = ("CCL_", "FI_", "GLOO_", "CPULAUNCH_CCL_")
 PLACES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
 
 
-def measured(
+def collective_measurement(
     host: Host,
     request: LaunchRequest,
     plan: LaunchPlan,
@@ -35,10 +35,10 @@ def measured(
     environ: Mapping[str, str],
     start: bool,
     say: Callable[[str], None],
-) -> Measured | None:
-    """What collectives take among the plan's ranks on this host; None if it is not known and not to be measured.
+) -> CollectiveMeasurement | None:
+    """How long collectives take among the plan's ranks on this host; None if unknown and `start` is false.
 
-    Effect: with `start`, measures what is not known, remembers it and says so.
+    Effect: with `start`, measures what is unknown, stores it in the user's cache and reports it through `say`.
     """
     folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     file = folder and f"{folder}/collectives"
@@ -51,17 +51,17 @@ def measured(
     if file and fresh.failure is None:
         write_verdicts(file, {**read_verdicts(file), key: encode(fresh.timings)})
     kept = "gloo stays" if fresh.failure is not None else fresh.backend
-    say(f"--dist-backend auto: {kept}: {fresh.told}")
+    say(f"--dist-backend auto: {kept}: {fresh.summary}")
     return fresh
 
 
-def _measure(request: LaunchRequest, plan: LaunchPlan, environ: Mapping[str, str]) -> Measured:
+def _measure(request: LaunchRequest, plan: LaunchPlan, environ: Mapping[str, str]) -> CollectiveMeasurement:
     from cpulaunch.launch.measurement import measure_collectives
 
     interpreter = (request.program.interpreter if request.program else "") or sys.executable
     answer = measure_collectives(plan, SIZES, interpreter=interpreter, environ=environ)
     timings = tuple(Timing(*row) for row in answer.times)
-    return Measured(timings=timings, failure=answer.failure, fresh=True)
+    return CollectiveMeasurement(timings=timings, failure=answer.failure, fresh=True)
 
 
 def _key(host: Host, plan: LaunchPlan, environ: Mapping[str, str]) -> str:

@@ -119,17 +119,17 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
     trials = _trials(host, request, environ)
     plan = make_plan(host, request, trials=trials)
     if plan.unmeasured and host.sysroot is None:
-        from cpulaunch.cli.collective_timings import measured
+        from cpulaunch.cli.collective_timings import collective_measurement
 
-        found = measured(host, request, plan, environ=environ, start=patient, say=say_on_stderr)
-        plan = make_plan(host, request, trials=trials, measured=found)
+        found = collective_measurement(host, request, plan, environ=environ, start=patient, say=say_on_stderr)
+        plan = make_plan(host, request, trials=trials, measurement=found)
     return host, plan
 
 
 def _with_nvml(host: Host, request: LaunchRequest) -> Host:
-    from cpulaunch.plan.gpus.assignment import may_want_gpus
+    from cpulaunch.plan.gpus.assignment import may_use_gpus
 
-    if not may_want_gpus(host, request):
+    if not may_use_gpus(host, request):
         return host
     from cpulaunch.probe.gpus.nvml import with_nvml
 

@@ -7,7 +7,7 @@ from cpulaunch.doctor.facts import Facts
 from cpulaunch.doctor.machine import WITH_COMPILER, Finding, Status, skipped
 from cpulaunch.doctor.torch_report import BrokenTorch, TorchFacts
 from cpulaunch.plan.placement.threads import first_count
-from cpulaunch.plan.plugin.checks import AUTOLOAD, plugin_absence
+from cpulaunch.plan.plugin.checks import AUTOLOAD, plugin_missing_reason
 
 TORCH_INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
@@ -127,16 +127,16 @@ def plugin(facts: Facts) -> tuple[Finding, ...]:
     """Whether torch will load cpulaunch's plugin, which applies the settings inside torch and guards forks."""
     if facts.host.torch is None:
         return skipped("no torch was found")
-    absence = plugin_absence(facts.host, facts.environ)
-    if absence is None:
+    missing = plugin_missing_reason(facts.host, facts.environ)
+    if missing is None:
         return (Finding(status="ok", found="torch loads it: settings inside torch apply in every worker"),)
     fix = "pip install cpulaunch, into the environment of torch"
-    if AUTOLOAD in absence:
+    if AUTOLOAD in missing:
         fix = f"unset {AUTOLOAD}"
-    elif "loads no plugins" in absence:
+    elif "loads no plugins" in missing:
         fix = TORCH_INSTALL
     why = "--graph, --precision and the others inside torch do nothing, and forks are not guarded"
-    return (Finding(status="advice", found=absence, why=why, fix=fix),)
+    return (Finding(status="advice", found=missing, why=why, fix=fix),)
 
 
 def loaded_runtimes(facts: Facts) -> tuple[Finding, ...]:

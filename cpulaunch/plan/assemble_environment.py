@@ -51,7 +51,7 @@ def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
         preloads.runtime,
         made.placement.workers,
         bound=made.bound and made.pool.pinned and made.placement.exclusive,
-        guarded=made.choices.absence is None,
+        guarded=made.choices.plugin_missing_reason is None,
     )
     variable_requests = (
         *compute.variable_requests,

@@ -62,14 +62,14 @@ def notice_notes(request: LaunchRequest) -> tuple[Note, ...]:
     return tuple(Note(setting="distributed", value="off", origin="cli", reason=each) for each in request.notices)
 
 
-def asked_notes(request: LaunchRequest, refused: Mapping[str, str]) -> tuple[Note, ...]:
-    """A note on each other setting that somebody chose. `refused`: why those that are not applied are not."""
+def asked_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tuple[Note, ...]:
+    """A note on each other setting that somebody chose. `not_applied`: why those that are not applied are not."""
     return tuple(
         Note(
             setting=name,
-            value=_text(row.default if name in refused else getattr(request.settings, name)),
+            value=_text(row.default if name in not_applied else getattr(request.settings, name)),
             origin=request.origin(name),
-            reason=f"not applied: {refused[name]}" if name in refused else _reason(request, row),
+            reason=f"not applied: {not_applied[name]}" if name in not_applied else _reason(request, row),
         )
         for name, row in rows().items()
         if name in request.origins and (name not in _EXPLAINED or _idle(request, name))

@@ -11,8 +11,8 @@ from cpulaunch.plan.placement.memory import Memory, check_binder, place_memory
 from cpulaunch.plan.placement.pool import Pool, select_pool
 from cpulaunch.plan.placement.quota import place_unpinned
 from cpulaunch.plan.placement.threads import default_threads
-from cpulaunch.plan.plugin.checks import TorchChoices, choose_torch
-from cpulaunch.plan.plugin.settings import check_own_variables, graph_notes
+from cpulaunch.plan.plugin.checks import TorchChoices, choose_torch_settings
+from cpulaunch.plan.plugin.settings import check_reserved_variables, graph_notes
 from cpulaunch.plan.variables.preloads import Trials, choose_preloads, preload_candidates
 from cpulaunch.plan.variables.resolve import Environment
 from cpulaunch.plan.variables.thread_variables import decide_compute
@@ -29,34 +29,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cpulaunch.plan.plugin.collectives import Collectives
-    from cpulaunch.plan.plugin.timings import Measured
+    from cpulaunch.plan.plugin.timings import CollectiveMeasurement
     from cpulaunch.plan.ranks.job_ranks import Ranks
 
 __all__ = ["make_plan", "preload_candidates"]
 
 
 def make_plan(
-    host: Host, request: LaunchRequest, *, trials: Trials | None = None, measured: Measured | None = None
+    host: Host,
+    request: LaunchRequest,
+    *,
+    trials: Trials | None = None,
+    measurement: CollectiveMeasurement | None = None,
 ) -> LaunchPlan:
     """The plan: every worker, every value with origin and reason, every warning.
 
     `trials`: library path -> None if the worker's interpreter started with it, else the reason; None: nothing
-    was tried (another machine's plan), so libraries are named without a trial. `measured`: what collectives took
-    here, for --dist-backend auto; None: nobody measured.
+    was tried (another machine's plan), so libraries are named without a trial. `measurement`: how long
+    collectives took here, for --dist-backend auto; None: not measured.
     Raises: UsageError if the request cannot be met on this host.
     """
     check_binder(request)
-    check_own_variables(request)
+    check_reserved_variables(request)
     pool = select_pool(host, request)
     bound = host.can_bind and request.settings.binder != "none"
     ranks = _ranks(host, request, pool)
     whole = _placed(host, request, pool) if ranks is None else ranks.placement
-    started = _started(request, len(whole.workers)) if ranks is None else ranks.started
+    started = _started(request, len(whole.workers)) if ranks is None else ranks.local_ranks
     if request.member is None:
         _check_indexes(request.settings.show, frozenset(started), "--show")
-    choices = choose_torch(host, request)
-    loaders = plan_loaders(host, request, pool, whole, bound=bound, absence=choices.absence)
-    talk = _collectives(host, request, (pool, loaders.placement, bound, ranks), choices, measured)
+    choices = choose_torch_settings(host, request)
+    loaders = plan_loaders(host, request, pool, whole, bound=bound, plugin_missing_reason=choices.plugin_missing_reason)
+    talk = _collectives(host, request, (pool, loaders.placement, bound, ranks), choices, measurement)
     placement, choices = (loaders.placement, choices) if talk is None else (talk.placement, talk.choices)
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.workers)
@@ -79,7 +83,7 @@ def make_plan(
         notes=(
             *(instances_note(request, placement), *(() if ranks is None else ranks.notes)),
             *(*pool.notes, *memory.notes, binder_note(host, request)),
-            *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.refused)),
+            *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.not_applied)),
             *(*loaders.notes, *(() if talk is None else talk.notes)),
             *(*graph_notes(host, choices, len(whole.workers)), *tuned.environment.notes),
         ),
@@ -108,13 +112,13 @@ def _collectives(
     request: LaunchRequest,
     seats: tuple[Pool, Placement, bool, Ranks | None],
     choices: TorchChoices,
-    measured: Measured | None,
+    measurement: CollectiveMeasurement | None,
 ) -> Collectives | None:
     if not any(name in request.origins for name in COLLECTIVE):
         return None
-    from cpulaunch.plan.plugin.collectives import Seats, plan_collectives
+    from cpulaunch.plan.plugin.collectives import PlacedWorkers, plan_collectives
 
-    return plan_collectives(host, request, Seats(*seats), choices=choices, measured=measured)
+    return plan_collectives(host, request, PlacedWorkers(*seats), choices=choices, measurement=measurement)
 
 
 def _placed(host: Host, request: LaunchRequest, pool: Pool) -> Placement:
@@ -169,7 +173,7 @@ def _launch_options(request: LaunchRequest, choices: TorchChoices, ranks: Ranks 
         binder=settings.binder,
         grace_seconds=settings.grace if ranks is None else ranks.grace_seconds,
         log_dir=settings.log_dir,
-        show=settings.show if ranks is None else ranks.shown,
+        show=settings.show if ranks is None else ranks.show,
         buffered=settings.buffered,
         strict=settings.strict,
         report=settings.report,
@@ -211,7 +215,7 @@ def _worker(
             *(() if ranks is None else ranks.variables[index]),
         ),
         argv=bound_argv(argv, binder=request.settings.binder, cpus=cpus, mempolicy=policy, nodes=nodes),
-        rank=None if ranks is None else ranks.numbers[index],
+        rank=None if ranks is None else ranks.global_ranks[index],
         local_rank=None if ranks is None else index,
         gpu=None if ranks is None else ranks.gpus[index],
     )

@@ -116,7 +116,7 @@ def _virtual_without_gpus(request: LaunchRequest, count: int) -> tuple[VariableR
     return _one_each(request, CUDA, names, count, limits=f"{CUDA}={listed}")
 
 
-def may_want_gpus(host: Host, request: LaunchRequest) -> bool:
+def may_use_gpus(host: Host, request: LaunchRequest) -> bool:
     """Whether the ranks of this job compute on GPUs if there are any."""
     settings, asked = request.settings, request.settings.nproc_per_node
     if not request.distributed or settings.device == "cpu":
@@ -132,7 +132,7 @@ def _insisted(request: LaunchRequest) -> bool:
 
 def _wanted(host: Host, request: LaunchRequest) -> Visible | None:
     """The devices of a job on GPUs, at least one; None for a job on CPUs. Raises: UsageError if there must be some."""
-    if not may_want_gpus(host, request):
+    if not may_use_gpus(host, request):
         return None
     asked = request.settings.nproc_per_node
     visible = visible_devices(host, request)

@@ -34,7 +34,7 @@ class _Home:
 
 
 @record(kw_only=False)
-class _Seat:
+class _GpuCores:
     """The cores next to a rank's device, how many visible devices they are next to, and which of these it is."""
 
     cores: Cores
@@ -52,7 +52,7 @@ def next_to_gpus(
     cores = in_order(pool)
     near = {device.gpu: _near(host, cores, device.gpu) for device in visible}
     if request.settings.numa_binding is not None:
-        return _bound(request, pool, [_seat(near, device, visible) for device in given])
+        return _bound(request, pool, [_gpu_cores(near, device, visible) for device in given])
     places = [near[device.gpu] for device in given]
     if not pool.pinned:
         return _unpinned(pool, places)
@@ -65,10 +65,10 @@ def next_to_gpus(
     return _crowded(homes, len(given))
 
 
-def _seat(near: Mapping[int | None, Cores], device: Device, visible: Sequence[Device]) -> _Seat:
+def _gpu_cores(near: Mapping[int | None, Cores], device: Device, visible: Sequence[Device]) -> _GpuCores:
     cores = near[device.gpu]
     beside = [other for other in visible if near[other.gpu] == cores]
-    return _Seat(cores, len(beside), beside.index(device))
+    return _GpuCores(cores, len(beside), beside.index(device))
 
 
 def _near(host: Host, cores: Cores, index: int | None) -> Cores:
@@ -195,7 +195,7 @@ def _wide(cores: Cores, cpu_limit: int) -> WorkerCpus:
     return WorkerCpus(cores, cpus, min(cpu_limit, len(cpus)))
 
 
-def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_Seat]) -> Placement:
+def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_GpuCores]) -> Placement:
     """CPUs as torchrun's --numa-binding makes them, on all logical CPUs of a core.
 
     Source: torch 2.13, torch/numa/binding.py.
@@ -214,7 +214,7 @@ def _bound(request: LaunchRequest, pool: Pool, seats: Sequence[_Seat]) -> Placem
     )
 
 
-def _part(pool: Pool, binding: str, seat: _Seat) -> Cores:
+def _part(pool: Pool, binding: str, seat: _GpuCores) -> Cores:
     """The cores of a rank. Raises: UsageError if there are fewer than devices that want their own."""
     home = seat.cores
     if binding == "node":

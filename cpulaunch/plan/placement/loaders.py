@@ -43,18 +43,28 @@ class Loaders:
 
 
 def plan_loaders(
-    host: Host, request: LaunchRequest, pool: Pool, placement: Placement, *, bound: bool, absence: str | None
+    host: Host,
+    request: LaunchRequest,
+    pool: Pool,
+    placement: Placement,
+    *,
+    bound: bool,
+    plugin_missing_reason: str | None,
 ) -> Loaders:
     """The DataLoader workers asked for. `bound`: the instances are confined to their CPUs.
 
-    `absence`: why no plugin will be there to start them; then they get no cores.
+    `plugin_missing_reason`: why no plugin will be there to start them; then they get no cores.
     Instances whose cores are not theirs alone leave the loader workers time; one of few cores shares them all.
     """
     asked = request.settings.dataloader_workers
     owned = bound and pool.pinned and placement.exclusive
-    workers = None if absence is not None else _auto(host, pool, placement) if asked == "auto" else asked
+    workers = None if plugin_missing_reason is not None else _auto(host, pool, placement) if asked == "auto" else asked
     if workers is None:
-        reason = f"fewer than {FEWEST_CORES} cores, or little memory" if absence is None else f"not applied: {absence}"
+        reason = (
+            f"fewer than {FEWEST_CORES} cores, or little memory"
+            if plugin_missing_reason is None
+            else f"not applied: {plugin_missing_reason}"
+        )
         notes = () if asked is None else (_note(request, None, reason),)
         return Loaders(workers=None, placement=placement, cpus=(frozenset(),) * len(placement.workers), notes=notes)
     divided = [_carve(each, workers) if owned else (each, frozenset[int]()) for each in placement.workers]

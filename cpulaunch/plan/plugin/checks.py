@@ -27,14 +27,15 @@ _FEATURES = {
 
 @record
 class TorchChoices:
-    """Values of the settings inside torch, by name; why those not applied are not; and what to warn of.
+    """The settings inside torch: the values that apply, by name, and the reason for each that does not apply.
 
-    `absence`: why cpulaunch's plugin will not run inside the worker's torch; None if it will, as far as files tell.
+    `plugin_missing_reason`: why cpulaunch's plugin will not run inside the worker's torch; None if it will, as far
+    as the installed files show.
     """
 
     values: Mapping[str, Any]
-    refused: Mapping[str, str]
-    absence: str | None
+    not_applied: Mapping[str, str]
+    plugin_missing_reason: str | None
     warnings: tuple[str, ...]
 
     @property
@@ -43,27 +44,27 @@ class TorchChoices:
         return any(value != rows()[name].default for name, value in self.values.items())
 
 
-def choose_torch(host: Host, request: LaunchRequest) -> TorchChoices:
+def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
     """The settings inside torch that apply.
 
     Raises: UsageError if the command line asks for what contradicts itself or is not installed.
     """
-    refused: dict[str, str] = {}
+    not_applied: dict[str, str] = {}
     warnings: list[str] = []
     for name, why in _obstacles(host, request):
         if request.origin(name) == "cli":
             warnings.append(f"{_flag(request, name)} is not applied: {why}")
-        refused[name] = why
+        not_applied[name] = why
     table = rows()
     names = [name for name, row in table.items() if row.group in ("Inside torch", "Data loading")]
-    values = {name: table[name].default if name in refused else getattr(request.settings, name) for name in names}
-    absence = _absence(host, request)
+    values = {name: table[name].default if name in not_applied else getattr(request.settings, name) for name in names}
+    missing = _plugin_missing_reason(host, request)
     chosen = [name for name in names if values[name] != table[name].default]
-    if absence is not None and chosen:
+    if missing is not None and chosen:
         flags = ", ".join(_flag(request, name) for name in chosen)
-        warnings.append(f"{absence}; not applied: {flags}")
+        warnings.append(f"{missing}; not applied: {flags}")
     warnings += _slow_precision(host, request)
-    return TorchChoices(values=values, refused=refused, absence=absence, warnings=tuple(warnings))
+    return TorchChoices(values=values, not_applied=not_applied, plugin_missing_reason=missing, warnings=tuple(warnings))
 
 
 def _flag(request: LaunchRequest, name: str) -> str:
@@ -74,7 +75,7 @@ def _flag(request: LaunchRequest, name: str) -> str:
     return f"{row.flag} {value}"
 
 
-def plugin_absence(host: Host, environ: Mapping[str, str], *, interpreter: str = "") -> str | None:
+def plugin_missing_reason(host: Host, environ: Mapping[str, str], *, interpreter: str = "") -> str | None:
     """Why cpulaunch's plugin will not run inside the worker's torch; None if it will, or nothing is known of it.
 
     `interpreter`: the Python whose environment was looked at; empty if none was.
@@ -93,11 +94,11 @@ def plugin_absence(host: Host, environ: Mapping[str, str], *, interpreter: str =
     return None
 
 
-def _absence(host: Host, request: LaunchRequest) -> str | None:
+def _plugin_missing_reason(host: Host, request: LaunchRequest) -> str | None:
     profile = {variable.name: variable.value for _, variable in request.profile_env}
     environ = {**profile, **request.environ, **dict(request.settings.env)}
     interpreter = request.program.interpreter if request.program and host.sysroot is None else ""
-    return plugin_absence(host, environ, interpreter=interpreter)
+    return plugin_missing_reason(host, environ, interpreter=interpreter)
 
 
 def _obstacles(host: Host, request: LaunchRequest) -> Iterator[tuple[str, str]]:

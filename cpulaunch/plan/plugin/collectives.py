@@ -18,21 +18,21 @@ from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIAB
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import JobPlan, Note
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest, setting_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cpulaunch.plan.placement.instances import Placement
     from cpulaunch.plan.placement.pool import Pool
-    from cpulaunch.plan.plugin.timings import Measured
+    from cpulaunch.plan.plugin.timings import CollectiveMeasurement
     from cpulaunch.plan.ranks.job_ranks import Ranks
 
 BACKEND = "dist_backend"
 
 
 @record(kw_only=False)
-class Seats:
+class PlacedWorkers:
     """The workers as they are placed so far. `bound`: they are confined to their CPUs; `ranks` None: no job."""
 
     pool: Pool
@@ -70,7 +70,12 @@ _UNMEASURED = _Backend("", "the program's own", "auto: not measured on this host
 
 
 def plan_collectives(
-    host: Host, request: LaunchRequest, seats: Seats, *, choices: TorchChoices, measured: Measured | None
+    host: Host,
+    request: LaunchRequest,
+    seats: PlacedWorkers,
+    *,
+    choices: TorchChoices,
+    measurement: CollectiveMeasurement | None,
 ) -> Collectives:
     """What the settings on collectives come to.
 
@@ -79,10 +84,17 @@ def plan_collectives(
     foreign = _foreign(host)
     _check(request, foreign)
     job = None if seats.ranks is None else seats.ranks.job
-    backend = _backend(host, request, ranks=seats.ranks, absence=choices.absence, foreign=foreign, measured=measured)
+    backend = _backend(
+        host,
+        request,
+        ranks=seats.ranks,
+        plugin_missing_reason=choices.plugin_missing_reason,
+        foreign=foreign,
+        measurement=measurement,
+    )
     workers = CclWorkers(placement=seats.placement)
     if job is not None:
-        idle = foreign or _idle(request, measured)
+        idle = foreign or _idle(request, measurement)
         workers = place_ccl_workers(request, seats.pool, seats.placement, bound=seats.bound, idle=idle)
     told = foreign is None and (backend.name == "ccl" or workers.cpus or request.settings.ccl_path is not None)
     note = Note(setting=BACKEND, value=backend.shown, origin=request.origin(BACKEND), reason=backend.reason)
@@ -123,13 +135,13 @@ def _check(request: LaunchRequest, foreign: str | None) -> None:
         )
 
 
-def _idle(request: LaunchRequest, measured: Measured | None) -> str | None:
+def _idle(request: LaunchRequest, measurement: CollectiveMeasurement | None) -> str | None:
     """Why nothing would run on oneCCL's threads; None if something may."""
     backend = request.settings.dist_backend
     if backend in ("gloo", "mpi"):
         return f"collectives run on {backend}"
-    if backend == "auto" and measured is not None and measured.backend == "gloo":
-        return "gloo was faster here" if measured.failure is None else measured.told
+    if backend == "auto" and measurement is not None and measurement.backend == "gloo":
+        return "gloo was faster here" if measurement.failure is None else measurement.summary
     return _users_own(request)
 
 
@@ -143,15 +155,14 @@ def _users_own(request: LaunchRequest) -> str | None:
 def _with_backend(choices: TorchChoices, backend: str) -> TorchChoices:
     if not backend:
         return choices
-    values = {**choices.values, BACKEND: backend}
-    return TorchChoices(values=values, refused=choices.refused, absence=choices.absence, warnings=choices.warnings)
+    return replace(choices, values={**choices.values, BACKEND: backend})
 
 
 def _warnings(request: LaunchRequest, choices: TorchChoices) -> tuple[str, ...]:
     asked = request.settings.dist_backend
-    if choices.absence is None or asked is None or request.origin(BACKEND) != "cli":
+    if choices.plugin_missing_reason is None or asked is None or request.origin(BACKEND) != "cli":
         return ()
-    return (f"{choices.absence}; not applied: --dist-backend {asked}",)
+    return (f"{choices.plugin_missing_reason}; not applied: --dist-backend {asked}",)
 
 
 # Which backend
@@ -162,19 +173,19 @@ def _backend(
     request: LaunchRequest,
     *,
     ranks: Ranks | None,
-    absence: str | None,
+    plugin_missing_reason: str | None,
     foreign: str | None,
-    measured: Measured | None,
+    measurement: CollectiveMeasurement | None,
 ) -> _Backend:
     asked = request.settings.dist_backend
     if asked is None:
         return _Backend("", "the program's own", "")
-    obstacle = absence or (foreign if asked in ("ccl", "auto") else None)
+    obstacle = plugin_missing_reason or (foreign if asked in ("ccl", "auto") else None)
     if obstacle is not None:
         return _Backend("", "the program's own", f"not applied: {obstacle}")
     said = request.reasons.get(BACKEND, "")
     if asked == "auto":
-        return _auto(host, ranks, measured)
+        return _auto(host, ranks, measurement)
     return _Backend(asked, asked, "; ".join(filter(None, (said, _MEANINGS[asked]))))
 
 
@@ -185,18 +196,18 @@ _MEANINGS = {
 }
 
 
-def _auto(host: Host, ranks: Ranks | None, measured: Measured | None) -> _Backend:
+def _auto(host: Host, ranks: Ranks | None, measurement: CollectiveMeasurement | None) -> _Backend:
     why = "there are no ranks to start" if ranks is None else _unmeasurable(host, ranks.job, gpus=ranks.gpus)
     if why is not None:
         return _Backend("", "the program's own", f"auto: {why}")
-    if measured is None:
+    if measurement is None:
         return _UNMEASURED
-    when = "measured just now" if measured.fresh else "measured here before"
-    if measured.failure is not None:
-        return _Backend("", "the program's own", f"auto: {measured.told}")
-    if measured.backend == "ccl":
-        return _Backend("ccl", "ccl", f"auto: {measured.told}; {when}")
-    return _Backend("", "the program's own", f"auto: ccl is not faster at every size: {measured.told}; {when}")
+    when = "measured just now" if measurement.fresh else "measured here before"
+    if measurement.failure is not None:
+        return _Backend("", "the program's own", f"auto: {measurement.summary}")
+    if measurement.backend == "ccl":
+        return _Backend("ccl", "ccl", f"auto: {measurement.summary}; {when}")
+    return _Backend("", "the program's own", f"auto: ccl is not faster at every size: {measurement.summary}; {when}")
 
 
 def _unmeasurable(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:

@@ -34,7 +34,7 @@ class WorkerResources:
     loader_cpus: frozenset[int]
 
 
-def check_own_variables(request: LaunchRequest) -> None:
+def check_reserved_variables(request: LaunchRequest) -> None:
     """Raises: UsageError if --env sets what a launch tells its workers."""
     for name, value in request.settings.env:
         if name in OWN_VARIABLES:

@@ -19,12 +19,12 @@ class Timing:
     """Median seconds of an all-reduce of so many bytes."""
 
     size_bytes: int
-    gloo: float
-    ccl: float
+    gloo_seconds: float
+    ccl_seconds: float
 
 
 @record
-class Measured:
+class CollectiveMeasurement:
     """The timings; or why there are none. `fresh`: taken for this launch, else remembered."""
 
     timings: tuple[Timing, ...] = ()
@@ -34,15 +34,17 @@ class Measured:
     @property
     def backend(self) -> Literal["gloo", "ccl"]:
         """The one to use: ccl if it is faster at every size."""
-        faster = [timing.gloo > GAIN * timing.ccl for timing in self.timings]
+        faster = [timing.gloo_seconds > GAIN * timing.ccl_seconds for timing in self.timings]
         return "ccl" if faster and all(faster) else "gloo"
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The numbers, or what went wrong, in one line."""
         if self.failure is not None:
             return f"it could not be measured ({self.failure})"
-        times = (f"{size(t.size_bytes)} in {_ms(t.ccl)}, over gloo in {_ms(t.gloo)} ms" for t in self.timings)
+        times = (
+            f"{size(t.size_bytes)} in {_ms(t.ccl_seconds)}, over gloo in {_ms(t.gloo_seconds)} ms" for t in self.timings
+        )
         return f"an all-reduce over ccl of {'; of '.join(times)}"
 
 
@@ -57,15 +59,15 @@ def _ms(seconds: float) -> str:
 
 def encode(timings: tuple[Timing, ...]) -> str:
     """Timings as one line of text."""
-    return " ".join(f"{each.size_bytes}:{each.gloo:.9f}:{each.ccl:.9f}" for each in timings)
+    return " ".join(f"{each.size_bytes}:{each.gloo_seconds:.9f}:{each.ccl_seconds:.9f}" for each in timings)
 
 
-def decode(text: str | None) -> Measured | None:
+def decode(text: str | None) -> CollectiveMeasurement | None:
     """What encode wrote; None if that is not it."""
     try:
         rows = [row.split(":") for row in (text or "").split()]
         timings = tuple(Timing(int(count), float(gloo), float(ccl)) for count, gloo, ccl in rows)
     except ValueError:
         return None
-    sound = timings and all(each.size_bytes > 0 and each.gloo > 0 and each.ccl > 0 for each in timings)
-    return Measured(timings=timings) if sound else None
+    sound = timings and all(each.size_bytes > 0 and each.gloo_seconds > 0 and each.ccl_seconds > 0 for each in timings)
+    return CollectiveMeasurement(timings=timings) if sound else None

@@ -29,21 +29,21 @@ Variables: TypeAlias = "tuple[tuple[str, str | None], ...]"
 
 @record
 class Ranks:
-    """The ranks of this host, by local rank. `started`: those to start here (a member of a job is one of them).
+    """The ranks of this host, by local rank. `local_ranks`: those to start here, one alone if a scheduler starts each.
 
-    `numbers` are their ranks in the job, None where the hosts must meet first; `variables` tell each which one it is.
+    `global_ranks`: their ranks in the job, None where the hosts must meet first; `variables` tell each which one it is.
     """
 
     job: JobPlan
     world_size: int
     placement: Placement
-    started: tuple[int, ...]
-    numbers: tuple[int | None, ...]
+    local_ranks: tuple[int, ...]
+    global_ranks: tuple[int | None, ...]
     variables: tuple[Variables, ...]
     gpus: tuple[int | None, ...]
     variable_requests: tuple[VariableRequest, ...]
     grace_seconds: float
-    shown: frozenset[int] | None
+    show: frozenset[int] | None
     notes: tuple[Note, ...]
     warnings: tuple[str, ...]
 
@@ -59,13 +59,13 @@ def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
         job=job,
         world_size=world_size(job),
         placement=_placed(host, request, pool, count, devices.placement),
-        started=tuple(range(count)) if job.member is None else (job.member.local_rank,),
-        numbers=tuple(global_rank(job, local_rank) for local_rank in range(count)),
+        local_ranks=tuple(range(count)) if job.member is None else (job.member.local_rank,),
+        global_ranks=tuple(global_rank(job, local_rank) for local_rank in range(count)),
         variables=tuple(_variables(request, job, local_rank) for local_rank in range(count)),
         gpus=devices.gpus,
         variable_requests=(*job_variables(host, request, job), *devices.variable_requests),
         grace_seconds=job_grace(request),
-        shown=_shown(request),
+        show=_shown(request),
         notes=(*job_notes(request, job), *devices.notes),
         warnings=(*job_warnings(request), *devices.warnings),
     )

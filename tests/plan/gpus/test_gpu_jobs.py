@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpulaunch.plan.gpus.assignment import may_want_gpus
+from cpulaunch.plan.gpus.assignment import may_use_gpus
 from cpulaunch.plan.planner import make_plan
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Gpu, Host, MigInstance
@@ -119,7 +119,7 @@ def test_a_mig_device_of_several_gpus_that_nothing_names_may_be_anywhere() -> No
     ],
 )
 def test_the_driver_is_asked_for_jobs_that_may_want_gpus(flags: str, wants: bool) -> None:
-    assert may_want_gpus(HOST, ask(flags)) is wants
+    assert may_use_gpus(HOST, ask(flags)) is wants
 
 
 def as_member(local_rank: int, count: int, flags: str = "--virtual-local-rank", **environ: str) -> LaunchPlan:

@@ -3,7 +3,7 @@
 import pytest
 
 from cpulaunch.plan.planner import make_plan
-from cpulaunch.plan.plugin.timings import Measured, Timing, decode, encode
+from cpulaunch.plan.plugin.timings import CollectiveMeasurement, Timing, decode, encode
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Gpu, Torch
 from cpulaunch.records.plan import LaunchPlan, Note
@@ -19,9 +19,9 @@ ONE = replace(machine(cores=1), torch=TORCH)
 CARDS = tuple(Gpu(index=i, vendor="nvidia", pci=f"0000:0{i}:00.0", driver="nvidia", numa_node=i) for i in (0, 1))
 GPUS = replace(TWO, gpus=CARDS)
 MB = 1 << 20
-FASTER = Measured(timings=(Timing(MB, 0.002, 0.0005), Timing(25 * MB, 0.03, 0.01)), fresh=True)
-MIXED = Measured(timings=(Timing(MB, 0.002, 0.0005), Timing(25 * MB, 0.03, 0.03)))
-FAILED = Measured(failure="CclError: oneCCL is not installed", fresh=True)
+FASTER = CollectiveMeasurement(timings=(Timing(MB, 0.002, 0.0005), Timing(25 * MB, 0.03, 0.01)), fresh=True)
+MIXED = CollectiveMeasurement(timings=(Timing(MB, 0.002, 0.0005), Timing(25 * MB, 0.03, 0.03)))
+FAILED = CollectiveMeasurement(failure="CclError: oneCCL is not installed", fresh=True)
 RANKS = "--nproc-per-node 2"
 
 
@@ -42,8 +42,10 @@ def ccl(made: LaunchPlan, index: int = 0) -> dict[str, str | None]:
     return {name: value for name, value in env(made, index).items() if name.startswith(("CCL_", "CPULAUNCH_CCL"))}
 
 
-def measured_plan(measured: Measured, flags: str = f"{RANKS} --dist-backend auto", host=TWO) -> LaunchPlan:
-    return make_plan(host, ask(flags), measured=measured)
+def measured_plan(
+    measurement: CollectiveMeasurement, flags: str = f"{RANKS} --dist-backend auto", host=TWO
+) -> LaunchPlan:
+    return make_plan(host, ask(flags), measurement=measurement)
 
 
 # Who is told what
@@ -165,16 +167,16 @@ def test_auto_is_open_until_somebody_measures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "backend", "reason"),
+    ("measurement", "backend", "reason"),
     [
         (FASTER, "ccl", "1 MB in 0.5, over gloo in 2 ms; of 25 MB in 10, over gloo in 30 ms; measured just now"),
         (MIXED, None, "not faster at every size"),
         (FAILED, None, "could not be measured (CclError: oneCCL is not installed)"),
-        (Measured(), None, "not faster"),
+        (CollectiveMeasurement(), None, "not faster"),
     ],
 )
-def test_auto_follows_the_measurement(measured: Measured, backend: str, reason: str) -> None:
-    made = measured_plan(measured)
+def test_auto_follows_the_measurement(measurement: CollectiveMeasurement, backend: str, reason: str) -> None:
+    made = measured_plan(measurement)
     assert told(made).dist_backend == backend
     assert reason in note(made, "dist_backend").reason
     assert bool(ccl(made)) is (backend == "ccl")
@@ -194,7 +196,7 @@ def test_auto_follows_the_measurement(measured: Measured, backend: str, reason: 
     ],
 )
 def test_auto_leaves_programs_alone_where_a_measurement_says_nothing(host, flags: str, why: str) -> None:
-    made = make_plan(host, ask(f"{flags} --dist-backend auto"), measured=FASTER)
+    made = make_plan(host, ask(f"{flags} --dist-backend auto"), measurement=FASTER)
     assert told(made).dist_backend is None
     assert why in note(made, "dist_backend").reason
     assert not plan(host, f"{flags} --dist-backend auto").unmeasured
@@ -203,14 +205,14 @@ def test_auto_leaves_programs_alone_where_a_measurement_says_nothing(host, flags
 def test_a_command_whose_torch_nobody_knows_is_left_alone() -> None:
     command = Program(kind="command", target="train", interpreter="")
     request = replace(ask(f"{RANKS} --dist-backend auto"), program=command)
-    made = make_plan(replace(TWO, torch=None), request, measured=FASTER)
+    made = make_plan(replace(TWO, torch=None), request, measurement=FASTER)
     assert (told(made).dist_backend, made.unmeasured, made.warnings) == (None, False, ())
     assert "is not known" in note(made, "dist_backend").reason
 
 
 def test_ranks_that_start_one_by_one_do_not_measure() -> None:
     member = Member(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0)
-    made = make_plan(TWO, replace(ask("--standalone --dist-backend auto"), member=member), measured=FASTER)
+    made = make_plan(TWO, replace(ask("--standalone --dist-backend auto"), member=member), measurement=FASTER)
     assert "launch of its own" in note(made, "dist_backend").reason
     assert not made.unmeasured
 
