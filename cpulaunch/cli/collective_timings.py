@@ -34,11 +34,11 @@ def collective_measurement(
     *,
     environ: Mapping[str, str],
     start: bool,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> CollectiveMeasurement | None:
     """How long collectives take among the plan's ranks on this host; None if unknown and `start` is false.
 
-    Effect: with `start`, measures what is unknown, stores it in the user's cache and reports it through `say`.
+    Effect: with `start`, measures what is unknown, stores it in the user's cache and reports it through `notify`.
     """
     folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     file = folder and f"{folder}/collectives"
@@ -51,7 +51,7 @@ def collective_measurement(
     if file and fresh.failure is None:
         write_verdicts(file, {**read_verdicts(file), key: encode(fresh.timings)})
     kept = "gloo stays" if fresh.failure is not None else fresh.backend
-    say(f"--dist-backend auto: {kept}: {fresh.summary}")
+    notify(f"--dist-backend auto: {kept}: {fresh.summary}")
     return fresh
 
 

@@ -16,7 +16,7 @@ NAME_PATIENCE_SECONDS = 60.0
 """How long a host name may take to appear, unless --rdzv-conf join_timeout is shorter."""
 
 
-def with_route(request: LaunchRequest, *, patient: bool, say: Callable[[str], None]) -> LaunchRequest:
+def with_route(request: LaunchRequest, *, patient: bool, notify: Callable[[str], None]) -> LaunchRequest:
     """The request with the interface and the address on the way to where the hosts meet, where both can be told.
 
     Raises: ProbeError or UsageError if the host name cannot be used; unless `patient`, one that does not resolve is
@@ -29,7 +29,7 @@ def with_route(request: LaunchRequest, *, patient: bool, say: Callable[[str], No
         return request
     try:
         patience = _patience(request) if patient else 0.0
-        route = route_to(endpoint, source=source, patience_seconds=patience, say=say)
+        route = route_to(endpoint, source=source, patience_seconds=patience, notify=notify)
     except ProbeError as error:
         if patient:
             raise

@@ -7,7 +7,7 @@ import sys
 
 from cpulaunch.cli.arguments import parse_command_line
 from cpulaunch.launch.process.program import check_program, check_sharable, find_executable
-from cpulaunch.launch.run import launch, say_on_stderr
+from cpulaunch.launch.run import launch, notify_on_stderr
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
@@ -115,13 +115,13 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
     if host.sysroot is None and (request.settings.nnodes or (1, 1))[1] > 1:
         from cpulaunch.cli.rendezvous_route import with_route
 
-        request = with_route(request, patient=patient, say=say_on_stderr)
+        request = with_route(request, patient=patient, notify=notify_on_stderr)
     trials = _trials(host, request, environ)
     plan = make_plan(host, request, trials=trials)
     if plan.unmeasured and host.sysroot is None:
         from cpulaunch.cli.collective_timings import collective_measurement
 
-        found = collective_measurement(host, request, plan, environ=environ, start=patient, say=say_on_stderr)
+        found = collective_measurement(host, request, plan, environ=environ, start=patient, notify=notify_on_stderr)
         plan = make_plan(host, request, trials=trials, measurement=found)
     return host, plan
 
@@ -244,9 +244,9 @@ def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping
     if line.program is not None:
         check_sharable(line.program, workers=len(plan.workers))
     for notice in line.notices:
-        say_on_stderr(notice)
+        notify_on_stderr(notice)
     for warning in plan.warnings:
-        say_on_stderr(f"warning: {warning}")
+        notify_on_stderr(f"warning: {warning}")
     if "--verbose" in line.switches:
         from cpulaunch.cli import terminal
         from cpulaunch.view import plan_view

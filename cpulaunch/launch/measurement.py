@@ -27,7 +27,7 @@ OF_A_RANK = (*OWN_VARIABLES, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SI
 
 
 @record
-class Answer:
+class CollectiveTimes:
     """(bytes, gloo's seconds, ccl's seconds) of each size; or why there are none."""
 
     times: tuple[tuple[int, float, float], ...] = ()
@@ -36,7 +36,7 @@ class Answer:
 
 def measure_collectives(
     plan: LaunchPlan, sizes: Sequence[int], *, interpreter: str, environ: Mapping[str, str], seconds: float = SECONDS
-) -> Answer:
+) -> CollectiveTimes:
     """What all-reduces of these sizes take among the plan's ranks. Effect: starts them, and waits for their end."""
     cpus = ";".join(format_cpulist(worker.cpus) for worker in plan.workers)
     command = [interpreter, "-P", "-m", MODULE, str(os.getpid()), cpus, ",".join(map(str, sizes))]
@@ -52,11 +52,11 @@ def measure_collectives(
             start_new_session=True,
         )
     except OSError as error:
-        return Answer(failure=f"{interpreter} cannot be started: {error.strerror}")
+        return CollectiveTimes(failure=f"{interpreter} cannot be started: {error.strerror}")
     try:
         said, complaints = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Answer(failure=f"no answer within {seconds:g} s")
+        return CollectiveTimes(failure=f"no answer within {seconds:g} s")
     finally:
         _end(child)
     return _answer(said, complaints, child.returncode)
@@ -85,15 +85,15 @@ def _end(child: subprocess.Popen[str]) -> None:
             pipe.close()
 
 
-def _answer(said: str, complaints: str, code: int) -> Answer:
+def _answer(said: str, complaints: str, code: int) -> CollectiveTimes:
     for line in said.splitlines():
         try:
             answer = json.loads(line)
             if "failed" in answer:
-                return Answer(failure=str(answer["failed"]))
+                return CollectiveTimes(failure=str(answer["failed"]))
             times = answer["times"]
-            return Answer(times=tuple((int(count), float(gloo), float(ccl)) for count, gloo, ccl in times))
+            return CollectiveTimes(times=tuple((int(count), float(gloo), float(ccl)) for count, gloo, ccl in times))
         except (ValueError, KeyError, TypeError):
             continue  # Libraries print, too.
     words = complaints.strip().splitlines()
-    return Answer(failure=words[-1].strip() if words else f"it ended with exit code {code} and said nothing")
+    return CollectiveTimes(failure=words[-1].strip() if words else f"it ended with exit code {code} and said nothing")

@@ -35,14 +35,14 @@ class Route:
     interface: str | None
 
 
-def route_to(endpoint: str, *, source: str, patience_seconds: float, say: Callable[[str], None]) -> Route | None:
+def route_to(endpoint: str, *, source: str, patience_seconds: float, notify: Callable[[str], None]) -> Route | None:
     """The way to HOST[:PORT]; None where there is none.
 
     A name may appear late (a pod that starts before its service), so it is asked for again until `patience_seconds`
     have passed. Raises: ProbeError if it does not resolve, naming `source`.
     """
     host, _ = split_endpoint(endpoint, default_port=1)
-    family, address = _resolved(host, source=source, patience_seconds=patience_seconds, say=say)
+    family, address = _resolved(host, source=source, patience_seconds=patience_seconds, notify=notify)
     if is_loopback_name(address) and not is_loopback_name(host):
         # A machine's own name, which /etc/hosts often maps to 127.0.1.1: the others come in from elsewhere.
         family, address = socket.AF_INET, ANYWHERE
@@ -51,7 +51,7 @@ def route_to(endpoint: str, *, source: str, patience_seconds: float, say: Callab
 
 
 def _resolved(
-    host: str, *, source: str, patience_seconds: float, say: Callable[[str], None]
+    host: str, *, source: str, patience_seconds: float, notify: Callable[[str], None]
 ) -> tuple[socket.AddressFamily, str]:
     """The first address of a host. Effect: waits for it, after one line to `say`. Raises: ProbeError."""
     deadline = time.monotonic() + patience_seconds
@@ -71,7 +71,7 @@ def _resolved(
                 ) from None
         if not waiting:
             waiting = True
-            say(f"waiting for the host name {host} to resolve (at most {patience_seconds:g} s)")
+            notify(f"waiting for the host name {host} to resolve (at most {patience_seconds:g} s)")
         time.sleep(min(RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
 
 

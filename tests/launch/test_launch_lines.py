@@ -9,7 +9,7 @@ import tty
 import pytest
 
 from cpulaunch.launch.output.sink import Sink, SinkError
-from cpulaunch.launch.output.streams import LINE_BYTES, Route, Stream
+from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute, Stream
 
 LONG = b"x" * LINE_BYTES
 
@@ -17,7 +17,7 @@ LONG = b"x" * LINE_BYTES
 def written(path, feeds, *, prefixes=(b"[0] ", b"[1] "), finish=True):
     """What a file holds after routes 0 and 1 were fed (route, data) in this order."""
     sink = Sink(os.open(path, os.O_WRONLY | os.O_CREAT), name="file")
-    routes = [Route(sink, prefix=prefix, alone=False) for prefix in prefixes]
+    routes = [OutputRoute(sink, prefix=prefix, alone=False) for prefix in prefixes]
     for index, data in feeds:
         if data is None:
             routes[index].break_line()
@@ -60,7 +60,7 @@ def test_a_line_wipes_another_workers_progress_bar_off_a_terminal():
     ours, theirs = pty.openpty()
     tty.setraw(theirs)
     sink = Sink.of_descriptor(theirs, name="terminal")
-    bar, other = (Route(sink, prefix=prefix, alone=False) for prefix in (b"[0] ", b"[1] "))
+    bar, other = (OutputRoute(sink, prefix=prefix, alone=False) for prefix in (b"[0] ", b"[1] "))
     bar.feed(b"50%|#####     |\r60%")
     other.feed(b"line\n")
     bar.finish()

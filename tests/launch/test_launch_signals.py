@@ -396,9 +396,9 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
         import os, sys, time
         from cpulaunch.launch.process.bind import UNBOUND
         from cpulaunch.launch.process.guard import become_guarded
-        from cpulaunch.launch.output.routing import open_wiring
+        from cpulaunch.launch.output.routing import open_output_routing
         from cpulaunch.launch.process.spawn import Inherited
-        from cpulaunch.launch.process.exec_spec import Start
+        from cpulaunch.launch.process.exec_spec import ExecSpec
         from cpulaunch.launch.supervision.supervise import Supervisor, SupervisorOptions
         from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
@@ -407,8 +407,8 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
         plan = LaunchPlan(mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(),
                           launch=LaunchOptions(show=frozenset()))
         guarded = become_guarded(print)
-        wiring = open_wiring(plan)
-        start = Start(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND)
+        routing = open_output_routing(plan)
+        spec = ExecSpec(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND)
         inherited = Inherited(signal_mask=guarded.signal_mask)
         options = SupervisorOptions(inherited=inherited, grace_seconds=1, control=guarded.control)
 
@@ -417,8 +417,8 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
                 time.sleep(0.01)
             raise ZeroDivisionError("the clock broke")
 
-        with Supervisor(wiring, options, clock=clock, calendar=time.time) as supervisor:
-            supervisor.start([start], wiring.ends)
+        with Supervisor(routing, options, clock=clock, calendar=time.time) as supervisor:
+            supervisor.start([spec], routing.stdio)
             supervisor.run()
     """)
     process = launcher.start(faulty)

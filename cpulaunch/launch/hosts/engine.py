@@ -14,10 +14,10 @@ import sys
 
 from cpulaunch.launch.hosts.agent.files import orders_file, private_logs, rank_file
 from cpulaunch.launch.hosts.output import JobOutput, open_job_output
-from cpulaunch.launch.hosts.result import job_result, read_report, seen_ranks
+from cpulaunch.launch.hosts.result import job_result, observed_ranks, read_report
 from cpulaunch.launch.hosts.shim import rank_orders
-from cpulaunch.launch.process.bind import UNBOUND, Say
-from cpulaunch.launch.process.exec_spec import NOT_INHERITED, Start, prepare_starts
+from cpulaunch.launch.process.bind import UNBOUND, Notify
+from cpulaunch.launch.process.exec_spec import NOT_INHERITED, ExecSpec, prepare_exec_specs
 from cpulaunch.launch.process.program import child_environ, find_executable
 from cpulaunch.launch.process.run_directory import (
     events_path,
@@ -51,25 +51,27 @@ AGENT_GRACE_SECONDS = 5.0
 """What the agent gets, after the ranks' own grace has passed, to end and to report."""
 
 
-def launch_hosts(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, say: Say) -> LaunchResult:
+def launch_hosts(
+    plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, notify: Notify
+) -> LaunchResult:
     """How the ranks of this host ended.
 
     Effect: as `launch`: the calling process becomes the guard of a supervisor, in which the result returns.
     Raises: LaunchError, UsageError, NotFoundError or NotExecutableError, with nothing left running.
     """
     job = _job(plan)
-    starts = prepare_starts(plan, environ, say=say)
+    specs = prepare_exec_specs(plan, environ, notify=notify)
     interpreter = find_executable(job.interpreter or sys.executable, environ, what="Python interpreter")
-    logs = _log_directory(plan, job, environ, say)
+    logs = _log_directory(plan, job, environ, notify)
     directory = name_private_directory(environ)
     try:
         own_stores = OWN_STORES not in environ and hosts_may_join(job)
-        agent = _agent_start(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ)
+        agent = _agent_exec_spec(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ)
         orders = agent_orders(plan, directory, logs=logs or private_logs(directory))
-        run = _HostRun(plan=plan, starts=starts, agent=agent, orders=orders, directory=directory)
-        result, output = _supervised(run, memory_events=memory_events, say=say)
-        seen = seen_ranks(directory, [start.worker for start in starts]) if plan.launch.watched else ()
-        return job_result(job, result, report=read_report(directory), output=output, succeeded=seen)
+        run = _HostRun(plan=plan, specs=specs, agent=agent, orders=orders, directory=directory)
+        result, output = _supervised(run, memory_events=memory_events, notify=notify)
+        observation = observed_ranks(directory, [spec.worker for spec in specs]) if plan.launch.watched else ()
+        return job_result(job, result, report=read_report(directory), output=output, succeeded=observation)
     finally:
         remove_run_directory(directory)
         if plan.launch.log_dir is None and logs is not None:
@@ -101,9 +103,9 @@ def hosts_may_join(job: JobPlan) -> bool:
     return job.rendezvous.backend != "static" and most > 1 and (least < most or job.max_restarts > 0)
 
 
-def _agent_start(interpreter: str, directory: str, environ: Mapping[str, str]) -> Start:
+def _agent_exec_spec(interpreter: str, directory: str, environ: Mapping[str, str]) -> ExecSpec:
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent", "main.py")
-    return Start(
+    return ExecSpec(
         worker=AGENT,
         path=interpreter,
         argv=(interpreter, "-u", program, directory),
@@ -112,14 +114,14 @@ def _agent_start(interpreter: str, directory: str, environ: Mapping[str, str]) -
     )
 
 
-def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], say: Say) -> str | None:
+def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], notify: Notify) -> str | None:
     """Where torch makes this run's folder of logs that were asked for; None if none were. Raises: LaunchError."""
     log_dir = plan.launch.log_dir
     if log_dir is None:
         if not writes_logs(plan, job):
             return None
         log_dir = make_private_directory(environ)
-        say(f"logs: {log_dir}")
+        notify(f"logs: {log_dir}")
     elif log_dir != os.devnull:
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -133,32 +135,32 @@ class _HostRun:
     """What is supervised, and what it is told through the run's directory."""
 
     plan: LaunchPlan
-    starts: Sequence[Start]
-    agent: Start
+    specs: Sequence[ExecSpec]
+    agent: ExecSpec
     orders: Mapping[str, Any]
     directory: str
 
 
-def _supervised(run: _HostRun, *, memory_events: str | None, say: Say) -> tuple[LaunchResult, JobOutput]:
+def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> tuple[LaunchResult, JobOutput]:
     """How the agent ended, and what came out of the ranks, in a process of its own."""
-    from cpulaunch.launch.output.routing import Wiring, open_standard_descriptors, worker_stdin
-    from cpulaunch.launch.process.descriptors import make_room, too_few
+    from cpulaunch.launch.output.routing import OutputRouting, open_standard_descriptors, worker_stdin
+    from cpulaunch.launch.process.descriptors import fd_shortage_error, raise_fd_limit
     from cpulaunch.launch.process.guard import become_guarded
     from cpulaunch.launch.process.spawn import Inherited
     from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
 
     open_standard_descriptors()
-    descriptor_limit = make_room(2 * len(run.starts))
+    descriptor_limit = raise_fd_limit(2 * len(run.specs))
     try:
-        guarded = become_guarded(say, directory=run.directory)
-        stdin = worker_stdin(len(run.starts))
+        guarded = become_guarded(notify, directory=run.directory)
+        stdin = worker_stdin(len(run.specs))
         output = _prepare_files(run, stdin=stdin)
-        wiring = Wiring(
+        routing = OutputRouting(
             sinks=output.sinks,
-            ends=(output.agent,),
+            stdio=(output.agent,),
             streams=(output.streams,),
             logs=(None,),
-            figures=(None,),
+            metrics=(None,),
             stdin=stdin,
         )
         options = SupervisorOptions(
@@ -168,9 +170,9 @@ def _supervised(run: _HostRun, *, memory_events: str | None, say: Say) -> tuple[
             memory_events=memory_events,
             ending_signals=_ending_signals(run.plan),
         )
-        return supervise((run.agent,), wiring, options), output
+        return supervise((run.agent,), routing, options), output
     except OSError as error:
-        raise too_few(error) from None
+        raise fd_shortage_error(error) from None
 
 
 def _prepare_files(run: _HostRun, *, stdin: int) -> JobOutput:
@@ -179,7 +181,7 @@ def _prepare_files(run: _HostRun, *, stdin: int) -> JobOutput:
     Effect: the run's directory has all its files. It is made here, by the supervisor, so that there is always one of
     supervisor and guard to remove it.
     """
-    ranks = [start.worker for start in run.starts]
+    ranks = [spec.worker for spec in run.specs]
     make_named_directory(run.directory)
     if run.plan.launch.watched:  # Here only under --strict: whether each rank's torch did as it was told.
         make_event_files(run.directory, ranks)
@@ -210,11 +212,11 @@ def _shown(plan: LaunchPlan) -> list[bool]:
 
 def write_orders(run: _HostRun, output: JobOutput) -> None:
     """Effect: what the agent and each rank are to do is in the run's directory. Raises: OSError."""
-    for worker, start, pipes in zip(run.plan.workers, run.starts, output.pipes, strict=True):
-        agents_own = () if OWN_STORES in start.environ else ((OWN_STORES, None),)
-        events = ((EVENTS_VARIABLE, events_path(run.directory, start.worker)),) if run.plan.launch.watched else ()
+    for worker, spec, pipes in zip(run.plan.workers, run.specs, output.pipes, strict=True):
+        agents_own = () if OWN_STORES in spec.environ else ((OWN_STORES, None),)
+        events = ((EVENTS_VARIABLE, events_path(run.directory, spec.worker)),) if run.plan.launch.watched else ()
         changes = (*NOT_INHERITED, *worker.env, *agents_own, *events)
-        _write(rank_file(run.directory, start.worker), rank_orders(start, changes, pipes))
+        _write(rank_file(run.directory, spec.worker), rank_orders(spec, changes, pipes))
     _write(orders_file(run.directory), run.orders)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 from cpulaunch.launch.hosts.agent.files import agent_pipe, rank_pipe
-from cpulaunch.launch.output.routing import STDERR, STDOUT, WorkerEnds
+from cpulaunch.launch.output.routing import STDERR, STDOUT, StdioFds
 from cpulaunch.launch.output.sink import Sink
-from cpulaunch.launch.output.streams import Route, Stream
+from cpulaunch.launch.output.streams import OutputRoute, Stream
 from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ class JobOutput:
     """
 
     sinks: tuple[Sink, ...]
-    agent: WorkerEnds
+    agent: StdioFds
     agent_streams: tuple[Stream, ...]
     ranks: tuple[tuple[Stream, ...], ...]
     pipes: tuple[dict[int, tuple[str, str]], ...]
@@ -48,7 +48,7 @@ def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[boo
     held: list[int] = []
     shared = {number: agent_pipe(directory, number) for number in sinks}
     agent_streams = tuple(_stream(shared[number], sink, held) for number, sink in sinks.items())
-    ends = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in shared.values()]
+    stdio = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in shared.values()]
     streams, pipes = [], []
     for local_rank, visible in zip(ranks, shown, strict=True):
         own = {number: rank_pipe(directory, local_rank, number) for number in sinks}
@@ -56,7 +56,7 @@ def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[boo
         pipes.append({n: (own[n if n in own else STDOUT], shared[n if n in own else STDOUT]) for n in (STDOUT, STDERR)})
     return JobOutput(
         sinks=tuple(sinks.values()),
-        agent=WorkerEnds(stdin=stdin, stdout=ends[0], stderr=ends[-1], owned=tuple(ends)),
+        agent=StdioFds(stdin=stdin, stdout=stdio[0], stderr=stdio[-1], owned=tuple(stdio)),
         agent_streams=agent_streams,
         ranks=tuple(streams),
         pipes=tuple(pipes),
@@ -69,4 +69,4 @@ def _stream(path: str, sink: Sink | None, held: list[int]) -> Stream:
     os.mkfifo(path, 0o600)
     read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     held.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-    return Stream(read, routes=[] if sink is None else [Route(sink, alone=False)])
+    return Stream(read, routes=[] if sink is None else [OutputRoute(sink, alone=False)])

@@ -6,8 +6,8 @@ import json
 
 from cpulaunch.launch.hosts.agent.files import report_file
 from cpulaunch.launch.hosts.output import JobOutput
-from cpulaunch.launch.monitor.watch import Seen
-from cpulaunch.launch.monitor.worker_report import read_told
+from cpulaunch.launch.monitor.watch import Observation
+from cpulaunch.launch.monitor.worker_report import read_worker_report
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.run_directory import events_path
 from cpulaunch.launch.supervision.error_file import RankError
@@ -37,17 +37,19 @@ def read_report(directory: str) -> dict[str, Any] | None:
     return report
 
 
-def seen_ranks(directory: str, ranks: Iterable[int]) -> tuple[WorkerResult, ...]:
+def observed_ranks(directory: str, ranks: Iterable[int]) -> tuple[WorkerResult, ...]:
     """The ranks of a job that succeeded, with what each told of itself in this run's directory."""
     return tuple(
-        WorkerResult(index=rank, pid=0, exit_code=0, signal=None, seen=_seen(events_path(directory, rank)))
+        WorkerResult(
+            index=rank, pid=0, exit_code=0, signal=None, observation=_observation(events_path(directory, rank))
+        )
         for rank in ranks
     )
 
 
-def _seen(path: str) -> Seen:
+def _observation(path: str) -> Observation:
     with open(path, encoding="utf-8", errors="replace") as file:
-        return Seen(wall_seconds=0.0, told=read_told(file))
+        return Observation(wall_seconds=0.0, report=read_worker_report(file))
 
 
 def job_result(

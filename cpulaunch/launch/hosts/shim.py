@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from cpulaunch.launch.process.exec_spec import Start
+    from cpulaunch.launch.process.exec_spec import ExecSpec
     from cpulaunch.records.errors import CpulaunchError
 
 FAILED = 125
 
 
 def rank_orders(
-    start: Start, changes: Sequence[tuple[str, str | None]], pipes: Mapping[int, tuple[str, str]]
+    spec: ExecSpec, changes: Sequence[tuple[str, str | None]], pipes: Mapping[int, tuple[str, str]]
 ) -> dict[str, Any]:
     """What a rank's file says: what to execute, how to change the agent's environment, what to bind to.
 
     `pipes`: for stdout (1) and stderr (2) the rank's own named pipe, and the agent's that it would share otherwise.
     """
-    policy = start.binding.policy
+    policy = spec.binding.policy
     return {
-        "path": start.path,
-        "argv": start.argv,
+        "path": spec.path,
+        "argv": spec.argv,
         "changes": list(changes),
-        "cpus": sorted(start.binding.cpus),
+        "cpus": sorted(spec.binding.cpus),
         "policy": None if policy is None else [policy.mode, sorted(policy.numa_nodes)],
         "pipes": [[number, own, shared] for number, (own, shared) in pipes.items()],
     }

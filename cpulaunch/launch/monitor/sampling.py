@@ -33,7 +33,7 @@ class Sampler:
     """Every process's last good snapshot, per worker."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.seen: dict[int, dict[int, Mapping[str, Any]]] = {}
+        self.snapshots: dict[int, dict[int, Mapping[str, Any]]] = {}
         self.deadline = clock() + pause_before(0)
         self._clock = clock
         self._looks = 0
@@ -54,19 +54,19 @@ class Sampler:
     def _look_at(self, groups: Mapping[int, int], *, pages: bool) -> None:
         members = members_of(frozenset(groups.values()))
         for worker, group in groups.items():
-            seen = self.seen.setdefault(worker, {})
+            snapshots = self.snapshots.setdefault(worker, {})
             for pid in members[group][:MOST_PROCESSES]:
-                keep(seen, snapshot(pid, pages=pages), pages=pages)
+                keep(snapshots, snapshot(pid, pages=pages), pages=pages)
 
 
-def keep(seen: dict[int, Mapping[str, Any]], new: Mapping[str, Any], *, pages: bool) -> None:
+def keep(snapshots: dict[int, Mapping[str, Any]], new: Mapping[str, Any], *, pages: bool) -> None:
     """Effect: a good snapshot is the last one of its process; without a look at its pages, they are the earlier ones.
 
     A process that is ending has threads but no memory any more, or nothing at all.
     """
     if not new["threads"] or not new["rss_bytes"]:
         return
-    before = seen.get(new["pid"])
-    seen[new["pid"]] = new if pages or before is None else {**new, "pages": before["pages"]}
-    if len(seen) > MOST_KEPT:
-        del seen[min(seen, key=lambda pid: seen[pid]["peak_memory_bytes"] or 0)]
+    before = snapshots.get(new["pid"])
+    snapshots[new["pid"]] = new if pages or before is None else {**new, "pages": before["pages"]}
+    if len(snapshots) > MOST_KEPT:
+        del snapshots[min(snapshots, key=lambda pid: snapshots[pid]["peak_memory_bytes"] or 0)]

@@ -6,7 +6,7 @@ import select
 
 from cpulaunch.launch.monitor.sampling import Sampler
 from cpulaunch.launch.monitor.start_barrier import StartBarrier
-from cpulaunch.launch.monitor.worker_report import Told, read_told
+from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_report
 from cpulaunch.launch.process.run_directory import events_path
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import LaunchPlan
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 @record
-class Seen:
+class Observation:
     """What was seen of one worker: how long it ran, its peak memory, its own words, snapshots by process."""
 
     wall_seconds: float
     peak_memory_bytes: int | None = None
-    told: Told = Told()
+    report: WorkerReport = WorkerReport()
     samples: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -32,12 +32,12 @@ class Watch:
     """The run's directory, seen from the supervisor."""
 
     def __init__(
-        self, plan: LaunchPlan, directory: str, *, clock: Callable[[], float], say: Callable[[str], None]
+        self, plan: LaunchPlan, directory: str, *, clock: Callable[[], float], notify: Callable[[str], None]
     ) -> None:
         """Raises: LaunchError if there can be no start barrier."""
         self._directory = directory
         self._clock = clock
-        self._say = say
+        self._notify = notify
         self._start = clock()
         self._groups: dict[int, int] = {}
         self._started_at: dict[int, float] = {}
@@ -78,7 +78,7 @@ class Watch:
         if self._sampler is not None:
             self._sampler.look(self._groups)
         if self._barrier is not None and (line := self._barrier.ask(self._clock())) is not None:
-            self._say(line)
+            self._notify(line)
 
     def started(self, worker: int, pid: int) -> None:
         """Effect: the worker is watched."""
@@ -97,13 +97,13 @@ class Watch:
         """How long the run has taken so far."""
         return self._clock() - self._start
 
-    def seen(self, worker: int) -> Seen:
+    def observation(self, worker: int) -> Observation:
         """What was seen of a worker that has ended."""
-        return Seen(
+        return Observation(
             wall_seconds=self._ended_at[worker] - self._started_at[worker],
             peak_memory_bytes=self._peaks[worker],
-            told=_told(events_path(self._directory, worker)),
-            samples=self._sampler.seen.get(worker, {}) if self._sampler is not None else {},
+            report=_read_report(events_path(self._directory, worker)),
+            samples=self._sampler.snapshots.get(worker, {}) if self._sampler is not None else {},
         )
 
 
@@ -116,10 +116,10 @@ def _open_barrier(directory: str, workers: frozenset[int]) -> StartBarrier:
         ) from None
 
 
-def _told(path: str) -> Told:
+def _read_report(path: str) -> WorkerReport:
     """What is in a worker's file of events, if it is still there."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return read_told(file)
+            return read_worker_report(file)
     except OSError:
-        return Told()
+        return WorkerReport()

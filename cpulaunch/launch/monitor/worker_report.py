@@ -16,10 +16,10 @@ BY_THE_PROGRAM = ("metric",)
 
 
 @record
-class Told:
-    """One worker's own words. `main` is the process that loaded the plugin first (None: none did)."""
+class WorkerReport:
+    """One worker's own words. `main_pid` is the process that loaded the plugin first (None: none did)."""
 
-    main: int | None = None
+    main_pid: int | None = None
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Per setting: {"state": "applied" | "degraded", "detail": why or how}."""
     captured: tuple[Mapping[str, Any], ...] = ()
@@ -30,7 +30,7 @@ class Told:
     """Per process: what it last said of itself."""
 
 
-def read_told(lines: Iterable[str]) -> Told:
+def read_worker_report(lines: Iterable[str]) -> WorkerReport:
     """What the lines of an events file amount to; malformed ones count for nothing."""
     told = _Collected()
     for line in lines:
@@ -55,7 +55,7 @@ class _Collected:
     """Events so far, in the order they were told."""
 
     def __init__(self) -> None:
-        self.main: int | None = None
+        self.main_pid: int | None = None
         self.settings: dict[str, tuple[int, dict[str, str]]] = {}
         self.captured: list[dict[str, Any]] = []
         self.eager: list[dict[str, Any]] = []
@@ -67,8 +67,8 @@ class _Collected:
         """Effect: the event counts."""
         kind, pid = event["event"], event["pid"]
         facts = {name: value for name, value in event.items() if name != "event"}
-        if self.main is None and kind not in BY_THE_PROGRAM:
-            self.main = pid
+        if self.main_pid is None and kind not in BY_THE_PROGRAM:
+            self.main_pid = pid
         if kind in ("applied", "degraded"):
             self._setting(pid, kind, facts)
         elif kind in ("captured", "eager"):
@@ -84,7 +84,7 @@ class _Collected:
         """Effect: the main process's last word counts, or any other's where it said nothing."""
         name = str(facts.get("setting", ""))
         detail = str(facts.get("reason" if state == "degraded" else "detail", ""))
-        if pid == self.main or name not in self.settings or self.settings[name][0] != self.main:
+        if pid == self.main_pid or name not in self.settings or self.settings[name][0] != self.main_pid:
             self.settings[name] = (pid, {"state": state, "detail": detail})
 
     @staticmethod
@@ -99,10 +99,10 @@ class _Collected:
         if isinstance(name, str) and isinstance(value, int | float) and not isinstance(value, bool):
             self.metrics[name] = float(value)
 
-    def sum(self) -> Told:
+    def sum(self) -> WorkerReport:
         """What was told so far."""
-        return Told(
-            main=self.main,
+        return WorkerReport(
+            main_pid=self.main_pid,
             settings={name: setting for name, (_, setting) in self.settings.items()},
             captured=tuple(self.captured),
             eager=tuple(self.eager),

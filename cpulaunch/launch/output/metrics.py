@@ -23,7 +23,7 @@ TRIMMED = re.compile(r"(?:\\s|\\b|(?<!\0)[.\s])[*+?]?\??|(?<!\0)[\^$]")
 SPECIAL = re.compile(r"[.*+?^$|()\[\]{}\\]")
 
 
-class Figure:
+class Metric:
     """The last number that the pattern's group held in one worker's output (None: none yet).
 
     `refused` is the last text there that was no finite number.
@@ -63,8 +63,8 @@ def _number(text: str) -> float | None:
 class LineReader:
     """One stream of a worker, cut into lines for its figure."""
 
-    def __init__(self, figure: Figure) -> None:
-        self._figure = figure
+    def __init__(self, metric: Metric) -> None:
+        self._figure = metric
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
@@ -111,9 +111,9 @@ def _plain(part: str) -> str:
 def totals(workers: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, tuple[float | None, ...]]]:
     """Each figure's sum over the workers that have it, and its value for each worker (None: it has none)."""
     each = list(workers)
-    names = dict.fromkeys(name for figures in each for name in figures)
+    names = dict.fromkeys(name for metrics in each for name in metrics)
     return {
-        name: (math.fsum(figures[name] for figures in each if name in figures), tuple(f.get(name) for f in each))
+        name: (math.fsum(metrics[name] for metrics in each if name in metrics), tuple(f.get(name) for f in each))
         for name in names
     }
 

@@ -6,7 +6,7 @@ import os
 import stat
 
 from cpulaunch.launch.output.sink import Sink
-from cpulaunch.launch.output.streams import Route, Stream
+from cpulaunch.launch.output.streams import OutputRoute, Stream
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.record import record
@@ -15,13 +15,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpulaunch.launch.output.metrics import Figure, LineReader
+    from cpulaunch.launch.output.metrics import LineReader, Metric
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 @record
-class WorkerEnds:
+class StdioFds:
     """The descriptors one worker gets as 0, 1 and 2; `owned` are closed once it has them."""
 
     stdin: int
@@ -31,14 +31,14 @@ class WorkerEnds:
 
 
 @record
-class Wiring:
+class OutputRouting:
     """All sinks, and for each worker its descriptors, its streams (stderr last), its log's path and its figure."""
 
     sinks: tuple[Sink, ...]
-    ends: tuple[WorkerEnds, ...]
+    stdio: tuple[StdioFds, ...]
     streams: tuple[tuple[Stream, ...], ...]
     logs: tuple[str | None, ...]
-    figures: tuple[Figure | None, ...]
+    metrics: tuple[Metric | None, ...]
     stdin: int
 
 
@@ -55,50 +55,50 @@ class Terminal:
         return self.out is self.err
 
 
-def open_wiring(plan: LaunchPlan) -> Wiring:
+def open_output_routing(plan: LaunchPlan) -> OutputRouting:
     """The pipes and files of a launch. Raises: LaunchError if a log cannot be written or there are too many pipes."""
     logs = open_logs(plan)
     try:
-        return _wire_all(plan, logs)
+        return _open_routing(plan, logs)
     except OSError as error:
         source = error.strerror
         raise LaunchError("no pipes for the workers", value=len(logs), source=source, hint="ulimit -n 4096") from None
 
 
-def _wire_all(plan: LaunchPlan, logs: Sequence[Sink | None]) -> Wiring:
+def _open_routing(plan: LaunchPlan, logs: Sequence[Sink | None]) -> OutputRouting:
     shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
     terminal = open_terminal(prefixed=sum(shown) > 1)
     stdin = worker_stdin(len(plan.workers))
-    figures = open_figures(plan)
+    metrics = open_metrics(plan)
     wired = [
-        _wire(_Places(worker.index, terminal if visible else None, log, figure), stdin=stdin)
-        for worker, visible, log, figure in zip(plan.workers, shown, logs, figures, strict=True)
+        _open_pipes(_Destinations(worker.index, terminal if visible else None, log, metric), stdin=stdin)
+        for worker, visible, log, metric in zip(plan.workers, shown, logs, metrics, strict=True)
     ]
     own = {id(sink): sink for sink in (terminal.out, terminal.err, *logs) if sink is not None}
-    return Wiring(
+    return OutputRouting(
         sinks=tuple(own.values()),
-        ends=tuple(ends for ends, _ in wired),
+        stdio=tuple(stdio for stdio, _ in wired),
         streams=tuple(streams for _, streams in wired),
         logs=tuple(None if log is None else log.name for log in logs),
-        figures=figures,
+        metrics=metrics,
         stdin=stdin,
     )
 
 
-def close_wiring(wiring: Wiring) -> None:
+def close_output_routing(routing: OutputRouting) -> None:
     """Effect: what is open of it when its streams have ended is closed."""
-    for sink in wiring.sinks:
+    for sink in routing.sinks:
         sink.close()
-    os.close(wiring.stdin)
+    os.close(routing.stdin)
 
 
-def open_figures(plan: LaunchPlan) -> tuple[Figure | None, ...]:
+def open_metrics(plan: LaunchPlan) -> tuple[Metric | None, ...]:
     """For each worker what --metric looks for, if anything."""
     if plan.launch.metric is None:
         return (None,) * len(plan.workers)
-    from cpulaunch.launch.output.metrics import Figure
+    from cpulaunch.launch.output.metrics import Metric
 
-    return tuple(Figure(plan.launch.metric) for _ in plan.workers)
+    return tuple(Metric(plan.launch.metric) for _ in plan.workers)
 
 
 def worker_stdin(workers: int) -> int:
@@ -164,43 +164,43 @@ def _same_file(one: int, other: int) -> bool:
 
 
 @record(kw_only=False)
-class _Places:
+class _Destinations:
     """Where one worker's output goes: the terminal, a log, a figure, or none of them."""
 
     index: int
     terminal: Terminal | None
     log: Sink | None
-    figure: Figure | None
+    metric: Metric | None
 
     def stream(self, fd: int, shown: Sink | None, *, alone_in_log: bool) -> Stream:
         """The read end of a pipe, on its way to all these places."""
         prefix = b"[%d] " % self.index if self.terminal is not None and self.terminal.prefixed else b""
-        routes = [Route(self.log, alone=alone_in_log)] if self.log else []
+        routes = [OutputRoute(self.log, alone=alone_in_log)] if self.log else []
         if shown is not None:
-            routes.append(Route(shown, prefix=prefix, alone=not prefix))
+            routes.append(OutputRoute(shown, prefix=prefix, alone=not prefix))
         os.set_blocking(fd, False)
         return Stream(fd, routes=routes, reader=self._reader())
 
     def _reader(self) -> LineReader | None:
-        if self.figure is None:
+        if self.metric is None:
             return None
         from cpulaunch.launch.output.metrics import LineReader
 
-        return LineReader(self.figure)
+        return LineReader(self.metric)
 
 
-def _wire(places: _Places, *, stdin: int) -> tuple[WorkerEnds, tuple[Stream, ...]]:
+def _open_pipes(destinations: _Destinations, *, stdin: int) -> tuple[StdioFds, tuple[Stream, ...]]:
     """One worker's descriptors and streams: one pipe for both where both go to the same places, in exact order."""
-    terminal = places.terminal
+    terminal = destinations.terminal
     read, write = os.pipe()
-    if terminal is None and places.log is None and places.figure is None:
+    if terminal is None and destinations.log is None and destinations.metric is None:
         null = os.open(os.devnull, os.O_WRONLY)
-        ends = WorkerEnds(stdin=stdin, stdout=null, stderr=write, owned=(null, write))
-        return ends, (places.stream(read, None, alone_in_log=True),)
+        stdio = StdioFds(stdin=stdin, stdout=null, stderr=write, owned=(null, write))
+        return stdio, (destinations.stream(read, None, alone_in_log=True),)
     if terminal is None or terminal.merged:
-        ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write, owned=(write,))
-        return ends, (places.stream(read, None if terminal is None else terminal.out, alone_in_log=True),)
+        stdio = StdioFds(stdin=stdin, stdout=write, stderr=write, owned=(write,))
+        return stdio, (destinations.stream(read, None if terminal is None else terminal.out, alone_in_log=True),)
     read_err, write_err = os.pipe()
-    ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write_err, owned=(write, write_err))
-    out = places.stream(read, terminal.out, alone_in_log=False)
-    return ends, (out, places.stream(read_err, terminal.err, alone_in_log=False))
+    stdio = StdioFds(stdin=stdin, stdout=write, stderr=write_err, owned=(write, write_err))
+    out = destinations.stream(read, terminal.out, alone_in_log=False)
+    return stdio, (out, destinations.stream(read_err, terminal.err, alone_in_log=False))

@@ -20,7 +20,7 @@ TAIL_BYTES = 1 << 13
 TAIL_LINES = 20
 
 
-class Route:
+class OutputRoute:
     """The way from one stream to one sink. Alone there, bytes pass at once; else as whole lines with a prefix."""
 
     def __init__(self, sink: Sink, *, prefix: bytes = b"", alone: bool) -> None:
@@ -124,7 +124,7 @@ class Route:
 class Stream:
     """The read end of one worker's output: `routes` to follow, its last lines for the summary, who reads along."""
 
-    def __init__(self, fd: int, *, routes: Sequence[Route], reader: LineReader | None = None) -> None:
+    def __init__(self, fd: int, *, routes: Sequence[OutputRoute], reader: LineReader | None = None) -> None:
         self.fd = fd
         self.routes = tuple(routes)
         self._reader = reader

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-Say: TypeAlias = "Callable[[str], None]"
+Notify: TypeAlias = "Callable[[str], None]"
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 PERMIT_HINT = "in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"
 ABSENT_HINT = "this kernel has no NUMA memory policies; --membind none says so"
@@ -50,7 +50,7 @@ def apply_binding(binding: Binding) -> None:
         os.sched_setaffinity(0, binding.cpus)
 
 
-def prepare_bindings(plan: LaunchPlan, *, say: Say) -> tuple[Binding, ...]:
+def prepare_bindings(plan: LaunchPlan, *, notify: Notify) -> tuple[Binding, ...]:
     """Each worker's binding, tried out on this process, which is left as it was.
 
     What the kernel refuses is dropped with one line to `say`. Raises: LaunchError for that if the plan is
@@ -65,7 +65,7 @@ def prepare_bindings(plan: LaunchPlan, *, say: Say) -> tuple[Binding, ...]:
             raise LaunchError(what, value=why, source="--strict", hint=hint)
         if what not in said:
             said.add(what)
-            say(f"warning: {what}: {why}; {hint}")
+            notify(f"warning: {what}: {why}; {hint}")
 
     taken: dict[tuple[str, frozenset[int]], Policy | None] = {}
     bindings = []

@@ -23,7 +23,7 @@ class DescriptorLimit:
     hard: int
 
 
-def make_room(workers: int) -> DescriptorLimit | None:
+def raise_fd_limit(workers: int) -> DescriptorLimit | None:
     """The limit before it was raised; None if there is room.
 
     Effect: this process may open what the workers need. Raises: LaunchError if the hard limit forbids it.
@@ -43,21 +43,21 @@ def make_room(workers: int) -> DescriptorLimit | None:
     return DescriptorLimit(soft=soft, hard=hard)
 
 
-def give_back(limit: DescriptorLimit) -> None:
+def restore_fd_limit(limit: DescriptorLimit) -> None:
     """Effect: the limit is what it was."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit.soft, limit.hard))
 
 
-def too_few(error: OSError) -> Exception:
+def fd_shortage_error(error: OSError) -> Exception:
     """The error to raise for this one: if descriptors ran out all the same, as many were inherited, what to do."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return error
     return LaunchError("no file could be opened", value=os.strerror(error.errno), hint="ulimit -n 4096")
 
 
-def no_process(error: OSError) -> LaunchError:
+def fork_error(error: OSError) -> LaunchError:
     """The error for a fork that failed."""
     hint = "check `ulimit -u` and the cgroup's pids.max"
     return LaunchError("no process could be made", value=os.strerror(error.errno or 0), source="fork", hint=hint)

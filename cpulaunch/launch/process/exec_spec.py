@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.launch.process.bind import Binding, Say, prepare_bindings
+from cpulaunch.launch.process.bind import Binding, Notify, prepare_bindings
 from cpulaunch.launch.process.program import child_environ, find_executable
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.record import fields, record
@@ -17,7 +17,7 @@ NOT_INHERITED = ((VARIABLE, None), (EVENTS_VARIABLE, None), ("CPULAUNCH_WORKER_P
 
 
 @record
-class Start:
+class ExecSpec:
     """One worker: what to execute, with which environment, bound to what."""
 
     worker: int
@@ -27,21 +27,21 @@ class Start:
     binding: Binding
 
 
-def with_variables(start: Start, variables: Mapping[str, str]) -> Start:
+def with_variables(spec: ExecSpec, variables: Mapping[str, str]) -> ExecSpec:
     """The start with these variables set as well."""
-    values = {name: getattr(start, name) for name in fields(Start)}
-    return Start(**values | {"environ": {**start.environ, **variables}})
+    values = {name: getattr(spec, name) for name in fields(ExecSpec)}
+    return ExecSpec(**values | {"environ": {**spec.environ, **variables}})
 
 
-def prepare_starts(plan: LaunchPlan, environ: Mapping[str, str], *, say: Say) -> tuple[Start, ...]:
+def prepare_exec_specs(plan: LaunchPlan, environ: Mapping[str, str], *, notify: Notify) -> tuple[ExecSpec, ...]:
     """A start for each worker, its command found in its own PATH, its binding tried out.
 
     Raises: NotFoundError, NotExecutableError, LaunchError.
     """
     environments = [child_environ(environ, (*NOT_INHERITED, *worker.env)) for worker in plan.workers]
     paths = [find_executable(worker.argv[0], env) for worker, env in zip(plan.workers, environments, strict=True)]
-    bindings = prepare_bindings(plan, say=say)
+    bindings = prepare_bindings(plan, notify=notify)
     return tuple(
-        Start(worker=worker.index, path=path, argv=worker.argv, environ=env, binding=binding)
+        ExecSpec(worker=worker.index, path=path, argv=worker.argv, environ=env, binding=binding)
         for worker, path, env, binding in zip(plan.workers, paths, environments, bindings, strict=True)
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 
-from cpulaunch.launch.process.descriptors import no_process
+from cpulaunch.launch.process.descriptors import fork_error
 from cpulaunch.launch.process.processes import kill_children, own_children
 from cpulaunch.launch.process.replace import flush_python
 from cpulaunch.records.record import record
@@ -35,7 +35,7 @@ class Guarded:
     signal_mask: frozenset[int]
 
 
-def become_guarded(say: Callable[[str], None], *, directory: str | None = None) -> Guarded:
+def become_guarded(notify: Callable[[str], None], *, directory: str | None = None) -> Guarded:
     """The child's view of its guard.
 
     Effect: forks; only the child returns. The calling process ends with the child's exit code. Each of the two
@@ -55,11 +55,11 @@ def become_guarded(say: Callable[[str], None], *, directory: str | None = None) 
     try:
         supervisor = os.fork()
     except OSError as error:
-        raise no_process(error) from None
+        raise fork_error(error) from None
     if supervisor:
         os.close(read)
         os.set_blocking(write, False)
-        code = _guard(supervisor, control=write, signals=signals, spared=before, say=say)
+        code = _guard(supervisor, control=write, signals=signals, spared=before, notify=notify)
         if directory is not None:
             from cpulaunch.launch.process.run_directory import remove_run_directory
 
@@ -72,7 +72,7 @@ def become_guarded(say: Callable[[str], None], *, directory: str | None = None) 
 
 
 def _guard(
-    supervisor: int, *, control: int, signals: frozenset[int], spared: frozenset[int], say: Callable[[str], None]
+    supervisor: int, *, control: int, signals: frozenset[int], spared: frozenset[int], notify: Callable[[str], None]
 ) -> int:
     """The supervisor's exit code, or minus the signal that killed it. Effect: passes signals on until then."""
     while True:
@@ -87,7 +87,7 @@ def _guard(
                 _stop_like_any_job(control)
     if code < 0:
         kill_children(spared)
-        say(f"the supervisor was killed by signal {-code}; every worker was ended")
+        notify(f"the supervisor was killed by signal {-code}; every worker was ended")
     return code
 
 

@@ -60,7 +60,7 @@ def _wait_for(pid: int) -> None:
 
 
 @record
-class Ended:
+class ExitedChild:
     """A child that ended: its exit code, or minus its signal. `unreaped`: its pid is not free yet."""
 
     pid: int
@@ -68,12 +68,12 @@ class Ended:
     unreaped: bool
 
 
-def ended_child(pid: int | None = None) -> Ended | None:
+def ended_child(pid: int | None = None) -> ExitedChild | None:
     """A child (None: any) that has ended, left unreaped where the system can (Python < 3.13 on macOS cannot)."""
     try:
         if not hasattr(os, "waitid"):
             pid, status = os.waitpid(-1, os.WNOHANG)
-            return Ended(pid=pid, status=os.waitstatus_to_exitcode(status), unreaped=False) if pid else None
+            return ExitedChild(pid=pid, status=os.waitstatus_to_exitcode(status), unreaped=False) if pid else None
         which = (os.P_ALL, 0) if pid is None else (os.P_PID, pid)
         ended = os.waitid(*which, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -81,10 +81,10 @@ def ended_child(pid: int | None = None) -> Ended | None:
     if ended is None or not ended.si_pid:
         return None
     status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-    return Ended(pid=ended.si_pid, status=status, unreaped=True)
+    return ExitedChild(pid=ended.si_pid, status=status, unreaped=True)
 
 
-class EndOrder:
+class ExitQueue:
     """Children in the order of their ends. Alone, waitid(2) tells of those that have ended in the order of their start.
 
     Where there is no pidfd (before Linux 5.3, other systems, a sandbox), that must do. Source: pidfd_open(2);
@@ -114,7 +114,7 @@ class EndOrder:
         if self._epoll is not None:
             self._epoll.close()
 
-    def first(self) -> Ended | None:
+    def first(self) -> ExitedChild | None:
         """The watched child that ended first, then any other that has ended."""
         ended = ended_child()
         if ended is None or self._epoll is None:
@@ -126,13 +126,13 @@ class EndOrder:
         return ended
 
 
-def reap(ended: Ended) -> None:
+def reap(ended: ExitedChild) -> None:
     """Effect: the ended child's pid is free."""
     if ended.unreaped:
         os.waitpid(ended.pid, 0)
 
 
-def reap_measured(ended: Ended) -> int | None:
+def reap_measured(ended: ExitedChild) -> int | None:
     """Peak memory in bytes of the ended child, or of a child it waited for; None where that is lost.
 
     Effect: its pid is free; imports `resource`. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.

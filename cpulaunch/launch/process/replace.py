@@ -6,7 +6,7 @@ import os
 import sys
 
 from cpulaunch.launch.process.bind import apply_binding
-from cpulaunch.launch.process.exec_spec import Start
+from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.program import exec_failure
 
 TYPE_CHECKING = False
@@ -47,13 +47,13 @@ def default_dispositions() -> None:
     restore_dispositions()
 
 
-def replace_this_process(start: Start) -> NoReturn:
+def replace_this_process(spec: ExecSpec) -> NoReturn:
     """Effect: this process is the worker: same pid, signals and exit code. Raises: NotExecutableError."""
     flush_python()
-    apply_binding(start.binding)
-    if not os.path.basename(start.path).startswith("python"):  # It would ignore them again; `signal` takes 3 ms.
+    apply_binding(spec.binding)
+    if not os.path.basename(spec.path).startswith("python"):  # It would ignore them again; `signal` takes 3 ms.
         restore_dispositions()
     try:
-        os.execve(start.path, start.argv, start.environ)
+        os.execve(spec.path, spec.argv, spec.environ)
     except OSError as error:
-        raise exec_failure(start.path, error.errno or 0) from None
+        raise exec_failure(spec.path, error.errno or 0) from None

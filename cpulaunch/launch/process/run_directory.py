@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.process.exec_spec import Start, with_variables
+from cpulaunch.launch.process.exec_spec import ExecSpec, with_variables
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 
@@ -83,9 +83,9 @@ def events_path(directory: str, worker: int) -> str:
     return os.path.join(directory, f"worker-{worker}.jsonl")
 
 
-def telling_starts(starts: Sequence[Start], directory: str) -> tuple[Start, ...]:
+def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpec, ...]:
     """The starts of workers that tell this run's directory what happens in them."""
-    return tuple(with_variables(start, {EVENTS_VARIABLE: events_path(directory, start.worker)}) for start in starts)
+    return tuple(with_variables(spec, {EVENTS_VARIABLE: events_path(directory, spec.worker)}) for spec in specs)
 
 
 def remove_run_directory(directory: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-from cpulaunch.launch.output.routing import WorkerEnds
+from cpulaunch.launch.output.routing import StdioFds
 from cpulaunch.launch.process.bind import apply_binding
-from cpulaunch.launch.process.descriptors import DescriptorLimit, give_back, no_process
-from cpulaunch.launch.process.exec_spec import Start
+from cpulaunch.launch.process.descriptors import DescriptorLimit, fork_error, restore_fd_limit
+from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.program import exec_failure
 from cpulaunch.launch.process.replace import default_dispositions
 from cpulaunch.records.errors import LaunchError
@@ -29,28 +29,28 @@ class Inherited:
 
 
 @record
-class Started:
+class SpawnedWorker:
     """A worker's process (`pid` is its group too) and the pipe that says why it was not executed."""
 
     pid: int
     failure: int
 
 
-def spawn(start: Start, *, ends: WorkerEnds, inherited: Inherited) -> Started:
+def spawn(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited) -> SpawnedWorker:
     """The forked process; whether it was executed, `confirm_executed` tells. Raises: LaunchError."""
     read, write = os.pipe()  # Closed by a successful exec.
     parent = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:
-        raise no_process(error) from None
+        raise fork_error(error) from None
     if pid == 0:
-        _become_worker(start, ends=ends, inherited=inherited, parent=parent, failure=write)
+        _become_worker(spec, stdio=stdio, inherited=inherited, parent=parent, failure=write)
     os.close(write)
     _make_group(pid)
-    for fd in ends.owned:
+    for fd in stdio.owned:
         os.close(fd)
-    return Started(pid=pid, failure=read)
+    return SpawnedWorker(pid=pid, failure=read)
 
 
 def _make_group(pid: int) -> None:
@@ -61,7 +61,7 @@ def _make_group(pid: int) -> None:
         return  # It has executed already, or ended.
 
 
-def confirm_executed(start: Start, started: Started) -> None:
+def confirm_executed(spec: ExecSpec, started: SpawnedWorker) -> None:
     """Effect: waits until the worker's program runs. Raises: LaunchError or NotExecutableError if it never will."""
     with open(started.failure, "rb") as file:
         message = file.read().decode(errors="replace")
@@ -69,14 +69,14 @@ def confirm_executed(start: Start, started: Started) -> None:
         return
     stage, _, code = message.partition(" ")
     if stage == "execve":
-        raise exec_failure(start.path, int(code))
+        raise exec_failure(spec.path, int(code))
     reason = os.strerror(int(code))
     raise LaunchError(
-        f"worker {start.worker} could not be started", value=stage, source=reason, hint="try --binder none"
+        f"worker {spec.worker} could not be started", value=stage, source=reason, hint="try --binder none"
     )
 
 
-def _become_worker(start: Start, *, ends: WorkerEnds, inherited: Inherited, parent: int, failure: int) -> NoReturn:
+def _become_worker(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited, parent: int, failure: int) -> NoReturn:
     """Effect: this forked child is the worker, or has written "STAGE ERRNO" and ended."""
     stage = "setpgid"
     try:
@@ -84,19 +84,19 @@ def _become_worker(start: Start, *, ends: WorkerEnds, inherited: Inherited, pare
         stage = "prctl"
         die_with_parent(signal.SIGKILL, parent=parent)
         stage = "dup2"
-        os.dup2(ends.stdin, 0)
-        os.dup2(ends.stdout, 1)
-        os.dup2(ends.stderr, 2)
+        os.dup2(stdio.stdin, 0)
+        os.dup2(stdio.stdout, 1)
+        os.dup2(stdio.stderr, 2)
         stage = "binding"
-        apply_binding(start.binding)
+        apply_binding(spec.binding)
         stage = "limits"
         if inherited.descriptor_limit is not None:
-            give_back(inherited.descriptor_limit)
+            restore_fd_limit(inherited.descriptor_limit)
         stage = "signals"
         default_dispositions()
         signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
         stage = "execve"
-        os.execve(start.path, start.argv, start.environ)
+        os.execve(spec.path, spec.argv, spec.environ)
     except OSError as error:
         os.write(failure, f"{stage} {error.errno}".encode())
     finally:

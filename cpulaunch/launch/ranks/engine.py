@@ -8,22 +8,22 @@ import signal
 import time
 
 from cpulaunch.launch.output.routing import open_standard_descriptors
-from cpulaunch.launch.process.bind import Say
-from cpulaunch.launch.process.descriptors import make_room, too_few
-from cpulaunch.launch.process.exec_spec import Start, prepare_starts, with_variables
+from cpulaunch.launch.process.bind import Notify
+from cpulaunch.launch.process.descriptors import fd_shortage_error, raise_fd_limit
+from cpulaunch.launch.process.exec_spec import ExecSpec, prepare_exec_specs, with_variables
 from cpulaunch.launch.process.guard import Guarded, become_guarded
 from cpulaunch.launch.process.run_directory import (
     make_event_files,
     make_private_directory,
     new_directory,
     remove_run_directory,
-    telling_starts,
+    with_event_files,
 )
 from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
-from cpulaunch.launch.ranks.output import open_rank_wiring
+from cpulaunch.launch.ranks.output import open_rank_routing
 from cpulaunch.launch.ranks.port import Reservation, check_address, holder_of
-from cpulaunch.launch.supervision.error_file import VARIABLE, hand_on, read_error
+from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
 from cpulaunch.records.plan import JobPlan, LaunchPlan
@@ -50,23 +50,25 @@ class _RankRun:
 
     plan: LaunchPlan
     job: JobPlan
-    starts: tuple[Start, ...]
+    specs: tuple[ExecSpec, ...]
     run_id: str
     folder: RunFolder
     private: str | None
     error_file: str
     memory_events: str | None
-    say: Say
+    notify: Notify
 
 
-def launch_ranks(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, say: Say) -> LaunchResult:
+def launch_ranks(
+    plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, notify: Notify
+) -> LaunchResult:
     """How the ranks ended in the last attempt. As `launch`, it returns in a forked child of this process.
 
     Raises: LaunchError, NotFoundError or NotExecutableError.
     """
     job = plan.job
     assert job is not None
-    starts = prepare_starts(plan, environ, say=say)
+    specs = prepare_exec_specs(plan, environ, notify=notify)
     check_address(job.master_addr)
     Reservation(job.master_port).__exit__(None, None, None)  # A taken port is known before anything starts.
     run_id = job.rendezvous.id or random_id()
@@ -74,17 +76,17 @@ def launch_ranks(plan: LaunchPlan, *, environ: Mapping[str, str], memory_events:
     private = _private_directory(plan, folder, environ)
     try:
         if folder.kept and plan.launch.log_dir is None:
-            say(f"logs: {folder.path}")
+            notify(f"logs: {folder.path}")
         run = _RankRun(
             plan=plan,
             job=job,
-            starts=starts,
+            specs=specs,
             run_id=run_id,
             folder=folder,
             private=private,
             error_file=environ.get(VARIABLE, ""),
             memory_events=memory_events,
-            say=say,
+            notify=notify,
         )
         return _guarded(run)
     finally:
@@ -109,27 +111,27 @@ def random_id() -> str:
 def _guarded(run: _RankRun) -> LaunchResult:
     """How the ranks ended, supervised in a process of its own."""
     open_standard_descriptors()
-    descriptor_limit = make_room(len(run.starts))
+    descriptor_limit = raise_fd_limit(len(run.specs))
     try:
-        guarded = become_guarded(run.say, directory=run.private)
+        guarded = become_guarded(run.notify, directory=run.private)
         inherited = Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit)
         _collect_garbage_from_here_on()
         result = _attempts(run, guarded, inherited)
     except OSError as error:
-        raise too_few(error) from None
+        raise fd_shortage_error(error) from None
     if result.first_failure is not None and run.error_file:
-        _hand_on(result, run)
+        _copy_error_file(result, run)
     return result
 
 
-def _hand_on(result: LaunchResult, run: _RankRun) -> None:
+def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
     """Effect: whoever gave this launch an error file finds in it what the first rank to fail wrote."""
     rank = next(each for each in result.workers if each.index == result.first_failure)
     if rank.error is None:
         return
     files = rank_files(run.folder, restarts=(result.attempts or (1, 1))[0] - 1)
     code = -rank.signal if rank.signal is not None else rank.exit_code or 0
-    hand_on(files.error_file(rank.index), run.error_file, exit_code=code)
+    copy_error_file(files.error_file(rank.index), run.error_file, exit_code=code)
 
 
 def _collect_garbage_from_here_on() -> None:
@@ -158,13 +160,13 @@ def _attempts(run: _RankRun, guarded: Guarded, inherited: Inherited) -> LaunchRe
             return result
         if taken is not None and run.job.master_port is None and lost_ports < MOST_LOST_PORTS:
             lost_ports += 1
-            run.say(f"{taken}: the ranks are started again with another one")
+            run.notify(f"{taken}: the ranks are started again with another one")
         elif restarts < run.job.max_restarts:
             restarts += 1
-            run.say(_restarting(result, restarts, run.job.max_restarts))
+            run.notify(_restarting(result, restarts, run.job.max_restarts))
         else:
             if taken is not None:
-                run.say(taken)
+                run.notify(taken)
             return result
 
 
@@ -205,16 +207,15 @@ def _restarting(result: LaunchResult, restarts: int, most: int) -> str:
 
 def _attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
     """How the ranks ended in one attempt."""
-    files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.starts))
-    starts = [
-        with_variables(start, _variables(run, files, start.worker, port=port, restarts=restarts))
-        for start in run.starts
+    files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs))
+    specs = [
+        with_variables(spec, _variables(run, files, spec.worker, port=port, restarts=restarts)) for spec in run.specs
     ]
     watch = None
     if run.private is not None and run.plan.launch.watched:
-        watch, starts = _watched(run, starts)
+        watch, specs = _watched(run, specs)
     values = {name: getattr(options, name) for name in fields(SupervisorOptions)} | {"watch": watch}
-    result = supervise(starts, open_rank_wiring(run.plan, run.job, files), SupervisorOptions(**values))
+    result = supervise(specs, open_rank_routing(run.plan, run.job, files), SupervisorOptions(**values))
     return _told(run, result, files, restarts)
 
 
@@ -228,14 +229,14 @@ def _variables(run: _RankRun, files: RankFiles, local_rank: int, *, port: int, r
     }
 
 
-def _watched(run: _RankRun, starts: list[Start]) -> tuple[Watch, list[Start]]:
+def _watched(run: _RankRun, specs: list[ExecSpec]) -> tuple[Watch, list[ExecSpec]]:
     """The watch over one attempt, and its ranks' starts that tell it things."""
     from cpulaunch.launch.monitor.watch import Watch
 
     directory = new_directory(str(run.private), "told-")
-    make_event_files(directory, [start.worker for start in starts])
-    watch = Watch(run.plan, directory, clock=time.monotonic, say=run.say)
-    return watch, list(telling_starts(starts, directory))
+    make_event_files(directory, [spec.worker for spec in specs])
+    watch = Watch(run.plan, directory, clock=time.monotonic, notify=run.notify)
+    return watch, list(with_event_files(specs, directory))
 
 
 def _told(run: _RankRun, result: LaunchResult, files: RankFiles, restarts: int) -> LaunchResult:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.output.routing import Terminal, Wiring, WorkerEnds, open_figures, open_terminal, worker_stdin
+from cpulaunch.launch.output.routing import OutputRouting, StdioFds, Terminal, open_metrics, open_terminal, worker_stdin
 from cpulaunch.launch.output.sink import Sink
-from cpulaunch.launch.output.streams import Route, Stream
+from cpulaunch.launch.output.streams import OutputRoute, Stream
 from cpulaunch.launch.ranks.files import RankFiles, unwritable
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
@@ -19,13 +19,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpulaunch.launch.output.metrics import Figure
+    from cpulaunch.launch.output.metrics import Metric
 
 OUT, ERR = 1, 2
 NAMES = {OUT: "stdout", ERR: "stderr"}
 
 
-class FilteredRoute(Route):
+class FilteredRoute(OutputRoute):
     """The way of those lines that hold one of some words."""
 
     def __init__(self, sink: Sink, *, prefix: bytes, words: Sequence[bytes]) -> None:
@@ -53,11 +53,11 @@ class _Way:
     def sinks(self) -> tuple[Sink, ...]:
         return tuple(sink for sink in (self.log, self.shown, self.filtered) if sink is not None)
 
-    def routes(self, *, alone: bool) -> list[Route]:
+    def routes(self, *, alone: bool) -> list[OutputRoute]:
         """`alone`: nobody else writes to the terminal."""
-        routes = [] if self.log is None else [Route(self.log, alone=True)]
+        routes = [] if self.log is None else [OutputRoute(self.log, alone=True)]
         if self.shown is not None:
-            routes.append(Route(self.shown, prefix=self.prefix, alone=alone and not self.prefix))
+            routes.append(OutputRoute(self.shown, prefix=self.prefix, alone=alone and not self.prefix))
         if self.filtered is not None:
             routes.append(FilteredRoute(self.filtered, prefix=self.prefix, words=self.words))
         return routes
@@ -114,53 +114,53 @@ def _open(path: str) -> Sink:
         raise unwritable(path, error) from None
 
 
-def open_rank_wiring(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> Wiring:
+def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> OutputRouting:
     """The pipes and files of one attempt. Raises: LaunchError if there can be none."""
     opening = _Opening(plan, job, files)
     try:
         stdin = worker_stdin(len(plan.workers))
         ways = [(opening.way(worker.index, OUT), opening.way(worker.index, ERR)) for worker in plan.workers]
-        figures = open_figures(plan)
+        metrics = open_metrics(plan)
         wired = [
-            _wire(*pair, stdin=stdin, alone=opening.alone, figure=f) for pair, f in zip(ways, figures, strict=True)
+            _wire(*pair, stdin=stdin, alone=opening.alone, metric=f) for pair, f in zip(ways, metrics, strict=True)
         ]
     except OSError as error:
         source = error.strerror
         raise LaunchError(
             "no pipes for the ranks", value=len(plan.workers), source=source, hint="ulimit -n 4096"
         ) from None
-    return Wiring(
+    return OutputRouting(
         sinks=opening.sinks(ways),
-        ends=tuple(ends for ends, _ in wired),
+        stdio=tuple(stdio for stdio, _ in wired),
         streams=tuple(streams for _, streams in wired),
         logs=tuple(next((way.log.name for way in (err, out) if way.log is not None), None) for out, err in ways),
-        figures=figures,
+        metrics=metrics,
         stdin=stdin,
     )
 
 
 def _wire(
-    out: _Way, err: _Way, *, stdin: int, alone: bool, figure: Figure | None
-) -> tuple[WorkerEnds, tuple[Stream, ...]]:
+    out: _Way, err: _Way, *, stdin: int, alone: bool, metric: Metric | None
+) -> tuple[StdioFds, tuple[Stream, ...]]:
     """One rank's descriptors and streams: one pipe for both where both go the same way, in exact order."""
     read, write = os.pipe()
-    if out == err and (out.sinks or figure is not None):
-        ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write, owned=(write,))
-        return ends, (_stream(read, out, alone=alone, figure=figure),)
-    if not out.sinks and figure is None:
+    if out == err and (out.sinks or metric is not None):
+        stdio = StdioFds(stdin=stdin, stdout=write, stderr=write, owned=(write,))
+        return stdio, (_stream(read, out, alone=alone, metric=metric),)
+    if not out.sinks and metric is None:
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        ends = WorkerEnds(stdin=stdin, stdout=null, stderr=write, owned=(null, write))
-        return ends, (_stream(read, err, alone=alone, figure=None),)
+        stdio = StdioFds(stdin=stdin, stdout=null, stderr=write, owned=(null, write))
+        return stdio, (_stream(read, err, alone=alone, metric=None),)
     read_err, write_err = os.pipe()
-    ends = WorkerEnds(stdin=stdin, stdout=write, stderr=write_err, owned=(write, write_err))
-    streams = _stream(read, out, alone=alone, figure=figure), _stream(read_err, err, alone=alone, figure=figure)
-    return ends, streams
+    stdio = StdioFds(stdin=stdin, stdout=write, stderr=write_err, owned=(write, write_err))
+    streams = _stream(read, out, alone=alone, metric=metric), _stream(read_err, err, alone=alone, metric=metric)
+    return stdio, streams
 
 
-def _stream(fd: int, way: _Way, *, alone: bool, figure: Figure | None) -> Stream:
+def _stream(fd: int, way: _Way, *, alone: bool, metric: Metric | None) -> Stream:
     os.set_blocking(fd, False)
-    if figure is None:
+    if metric is None:
         return Stream(fd, routes=way.routes(alone=alone))
     from cpulaunch.launch.output.metrics import LineReader
 
-    return Stream(fd, routes=way.routes(alone=alone), reader=LineReader(figure))
+    return Stream(fd, routes=way.routes(alone=alone), reader=LineReader(metric))

@@ -42,7 +42,7 @@ def read_error(path: str) -> RankError | None:
     return _error(content)
 
 
-def hand_on(source: str, target: str, *, exit_code: int) -> None:
+def copy_error_file(source: str, target: str, *, exit_code: int) -> None:
     """Effect: `target` holds what a rank wrote about its failure, and its exit code (minus the signal).
 
     Nothing is done where the rank wrote nothing, or `target` cannot be written. Source: torch elastic, @record around

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from cpulaunch.launch.monitor.watch import Seen
+    from cpulaunch.launch.monitor.watch import Observation
     from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
     from cpulaunch.records.plan import LaunchPlan, WorkerPlan
 
@@ -22,7 +22,7 @@ FOR_THE_PLUGIN = ("Inside torch", "Data loading")
 
 def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: Mapping[str, Any]) -> dict[str, Any]:
     """The report in its JSON contract, schema 1."""
-    figures = [_figures(plan, worker) for worker in result.workers]
+    metrics = [_metrics(plan, worker) for worker in result.workers]
     plans = {worker.index: worker for worker in plan.workers}
     return {
         "schema": 1,
@@ -32,37 +32,37 @@ def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: M
         "wall_seconds": _rounded(result.wall_seconds),
         "world_size": plan.world_size,
         **({} if result.attempts is None else {"attempts": result.attempts[0]}),
-        "metrics": {name: {"sum": total, "values": list(values)} for name, (total, values) in totals(figures).items()},
+        "metrics": {name: {"sum": total, "values": list(values)} for name, (total, values) in totals(metrics).items()},
         "plan": plan_json,
         "workers": [
-            _worker_report(worker, plans[worker.index], metrics)
-            for worker, metrics in zip(result.workers, figures, strict=True)
+            _worker_report(worker, plans[worker.index], own_metrics)
+            for worker, own_metrics in zip(result.workers, metrics, strict=True)
         ],
     }
 
 
 def _worker_report(worker: WorkerResult, plan: WorkerPlan, metrics: Mapping[str, float]) -> dict[str, Any]:
-    seen = worker.seen
-    told = None if seen is None else seen.told
-    captured = [] if told is None else list(told.captured)
+    observation = worker.observation
+    reported = None if observation is None else observation.report
+    captured = [] if reported is None else list(reported.captured)
     return {
         "index": worker.index,
         **({} if worker.rank is None else {"rank": worker.rank}),
         "pid": worker.pid,
         "exit_code": worker.exit_code,
         "signal": worker.signal,
-        "wall_seconds": None if seen is None else _rounded(seen.wall_seconds),
-        "peak_memory_bytes": None if seen is None else peak_memory_bytes(seen),
-        "plugin": "loaded" if told is not None and told.main is not None else "not loaded",
-        "settings": {} if told is None else dict(told.settings),
+        "wall_seconds": None if observation is None else _rounded(observation.wall_seconds),
+        "peak_memory_bytes": None if observation is None else peak_memory_bytes(observation),
+        "plugin": "loaded" if reported is not None and reported.main_pid is not None else "not loaded",
+        "settings": {} if reported is None else dict(reported.settings),
         "graph": {
             "captured": captured,
-            "eager": [] if told is None else list(told.eager),
+            "eager": [] if reported is None else list(reported.eager),
             "frozen_bytes": sum(_whole(module.get("frozen_bytes")) for module in captured),
         },
-        "binding": None if seen is None else binding(seen, worker, plan),
+        "binding": None if observation is None else binding(observation, worker, plan),
         "metrics": dict(metrics),
-        "warnings": [] if told is None else list(told.warnings),
+        "warnings": [] if reported is None else list(reported.warnings),
     }
 
 
@@ -74,19 +74,21 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def peak_memory_bytes(seen: Seen) -> int | None:
+def peak_memory_bytes(observation: Observation) -> int | None:
     """Peak memory of a worker's largest process; None where nothing says."""
-    known = [each.get("peak_memory_bytes") for each in (*seen.told.live.values(), *seen.samples.values())]
-    peaks = [peak for peak in (seen.peak_memory_bytes, *known) if isinstance(peak, int)]
+    known = [
+        each.get("peak_memory_bytes") for each in (*observation.report.live.values(), *observation.samples.values())
+    ]
+    peaks = [peak for peak in (observation.peak_memory_bytes, *known) if isinstance(peak, int)]
     return max(peaks, default=None)
 
 
-def binding(seen: Seen, worker: WorkerResult, plan: WorkerPlan) -> dict[str, Any] | None:
+def binding(observation: Observation, worker: WorkerResult, plan: WorkerPlan) -> dict[str, Any] | None:
     """Where the worker's main process was last seen to run, and whether that is as planned; None: never seen.
 
     `as_planned` is None for a worker that the plan does not bind.
     """
-    live = _main_process(seen, worker)
+    live = _main_process(observation, worker)
     if live is None:
         return None
     masks = _masks(live)
@@ -102,11 +104,11 @@ def _masks(live: Mapping[str, Any]) -> list[frozenset[int]]:
         return []
 
 
-def _main_process(seen: Seen, worker: WorkerResult) -> Mapping[str, Any] | None:
+def _main_process(observation: Observation, worker: WorkerResult) -> Mapping[str, Any] | None:
     """The last that is known of the process with the plugin, else of the largest (a shell may be around it)."""
-    known = {**seen.samples, **seen.told.live}
-    if seen.told.main in known:
-        return known[seen.told.main]
+    known = {**observation.samples, **observation.report.live}
+    if observation.report.main_pid in known:
+        return known[observation.report.main_pid]
 
     def weight(pid: int) -> tuple[int, bool]:
         return _whole(known[pid].get("peak_memory_bytes")), pid == worker.pid
@@ -114,29 +116,29 @@ def _main_process(seen: Seen, worker: WorkerResult) -> Mapping[str, Any] | None:
     return known[max(known, key=weight)] if known else None
 
 
-def _figures(plan: LaunchPlan, worker: WorkerResult) -> dict[str, float]:
-    """A worker's figures: what its output held, and what it told by cpulaunch.metric(), which goes first."""
-    told = {} if worker.seen is None else dict(worker.seen.told.metrics)
-    if plan.launch.metric is None or worker.figure is None or worker.figure.value is None:
-        return told
-    return {metric_name(plan.launch.metric): worker.figure.value} | told
+def _metrics(plan: LaunchPlan, worker: WorkerResult) -> dict[str, float]:
+    """A worker's metrics by name. A value set with cpulaunch.metric() wins over one found in the output."""
+    reported = {} if worker.observation is None else dict(worker.observation.report.metrics)
+    if plan.launch.metric is None or worker.metric is None or worker.metric.value is None:
+        return reported
+    return {metric_name(plan.launch.metric): worker.metric.value} | reported
 
 
 def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
     """Each figure of the run for a person, and whose output held none although it was asked for."""
-    figures = totals(_figures(plan, worker) for worker in result.workers)
-    lines = [metric_line(name, total, values) for name, (total, values) in figures.items()]
+    metrics = totals(_metrics(plan, worker) for worker in result.workers)
+    lines = [metric_line(name, total, values) for name, (total, values) in metrics.items()]
     return (*lines, *_missing_figure(plan, result))
 
 
 def _missing_figure(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
     if plan.launch.metric is None or result.exit_code:
         return ()
-    without = [worker for worker in result.workers if worker.figure is not None and worker.figure.value is None]
+    without = [worker for worker in result.workers if worker.metric is not None and worker.metric.value is None]
     if not without:
         return ()
     whose = ", ".join(str(worker.index) for worker in without)
-    refused = next((worker.figure.refused for worker in without if worker.figure and worker.figure.refused), None)
+    refused = next((worker.metric.refused for worker in without if worker.metric and worker.metric.refused), None)
     found = "no line" if refused is None else f"no number, last {refused!r}"
     return (f"warning: --metric found {found} in the output of worker {whose}",)
 
@@ -152,7 +154,7 @@ def unapplied(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
 
 def without_plugin(result: LaunchResult) -> tuple[int, ...]:
     """The watched workers in none of whose processes a plugin told of itself."""
-    return tuple(w.index for w in result.workers if w.seen is not None and w.seen.told.main is None)
+    return tuple(w.index for w in result.workers if w.observation is not None and w.observation.report.main_pid is None)
 
 
 def _asked_of_plugin(worker: WorkerPlan) -> list[str]:

@@ -6,8 +6,8 @@ from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cpulaunch.launch.monitor.watch import Seen
-    from cpulaunch.launch.output.metrics import Figure
+    from cpulaunch.launch.monitor.watch import Observation
+    from cpulaunch.launch.output.metrics import Metric
     from cpulaunch.launch.supervision.error_file import RankError
     from cpulaunch.records.errors import CpulaunchError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class WorkerResult:
     """How one worker ended: an exit code, or the signal that killed it, and its last lines of output.
 
-    `figure` is what --metric found there; `seen` is for runs that are watched.
+    `metric` is what --metric found there; `observation` is None unless the run is watched.
     """
 
     index: int
@@ -27,8 +27,8 @@ class WorkerResult:
     log: str | None = None
     ended_at: float | None = None
     """Seconds since the epoch."""
-    figure: Figure | None = None
-    seen: Seen | None = None
+    metric: Metric | None = None
+    observation: Observation | None = None
     rank: int | None = None
     error: RankError | None = None
     """What a rank of a job wrote about its failure."""

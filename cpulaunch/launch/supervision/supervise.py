@@ -8,11 +8,11 @@ import signal
 import time
 
 from cpulaunch.launch.output.pump import Pump
-from cpulaunch.launch.output.routing import Wiring, WorkerEnds, close_wiring
+from cpulaunch.launch.output.routing import OutputRouting, StdioFds, close_output_routing
 from cpulaunch.launch.output.sink import SinkError
-from cpulaunch.launch.process.exec_spec import Start
+from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
-    EndOrder,
+    ExitQueue,
     group_lives,
     kill_children,
     own_children,
@@ -70,7 +70,7 @@ class SupervisorOptions:
 class Supervisor:
     """The workers' life: a context in which they are started and run, and after which none is left."""
 
-    def __init__(self, wiring: Wiring, options: SupervisorOptions, *, clock: Clock, calendar: Clock) -> None:
+    def __init__(self, routing: OutputRouting, options: SupervisorOptions, *, clock: Clock, calendar: Clock) -> None:
         self._inherited = options.inherited
         self._control = options.control
         self._watch = options.watch
@@ -86,7 +86,7 @@ class Supervisor:
         self.ended_at: dict[int, float] = {}
         """Per worker that has ended, the first first: seconds since the epoch."""
         self._worker_of: dict[int, int] = {}
-        self._ends = EndOrder()
+        self._exits = ExitQueue()
         self._all_gone = False
         self._impatient = False
         self._poll = select.poll()
@@ -95,8 +95,8 @@ class Supervisor:
         self._poll.register(self._control, select.POLLIN)
         if self._watch is not None:
             self._watch.register(self._poll)
-        streams = [stream for streams in wiring.streams for stream in streams]
-        self._pump = Pump(self._poll, streams=streams, sinks=wiring.sinks)
+        streams = [stream for streams in routing.streams for stream in streams]
+        self._pump = Pump(self._poll, streams=streams, sinks=routing.sinks)
 
     def __enter__(self) -> Supervisor:
         return self
@@ -109,24 +109,24 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         os.close(self._wakeup)
         os.close(self._wakeup_end)
-        self._ends.close()
+        self._exits.close()
         if self._watch is not None:
             self._watch.close()
 
-    def start(self, starts: Sequence[Start], ends: Sequence[WorkerEnds]) -> None:
+    def start(self, specs: Sequence[ExecSpec], stdio: Sequence[StdioFds]) -> None:
         """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
         started = []
-        for start, its_ends in zip(starts, ends, strict=True):
-            one = spawn(start, ends=its_ends, inherited=self._inherited)
+        for spec, its_stdio in zip(specs, stdio, strict=True):
+            one = spawn(spec, stdio=its_stdio, inherited=self._inherited)
             started.append(one)
-            self._ends.watch(one.pid)
-            self.pids[start.worker] = one.pid
-            self._worker_of[one.pid] = start.worker
+            self._exits.watch(one.pid)
+            self.pids[spec.worker] = one.pid
+            self._worker_of[one.pid] = spec.worker
             if self._watch is not None:
-                self._watch.started(start.worker, one.pid)
-            self.state = with_worker(self.state, start.worker)
-        for start, one in zip(starts, started, strict=True):
-            confirm_executed(start, one)
+                self._watch.started(spec.worker, one.pid)
+            self.state = with_worker(self.state, spec.worker)
+        for spec, one in zip(specs, started, strict=True):
+            confirm_executed(spec, one)
 
     def run(self) -> None:
         """Effect: returns when all workers and all they started have ended and their output is written."""
@@ -201,7 +201,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Effect: every ended child is noticed, the first that ended first, then groups and orphans are looked at."""
-        while ended := self._ends.first():
+        while ended := self._exits.first():
             index = self._worker_of.get(ended.pid)
             if index is not None:
                 self.statuses[index] = ended.status
@@ -274,19 +274,19 @@ def _empty(fd: int) -> None:
         return
 
 
-def supervise(starts: Sequence[Start], wiring: Wiring, options: SupervisorOptions) -> LaunchResult:
+def supervise(specs: Sequence[ExecSpec], routing: OutputRouting, options: SupervisorOptions) -> LaunchResult:
     """How the workers ended, all of them and all they started.
 
     Effect: no descriptor of the wiring is left. Raises: LaunchError if a worker could not be started.
     """
     kills_before = _oom_kills(options.memory_events)
     calendar = time.time  # noqa: TID251 - here the seam is closed
-    with Supervisor(wiring, options, clock=time.monotonic, calendar=calendar) as supervisor:
-        supervisor.start(starts, wiring.ends)
+    with Supervisor(routing, options, clock=time.monotonic, calendar=calendar) as supervisor:
+        supervisor.start(specs, routing.stdio)
         supervisor.run()
-    close_wiring(wiring)
+    close_output_routing(routing)
     oom_kills = _more(kills_before, _oom_kills(options.memory_events))
-    return _result(supervisor, wiring, watch=options.watch, oom_kills=oom_kills)
+    return _result(supervisor, routing, watch=options.watch, oom_kills=oom_kills)
 
 
 def _lost_output(error: SinkError) -> LaunchError:
@@ -298,7 +298,9 @@ def _lost_output(error: SinkError) -> LaunchError:
     )
 
 
-def _result(supervisor: Supervisor, wiring: Wiring, *, watch: Watch | None, oom_kills: int | None) -> LaunchResult:
+def _result(
+    supervisor: Supervisor, routing: OutputRouting, *, watch: Watch | None, oom_kills: int | None
+) -> LaunchResult:
     workers = tuple(
         WorkerResult(
             index=index,
@@ -307,12 +309,12 @@ def _result(supervisor: Supervisor, wiring: Wiring, *, watch: Watch | None, oom_
             signal=-status if status < 0 else None,
             last_lines=streams[-1].last_lines(),
             log=log,
-            figure=figure,
+            metric=metric,
             ended_at=supervisor.ended_at[index],
-            seen=None if watch is None else watch.seen(index),
+            observation=None if watch is None else watch.observation(index),
         )
-        for (index, status), streams, log, figure in zip(
-            sorted(supervisor.statuses.items()), wiring.streams, wiring.logs, wiring.figures, strict=True
+        for (index, status), streams, log, metric in zip(
+            sorted(supervisor.statuses.items()), routing.streams, routing.logs, routing.metrics, strict=True
         )
     )
     state = supervisor.state

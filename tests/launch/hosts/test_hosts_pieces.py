@@ -17,7 +17,7 @@ from cpulaunch.launch.hosts.agent.reachability import is_here, wait_until_reacha
 from cpulaunch.launch.hosts.agent.rendezvous import Meeting, meet
 from cpulaunch.launch.hosts.result import read_report
 from cpulaunch.launch.process.bind import Binding
-from cpulaunch.launch.process.exec_spec import Start
+from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.system.routes import route_to
@@ -71,7 +71,7 @@ def test_a_port_that_is_none_is_a_usage_error(endpoint):
 
 
 def route(endpoint, said=None):
-    return route_to(endpoint, source="--rdzv-endpoint", patience_seconds=0, say=(said or []).append)
+    return route_to(endpoint, source="--rdzv-endpoint", patience_seconds=0, notify=(said or []).append)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:29400", "127.0.0.1:29400"])
@@ -88,7 +88,7 @@ def test_a_name_that_does_not_resolve_is_named_with_its_option():
 def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told_once():
     said = []
     with pytest.raises(ProbeError):
-        route_to(NO_NAME, source="--master-addr", patience_seconds=0.6, say=said.append)
+        route_to(NO_NAME, source="--master-addr", patience_seconds=0.6, notify=said.append)
     assert said == [f"waiting for the host name {NO_NAME} to resolve (at most 0.6 s)"]
 
 
@@ -104,9 +104,9 @@ def test_a_host_knows_its_own_name():
 def test_what_listens_is_reached_and_what_does_not_is_named():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        wait_until_reachable("127.0.0.1", port, patience_seconds=5, say=print)
+        wait_until_reachable("127.0.0.1", port, patience_seconds=5, notify=print)
     with pytest.raises(LaunchError, match="cannot be reached") as error:
-        wait_until_reachable("127.0.0.1", port, patience_seconds=0, say=print)
+        wait_until_reachable("127.0.0.1", port, patience_seconds=0, notify=print)
     assert f"127.0.0.1:{port} (Connection refused" in str(error.value)
 
 
@@ -184,7 +184,7 @@ def test_an_option_that_a_torch_has_not_is_named_with_its_version(asked, option)
 
 def become(tmp_path, argv, *, changes=(), cpus=(), environ=None, agent=None):
     """What the shim made of a rank with these orders."""
-    start = Start(worker=0, path=argv[0], argv=tuple(argv), environ={}, binding=Binding(cpus=frozenset(cpus)))
+    start = ExecSpec(worker=0, path=argv[0], argv=tuple(argv), environ={}, binding=Binding(cpus=frozenset(cpus)))
     Path(rank_file(str(tmp_path), 0)).write_text(json.dumps(shim.rank_orders(start, changes, {})))
     command = [sys.executable, "-I", "-S", str(SHIM), str(tmp_path), "0", str(agent or os.getpid())]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, timeout=60)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.launch.monitor.watch import Seen
-from cpulaunch.launch.monitor.worker_report import Told, read_told
+from cpulaunch.launch.monitor.watch import Observation
+from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_report
 from cpulaunch.launch.supervision.report import report
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
 
 def told(*events):
-    return read_told([json.dumps(event) + "\n" for event in events])
+    return read_worker_report([json.dumps(event) + "\n" for event in events])
 
 
 def event(kind, pid=10, **facts):
@@ -30,13 +30,13 @@ def degraded(setting, reason, pid=10):
 
 
 def test_nothing_told_is_nothing_loaded():
-    assert read_told([]) == Told()
+    assert read_worker_report([]) == WorkerReport()
 
 
 def test_a_figure_is_no_plugin():
-    figures = told(event("metric", name="a", value=1))
-    assert figures.main is None
-    assert figures.metrics == {"a": 1.0}
+    metrics = told(event("metric", name="a", value=1))
+    assert metrics.main_pid is None
+    assert metrics.metrics == {"a": 1.0}
 
 
 ON, OFF = {"state": "applied", "detail": "on"}, {"state": "degraded", "detail": "off"}
@@ -59,8 +59,8 @@ def test_the_main_process_has_the_last_word_on_a_setting(events, expected):
 
 
 def test_the_last_figure_of_each_name_counts_whoever_told_it():
-    figures = [("a", 1, 10), ("b", 5, 10), ("a", 2, 11), ("a", 3, 10)]
-    assert told(*(event("metric", pid, name=n, value=v) for n, v, pid in figures)).metrics == {"a": 3.0, "b": 5.0}
+    metrics = [("a", 1, 10), ("b", 5, 10), ("a", 2, 11), ("a", 3, 10)]
+    assert told(*(event("metric", pid, name=n, value=v) for n, v, pid in metrics)).metrics == {"a": 3.0, "b": 5.0}
 
 
 def test_modules_and_warnings_are_listed_once():
@@ -76,7 +76,7 @@ def test_modules_and_warnings_are_listed_once():
 def test_each_process_last_says_how_it_lives():
     result = told(event("live", 10, rss_bytes=1), event("live", 11, rss_bytes=2), event("live", 10, rss_bytes=3))
     assert result.live == {10: {"pid": 10, "rss_bytes": 3}, 11: {"pid": 11, "rss_bytes": 2}}
-    assert result.main == 10
+    assert result.main_pid == 10
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_each_process_last_says_how_it_lives():
     ],
 )
 def test_malformed_lines_count_for_nothing(line):
-    assert read_told([line]) == Told()
+    assert read_worker_report([line]) == WorkerReport()
 
 
 values = st.sampled_from([None, True, 3, 1.5, "", "0-1", [], ["x"], [{"cpus": "x"}], [{"cpus": 3}], {}, {"a": 1}])
@@ -119,7 +119,7 @@ def test_no_event_breaks_the_report(events):
     plan = LaunchPlan(
         mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(), launch=LaunchOptions()
     )
-    seen = Seen(wall_seconds=1, told=told(*events))
-    ended = WorkerResult(index=0, pid=1, exit_code=0, signal=None, seen=seen)
+    observation = Observation(wall_seconds=1, report=told(*events))
+    ended = WorkerResult(index=0, pid=1, exit_code=0, signal=None, observation=observation)
     result = LaunchResult(exit_code=0, host="here", workers=(ended,))
     json.dumps(report(plan, result, version="1", plan_json={}), allow_nan=False)

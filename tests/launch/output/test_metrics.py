@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.launch.output.metrics import LINE_BYTES, Figure, LineReader, metric_line, metric_name, short, totals
+from cpulaunch.launch.output.metrics import LINE_BYTES, LineReader, Metric, metric_line, metric_name, short, totals
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_a_figure_is_named_by_the_plain_text_beside_its_group(pattern, name):
     assert metric_name(pattern) == name
 
 
-def figure(pattern, *chunks):
-    found = Figure(pattern)
+def metric(pattern, *chunks):
+    found = Metric(pattern)
     reader = LineReader(found)
     for chunk in chunks:
         reader.feed(chunk)
@@ -60,34 +60,34 @@ def figure(pattern, *chunks):
     ],
 )
 def test_the_last_number_counts(chunks, value):
-    assert figure(r"x (\S+)", *chunks).value == value
+    assert metric(r"x (\S+)", *chunks).value == value
 
 
 def test_text_that_is_no_number_is_remembered():
-    found = figure(r"x (\S+)", b"x n/a\n")
+    found = metric(r"x (\S+)", b"x n/a\n")
     assert (found.value, found.refused) == (None, "n/a")
 
 
 def test_a_long_line_takes_no_more_memory_than_its_end():
-    reader = LineReader(Figure("x (y)"))
+    reader = LineReader(Metric("x (y)"))
     for _ in range(100):
         reader.feed(b"." * LINE_BYTES)
     assert len(reader._rest) <= LINE_BYTES
 
 
 def test_a_pattern_that_needs_a_whole_line_has_one():
-    assert figure(r"^x (\d+)$", b"ax 1\nx 2\nx 3b\n").value == 2
+    assert metric(r"^x (\d+)$", b"ax 1\nx 2\nx 3b\n").value == 2
 
 
 def test_an_optional_group_that_held_nothing_is_no_number():
-    assert figure(r"x(\d+)?", b"x\n").value is None
+    assert metric(r"x(\d+)?", b"x\n").value is None
 
 
 @given(st.lists(st.sampled_from([b"x 1", b"x 22", b"\n", b"\r", b" x", b" 3", b"y"]), max_size=12), st.integers(1, 7))
 def test_how_the_output_is_cut_changes_nothing(parts, size):
     output = b"".join(parts)
     cut = [output[at : at + size] for at in range(0, len(output), size)]
-    assert figure(r"x (\d+)", *cut).value == figure(r"x (\d+)", output).value
+    assert metric(r"x (\d+)", *cut).value == metric(r"x (\d+)", output).value
 
 
 def test_sums_are_over_the_workers_that_have_a_figure():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpulaunch.launch.supervision.error_file import RankError, hand_on, read_error
+from cpulaunch.launch.supervision.error_file import RankError, copy_error_file, read_error
 
 RECORDED = {
     "message": {
@@ -46,7 +46,7 @@ def test_anything_else_is_no_error(tmp_path, content):
     path = tmp_path / "error.json"
     path.write_bytes(content)
     assert read_error(str(path)) is None
-    hand_on(str(path), str(tmp_path / "why.json"), exit_code=1)  # As little is handed on.
+    copy_error_file(str(path), str(tmp_path / "why.json"), exit_code=1)  # As little is handed on.
 
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/error.json", "/"])

@@ -3,9 +3,9 @@
 import pytest
 
 from cpulaunch.launch.monitor.sampling import MOST_KEPT, keep, pause_before
-from cpulaunch.launch.monitor.watch import Seen
-from cpulaunch.launch.monitor.worker_report import Told
-from cpulaunch.launch.output.metrics import Figure
+from cpulaunch.launch.monitor.watch import Observation
+from cpulaunch.launch.monitor.worker_report import WorkerReport
+from cpulaunch.launch.output.metrics import Metric
 from cpulaunch.launch.supervision.report import metric_lines, report, unapplied
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
@@ -37,14 +37,14 @@ def plan(*, workers=1, cpus=(0, 1), settings=None, **launch):
     )
 
 
-def worker(index=0, *, status=0, seen=None, figure=None):
+def worker(index=0, *, status=0, observation=None, metric=None):
     return WorkerResult(
         index=index,
         pid=100 + index,
         exit_code=status if status >= 0 else None,
         signal=-status if status < 0 else None,
-        figure=figure,
-        seen=Seen(wall_seconds=1.23456) if seen is None else seen,
+        metric=metric,
+        observation=Observation(wall_seconds=1.23456) if observation is None else observation,
     )
 
 
@@ -56,9 +56,9 @@ def live(pid, *, peak=GB, masks=("0-1",)):
     return {"pid": pid, "threads": [{"cpus": mask, "count": 1} for mask in masks], "peak_memory_bytes": peak}
 
 
-def reported(seen, **options):
+def reported(observation, **options):
     """The one worker's part of a report."""
-    return report(plan(**options), result(worker(seen=seen)), version="1", plan_json={})["workers"][0]
+    return report(plan(**options), result(worker(observation=observation)), version="1", plan_json={})["workers"][0]
 
 
 def test_a_worker_that_said_nothing_is_reported_all_the_same():
@@ -90,11 +90,11 @@ def test_a_worker_that_said_nothing_is_reported_all_the_same():
     }
 
 
-def test_what_a_worker_told_is_reported():
+def test_the_facts_of_a_worker_report_are_in_the_run_report():
     settings = {"graph": {"state": "degraded", "detail": "why"}}
     captured = ({"module": "a", "frozen_bytes": 3}, {"module": "b", "frozen_bytes": 4}, {"module": "c"})
-    told = Told(main=100, settings=settings, captured=captured, warnings=("w",), metrics={"x": 1.0})
-    part = reported(Seen(wall_seconds=1, told=told))
+    told = WorkerReport(main_pid=100, settings=settings, captured=captured, warnings=("w",), metrics={"x": 1.0})
+    part = reported(Observation(wall_seconds=1, report=told))
     assert part["plugin"] == "loaded"
     assert part["settings"] == settings
     assert part["graph"] == {"captured": list(captured), "eager": [], "frozen_bytes": 7}
@@ -114,25 +114,30 @@ def test_what_a_worker_told_is_reported():
     ids=["nobody", "the program inside a shell", "the worker itself", "the largest", "own words and samples alike"],
 )
 def test_the_binding_is_that_of_the_largest_process(told, samples, pid):
-    seen = Seen(
+    observation = Observation(
         wall_seconds=1,
-        told=Told(live={number: live(number, peak=peak) for number, peak in told.items()}),
+        report=WorkerReport(live={number: live(number, peak=peak) for number, peak in told.items()}),
         samples={number: live(number, peak=peak) for number, peak in samples.items()},
     )
-    binding = reported(seen)["binding"]
+    binding = reported(observation)["binding"]
     assert (binding and binding["pid"]) == pid
 
 
-def test_the_process_with_the_plugin_goes_before_a_larger_one():
+def test_the_process_with_the_plugin_precedes_a_larger_one():
     samples = {101: live(101, peak=1), 102: live(102, peak=5)}
-    assert reported(Seen(wall_seconds=1, told=Told(main=101), samples=samples))["binding"]["pid"] == 101
-
-
-def test_a_process_own_words_go_before_its_samples():
-    seen = Seen(
-        wall_seconds=1, told=Told(live={100: live(100, masks=["0"])}), samples={100: live(100, masks=["1", "2"])}
+    assert (
+        reported(Observation(wall_seconds=1, report=WorkerReport(main_pid=101), samples=samples))["binding"]["pid"]
+        == 101
     )
-    assert reported(seen)["binding"]["threads"] == [{"cpus": "0", "count": 1}]
+
+
+def test_facts_from_the_process_itself_precede_its_samples():
+    observation = Observation(
+        wall_seconds=1,
+        report=WorkerReport(live={100: live(100, masks=["0"])}),
+        samples={100: live(100, masks=["1", "2"])},
+    )
+    assert reported(observation)["binding"]["threads"] == [{"cpus": "0", "count": 1}]
 
 
 @pytest.mark.parametrize(
@@ -147,39 +152,39 @@ def test_a_process_own_words_go_before_its_samples():
     ],
 )
 def test_a_binding_is_as_planned_if_no_thread_may_run_elsewhere(cpus, masks, as_planned):
-    seen = Seen(wall_seconds=1, samples={100: live(100, masks=masks)})
-    assert reported(seen, cpus=cpus)["binding"]["as_planned"] is as_planned
+    observation = Observation(wall_seconds=1, samples={100: live(100, masks=masks)})
+    assert reported(observation, cpus=cpus)["binding"]["as_planned"] is as_planned
 
 
 @pytest.mark.parametrize(
     ("rusage", "told", "sampled", "peak"),
     [(None, None, None, None), (3, None, None, 3), (3, 5, 4, 5), (3, None, 4, 4), (7, 5, 4, 7)],
 )
-def test_the_peak_is_the_highest_that_anybody_saw(rusage, told, sampled, peak):
-    seen = Seen(
+def test_the_peak_is_the_highest_value_known(rusage, told, sampled, peak):
+    observation = Observation(
         wall_seconds=1,
         peak_memory_bytes=rusage,
-        told=Told(live={100: {"pid": 100, "peak_memory_bytes": told}}),
+        report=WorkerReport(live={100: {"pid": 100, "peak_memory_bytes": told}}),
         samples={101: {"pid": 101, "peak_memory_bytes": sampled}},
     )
-    assert reported(seen)["peak_memory_bytes"] == peak
+    assert reported(observation)["peak_memory_bytes"] == peak
 
 
 def read(pattern, *lines):
-    figure = Figure(pattern)
-    figure.take(lines)
-    return figure
+    metric = Metric(pattern)
+    metric.take(lines)
+    return metric
 
 
-def told_figure(**metrics):
-    return Seen(wall_seconds=1, told=Told(metrics=metrics))
+def with_metrics(**metrics):
+    return Observation(wall_seconds=1, report=WorkerReport(metrics=metrics))
 
 
-def test_figures_from_output_and_program_are_summed_under_their_names():
+def test_metrics_from_output_and_program_are_summed_by_name():
     pattern = "tokens/s: (.*)"
     workers = (
-        worker(0, figure=read(pattern, b"tokens/s: 2"), seen=told_figure(x=1.0)),
-        worker(1, figure=read(pattern, b"tokens/s: 3"), seen=told_figure()),
+        worker(0, metric=read(pattern, b"tokens/s: 2"), observation=with_metrics(x=1.0)),
+        worker(1, metric=read(pattern, b"tokens/s: 3"), observation=with_metrics()),
     )
     whole = report(plan(workers=2, metric=pattern), result(*workers), version="1", plan_json={})
     assert whole["metrics"] == {
@@ -191,7 +196,7 @@ def test_figures_from_output_and_program_are_summed_under_their_names():
 
 
 def test_what_the_program_says_itself_goes_before_its_output():
-    one = worker(figure=read("x (.*)", b"x 1"), seen=told_figure(x=2.0))
+    one = worker(metric=read("x (.*)", b"x 1"), observation=with_metrics(x=2.0))
     assert report(plan(metric="x (.*)"), result(one), version="1", plan_json={})["metrics"]["x"]["sum"] == 2
 
 
@@ -204,12 +209,12 @@ def test_what_the_program_says_itself_goes_before_its_output():
         ([b"x 1"], 0, ("x: 1",)),
     ],
 )
-def test_a_figure_that_was_asked_for_and_not_found_is_said(lines, exit_code, said):
-    one = worker(figure=read("x (.*)", *lines))
+def test_a_requested_metric_that_no_output_holds_is_mentioned(lines, exit_code, said):
+    one = worker(metric=read("x (.*)", *lines))
     assert metric_lines(plan(metric="x (.*)"), result(one, exit_code=exit_code)) == said
 
 
-LOADED = Seen(wall_seconds=1, told=Told(main=100))
+LOADED = Observation(wall_seconds=1, report=WorkerReport(main_pid=100))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +241,7 @@ LOADED = Seen(wall_seconds=1, told=Told(main=100))
     ],
 )
 def test_settings_that_nobody_was_there_to_apply_are_named(settings, workers, exit_code, missing):
-    ended = [worker(index, seen=seen) for index, seen in enumerate(workers)]
+    ended = [worker(index, observation=observation) for index, observation in enumerate(workers)]
     asked = plan(workers=len(workers), settings=settings)
     assert unapplied(asked, result(*ended, exit_code=exit_code)) == missing
 
@@ -251,18 +256,18 @@ def sample(pid=1, *, rss=1, pages=None):
 
 
 def test_the_last_good_sample_is_kept():
-    seen = {}
-    keep(seen, sample(pages={"0": 5}), pages=True)
-    keep(seen, sample(rss=2), pages=False)
-    keep(seen, {**sample(), "rss_bytes": None}, pages=True)
-    keep(seen, {**sample(), "threads": []}, pages=True)
-    assert seen == {1: sample(rss=2, pages={"0": 5})}
+    snapshots = {}
+    keep(snapshots, sample(pages={"0": 5}), pages=True)
+    keep(snapshots, sample(rss=2), pages=False)
+    keep(snapshots, {**sample(), "rss_bytes": None}, pages=True)
+    keep(snapshots, {**sample(), "threads": []}, pages=True)
+    assert snapshots == {1: sample(rss=2, pages={"0": 5})}
 
 
 def test_of_many_short_lived_children_the_smallest_are_forgotten():
-    seen = {}
-    keep(seen, sample(0, rss=GB), pages=True)
+    snapshots = {}
+    keep(snapshots, sample(0, rss=GB), pages=True)
     for pid in range(1, 10 * MOST_KEPT):
-        keep(seen, sample(pid, rss=pid), pages=True)
-    assert len(seen) == MOST_KEPT
-    assert 0 in seen
+        keep(snapshots, sample(pid, rss=pid), pages=True)
+    assert len(snapshots) == MOST_KEPT
+    assert 0 in snapshots

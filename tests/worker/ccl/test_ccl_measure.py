@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ccl_ranks import LIBRARY
 
-from cpulaunch.launch.measurement import MODULE, Answer, measure_collectives
+from cpulaunch.launch.measurement import MODULE, CollectiveTimes, measure_collectives
 from cpulaunch.records.torch_settings import VARIABLE
 from tests.plan.machines import TORCH, machine, plan, replace
 from tests.worker.applying import clean_environment
@@ -77,7 +77,7 @@ def test_cpus_that_are_not_there_are_a_failure():
     ],
 )
 def test_what_is_no_answer_is_a_reason(tmp_path, text, failure):
-    assert measured(unbound(), interpreter=stub(tmp_path, text)) == Answer(failure=failure)
+    assert measured(unbound(), interpreter=stub(tmp_path, text)) == CollectiveTimes(failure=failure)
 
 
 def test_an_interpreter_that_is_not_there_is_a_reason():

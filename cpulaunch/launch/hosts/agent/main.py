@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         with open(report_file(directory), "w") as file:
             json.dump(report, file)
     except OSError as error:  # The exit code still tells whether the ranks failed.
-        _say(f"what became of the ranks cannot be written down: {error}")
+        _notify(f"what became of the ranks cannot be written down: {error}")
     return int(report["exit_code"])
 
 
@@ -54,7 +54,7 @@ def run_agent(orders: Mapping[str, Any]) -> dict[str, Any]:
     from cpulaunch.launch.hosts.agent.rendezvous import Meeting, meet, wait_for_endpoint
 
     meeting = Meeting(orders["job"])
-    wait_for_endpoint(meeting, _say)
+    wait_for_endpoint(meeting, _notify)
     _import_torch(quiet="LOGLEVEL" not in os.environ)
     from cpulaunch.launch.hosts.agent.config import check_event_handler, launch_config, make_logs_specs
     from cpulaunch.launch.hosts.agent.errors import explained
@@ -144,7 +144,7 @@ def _end_after_ranks(read: int) -> None:
     os._exit(128 + number)
 
 
-def _say(line: str) -> None:
+def _notify(line: str) -> None:
     os.write(2, f"cpulaunch: {line}\n".encode(errors="backslashreplace"))
 
 

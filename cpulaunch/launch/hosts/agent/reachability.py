@@ -47,7 +47,7 @@ def _is_own(family: socket.AddressFamily, address: str) -> bool:
         return bool(probe.getsockname()[0] == address)
 
 
-def wait_until_reachable(host: str, port: int, *, patience_seconds: float, say: Callable[[str], None]) -> None:
+def wait_until_reachable(host: str, port: int, *, patience_seconds: float, notify: Callable[[str], None]) -> None:
     """Effect: returns once something listens there. Raises: LaunchError if nothing does for so long."""
     start = time.monotonic()
     deadline = start + patience_seconds
@@ -58,7 +58,7 @@ def wait_until_reachable(host: str, port: int, *, patience_seconds: float, say: 
             raise unreachable(host, port, reason=f"{reason}, for {patience_seconds:g} s")
         if not told and now - start >= QUIET_SECONDS:
             told = True
-            say(f"waiting for {host}:{port} ({reason}), at most {patience_seconds:g} s")
+            notify(f"waiting for {host}:{port} ({reason}), at most {patience_seconds:g} s")
         time.sleep(min(RETRY_SECONDS, deadline - now))
 
 

@@ -80,13 +80,13 @@ class Meeting:
         return f"{self.host}:{self.port}"
 
 
-def wait_for_endpoint(meeting: Meeting, say: Callable[[str], None]) -> None:
+def wait_for_endpoint(meeting: Meeting, notify: Callable[[str], None]) -> None:
     """Effect: returns once the endpoint answers, at once where it is this host. Raises: LaunchError or UsageError."""
     if meeting.backend.startswith("etcd"):
         check_etcd_client(meeting.backend)
     if meeting.skipped or _listens_itself(meeting):
         return
-    wait_until_reachable(meeting.host, meeting.port, patience_seconds=meeting.reach_seconds, say=say)
+    wait_until_reachable(meeting.host, meeting.port, patience_seconds=meeting.reach_seconds, notify=notify)
 
 
 def check_etcd_client(backend: str) -> None:
