@@ -57,7 +57,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "view": {"records", "profile"},
     "emit": {"records", "plan"},
-    "doctor": {"records", "system", "probe", "probe.software", "probe.gpus", "plan.placement", "plan.plugin", ""},
+    "doctor": {
+        *("records", "system", "probe", "probe.software", "probe.gpus"),
+        *("plan.placement", "plan.plugin", "view", ""),
+    },
     "cli": {
         *("records", "system", "profile", "schedulers", "probe", "probe.software", "probe.gpus"),
         *("plan", "plan.gpus", "plan.plugin", "launch", "launch.process", "launch.supervision"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpulaunch.doctor.facts import Facts
-from cpulaunch.records.host import Library
+from cpulaunch.records.host import Library, size_text
 
 Status = Literal["ok", "advice", "problem", "skipped"]
 MIB, GIB = 1 << 20, 1 << 30
@@ -41,11 +41,6 @@ def _problem(found: str, *, why: str, fix: str) -> tuple[Finding, ...]:
 def skipped(why: str) -> tuple[Finding, ...]:
     """A check that could not be made, and why."""
     return (Finding(status="skipped", found=why),)
-
-
-def size(count: int) -> str:
-    """Bytes for a person: "64 MiB", "7.5 GiB"."""
-    return f"{count / GIB:.1f} GiB".replace(".0 ", " ") if count >= GIB else f"{count // MIB} MiB"
 
 
 INSTALL = {
@@ -202,7 +197,7 @@ def shared_memory(facts: Facts) -> tuple[Finding, ...]:
         return skipped("not part of a captured machine")
     if facts.shm is None:
         return skipped("there is no /dev/shm here")
-    found = f"{size(facts.shm.total_bytes)}, {size(facts.shm.free_bytes)} free"
+    found = f"{size_text(facts.shm.total_bytes)}, {size_text(facts.shm.free_bytes)} free"
     why = "DataLoader workers hand batches over in it; when it is full they die of SIGBUS"
     fix = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm"
     if facts.shm.total_bytes <= 64 * MIB:
@@ -253,7 +248,7 @@ def swap(facts: Facts) -> tuple[Finding, ...]:
     if facts.swap.total_bytes == 0:
         return _ok("none")
     used = facts.swap.total_bytes - facts.swap.free_bytes
-    found = f"{size(used)} of {size(facts.swap.total_bytes)} in use"
+    found = f"{size_text(used)} of {size_text(facts.swap.total_bytes)} in use"
     if used < 256 * MIB:
         return _ok(found)
     return _advice(

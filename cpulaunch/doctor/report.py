@@ -1,6 +1,5 @@
 """doctor: what is right here, what could be better, what is wrong, and the command for it."""
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from cpulaunch.doctor.machine import Check, Finding
 from cpulaunch.doctor.torch_report import Runner, run_program
 from cpulaunch.probe import Root
 from cpulaunch.records.host import Host
+from cpulaunch.view.text import count_text, painter, wrapped
 
 CHECKS: Mapping[str, Check] = {
     "torch": software.torch,
@@ -38,8 +38,7 @@ CHECKS: Mapping[str, Check] = {
 }
 """Every check, in the order of the report."""
 
-COLORS = {"ok": "\x1b[32m", "advice": "\x1b[33m", "problem": "\x1b[31m", "skipped": "\x1b[2m"}
-RESET = "\x1b[0m"
+STYLES = {"ok": "green", "advice": "yellow", "problem": "red", "skipped": "dim"}
 LABELS = {"ok": "OK", "advice": "advice", "problem": "problem", "skipped": "skipped"}
 STATUS_WIDTH, NAME_WIDTH = 8, 17
 
@@ -67,7 +66,7 @@ class Report:
         """The report as a table; commands are never broken over lines."""
         lines = [line for name, finding in self.findings for line in _lines(name, finding, width=width, color=color)]
         problems, advice = self._count("problem"), self._count("advice")
-        total = f"{problems} problem{'s' * (problems != 1)}, {advice} piece{'s' * (advice != 1)} of advice"
+        total = f"{count_text(problems, 'problem')}, {count_text(advice, 'piece')} of advice"
         return "\n".join([*lines, "", total])
 
     def _count(self, status: str) -> int:
@@ -88,23 +87,10 @@ def judge(facts: Facts) -> Report:
 
 def _lines(name: str, finding: Finding, *, width: int, color: bool) -> list[str]:
     label = f"{LABELS[finding.status]:<{STATUS_WIDTH}}"
-    indent = " " * (STATUS_WIDTH + NAME_WIDTH)
-    lines = _wrapped(f"{label}{name:<{NAME_WIDTH}}", finding.found, indent, width)
-    if color:
-        lines[0] = f"{COLORS[finding.status]}{label}{RESET}{lines[0][len(label) :]}"
+    lines = wrapped(finding.found, width, head=f"{label}{name:<{NAME_WIDTH}}", indent=STATUS_WIDTH + NAME_WIDTH)
+    lines[0] = painter(STYLES[finding.status], color=color)(label) + lines[0][len(label) :]
     if finding.why is not None:
-        lines += _wrapped(" " * STATUS_WIDTH + "why: ", finding.why, " " * (STATUS_WIDTH + 5), width)
+        lines += wrapped(finding.why, width, head=" " * STATUS_WIDTH + "why: ")
     if finding.fix is not None:
         lines += [f"{' ' * STATUS_WIDTH}fix: {finding.fix}"]
     return lines
-
-
-def _wrapped(head: str, text: str, indent: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width=max(width, len(indent) + 20),
-        initial_indent=head,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

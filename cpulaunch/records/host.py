@@ -255,3 +255,14 @@ class Host:
     def torch_release(self) -> tuple[int, int] | None:
         """Major and minor version of the worker's torch; None if there is no torch or its version is unusual."""
         return None if self.torch is None else self.torch.release
+
+
+def size_text(size_bytes: int | None) -> str:
+    """A number of bytes in the largest binary unit that keeps it at least 1 ("1.5 MiB"); empty for None."""
+    if size_bytes is None:
+        return ""
+    value, unit = float(size_bytes), 0
+    while value >= 1024 and unit < 4:
+        value, unit = value / 1024, unit + 1
+    text = f"{value:.0f}" if value >= 100 else f"{value:.1f}".removesuffix(".0")
+    return f"{text} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"

@@ -1,18 +1,18 @@
-"""What `cpulaunch probe` prints: the JSON contract, and the same facts for a person."""
+"""A machine as `cpulaunch probe` prints it: as JSON, and as text for a person."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Limits
+from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Limits, size_text
 from cpulaunch.view.machine_map import machine_map
-from cpulaunch.view.machine_shape import size_text
+from cpulaunch.view.text import count_text, painter, wrapped
 
 SCHEMA = 1
 LABEL_COLUMNS = 11
 FEW_NODES = 8
-"""Up to this many NUMA nodes the whole distance table is worth its lines."""
+"""Up to this many NUMA nodes the whole table of distances is printed."""
 
 
 def probe_json(host: Host) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def _optional_list(ids: frozenset[int] | None) -> str | None:
 
 
 def probe_text(host: Host, *, width: int, color: bool) -> str:
-    """The host for a person: a table, an empty line, the map. At most `width` columns where it can be."""
+    """The host for a person: a table, an empty line, the map. At most `width` columns unless a path is longer."""
     rows = (
         ("cpu", _cpu(host)),
         ("cores", _cores(host)),
         ("caches", _caches(host)),
         ("memory", _memory(host)),
-        ("features", [" ".join(name for name in FEATURES if name in host.cpu.isa) or "none that matter here"]),
+        ("features", [" ".join(name for name in FEATURES if name in host.cpu.isa) or "none of those that torch uses"]),
         ("limits", _limits(host)),
         ("budget", [_budget(host)]),
         ("kernel", _kernel(host)),
@@ -99,18 +99,16 @@ def probe_text(host: Host, *, width: int, color: bool) -> str:
 
 def _row(label: str, parts: Iterable[str], *, width: int, color: bool) -> list[str]:
     """A labelled row; the parts are joined by dots and wrapped between parts, or words where one is too long."""
-    import textwrap
-
     glued = [part.replace(" ", "\0") if len(part) < width - LABEL_COLUMNS else part for part in parts if part]
     text = " · ".join(glued) or "unknown"
-    wrapped = textwrap.wrap(text, width - LABEL_COLUMNS, break_on_hyphens=False, break_long_words=False)
-    return _listed(label, [line.replace("\0", " ").removesuffix(" ·") for line in wrapped], color=color)
+    lines = wrapped(text, width - LABEL_COLUMNS)
+    return _listed(label, [line.replace("\0", " ").removesuffix(" ·") for line in lines], color=color)
 
 
 def _listed(label: str, lines: list[str], *, color: bool) -> list[str]:
     """A labelled row of lines; "none" if there are no lines."""
     first = label.ljust(LABEL_COLUMNS)
-    heads = [f"\033[1m{first}\033[0m" if color else first, *([" " * LABEL_COLUMNS] * len(lines))]
+    heads = [painter("bold", color=color)(first), *([" " * LABEL_COLUMNS] * len(lines))]
     return [head + line for head, line in zip(heads, lines or ["none"], strict=False)]
 
 
@@ -131,16 +129,12 @@ def _cores(host: Host) -> list[str]:
     sockets = len({cpu.socket for cpu in host.cpus})
     efficient = len({cpu.core for cpu in host.cpus if cpu.kind == "efficiency"})
     return [
-        _count(sockets, "socket"),
-        _count(len(host.numa_nodes), "NUMA node") if host.numa_nodes else "no NUMA nodes",
-        _count(len(cores), "core") + (f" ({efficient} of them for efficiency)" if efficient else ""),
-        _count(len(host.cpus), "logical CPU"),
+        count_text(sockets, "socket"),
+        count_text(len(host.numa_nodes), "NUMA node") if host.numa_nodes else "no NUMA nodes",
+        count_text(len(cores), "core") + (f" ({efficient} of them efficiency cores)" if efficient else ""),
+        count_text(len(host.cpus), "logical CPU"),
         f"offline {format_cpulist(host.offline_cpus)}" if host.offline_cpus else "",
     ]
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _caches(host: Host) -> Iterator[str]:
@@ -174,7 +168,7 @@ def _limits(host: Host) -> list[str]:
 
 def _budget(host: Host) -> str:
     budget = host.limits.budget
-    return f"{_count(budget.threads, 'thread')} on CPUs {format_cpulist(budget.cpus)}: {budget.limited_by}"
+    return f"{count_text(budget.threads, 'thread')} on CPUs {format_cpulist(budget.cpus)}: {budget.limited_by}"
 
 
 def _kernel(host: Host) -> list[str]:
@@ -192,7 +186,7 @@ def _kernel(host: Host) -> list[str]:
 
 
 def _gpu(gpu: Gpu) -> str:
-    """A GPU: what it is, where, into what it is cut, and whether it is another's."""
+    """A GPU: vendor, model, place, MIG devices or tiles, and whether this process may open it."""
     parts = f"{gpu.index} {gpu.vendor} {gpu.model or ''}".rstrip() + f" {gpu.pci}{_near(gpu.numa_node)}"
     if gpu.mig:
         parts += f", {len(gpu.mig)} MIG devices"
@@ -212,9 +206,9 @@ def _torch(host: Host) -> Iterator[str]:
     yield f"{host.torch.version:12} {host.torch.path}"
     if host.torch.bundled_openmp:
         yield f"OpenMP       {host.torch.bundled_openmp}"
-    plugin = "cpulaunch's, which torch loads" if host.torch.plugin else "none: settings inside torch do nothing here"
+    plugin = "cpulaunch's, loaded by torch" if host.torch.plugin else "none: settings inside torch have no effect"
     yield f"plugin       {plugin}"
-    yield from (f"beside it    {name}" for name in host.torch.extensions)
+    yield from (f"extension    {name}" for name in host.torch.extensions)
 
 
 def _near(node: int | None) -> str:

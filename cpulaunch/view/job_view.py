@@ -1,13 +1,14 @@
-"""A job of ranks for a person and as JSON."""
+"""A job of ranks as text for a person and as JSON."""
 
 from typing import Any
 
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import fields
+from cpulaunch.view.text import count_text
 
 
 def job_json(job: JobPlan | None) -> Any:
-    """The job with the names of its fields; None for a launch that is none."""
+    """The job as JSON-ready data, a key for each field; None for a launch that is not a job of ranks."""
     return None if job is None else _plain(job)
 
 
@@ -21,7 +22,7 @@ def _plain(value: Any) -> Any:
 
 def job_title(plan: LaunchPlan, job: JobPlan) -> str:
     """How many ranks there are, and where."""
-    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
+    ranks = count_text(plan.world_size, "rank")
     fewest, most = job.hosts
     here = f", {len(plan.workers)} of them here" if len(plan.workers) < plan.world_size else ""
     if most == 1:

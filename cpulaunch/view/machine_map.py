@@ -1,11 +1,11 @@
-"""The machine drawn with characters: a box per socket and L3, a number per core. Pure."""
+"""A machine drawn with characters: a box for each socket and L3, a number for each core."""
 
 from collections.abc import Iterable, Mapping
 
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import Host
 from cpulaunch.view.machine_shape import (
-    Core,
+    DrawnCore,
     L3Group,
     NodeGroup,
     Owners,
@@ -31,9 +31,9 @@ def machine_map(
     owners: Owners | None = None,
     marks: Mapping[int, str] | None = None,
 ) -> str:
-    """The map, at most `width` columns wide where the machine allows; with `owners` it shows each core's worker.
+    """The map, at most `width` columns wide where the machine allows; with `owners` it shows the worker of each core.
 
-    `marks`: logical CPUs that a worker has for others than its own threads, and the letter for whom (see MARKS).
+    `marks`: logical CPUs on which a worker runs something else than its compute threads, each with a letter of MARKS.
     """
     sockets = machine_shape(host, owners)
     style = _Style(host, sockets, width=width, color=color, marks=None if owners is None else marks or {})
@@ -77,7 +77,7 @@ class _Style:
         return [line.rstrip() for line in self._flow(frames, gap=1, width=self.inside + 4)]
 
     def legend(self, host: Host) -> list[str]:
-        """What the marks mean, for those that occur."""
+        """An explanation for each mark that occurs on the map."""
         lines = []
         if not self.all_siblings:
             lines.append(f"n: the first CPU of a core; its SMT sibling: n+{self.step}")
@@ -124,14 +124,14 @@ class _Style:
         width = max(*(len(_plain(row)) for row in rows), len(l3.title) + 1 if l3.title else 0)
         return _frame(l3.title, rows, width=width, corners="┌┐└┘")
 
-    def _texts(self, core: Core) -> list[str]:
+    def _texts(self, core: DrawnCore) -> list[str]:
         name = ",".join(map(str, core.cpus if self.all_siblings else core.cpus[:1]))
         marks = ("e" if core.efficiency else "") + ("" if core.usable else "x")
         letter = next((self.marks[cpu] for cpu in core.cpus if cpu in self.marks), "w")
         workers = letter + "+".join(map(str, core.owners)) if core.owners else "·"
         return [name + marks, workers] if self.with_owners else [name + marks]
 
-    def _paint(self, core: Core) -> list[str]:
+    def _paint(self, core: DrawnCore) -> list[str]:
         code = None
         if core.owners:
             code = WORKER_COLORS[core.owners[0] % len(WORKER_COLORS)]
@@ -169,7 +169,7 @@ def _side_by_side(blocks: list[list[str]], *, gap: int) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """The text without colours, as long as it looks."""
+    """The text without escape sequences: as many characters as columns."""
     if "\033" not in text:
         return text
     return "".join(part.partition("m")[2] if index else part for index, part in enumerate(text.split("\033[")))

@@ -1,4 +1,4 @@
-"""A host as nested groups, the way it is drawn: sockets, NUMA nodes, L3s, cores."""
+"""A host as nested groups, as it is drawn: sockets, their NUMA nodes, L3s and cores."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.host import Cache, Host, LogicalCpu, NumaNode
+from cpulaunch.records.host import Cache, Host, LogicalCpu, NumaNode, size_text
 
 T = TypeVar("T")
 Owners = Mapping[int, int]
@@ -14,7 +14,7 @@ Owners = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
+class DrawnCore:
     """A core's online logical CPUs. `usable`: this process may use one of them. `owners`: its workers."""
 
     cpus: tuple[int, ...]
@@ -28,7 +28,7 @@ class L3Group:
     """The cores that share an L3; `title` is empty where there is none."""
 
     title: str
-    cores: tuple[Core, ...]
+    cores: tuple[DrawnCore, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +85,6 @@ def node_title(host: Host, node: NumaNode, *, whole: bool = True) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def size_text(size_bytes: int | None) -> str:
-    """A size in the largest binary unit that keeps it at least 1 ("1.5 MiB"); empty for None."""
-    if size_bytes is None:
-        return ""
-    value, unit = float(size_bytes), 0
-    while value >= 1024 and unit < 4:
-        value, unit = value / 1024, unit + 1
-    text = f"{value:.0f}" if value >= 100 else f"{value:.1f}".removesuffix(".0")
-    return f"{text} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
-
-
 def sibling_step(host: Host) -> int | None:
     """The distance between SMT siblings' ids, if it is the same on every core that has siblings."""
     cores = _split(host.cpus, lambda cpu: cpu.core)
@@ -104,7 +93,7 @@ def sibling_step(host: Host) -> int | None:
 
 
 def _l3_title(cache: Cache, members: list[LogicalCpu]) -> str:
-    """The size, and who else shares it where it reaches beyond what is drawn in one box."""
+    """The cache's size, and all its CPUs if some of them are drawn in another box."""
     title = f"L3 {size_text(cache.bytes)}".strip()
     return title if len(cache.cpus) == len(members) else f"{title} of CPUs {format_cpulist(cache.cpus)}"
 
@@ -116,10 +105,10 @@ def _split(cpus: Iterable[LogicalCpu], key: Callable[[LogicalCpu], T]) -> list[l
     return list(groups.values())
 
 
-def _cores(host: Host, members: list[LogicalCpu], owners: Owners) -> Iterable[Core]:
+def _cores(host: Host, members: list[LogicalCpu], owners: Owners) -> Iterable[DrawnCore]:
     for siblings in _split(members, lambda cpu: cpu.core):
         ids = tuple(cpu.id for cpu in siblings)
-        yield Core(
+        yield DrawnCore(
             cpus=ids,
             efficiency=siblings[0].kind == "efficiency",
             usable=not host.limits.budget.cpus.isdisjoint(ids),

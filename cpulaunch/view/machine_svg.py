@@ -1,6 +1,6 @@
-"""The machine as a picture: the same groups as the character map, as SVG. Pure.
+"""A machine as an SVG picture of the same groups as the character map.
 
-It follows the reader's light or dark setting and needs nothing from outside the file.
+The picture follows the light or dark scheme of its reader and refers to nothing outside the file.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,12 +9,12 @@ from html import escape
 
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import Host
-from cpulaunch.view.machine_shape import Core, L3Group, NodeGroup, Owners, SocketGroup, machine_shape, node_title
+from cpulaunch.view.machine_shape import DrawnCore, L3Group, NodeGroup, Owners, SocketGroup, machine_shape, node_title
 
 PAGE, GAP, PADDING, TITLE = 1160, 8, 10, 20
 CELL_WIDTH, LINE = 34, 14
 DIGIT, HEADING_DIGIT = 7.2, 10.2
-"""Widths of a character, on the safe side."""
+"""Widths of a character in pixels; the widest that the fonts in STYLE have."""
 WORKER_HUES = (210, 28, 150, 280, 350, 90, 180, 50, 250, 320)
 STYLE = """
 text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2933 }
@@ -69,7 +69,7 @@ def machine_svg(host: Host, owners: Owners | None = None) -> str:
 
 
 class _Cells:
-    """How cores are drawn on one picture: equally large, whatever they have to say."""
+    """How the cores of one picture are drawn: all of the same size."""
 
     def __init__(self, sockets: Iterable[SocketGroup], *, with_owners: bool) -> None:
         cores = [core for socket in sockets for node in socket.nodes for l3 in node.l3s for core in l3.cores]
@@ -79,7 +79,7 @@ class _Cells:
         self.width = max(CELL_WIDTH, *(len(line) * DIGIT + 10 for texts in lines for line in texts))
         self.height = max(len(texts) for texts in lines) * LINE + 8
 
-    def draw(self, core: Core) -> _Box:
+    def draw(self, core: DrawnCore) -> _Box:
         """One core: its CPU ids, then its workers."""
         names = ["core", *(["efficiency"] if core.efficiency else []), *([] if core.usable else ["outside"])]
         fill = f' style="fill:{_color(core.owners[0])}"' if core.owners else ""
@@ -91,7 +91,7 @@ class _Cells:
         shape = f'<rect class="{" ".join(names)}"{fill} width="{self.width:g}" height="{self.height:g}" rx="4"/>'
         return _Box(width=self.width, height=self.height, parts=(shape, texts))
 
-    def _lines(self, core: Core) -> list[str]:
+    def _lines(self, core: DrawnCore) -> list[str]:
         worker = "w" + "+".join(map(str, core.owners)) if core.owners else "·"
         return [*map(str, core.cpus), *([worker] if self.with_owners else [])]
 
@@ -109,14 +109,14 @@ def _node(node: NodeGroup, cells: _Cells) -> _Box:
 
 
 def _l3(l3: L3Group, cells: _Cells) -> _Box:
-    """An L3 with its cores in rows as long as a square of them would have, at least eight."""
+    """An L3 with its cores in rows: about as many rows as columns, and at least eight columns."""
     columns = max(8, round(len(l3.cores) ** 0.5 * 1.5))
     width = columns * (cells.width + 4)
     return _panel("l3", l3.title, [cells.draw(core) for core in l3.cores], gap=4, width=width)
 
 
 def _panel(kind: str, title: str, boxes: Sequence[_Box], *, gap: float = GAP, width: float = PAGE - 60) -> _Box:
-    """A titled rectangle around boxes; just the boxes' rectangle if the title is empty."""
+    """A rectangle around boxes, with a title unless that is empty."""
     inner = _flow(boxes, width=width, gap=gap)
     top = PADDING + (TITLE if title else 0)
     shown = title if len(title) * DIGIT < PAGE - 80 else title[: int((PAGE - 80) / DIGIT)] + "…"

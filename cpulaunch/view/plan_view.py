@@ -1,7 +1,6 @@
-"""A plan for a person and as JSON. The script form is in plan_script."""
+"""A plan as text for a person and as JSON."""
 
 from collections.abc import Callable, Iterable, Sequence
-from textwrap import wrap
 from typing import Any
 
 from cpulaunch.records.cpulist import format_cpulist
@@ -9,15 +8,15 @@ from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan, Note, WorkerPlan
 from cpulaunch.view.job_view import job_json, job_title
 from cpulaunch.view.machine_map import machine_map
+from cpulaunch.view.text import painter, wrapped
 
 MOST_ROWS = 32
-"""Workers listed one by one; the rest is counted."""
+"""At most this many workers are listed; of the others only the number is shown."""
 Column = tuple[str, Callable[[WorkerPlan], str]]
-_BOLD, _DIM, _YELLOW, _RESET = "\033[1m", "\033[2m", "\033[33m", "\033[0m"
 
 
 def plan_json(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan in its JSON contract, schema 1."""
+    """The plan as JSON-ready data, schema 1."""
     return {
         "schema": 1,
         "mode": plan.mode,
@@ -51,8 +50,8 @@ def _worker_json(worker: WorkerPlan) -> dict[str, Any]:
 
 
 def plan_text(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
-    """The plan for a person: workers, who owns which core, every value with its reason, warnings."""
-    bold = _painter(_BOLD, color=color)
+    """The plan for a person: workers, the map of their cores, every value with its reason, warnings."""
+    bold = painter("bold", color=color)
     blocks = [
         bold(_title(plan)),
         "\n".join(_worker_table(plan.workers, bold=bold)),
@@ -64,10 +63,6 @@ def plan_text(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
         "\n".join(_warning_lines(plan.warnings, width=width, color=color)),
     ]
     return "\n\n".join(block for block in blocks if block)
-
-
-def _painter(code: str, *, color: bool) -> Any:
-    return (lambda text: f"{code}{text}{_RESET}") if color else str
 
 
 def _title(plan: LaunchPlan) -> str:
@@ -100,7 +95,7 @@ def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
 
 
 def _number(worker: WorkerPlan) -> str:
-    """The rank, or where that is not known yet the local one."""
+    """The worker's number: its rank; its local rank while the rank is not known; its index if it is no rank."""
     if worker.local_rank is not None and worker.rank is None:
         return f"local {worker.local_rank}"
     return str(worker.index if worker.rank is None else worker.rank)
@@ -125,11 +120,11 @@ _OPTIONAL: dict[str, Callable[[WorkerPlan], bool]] = {
     "loader CPUs": lambda worker: bool(worker.loader_cpus),
     "oneCCL CPUs": lambda worker: bool(worker.ccl_cpus),
 }
-"""Columns that are there only if some worker has what they show."""
+"""Columns that are shown only if at least one worker has a value for them."""
 
 
 def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
-    """The machine's sockets, NUMA nodes, L3s and cores with the worker that owns each; empty if CPUs are shared."""
+    """The machine's map with the worker that runs on each core; empty if workers share CPUs or are not bound."""
     owners = {cpu: worker.index for worker in plan.workers for cpu in worker.all_cpus}
     if not owners or len(owners) < sum(len(worker.all_cpus) for worker in plan.workers):
         return ""
@@ -137,7 +132,7 @@ def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
 
 
 def _marks(plan: LaunchPlan, host: Host) -> dict[int, str]:
-    """The CPUs of cores on which no compute thread runs, and the letter for who runs there."""
+    """CPUs of cores without compute threads that run something else for a worker, each with a letter of MARKS."""
     cores = {cpu.id: cpu.core for cpu in host.cpus}
     computing = {cores[cpu] for worker in plan.workers for cpu in worker.cpus if cpu in cores}
     kinds = (("l", worker.loader_cpus) for worker in plan.workers), (("c", worker.ccl_cpus) for worker in plan.workers)
@@ -152,7 +147,7 @@ def _groups(notes: Sequence[Note]) -> Iterable[tuple[str, list[Note]]]:
 
 
 def _note_lines(notes: Sequence[Note], *, width: int, color: bool) -> Iterable[str]:
-    dim = _painter(_DIM, color=color)
+    dim = painter("dim", color=color)
     name_width = max(len(note.setting) for note in notes)
     for note in notes:
         value = "(unset)" if note.value is None else note.value
@@ -163,18 +158,13 @@ def _note_lines(notes: Sequence[Note], *, width: int, color: bool) -> Iterable[s
             yield f"{head} {dim('- ' + note.reason)}"
             continue
         yield head
-        for line in _wrapped(note.reason, max(20, width - len(indent))):
+        for line in wrapped(note.reason, width - len(indent)):
             yield dim(indent + line)
 
 
 def _warning_lines(warnings: Sequence[str], *, width: int, color: bool) -> Iterable[str]:
-    paint = _painter(_YELLOW, color=color)
+    paint = painter("yellow", color=color)
     for warning in warnings:
-        first, *rest = _wrapped(f"warning: {warning}", width, indent="  ")
+        first, *rest = wrapped(f"warning: {warning}", width, indent=2)
         yield paint(first)
         yield from rest
-
-
-def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Lines of whole words: a path or package name is never cut."""
-    return wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,6 +1,5 @@
-"""profiles list, show and validate: text for a person, objects for a program."""
+"""Profiles as `profiles list`, `show` and `validate` print them: as text for a person and as JSON."""
 
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,9 +7,11 @@ from cpulaunch.profile.model import Choice, Conditions, Profile
 from cpulaunch.profile.selection import UserProfiles, auto_profiles, presets
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
+from cpulaunch.view.text import wrapped
 
 TITLES = {"situation": "Situations", "server": "Servers", "intent": "Intents"}
 NAME_WIDTH = 18
+FOOTNOTE = "* used here by default. `cpulaunch profiles show NAME` explains a profile."
 
 
 def list_json(host: Host, *, own: UserProfiles) -> dict[str, Any]:
@@ -37,29 +38,17 @@ def list_text(host: Host, *, own: UserProfiles, width: int) -> str:
                 lines += _row(preset.name, preset.summary, marked=preset.name in picked, width=width)
         lines += [""]
     if own.found:
-        lines += [f"Yours ({own.folder})"]
+        lines += [f"Your own ({own.folder})"]
         for name, found in own.found:
             summary = str(found).splitlines()[0] if isinstance(found, UsageError) else found.summary
             lines += _row(name, summary, marked=False, width=width)
         lines += [""]
-    return "\n".join([*lines, "* used here without --profile. `cpulaunch profiles show NAME` explains one."])
+    return "\n".join([*lines, FOOTNOTE])
 
 
 def _row(name: str, summary: str, *, marked: bool, width: int) -> list[str]:
     head = f"{'*' if marked else ' '} {name}"
-    return _wrapped(f"{head:<{NAME_WIDTH + 2}} ", summary, width)
-
-
-def _wrapped(head: str, text: str, width: int) -> list[str]:
-    """A text after a head, its further lines indented as far."""
-    return textwrap.wrap(
-        text,
-        width=max(width, len(head) + 20),
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(summary, width, head=f"{head:<{NAME_WIDTH + 2}} ")
 
 
 def show_json(profile: Profile) -> dict[str, Any]:
@@ -96,12 +85,13 @@ def _plain(key: str, value: Any) -> Any:
 
 def show_text(profile: Profile, *, width: int) -> str:
     """One profile for a person: when it applies, when not, every value with reason, source and date."""
-    lines = _wrapped(f"{profile.name}: ", profile.summary, width)
-    lines += _wrapped("  kind       ", profile.kind, width)
+    lines = wrapped(profile.summary, width, head=f"{profile.name}: ")
+    lines += wrapped(profile.kind, width, head="  kind       ")
     for number, conditions in enumerate(profile.applies):
-        lines += _wrapped("  applies    " if number == 0 else "  or         ", _conditions_text(conditions), width)
+        head = "  applies    " if number == 0 else "  or         "
+        lines += wrapped(_conditions_text(conditions), width, head=head)
     if profile.not_for is not None:
-        lines += _wrapped("  not for    ", profile.not_for, width)
+        lines += wrapped(profile.not_for, width, head="  not for    ")
     if profile.path is not None:
         lines += [f"  file       {profile.path}"]
     for choice in profile.settings:
@@ -128,11 +118,11 @@ def _choice_lines(head: str, choice: Choice, width: int) -> Iterable[str]:
         title = head if choice.value else head.replace("--", "--no-", 1)
     else:
         title = f"{head}{choice.value}" if head.endswith("=") else f"{head} {choice.value}"
-    yield from _wrapped("  ", title, width)
-    yield from _wrapped("      ", choice.reason, width)
+    yield from wrapped(title, width, head="  ")
+    yield from wrapped(choice.reason, width, head="      ")
     if choice.source is not None:
         dated = f"{choice.source} ({choice.date})" if choice.date else choice.source
-        yield from _wrapped("      source: ", dated, width)
+        yield from wrapped(dated, width, head="      source: ")
 
 
 def validate_text(file: str, profile: Profile) -> str:

@@ -246,7 +246,7 @@ TABLE = {
     "quota": ("CPU quota", facts(machine(cores=64, quota=7.5)), "advice", "7.5 CPUs of time, 64 CPUs", "cpuset"),
     "quota as large as the cpuset": ("CPU quota", facts(machine(cores=4, quota=4.0)), "ok", "4 CPUs of time", None),
     "no swap": ("swap", facts(), "ok", "none", None),
-    "swap unused": ("swap", facts(swap=Swap(total_bytes=8 * GIB, free_bytes=8 * GIB)), "ok", "0 MiB of 8 GiB", None),
+    "swap unused": ("swap", facts(swap=Swap(total_bytes=8 * GIB, free_bytes=8 * GIB)), "ok", "0 B of 8 GiB", None),
     "swap used": ("swap", facts(swap=Swap(total_bytes=8 * GIB, free_bytes=5 * GIB)), "advice", "3 GiB of 8", "swapoff"),
     "swap unknown": ("swap", facts(swap=None), "ok", "not say", None),
     "environment": ("environment", facts(environ={"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "false"}), "ok", "no", None),

@@ -28,12 +28,12 @@ def test_the_list_marks_what_auto_picks():
     assert marked == ["container", "xeon-amx"]
     assert all(preset.name in text for preset in presets())
     assert max(map(len, text.splitlines())) <= 80
-    assert "Yours" not in text
+    assert "Your own" not in text
 
 
 def test_the_list_shows_own_profiles_and_what_is_wrong_with_them(folder):
     lines = list_text(EMERALD, own=user_profiles(folder), width=200).splitlines()
-    own = lines[lines.index(f"Yours ({folder})") + 1 :]
+    own = lines[lines.index(f"Your own ({folder})") + 1 :]
     assert own[0].split(maxsplit=1) == ["broken", f"error: profile is not TOML: {own[0].split(': ', 2)[2]}"]
     assert own[1].split() == ["mine", "mine"]
 

@@ -112,12 +112,12 @@ def test_the_table_says_what_limits() -> None:
     assert "libraries  none" in text
 
 
-def test_the_table_says_what_is_beside_torch() -> None:
+def test_the_table_lists_the_extensions_of_torch() -> None:
     torch = Torch(version="2.8.0", path="/env/torch", plugin=True, extensions=("intel_extension_for_pytorch",))
     text = probe_text(replace(HOSTS["one"], torch=torch), width=80, color=False)
     assert re.search(r"torch +2\.8\.0 +/env/torch", text)
-    assert re.search(r"plugin +cpulaunch's, which torch loads", text)
-    assert re.search(r"beside it +intel_extension_for_pytorch", text)
+    assert re.search(r"plugin +cpulaunch's, loaded by torch", text)
+    assert re.search(r"extension +intel_extension_for_pytorch", text)
     without = probe_text(replace(HOSTS["one"], torch=Torch(version="2.4.1", path="/t")), width=80, color=False)
     assert re.search(r"plugin +none", without)
 

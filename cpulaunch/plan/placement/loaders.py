@@ -6,7 +6,7 @@ from cpulaunch.plan.placement.instances import Placement, WorkerCpus, worker_cpu
 from cpulaunch.plan.placement.memory import memory_budget
 from cpulaunch.plan.placement.regions import last_cores
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, size_text
 from cpulaunch.records.plan import Note
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
@@ -122,8 +122,8 @@ def _memory_warnings(host: Host, workers: int, instances: int) -> tuple[str, ...
     if budget is None or need * MEMORY_PART <= budget:
         return ()
     return (
-        f"{workers * instances} DataLoader workers need about {need / (1 << 30):.1f} GiB ({LOADER_BYTES >> 20} MiB "
-        f"each), more than a quarter of the {budget / (1 << 30):.1f} GiB there is (--dataloader-workers auto fits)",
+        f"{workers * instances} DataLoader workers need about {size_text(need)} ({size_text(LOADER_BYTES)} "
+        f"each), more than a quarter of the {size_text(budget)} there is (--dataloader-workers auto fits)",
     )
 
 

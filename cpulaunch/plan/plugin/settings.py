@@ -9,7 +9,7 @@ from cpulaunch.plan.variables.preloads import Preloads
 from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, size_text
 from cpulaunch.records.plan import Note
 from cpulaunch.records.record import fields, record
 from cpulaunch.records.request import LaunchRequest
@@ -116,7 +116,7 @@ def graph_notes(host: Host, choices: TorchChoices, workers: int) -> tuple[Note, 
     if most is None:
         return ()
     reason = "frozen copies of weights in captured graphs of each worker, at most: a quarter of its share of the memory"
-    return (Note(setting="graph_memory", value=f"{most / (1 << 30):.1f} GiB", origin="default", reason=reason),)
+    return (Note(setting="graph_memory", value=size_text(most), origin="default", reason=reason),)
 
 
 def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[VariableRequest, ...]:
