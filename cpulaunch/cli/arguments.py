@@ -9,7 +9,7 @@ from __future__ import annotations
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import Program, ProgramKind
-from cpulaunch.records.settings import JOB_SETTINGS, Row, rows
+from cpulaunch.records.settings import JOB_SETTINGS, SettingSpec, setting_specs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TEXTS = {
     "--emit": ("sh|slurm|k8s", "print a shell script, a script for sbatch or a Kubernetes manifest; start nothing"),
     "--sysroot": ("DIR", "plan for the captured machine under DIR; starts nothing"),
 }
-MEANT = {"--from-mpi": {"scheduler": "mpi"}}
+ALIASES = {"--from-mpi": {"scheduler": "mpi"}}
 """Switches that are another way to write a setting."""
 EMITS = ("sh", "slurm", "k8s")
 SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
@@ -84,7 +84,7 @@ class _Reader:
             if inline is not None:
                 raise UsageError("option takes no value", value=token, source="command line", hint=f"cpulaunch {flag}")
             self.switches.add(flag)
-            self.values |= MEANT.get(flag, {})
+            self.values |= ALIASES.get(flag, {})
         elif flag in TEXTS:
             self.texts[flag] = self.argument(flag, inline)
         else:
@@ -92,18 +92,18 @@ class _Reader:
 
     def set(self, flag: str, inline: str | None) -> None:
         """Take one setting's option in. Raises: UsageError."""
-        row, negated = setting_of(flag)
-        if row.kind.flag:
-            value = row.kind.from_text(inline) if inline in ("true", "false") else inline is None
+        spec, negated = setting_of(flag)
+        if spec.value_type.flag:
+            value = spec.value_type.from_text(inline) if inline in ("true", "false") else inline is None
             if inline not in (None, "true", "false"):
                 raise UsageError("option takes no value", value=f"{flag}={inline}", source="command line", hint=flag)
-            self.values[row.name] = value is not negated
+            self.values[spec.name] = value is not negated
             return
         text = self.argument(flag, inline)
-        if not text and row.name in EMPTY_IS_NONE:
+        if not text and spec.name in EMPTY_IS_NONE:
             return
-        value = parse(row, text)
-        self.values[row.name] = self.values.get(row.name, ()) + value if row.kind.repeatable else value
+        value = parse(spec, text)
+        self.values[spec.name] = self.values.get(spec.name, ()) + value if spec.value_type.repeatable else value
 
 
 def canonical(name: str) -> str:
@@ -120,7 +120,7 @@ def unabbreviated(flag: str) -> str:
 
     Raises: UsageError if it is the beginning of several.
     """
-    table = rows()
+    table = setting_specs()
     known = [table[name].flag for name in (*JOB_SETTINGS, "log_dir")] + ["--module", "--no-python", "--help"]
     if not flag.startswith("--") or flag in known or flag[2:].replace("-", "_") in table or flag in SWITCHES:
         return flag
@@ -130,36 +130,39 @@ def unabbreviated(flag: str) -> str:
     return meant[0] if meant else flag
 
 
-def setting_of(flag: str) -> tuple[Row, bool]:
-    """The row of a flag and whether it was the negative form (`--no-smt`). Raises: UsageError for an unknown option."""
+def setting_of(flag: str) -> tuple[SettingSpec, bool]:
+    """The setting of a flag, and whether the flag is the negative form (`--no-smt`).
+
+    Raises: UsageError for an unknown option.
+    """
     name = flag[2:].replace("-", "_")
-    table = rows()
+    table = setting_specs()
     if flag.startswith("--") and name in table:
         return table[name], False
     positive = table.get(name.removeprefix("no_")) if flag.startswith("--no-") else None
-    if positive is not None and positive.kind.flag:
+    if positive is not None and positive.value_type.flag:
         return positive, True
     raise UsageError("unknown option", value=flag, source="command line", hint=_nearest(flag))
 
 
-def parse(row: Row, text: str) -> Any:
+def parse(spec: SettingSpec, text: str) -> Any:
     """The value of a setting written as text. Raises: UsageError."""
     try:
-        return row.kind.from_text(text)
+        return spec.value_type.from_text(text)
     except ValueError as error:
         raise UsageError(
-            f"{row.flag}: {error}",
+            f"{spec.flag}: {error}",
             value=repr(text),
             source="command line",
-            hint=f"cpulaunch {row.flag} {row.kind.metavar}",
+            hint=f"cpulaunch {spec.flag} {spec.value_type.metavar}",
         ) from None
 
 
 def _nearest(flag: str) -> str:
     import difflib
 
-    known = [row.flag for row in rows().values()] + [*SWITCHES, *TEXTS]
-    known += ["--no-" + row.flag[2:] for row in rows().values() if row.kind.flag]
+    known = [spec.flag for spec in setting_specs().values()] + [*SWITCHES, *TEXTS]
+    known += [spec.negative_flag for spec in setting_specs().values() if spec.value_type.flag]
     begun = [each for each in known if len(flag) > 3 and each.startswith(flag)]
     near = begun or difflib.get_close_matches(flag, known, n=1, cutoff=0.4)
     return f"did you mean {near[0]}? the program's own options go after it" if near else "cpulaunch --help lists them"
@@ -201,5 +204,8 @@ def _program(reader: _Reader, interpreter: str) -> Program | None:
     elif "--no-python" in reader.switches:
         kind = "command"
     return Program(
-        kind=kind, target=rest[0], args=tuple(rest[1:]), interpreter="" if kind == "command" else interpreter
+        kind=kind,
+        target=rest[0],
+        args=tuple(rest[1:]),
+        interpreter="" if kind == "command" else interpreter,
     )

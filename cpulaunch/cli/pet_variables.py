@@ -9,7 +9,7 @@ from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import Layer, Program
-from cpulaunch.records.settings import JOB_SETTINGS, Row, rows
+from cpulaunch.records.settings import JOB_SETTINGS, SettingSpec, setting_specs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,11 @@ def with_pet_variables(line: CommandLine, environ: Mapping[str, str], *, interpr
     Raises: UsageError naming the variable if its value is none of the option's.
     """
     known = [name for name in (*JOB_SETTINGS, "log_dir") if environ.get(PREFIX + name.upper())]
-    asked = [name for name in known if name != "log_dir" and not _is_off(rows()[name], environ[PREFIX + name.upper()])]
+    asked = [
+        name
+        for name in known
+        if name != "log_dir" and not _is_off(setting_specs()[name], environ[PREFIX + name.upper()])
+    ]
     job = line.job or any(name in line.values for name in JOB_SETTINGS)
     if asked and not job and any(name in line.values for name in ALONE):
         variables = _listed(asked)
@@ -37,7 +41,7 @@ def with_pet_variables(line: CommandLine, environ: Mapping[str, str], *, interpr
         return replace(line, notices=(*line.notices, notice))
     if not asked and not job:
         return line
-    values = {name: _parsed(rows()[name], environ[PREFIX + name.upper()]) for name in known}
+    values = {name: _parsed(setting_specs()[name], environ[PREFIX + name.upper()]) for name in known}
     beaten = [name for name, value in values.items() if name in line.values and line.values[name] != value]
     layer = Layer(
         origin="environment",
@@ -67,28 +71,28 @@ def _assignment(environ: Mapping[str, str], name: str) -> str:
 def _beaten_notice(names: list[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     if not names:
         return ()
-    flags = ", ".join(rows()[name].flag for name in names)
+    flags = ", ".join(setting_specs()[name].flag for name in names)
     variables = ", ".join(_assignment(environ, name) for name in names)
     return (f"{flags} on the command line {'wins' if len(names) == 1 else 'win'} over {variables} in your environment",)
 
 
-def _is_off(row: Row, text: str) -> bool:
+def _is_off(spec: SettingSpec, text: str) -> bool:
     """Whether this is a switch that is off, which asks for nothing."""
-    return row.kind.flag and text.strip() == "0"
+    return spec.value_type.flag and text.strip() == "0"
 
 
-def _parsed(row: Row, text: str) -> Any:
-    variable = PREFIX + row.name.upper()
-    if row.kind.flag:
+def _parsed(spec: SettingSpec, text: str) -> Any:
+    variable = PREFIX + spec.name.upper()
+    if spec.value_type.flag:
         return _switch(variable, text)
     try:
-        return row.kind.from_text(text)
+        return spec.value_type.from_text(text)
     except ValueError as error:
         raise UsageError(
             str(error),
             value=f"{variable}={text}",
             source="your environment",
-            hint=f"{variable}={row.kind.metavar}, or unset it",
+            hint=f"{variable}={spec.value_type.metavar}, or unset it",
         ) from None
 
 

@@ -16,11 +16,11 @@ NAME_PATIENCE_SECONDS = 60.0
 """How long a host name may take to appear, unless --rdzv-conf join_timeout is shorter."""
 
 
-def with_route(request: LaunchRequest, *, patient: bool, notify: Callable[[str], None]) -> LaunchRequest:
+def with_route(request: LaunchRequest, *, wait_for_dns: bool, notify: Callable[[str], None]) -> LaunchRequest:
     """The request with the interface and the address on the way to where the hosts meet, where both can be told.
 
-    Raises: ProbeError or UsageError if the host name cannot be used; unless `patient`, one that does not resolve is
-    a warning, as a plan may be made elsewhere.
+    Raises: ProbeError or UsageError if the host name cannot be used. Without `wait_for_dns`, a name that does not
+    resolve is only a warning: the plan may be made on another machine.
     """
     from cpulaunch.system.routes import route_to
 
@@ -28,10 +28,10 @@ def with_route(request: LaunchRequest, *, patient: bool, notify: Callable[[str],
     if dict(request.settings.rdzv_conf).get("store_type") == "file":
         return request
     try:
-        patience = _patience(request) if patient else 0.0
+        patience = _patience(request) if wait_for_dns else 0.0
         route = route_to(endpoint, source=source, patience_seconds=patience, notify=notify)
     except ProbeError as error:
-        if patient:
+        if wait_for_dns:
             raise
         warning = f"{error.what}: {error.value} ({error.source}); the network interface is not chosen"
         return replace(request, warnings=(*request.warnings, warning))

@@ -37,7 +37,7 @@ def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool, t
     printed = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
     if not printed:
         _check_runnable(line, environ)
-    host, plan = _decide(line, environ, patient=not printed)
+    host, plan = _decide(line, environ, wait_for_dns=not printed)
     _refuse_degraded(plan)
     if printed:
         _print_plan(plan, host, line, environ)
@@ -102,8 +102,8 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
     check_program(line.program, environ)
 
 
-def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> tuple[Host, LaunchPlan]:
-    """`patient`: the plan is to run, so that what may take its time to appear is waited for."""
+def _decide(line: CommandLine, environ: Mapping[str, str], *, wait_for_dns: bool) -> tuple[Host, LaunchPlan]:
+    """`wait_for_dns`: the plan is to run, so that what may take its time to appear is waited for."""
     interpreter = line.program.interpreter if line.program else sys.executable
     if line.sysroot is not None:
         # Nothing of this process reaches a captured machine's plan; where profiles are kept does.
@@ -115,13 +115,15 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, patient: bool) -> 
     if host.sysroot is None and (request.settings.nnodes or (1, 1))[1] > 1:
         from cpulaunch.cli.rendezvous_route import with_route
 
-        request = with_route(request, patient=patient, notify=notify_on_stderr)
+        request = with_route(request, wait_for_dns=wait_for_dns, notify=notify_on_stderr)
     trials = _trials(host, request, environ)
     plan = make_plan(host, request, trials=trials)
     if plan.unmeasured and host.sysroot is None:
         from cpulaunch.cli.collective_timings import collective_measurement
 
-        found = collective_measurement(host, request, plan, environ=environ, start=patient, notify=notify_on_stderr)
+        found = collective_measurement(
+            host, request, plan, environ=environ, start=wait_for_dns, notify=notify_on_stderr
+        )
         plan = make_plan(host, request, trials=trials, measurement=found)
     return host, plan
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from cpulaunch.cli.arguments import SWITCHES, TEXTS
-from cpulaunch.records.settings import Row, rows
+from cpulaunch.records.settings import SettingSpec, setting_specs
 
 INTRODUCTION = """\
 Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
@@ -27,17 +27,17 @@ Commands:
 """
 
 
-def _label(row: Row) -> str:
-    if row.kind.flag:
-        return f"--no-{row.flag[2:]}" if row.default else row.flag
-    return f"{row.flag} {row.kind.metavar}"
+def _label(spec: SettingSpec) -> str:
+    if spec.value_type.flag:
+        return spec.negative_flag if spec.default else spec.flag
+    return f"{spec.flag} {spec.value_type.metavar}"
 
 
-def _explanation(row: Row) -> str:
-    if row.kind.flag or row.default in (None, ()) or "default" in row.help.partition("(")[2]:
-        return row.help
-    default = ",".join(row.default) if isinstance(row.default, tuple) else f"{row.default}"
-    return f"{row.help} (default: {default})"
+def _explanation(spec: SettingSpec) -> str:
+    if spec.value_type.flag or spec.default in (None, ()) or "default" in spec.help.partition("(")[2]:
+        return spec.help
+    default = ",".join(spec.default) if isinstance(spec.default, tuple) else f"{spec.default}"
+    return f"{spec.help} (default: {default})"
 
 
 def _lines(label: str, text: str, width: int) -> Iterable[str]:
@@ -57,11 +57,11 @@ def run_help(width: int) -> str:
     """The help text, wrapped to `width` columns."""
     lines = [INTRODUCTION]
     group = ""
-    for row in rows().values():
-        if row.group != group:
-            lines += ([""] if group else []) + [f"{row.group}:"]
-            group = row.group
-        lines += _lines(_label(row), _explanation(row), width)
+    for spec in setting_specs().values():
+        if spec.group != group:
+            lines += ([""] if group else []) + [f"{spec.group}:"]
+            group = spec.group
+        lines += _lines(_label(spec), _explanation(spec), width)
     lines += ["", "Other:"]
     for flag, (metavar, text) in TEXTS.items():
         lines += _lines(f"{flag} {metavar}", text, width)

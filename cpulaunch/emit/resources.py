@@ -4,13 +4,12 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from cpulaunch.records.command_line import CommandLine
-from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.record import record
 from cpulaunch.records.request import Program
-from cpulaunch.records.settings import JOB_SETTINGS, Row, rows
+from cpulaunch.records.settings import JOB_SETTINGS, setting_specs
 
 MIB = 1 << 20
 THIS_HOST = ("cpus", "numa_nodes")
@@ -91,39 +90,16 @@ def command_of(line: CommandLine, program: Program, *, without: Collection[str],
     if ranks and not any(name in JOB_SETTINGS for name in asked):
         words += ["--nproc-per-node", "1"]
     for name, value in asked.items():
-        words += option(rows()[name], value)
+        words += setting_specs()[name].arguments(value)
     words += {"module": ["-m"], "command": ["--no-python"], "script": []}[program.kind]
     guard = ["--"] if program.target.startswith("-") else []
     return [*words, *guard, program.target, *program.args]
 
 
-def option(row: Row, value: Any) -> list[str]:
-    """A setting as it is typed."""
-    if isinstance(value, bool):
-        return [row.flag if value else "--no-" + row.flag[2:]]
-    if row.kind.repeatable:
-        return [word for name, text in value for word in (row.flag, f"{name}={text}")]
-    return [row.flag, _typed(value)]
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, frozenset):
-        return format_cpulist(value)
-    if not isinstance(value, tuple):
-        return str(value)
-    if value and all(isinstance(each, int) for each in value):
-        return f"{value[0]}:{value[1]}" if value[0] != value[1] else str(value[0])
-    return ",".join(_pair(each) if isinstance(each, tuple) else str(each) for each in value)
-
-
-def _pair(pair: tuple[Any, Any]) -> str:
-    return f"{pair[0]}{'=' if isinstance(pair[1], str) else ':'}{pair[1]}"
-
-
 def left_out(line: CommandLine, names: Iterable[str]) -> list[str]:
     """The flags of those settings that were chosen, for a comment."""
     chosen = asked_for(line)
-    return [rows()[name].flag for name in names if name in chosen]
+    return [setting_specs()[name].flag for name in names if name in chosen]
 
 
 def job_name(program: Program) -> str:

@@ -44,7 +44,7 @@ def launch(
     """
     if not hasattr(os, "fork"):
         raise LaunchError("cannot start workers", value=sys.platform, hint="run cpulaunch on Linux, macOS or in WSL")
-    if plan.job is not None and plan.job.engine != "member":
+    if plan.job is not None and plan.job.engine != "scheduler":
         return _job(plan, environ, memory_events=memory_events, notify=notify)
     specs = prepare_exec_specs(plan, environ, notify=notify)
     if plan.replaces_launcher:

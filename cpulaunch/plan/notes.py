@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from cpulaunch.plan.placement.instances import Placement
-from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import Note
 from cpulaunch.records.request import LaunchRequest
-from cpulaunch.records.settings import Row, rows
+from cpulaunch.records.settings import SettingSpec, setting_specs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import TypeGuard
 
 _EXPLAINED = frozenset(
     (
@@ -67,11 +65,11 @@ def asked_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tuple
     return tuple(
         Note(
             setting=name,
-            value=_text(row.default if name in not_applied else getattr(request.settings, name)),
+            value=_text(spec, spec.default if name in not_applied else getattr(request.settings, name)),
             origin=request.origin(name),
-            reason=f"not applied: {not_applied[name]}" if name in not_applied else _reason(request, row),
+            reason=f"not applied: {not_applied[name]}" if name in not_applied else _reason(request, spec),
         )
-        for name, row in rows().items()
+        for name, spec in setting_specs().items()
         if name in request.origins and (name not in _EXPLAINED or _idle(request, name))
     )
 
@@ -81,13 +79,13 @@ def _idle(request: LaunchRequest, name: str) -> bool:
     return name in _FOR_RANKS and not request.distributed
 
 
-def _reason(request: LaunchRequest, row: Row) -> str:
-    value = getattr(request.settings, row.name)
-    if _idle(request, row.name):
+def _reason(request: LaunchRequest, spec: SettingSpec) -> str:
+    value = getattr(request.settings, spec.name)
+    if _idle(request, spec.name):
         return "without effect: it is for a job of ranks"
-    usual = row.kind.flag and value == row.default
-    meant = "as it is by default" if usual else _MEANINGS.get((row.name, value), row.help)
-    return request.reasons.get(row.name, meant)
+    usual = spec.value_type.flag and value == spec.default
+    meant = "as it is by default" if usual else _MEANINGS.get((spec.name, value), spec.help)
+    return request.reasons.get(spec.name, meant)
 
 
 _MEANINGS = {
@@ -108,23 +106,9 @@ _MEANINGS = {
 """What a choice does, where the help has one line for several."""
 
 
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
+def _text(spec: SettingSpec, value: object) -> str:
     if value is None:
         return "default"
-    if isinstance(value, tuple):
-        return _joined(value)
-    return format_cpulist(value) if isinstance(value, frozenset) else str(value)
-
-
-def _joined(values: tuple[object, ...]) -> str:
-    """Values as they are written on a command line: 1:2 (a range), 0:3,1:1 and K=V,... (pairs), A,B."""
-    if len(values) == 2 and all(isinstance(each, int) for each in values):
-        return f"{values[0]}:{values[1]}" if values[0] != values[1] else str(values[0])
-    pairs = [("=" if isinstance(each[1], str) else ":").join(map(str, each)) for each in values if _is_pair(each)]
-    return ",".join(pairs or map(str, values))
-
-
-def _is_pair(value: object) -> TypeGuard[tuple[object, object]]:
-    return isinstance(value, tuple) and len(value) == 2
+    if spec.value_type.flag:
+        return "on" if value else "off"
+    return spec.value_type.to_text(value)

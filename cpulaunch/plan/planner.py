@@ -56,24 +56,26 @@ def make_plan(
     ranks = _ranks(host, request, pool)
     whole = _placed(host, request, pool) if ranks is None else ranks.placement
     started = _started(request, len(whole.workers)) if ranks is None else ranks.local_ranks
-    if request.member is None:
+    if request.scheduled_rank is None:
         _check_indexes(request.settings.show, frozenset(started), "--show")
     choices = choose_torch_settings(host, request)
     loaders = plan_loaders(host, request, pool, whole, bound=bound, plugin_missing_reason=choices.plugin_missing_reason)
-    talk = _collectives(host, request, (pool, loaders.placement, bound, ranks), choices, measurement)
-    placement, choices = (loaders.placement, choices) if talk is None else (talk.placement, talk.choices)
+    collectives = _collectives(host, request, (pool, loaders.placement, bound, ranks), choices, measurement)
+    placement, choices = (
+        (loaders.placement, choices) if collectives is None else (collectives.placement, collectives.choices)
+    )
     compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
     memory = place_memory(host, request, whole.workers)
     preloads = choose_preloads(host, request, trials)
     variable_requests = (
         *(() if ranks is None else ranks.variable_requests),
-        *(() if talk is None else talk.variable_requests),
+        *(() if collectives is None else collectives.variable_requests),
     )
     tuned = tune(
         host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, variable_requests)
     )
     options = _launch_options(request, choices, ranks)
-    communicating = () if talk is None else talk.cpus
+    communicating = () if collectives is None else collectives.cpus
     seats = _Seats(placement.workers, compute.threads, loaders.cpus, communicating, memory, bound, ranks)
     return LaunchPlan(
         mode=_mode(request),
@@ -84,18 +86,23 @@ def make_plan(
             *(instances_note(request, placement), *(() if ranks is None else ranks.notes)),
             *(*pool.notes, *memory.notes, binder_note(host, request)),
             *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.not_applied)),
-            *(*loaders.notes, *(() if talk is None else talk.notes)),
+            *(*loaders.notes, *(() if collectives is None else collectives.notes)),
             *(*graph_notes(host, choices, len(whole.workers)), *tuned.environment.notes),
         ),
         warnings=_once(
             *(request.warnings, () if ranks is None else ranks.warnings),
             *(_binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
-            *(memory.warnings, preloads.warnings, loaders.warnings, () if talk is None else talk.warnings),
+            *(
+                memory.warnings,
+                preloads.warnings,
+                loaders.warnings,
+                () if collectives is None else collectives.warnings,
+            ),
             tuned.warnings,
         ),
         launch=options,
         job=None if ranks is None else ranks.job,
-        unmeasured=talk is not None and talk.unmeasured,
+        unmeasured=collectives is not None and collectives.unmeasured,
     )
 
 
@@ -202,7 +209,7 @@ def _worker(
     if ranks is not None:
         argv = rank_argv(argv, index)
     return WorkerPlan(
-        index=index if request.member is None else request.member.rank,
+        index=index if request.scheduled_rank is None else request.scheduled_rank.rank,
         cpus=cpus,
         loader_cpus=seats.loader_cpus[index],
         ccl_cpus=seats.ccl_cpus[index] if seats.ccl_cpus else frozenset(),

@@ -11,8 +11,8 @@ from cpulaunch.profile.model import Choice, Conditions, Profile
 from cpulaunch.profile.schema import APPLIES, CHOICE, CONFLICTS, TOP, check_variable, text
 from cpulaunch.profile.toml_lines import key_lines, line_of
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.settings import rows
-from cpulaunch.records.value_types import Kind
+from cpulaunch.records.settings import setting_specs
+from cpulaunch.records.value_types import ValueType
 
 MAX_BYTES = 64 * 1024
 """The presets have at most 4 KiB; anything this long is no profile."""
@@ -202,17 +202,23 @@ def _conditions(document: _Document, path: Path, table: object) -> Conditions:
 
 
 def _setting(document: _Document, name: str) -> Choice:
-    known = {row.name: row.kind for row in rows().values() if row.in_profile}
+    known = {spec.name: spec.value_type for spec in setting_specs().values() if spec.in_profile}
     if name not in known:
-        outside = name in rows()
-        hint = f"give {rows()[name].flag} on the command line" if outside else _nearest(name, list(known))
+        outside = name in setting_specs()
+        hint = f"give {setting_specs()[name].flag} on the command line" if outside else _nearest(name, list(known))
         what = "setting cannot be in a profile" if outside else "unknown setting in profile"
         raise document.error(what, ("settings", name), value=name, hint=hint)
     return _choice(document, ("settings", name), known[name].from_toml, example=_example(known[name]))
 
 
-def _example(kind: Kind) -> str:
-    return f'value = "{kind.choices[0]}"' if kind.choices else "value = true" if kind.flag else "value = …"
+def _example(value_type: ValueType) -> str:
+    return (
+        f'value = "{value_type.choices[0]}"'
+        if value_type.choices
+        else "value = true"
+        if value_type.flag
+        else "value = …"
+    )
 
 
 def _variable(document: _Document, name: str) -> Choice:

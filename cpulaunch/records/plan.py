@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.records.record import record
-from cpulaunch.records.request import Member, Origin
+from cpulaunch.records.request import Origin, SchedulerRank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ class JobPlan:
     """One distributed job as this host sees it.
 
     `engine` native: one host, cpulaunch's own supervisor; elastic: torch's agent, each rank started through a shim
-    that binds it; member: a scheduler started one process per rank, and the plan holds this one alone.
+    that binds it; scheduler: a scheduler started one process per rank, and the plan holds this one alone.
     `master_port` None: a free one at every start. `hosts` are the fewest and the most. `interpreter` is the Python
     that has torch, for the agent.
     """
 
-    engine: Literal["native", "elastic", "member"]
+    engine: Literal["native", "elastic", "scheduler"]
     hosts: tuple[int, int]
     host_rank: int
     local_world_size: int
@@ -156,7 +156,7 @@ class JobPlan:
     event_log_handler: str = "null"
     logs_specs: str | None = None
     interpreter: str = ""
-    member: Member | None = None
+    scheduled_rank: SchedulerRank | None = None
 
 
 @record
@@ -179,5 +179,5 @@ class LaunchPlan:
     @property
     def replaces_launcher(self) -> bool:
         """Whether the one worker takes over this process (exec): same pid, nothing resident."""
-        alone = self.world_size == 1 if self.job is None else self.job.engine == "member"
+        alone = self.world_size == 1 if self.job is None else self.job.engine == "scheduler"
         return alone and not self.launch.supervised

@@ -37,7 +37,7 @@ class EnvDefault:
 
 
 @record
-class Member:
+class SchedulerRank:
     """This process as one rank that a scheduler started, among all and among those of its host.
 
     `own_cpus`: it is bound to CPUs that no other rank of the host has.
@@ -55,14 +55,14 @@ class Member:
 class Layer:
     """Values one source wants; earlier layers win. `reasons` explain its settings, `warnings` what is odd about them.
 
-    `member`: a scheduler started this process as one rank.
+    `scheduled_rank`: a scheduler started this process as one rank.
     """
 
     origin: Origin
     values: Mapping[str, Any]
     reasons: Mapping[str, str] = field(default_factory=dict)
     env: tuple[EnvDefault, ...] = ()
-    member: Member | None = None
+    scheduled_rank: SchedulerRank | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -85,7 +85,7 @@ class LaunchRequest:
     """The network interface on the way to where the hosts of the job meet; None: one host, or it cannot be told."""
     endpoint_address: str | None = None
     """This host's address on that way, at which the others reach it."""
-    member: Member | None = None
+    scheduled_rank: SchedulerRank | None = None
     """This process as one rank of the job; None: cpulaunch starts the ranks."""
 
     def origin(self, setting: str) -> Origin:
@@ -143,5 +143,5 @@ def merge(
         environ=MappingProxyType(dict(environ)),
         warnings=(*warnings, *(warning for layer in layers for warning in layer.warnings)),
         notices=notices,
-        member=next((layer.member for layer in layers if layer.member is not None), None),
+        scheduled_rank=next((layer.scheduled_rank for layer in layers if layer.scheduled_rank is not None), None),
     )

@@ -1,13 +1,13 @@
-"""Every setting, one row each: the same row is a flag of run and plan, a key of profiles and a line of the help.
+"""Every setting, one spec each: the same spec is a flag of run and plan, a key of profiles and a line of the help.
 
-A row's flag is its name with dashes (`cores_per_instance` is `--cores-per-instance`, also accepted with underscores).
+A spec's flag is its name with dashes (`cores_per_instance` is `--cores-per-instance`, also accepted with underscores).
 """
 
 from __future__ import annotations
 
-from cpulaunch.records import value_types as kinds
+from cpulaunch.records import value_types as types
 from cpulaunch.records.record import field, fields, record
-from cpulaunch.records.value_types import Kind
+from cpulaunch.records.value_types import ValueType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ Group: TypeAlias = str
 
 
 @record
-class Row:
+class SettingSpec:
     """How one setting is written and explained."""
 
     name: str
-    kind: Kind
+    value_type: ValueType
     default: Any
     group: Group
     help: str
@@ -37,344 +37,372 @@ class Row:
         """The setting's long option."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def negative_flag(self) -> str:
+        """The option that switches a switch off, such as `--no-smt`."""
+        return "--no-" + self.flag[2:]
 
-def _row(default: Any, kind: Kind, group: Group, help: str, *, in_profile: bool = True) -> Any:  # noqa: A002
-    return field(default=default, kind=kind, group=group, help=help, in_profile=in_profile)
+    def arguments(self, value: Any) -> list[str]:
+        """The words of a command line that give the setting this value."""
+        if self.value_type.flag:
+            return [self.flag if value else self.negative_flag]
+        parts = [(part,) for part in value] if self.value_type.repeatable else [value]
+        return [word for part in parts for word in (self.flag, self.value_type.to_text(part))]
+
+
+def _setting(default: Any, value_type: ValueType, group: Group, help: str, *, in_profile: bool = True) -> Any:  # noqa: A002
+    return field(default=default, value_type=value_type, group=group, help=help, in_profile=in_profile)
 
 
 @record
 class Settings:
     """The merged value of every setting; None where nobody chose and the planner decides."""
 
-    instances: Count | None = _row(
+    instances: Count | None = _setting(
         None,
-        kinds.count("auto"),
+        types.count("auto"),
         "Placement",
         "independent copies of the program; auto: one per NUMA node",
         in_profile=False,
     )
-    cores_per_instance: int | None = _row(
-        None, kinds.integer(minimum=1), "Placement", "cores of each instance", in_profile=False
+    cores_per_instance: int | None = _setting(
+        None, types.integer(minimum=1), "Placement", "cores of each instance", in_profile=False
     )
-    cpus: frozenset[int] | None = _row(
-        None, kinds.CPULIST, "Placement", "use these logical CPUs only, e.g. 0-3,8", in_profile=False
+    cpus: frozenset[int] | None = _setting(
+        None, types.CPULIST, "Placement", "use these logical CPUs only, e.g. 0-3,8", in_profile=False
     )
-    numa_nodes: frozenset[int] | None = _row(
-        None, kinds.CPULIST, "Placement", "use these NUMA nodes only, e.g. 0,1", in_profile=False
+    numa_nodes: frozenset[int] | None = _setting(
+        None, types.CPULIST, "Placement", "use these NUMA nodes only, e.g. 0,1", in_profile=False
     )
-    smt: bool = _row(False, kinds.FLAG, "Placement", "give out SMT siblings too (default: one logical CPU per core)")
-    e_cores: bool = _row(False, kinds.FLAG, "Placement", "use efficiency cores too")
-    reserve: int = _row(0, kinds.integer(minimum=0), "Placement", "cores of each instance kept free of compute threads")
-    strategy: Literal["spread", "compact"] = _row(
+    smt: bool = _setting(
+        False, types.FLAG, "Placement", "give out SMT siblings too (default: one logical CPU per core)"
+    )
+    e_cores: bool = _setting(False, types.FLAG, "Placement", "use efficiency cores too")
+    reserve: int = _setting(
+        0, types.integer(minimum=0), "Placement", "cores of each instance kept free of compute threads"
+    )
+    strategy: Literal["spread", "compact"] = _setting(
         "spread",
-        kinds.choice("spread", "compact"),
+        types.choice("spread", "compact"),
         "Placement",
         "spread: deal instances evenly over NUMA nodes; compact: fill in order",
     )
-    instance_index: frozenset[int] | None = _row(
-        None, kinds.CPULIST, "Placement", "start only these instances of the plan, e.g. 0,2", in_profile=False
+    instance_index: frozenset[int] | None = _setting(
+        None, types.CPULIST, "Placement", "start only these instances of the plan, e.g. 0,2", in_profile=False
     )
-    oversubscribe: bool = _row(False, kinds.FLAG, "Placement", "allow more instances than cores", in_profile=False)
+    oversubscribe: bool = _setting(False, types.FLAG, "Placement", "allow more instances than cores", in_profile=False)
 
-    membind: Literal["preferred", "bind", "interleave", "none"] | None = _row(
+    membind: Literal["preferred", "bind", "interleave", "none"] | None = _setting(
         None,
-        kinds.choice("preferred", "bind", "interleave", "none"),
+        types.choice("preferred", "bind", "interleave", "none"),
         "Memory and threads",
         "memory policy of each worker (default: preferred; interleave across several NUMA nodes)",
     )
-    binder: Literal["native", "numactl", "taskset", "none"] = _row(
+    binder: Literal["native", "numactl", "taskset", "none"] = _setting(
         "native",
-        kinds.choice("native", "numactl", "taskset", "none"),
+        types.choice("native", "numactl", "taskset", "none"),
         "Memory and threads",
         "who binds: system calls, the named program, or nobody",
     )
-    threads: int | None = _row(
-        None, kinds.integer(minimum=1), "Memory and threads", "compute threads of each worker (default: its cores)"
+    threads: int | None = _setting(
+        None, types.integer(minimum=1), "Memory and threads", "compute threads of each worker (default: its cores)"
     )
-    openmp: Literal["auto", "default", "intel", "llvm"] = _row(
+    openmp: Literal["auto", "default", "intel", "llvm"] = _setting(
         "auto",
-        kinds.choice("auto", "default", "intel", "llvm"),
+        types.choice("auto", "default", "intel", "llvm"),
         "Memory and threads",
         "OpenMP runtime to preload; default: the one torch brings",
     )
-    affinity: Literal["mask", "close", "spread", "explicit", "none"] = _row(
+    affinity: Literal["mask", "close", "spread", "explicit", "none"] = _setting(
         "mask",
-        kinds.choice("mask", "close", "spread", "explicit", "none"),
+        types.choice("mask", "close", "spread", "explicit", "none"),
         "Memory and threads",
         "per-thread OpenMP pinning inside the worker's CPUs; mask: none, the worker's mask only",
     )
-    wait_policy: Literal["auto", "active", "passive"] = _row(
+    wait_policy: Literal["auto", "active", "passive"] = _setting(
         "auto",
-        kinds.choice("auto", "active", "passive"),
+        types.choice("auto", "active", "passive"),
         "Memory and threads",
         "what idle OpenMP threads do; active spins: only on cores nobody shares, without a quota",
     )
 
-    allocator: Literal["auto", "default", "tcmalloc", "jemalloc", "mimalloc"] = _row(
+    allocator: Literal["auto", "default", "tcmalloc", "jemalloc", "mimalloc"] = _setting(
         "auto",
-        kinds.choice("auto", "default", "tcmalloc", "jemalloc", "mimalloc"),
+        types.choice("auto", "default", "tcmalloc", "jemalloc", "mimalloc"),
         "Preloads",
         "memory allocator to preload",
     )
-    huge_pages: bool = _row(False, kinds.FLAG, "Preloads", "ask for transparent huge pages (allocator and torch)")
-    mkl_dispatch: Literal["auto", "on", "off"] = _row(
+    huge_pages: bool = _setting(False, types.FLAG, "Preloads", "ask for transparent huge pages (allocator and torch)")
+    mkl_dispatch: Literal["auto", "on", "off"] = _setting(
         "auto",
-        kinds.choice("auto", "on", "off"),
+        types.choice("auto", "on", "off"),
         "Preloads",
         "on AMD, let MKL choose its fast kernels (same precision)",
     )
 
-    graph: Literal["off", "onednn", "inductor", "zentorch"] = _row(
+    graph: Literal["off", "onednn", "inductor", "zentorch"] = _setting(
         "off",
-        kinds.choice("off", "onednn", "inductor", "zentorch"),
+        types.choice("off", "onednn", "inductor", "zentorch"),
         "Inside torch",
         "capture modules in eval mode: fused oneDNN graphs, torch.compile with freezing, or AMD's zentorch",
     )
-    graph_signatures: int = _row(
+    graph_signatures: int = _setting(
         8,
-        kinds.integer(minimum=1),
+        types.integer(minimum=1),
         "Inside torch",
         "input signatures captured for each module; further ones run eagerly",
     )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = _row(
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = _setting(
         None,
-        kinds.choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        types.choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
         "Inside torch",
         "torch.compile's mode for --graph inductor",
     )
-    precision: Literal["fp32", "tf32", "medium", "bf16", "fp16"] | None = _row(
+    precision: Literal["fp32", "tf32", "medium", "bf16", "fp16"] | None = _setting(
         None,
-        kinds.choice("fp32", "tf32", "medium", "bf16", "fp16"),
+        types.choice("fp32", "tf32", "medium", "bf16", "fp16"),
         "Inside torch",
         "bf16, fp16: autocast around modules; tf32, medium, fp32: precision of fp32 matrix products",
     )
-    channels_last: bool = _row(False, kinds.FLAG, "Inside torch", "convolution weights in channels_last order")
-    inference_mode: bool = _row(
-        False, kinds.FLAG, "Inside torch", "no gradients for modules in eval mode, where the program forgot no_grad"
+    channels_last: bool = _setting(False, types.FLAG, "Inside torch", "convolution weights in channels_last order")
+    inference_mode: bool = _setting(
+        False, types.FLAG, "Inside torch", "no gradients for modules in eval mode, where the program forgot no_grad"
     )
-    debug_apis: bool = _row(
-        True, kinds.FLAG, "Inside torch", "let anomaly detection, emit_nvtx and gradcheck do nothing"
+    debug_apis: bool = _setting(
+        True, types.FLAG, "Inside torch", "let anomaly detection, emit_nvtx and gradcheck do nothing"
     )
-    flush_denormal: bool = _row(False, kinds.FLAG, "Inside torch", "numbers too small for full precision become zero")
-    interop_threads: int | None = _row(
-        None, kinds.integer(minimum=1), "Inside torch", "threads for operations that run side by side"
+    flush_denormal: bool = _setting(
+        False, types.FLAG, "Inside torch", "numbers too small for full precision become zero"
     )
-    cudnn_benchmark: bool = _row(False, kinds.FLAG, "Inside torch", "cuDNN times its algorithms for each shape (GPU)")
-    mmap_weights: bool = _row(
-        False, kinds.FLAG, "Inside torch", "torch.load maps checkpoints: instances share one copy in the page cache"
+    interop_threads: int | None = _setting(
+        None, types.integer(minimum=1), "Inside torch", "threads for operations that run side by side"
     )
-    fused_optimizers: bool = _row(
-        False, kinds.FLAG, "Inside torch", "Adam, AdamW, SGD, Adagrad in one pass over each parameter, where left open"
+    cudnn_benchmark: bool = _setting(
+        False, types.FLAG, "Inside torch", "cuDNN times its algorithms for each shape (GPU)"
     )
-    ipex: bool = _row(False, kinds.FLAG, "Inside torch", "ipex.optimize, as ipexrun --auto-ipex (torch 2.8 or older)")
+    mmap_weights: bool = _setting(
+        False, types.FLAG, "Inside torch", "torch.load maps checkpoints: instances share one copy in the page cache"
+    )
+    fused_optimizers: bool = _setting(
+        False, types.FLAG, "Inside torch", "Adam, AdamW, SGD, Adagrad in one pass over each parameter, where left open"
+    )
+    ipex: bool = _setting(
+        False, types.FLAG, "Inside torch", "ipex.optimize, as ipexrun --auto-ipex (torch 2.8 or older)"
+    )
 
-    dataloader_workers: Count | None = _row(
+    dataloader_workers: Count | None = _setting(
         None,
-        kinds.count("auto"),
+        types.count("auto"),
         "Data loading",
         "DataLoader workers where the program asks for none, on cores of their own",
     )
-    pin_memory: bool = _row(False, kinds.FLAG, "Data loading", "DataLoaders pin memory for copies to a GPU")
-    prefetch: int | None = _row(
-        None, kinds.integer(minimum=1), "Data loading", "batches each DataLoader worker loads ahead"
+    pin_memory: bool = _setting(False, types.FLAG, "Data loading", "DataLoaders pin memory for copies to a GPU")
+    prefetch: int | None = _setting(
+        None, types.integer(minimum=1), "Data loading", "batches each DataLoader worker loads ahead"
     )
-    persistent_workers: bool = _row(False, kinds.FLAG, "Data loading", "DataLoader workers live on from epoch to epoch")
+    persistent_workers: bool = _setting(
+        False, types.FLAG, "Data loading", "DataLoader workers live on from epoch to epoch"
+    )
 
-    nproc_per_node: int | Unit | None = _row(
+    nproc_per_node: int | Unit | None = _setting(
         None,
-        kinds.count("auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"),
+        types.count("auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"),
         "Distributed",
         "ranks on this host; numa, socket, l3: one for each; gpu, xpu: one for each GPU",
         in_profile=False,
     )
-    nnodes: tuple[int, int] | None = _row(
-        None, kinds.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic one", in_profile=False
+    nnodes: tuple[int, int] | None = _setting(
+        None, types.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic one", in_profile=False
     )
-    node_rank: int | None = _row(
-        None, kinds.integer(minimum=0), "Distributed", "this host's number (static rendezvous)", in_profile=False
+    node_rank: int | None = _setting(
+        None, types.integer(minimum=0), "Distributed", "this host's number (static rendezvous)", in_profile=False
     )
-    master_addr: str | None = _row(
-        None, kinds.WORD, "Distributed", "host of rank 0 (static rendezvous)", in_profile=False
+    master_addr: str | None = _setting(
+        None, types.WORD, "Distributed", "host of rank 0 (static rendezvous)", in_profile=False
     )
-    master_port: int | None = _row(
-        None, kinds.PORT, "Distributed", "port of rank 0's store (default: a free one on one host)", in_profile=False
+    master_port: int | None = _setting(
+        None, types.PORT, "Distributed", "port of rank 0's store (default: a free one on one host)", in_profile=False
     )
-    standalone: bool = _row(
-        False, kinds.FLAG, "Distributed", "one host, rendezvous chosen automatically", in_profile=False
+    standalone: bool = _setting(
+        False, types.FLAG, "Distributed", "one host, rendezvous chosen automatically", in_profile=False
     )
-    rdzv_backend: str | None = _row(
-        None, kinds.WORD, "Distributed", "rendezvous of several hosts: static, c10d, etcd-v2, ...", in_profile=False
+    rdzv_backend: str | None = _setting(
+        None, types.WORD, "Distributed", "rendezvous of several hosts: static, c10d, etcd-v2, ...", in_profile=False
     )
-    rdzv_endpoint: str | None = _row(
-        None, kinds.WORD, "Distributed", "rendezvous address, HOST[:PORT]", in_profile=False
+    rdzv_endpoint: str | None = _setting(
+        None, types.WORD, "Distributed", "rendezvous address, HOST[:PORT]", in_profile=False
     )
-    rdzv_id: str | None = _row(None, kinds.WORD, "Distributed", "name of the job at the rendezvous", in_profile=False)
-    rdzv_conf: tuple[tuple[str, str], ...] = _row(
-        (), kinds.PAIRS, "Distributed", "further rendezvous settings, K=V,...", in_profile=False
+    rdzv_id: str | None = _setting(
+        None, types.WORD, "Distributed", "name of the job at the rendezvous", in_profile=False
     )
-    local_addr: str | None = _row(
-        None, kinds.WORD, "Distributed", "this host's address as the others see it", in_profile=False
+    rdzv_conf: tuple[tuple[str, str], ...] = _setting(
+        (), types.PAIRS, "Distributed", "further rendezvous settings, K=V,...", in_profile=False
     )
-    max_restarts: int = _row(
-        0, kinds.integer(minimum=0), "Distributed", "restarts of all ranks after a failure", in_profile=False
+    local_addr: str | None = _setting(
+        None, types.WORD, "Distributed", "this host's address as the others see it", in_profile=False
     )
-    monitor_interval: float = _row(
+    max_restarts: int = _setting(
+        0, types.integer(minimum=0), "Distributed", "restarts of all ranks after a failure", in_profile=False
+    )
+    monitor_interval: float = _setting(
         0.1,
-        kinds.number(minimum=0.0),
+        types.number(minimum=0.0),
         "Distributed",
         "seconds between looks at the ranks (several hosts)",
         in_profile=False,
     )
-    role: str = _row(
-        "default", kinds.WORD, "Distributed", "role of the ranks, in their variables and prefixes", in_profile=False
+    role: str = _setting(
+        "default", types.WORD, "Distributed", "role of the ranks, in their variables and prefixes", in_profile=False
     )
-    run_path: bool = _row(
-        False, kinds.FLAG, "Distributed", "run SCRIPT with runpy, as torchrun --run-path does", in_profile=False
+    run_path: bool = _setting(
+        False, types.FLAG, "Distributed", "run SCRIPT with runpy, as torchrun --run-path does", in_profile=False
     )
-    redirects: Streams = _row(
+    redirects: Streams = _setting(
         0,
-        kinds.STREAMS,
+        types.STREAMS,
         "Distributed",
         "write output to files: 1 stdout, 2 stderr, 3 both, or RANK:N,... (also -r)",
         in_profile=False,
     )
-    tee: Streams = _row(
+    tee: Streams = _setting(
         0,
-        kinds.STREAMS,
+        types.STREAMS,
         "Distributed",
         "write it to files and show it, numbers as for --redirects (also -t)",
         in_profile=False,
     )
-    local_ranks_filter: frozenset[int] | None = _row(
-        None, kinds.CPULIST, "Distributed", "local ranks whose output reaches the terminal", in_profile=False
+    local_ranks_filter: frozenset[int] | None = _setting(
+        None, types.CPULIST, "Distributed", "local ranks whose output reaches the terminal", in_profile=False
     )
-    duplicate_stdout_filters: tuple[str, ...] = _row(
-        (), kinds.FILTERS, "Distributed", "copy stdout lines with one of these words to one file", in_profile=False
+    duplicate_stdout_filters: tuple[str, ...] = _setting(
+        (), types.FILTERS, "Distributed", "copy stdout lines with one of these words to one file", in_profile=False
     )
-    duplicate_stderr_filters: tuple[str, ...] = _row(
-        (), kinds.FILTERS, "Distributed", "copy stderr lines with one of these words to one file", in_profile=False
+    duplicate_stderr_filters: tuple[str, ...] = _setting(
+        (), types.FILTERS, "Distributed", "copy stderr lines with one of these words to one file", in_profile=False
     )
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = _row(
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = _setting(
         None,
-        kinds.choice("node", "socket", "exclusive", "core-complex"),
+        types.choice("node", "socket", "exclusive", "core-complex"),
         "Distributed",
         "bind each rank to all of its NUMA node or socket, to its share of it, or to one L3 (default: equal shares)",
         in_profile=False,
     )
-    device: Literal["auto", "cpu", "gpu"] = _row(
+    device: Literal["auto", "cpu", "gpu"] = _setting(
         "auto",
-        kinds.choice("auto", "cpu", "gpu"),
+        types.choice("auto", "cpu", "gpu"),
         "Distributed",
         "what ranks compute on: bind them to cores, or next to GPUs",
         in_profile=False,
     )
-    virtual_local_rank: bool = _row(
-        False, kinds.FLAG, "Distributed", "every rank sees its own GPU alone, as LOCAL_RANK 0", in_profile=False
+    virtual_local_rank: bool = _setting(
+        False, types.FLAG, "Distributed", "every rank sees its own GPU alone, as LOCAL_RANK 0", in_profile=False
     )
-    signals_to_handle: tuple[str, ...] = _row(
+    signals_to_handle: tuple[str, ...] = _setting(
         ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"),
-        kinds.WORDS,
+        types.WORDS,
         "Distributed",
         "signals that end the job",
         in_profile=False,
     )
-    shutdown_timeout: int | None = _row(
+    shutdown_timeout: int | None = _setting(
         None,
-        kinds.integer(minimum=0),
+        types.integer(minimum=0),
         "Distributed",
         "seconds between SIGTERM and SIGKILL (torchrun's --grace)",
         in_profile=False,
     )
-    start_method: Literal["spawn", "fork", "forkserver"] = _row(
+    start_method: Literal["spawn", "fork", "forkserver"] = _setting(
         "spawn",
-        kinds.choice("spawn", "fork", "forkserver"),
+        types.choice("spawn", "fork", "forkserver"),
         "Distributed",
         "torchrun's, without effect on programs",
         in_profile=False,
     )
-    event_log_handler: str = _row(
-        "null", kinds.WORD, "Distributed", "torch elastic's handler of events", in_profile=False
+    event_log_handler: str = _setting(
+        "null", types.WORD, "Distributed", "torch elastic's handler of events", in_profile=False
     )
-    logs_specs: str | None = _row(
+    logs_specs: str | None = _setting(
         None,
-        kinds.WORD,
+        types.WORD,
         "Distributed",
         "a torchrun.logs_specs entry point, carried out by torch elastic",
         in_profile=False,
     )
-    scheduler: Literal["auto", "none", "slurm", "mpi", "pbs"] = _row(
+    scheduler: Literal["auto", "none", "slurm", "mpi", "pbs"] = _setting(
         "auto",
-        kinds.choice("auto", "none", "slurm", "mpi", "pbs"),
+        types.choice("auto", "none", "slurm", "mpi", "pbs"),
         "Distributed",
         "whose variables say which host or rank this is (mpi: also --from-mpi)",
         in_profile=False,
     )
-    dist_backend: Literal["auto", "gloo", "ccl", "mpi"] | None = _row(
+    dist_backend: Literal["auto", "gloo", "ccl", "mpi"] | None = _setting(
         None,
-        kinds.choice("auto", "gloo", "ccl", "mpi"),
+        types.choice("auto", "gloo", "ccl", "mpi"),
         "Distributed",
         "what CPU collectives run on where the program asks for gloo or nothing; auto: measured once on this host",
     )
-    ccl_workers: int = _row(
-        0, kinds.integer(minimum=0), "Distributed", "threads of oneCCL's for each rank, on cores of their own"
+    ccl_workers: int = _setting(
+        0, types.integer(minimum=0), "Distributed", "threads of oneCCL's for each rank, on cores of their own"
     )
-    ccl_worker_siblings: bool = _row(
-        False, kinds.FLAG, "Distributed", "let them run on SMT siblings of the rank's cores instead"
+    ccl_worker_siblings: bool = _setting(
+        False, types.FLAG, "Distributed", "let them run on SMT siblings of the rank's cores instead"
     )
-    ccl_path: Literal["auto", "memory", "oneccl"] | None = _row(
+    ccl_path: Literal["auto", "memory", "oneccl"] | None = _setting(
         None,
-        kinds.choice("auto", "memory", "oneccl"),
+        types.choice("auto", "memory", "oneccl"),
         "Distributed",
         "how ccl moves data: through the ranks' own memory on one host, or by oneCCL (default: auto)",
     )
 
-    profile: tuple[str, ...] = _row(
+    profile: tuple[str, ...] = _setting(
         ("auto",),
-        kinds.NAMES,
+        types.NAMES,
         "Profile",
         "preset: NAME, FILE.toml, auto or none; several separated by commas",
         in_profile=False,
     )
-    env: tuple[tuple[str, str], ...] = _row(
-        (), kinds.ASSIGNMENTS, "Profile", "set K=V in every worker; may be repeated", in_profile=False
+    env: tuple[tuple[str, str], ...] = _setting(
+        (), types.ASSIGNMENTS, "Profile", "set K=V in every worker; may be repeated", in_profile=False
     )
-    strict: bool = _row(False, kinds.FLAG, "Profile", "turn every degradation into an error", in_profile=False)
+    strict: bool = _setting(False, types.FLAG, "Profile", "turn every degradation into an error", in_profile=False)
 
-    grace: float = _row(30.0, kinds.number(minimum=0.0), "Launch", "seconds between SIGTERM and SIGKILL")
-    log_dir: str | None = _row(
-        None, kinds.TEXT, "Launch", "write each worker's output to DIR/worker-N.log", in_profile=False
+    grace: float = _setting(30.0, types.number(minimum=0.0), "Launch", "seconds between SIGTERM and SIGKILL")
+    log_dir: str | None = _setting(
+        None, types.TEXT, "Launch", "write each worker's output to DIR/worker-N.log", in_profile=False
     )
-    show: frozenset[int] | None = _row(
-        None, kinds.CPULIST, "Launch", "workers whose output reaches the terminal (default: all)", in_profile=False
+    show: frozenset[int] | None = _setting(
+        None, types.CPULIST, "Launch", "workers whose output reaches the terminal (default: all)", in_profile=False
     )
-    buffered: bool = _row(
-        False, kinds.FLAG, "Launch", "let Python workers buffer their output (default: -u behind a pipe)"
+    buffered: bool = _setting(
+        False, types.FLAG, "Launch", "let Python workers buffer their output (default: -u behind a pipe)"
     )
-    report: str | None = _row(
-        None, kinds.TEXT, "Launch", "write what took effect in every worker to FILE.json (-: stdout)", in_profile=False
+    report: str | None = _setting(
+        None, types.TEXT, "Launch", "write what took effect in every worker to FILE.json (-: stdout)", in_profile=False
     )
-    metric: str | None = _row(
+    metric: str | None = _setting(
         None,
-        kinds.PATTERN,
+        types.PATTERN,
         "Launch",
         "read a figure from the output, e.g. 'samples/s: ([0-9.]+)'; the last one counts, summed over workers",
         in_profile=False,
     )
-    start_barrier: bool = _row(
+    start_barrier: bool = _setting(
         False,
-        kinds.FLAG,
+        types.FLAG,
         "Launch",
         "release all workers together, at cpulaunch.ready() or their first forward",
         in_profile=False,
     )
 
 
-_ROWS = {name: Row(name=name, default=row.default, **row.metadata) for name, row in fields(Settings).items()}
+_SPECS = {
+    name: SettingSpec(name=name, default=spec.default, **spec.metadata) for name, spec in fields(Settings).items()
+}
 
 
-def rows() -> dict[str, Row]:
-    """Every setting's row by name, in the order of the help."""
-    return _ROWS
+def setting_specs() -> dict[str, SettingSpec]:
+    """Every setting's spec by name, in the order of the help."""
+    return _SPECS
 
 
 COLLECTIVE = ("dist_backend", "ccl_workers", "ccl_worker_siblings", "ccl_path")
@@ -382,4 +410,4 @@ COLLECTIVE = ("dist_backend", "ccl_workers", "ccl_worker_siblings", "ccl_path")
 NOT_JOBS = ("device", "scheduler", *COLLECTIVE)
 """Rows of the group Distributed that alone do not make a launch a job of ranks."""
 
-JOB_SETTINGS = tuple(name for name, row in _ROWS.items() if row.group == "Distributed" and name not in NOT_JOBS)
+JOB_SETTINGS = tuple(name for name, spec in _SPECS.items() if spec.group == "Distributed" and name not in NOT_JOBS)

@@ -7,17 +7,21 @@ from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 
 @record
-class Kind:
-    """A sort of value. `from_text` and `from_toml` raise ValueError saying what they expected."""
+class ValueType:
+    """How values of one type are written. `from_text` and `from_toml` raise ValueError that says what they expect.
+
+    `to_text` returns the text that `from_text` reads back; a repeatable type has one text for each of its parts.
+    """
 
     metavar: str
     from_text: Callable[[str], Any]
     from_toml: Callable[[object], Any]
+    to_text: Callable[[Any], str] = str
     choices: tuple[str, ...] = ()
     flag: bool = False
     repeatable: bool = False
@@ -46,9 +50,9 @@ def _toml_integer(minimum: int, value: object) -> int:
     return _integer(minimum, str(value))
 
 
-def integer(*, minimum: int) -> Kind:
+def integer(*, minimum: int) -> ValueType:
     """Whole numbers from `minimum` up."""
-    return Kind(
+    return ValueType(
         metavar="N",
         from_text=lambda text: _integer(minimum, text),
         from_toml=lambda value: _toml_integer(minimum, value),
@@ -66,9 +70,9 @@ def _toml_count(words: tuple[str, ...], value: object) -> int | str:
     return value if isinstance(value, str) and value in words else _toml_integer(1, value)
 
 
-def count(*words: str) -> Kind:
+def count(*words: str) -> ValueType:
     """A positive whole number or one of the words."""
-    return Kind(
+    return ValueType(
         metavar="|".join(("N", *words)),
         from_text=lambda text: _count(words, text),
         from_toml=lambda value: _toml_count(words, value),
@@ -91,10 +95,11 @@ def _toml_number(minimum: float, value: object) -> float:
     return _number(minimum, str(value))
 
 
-def number(*, minimum: float) -> Kind:
+def number(*, minimum: float) -> ValueType:
     """Finite numbers from `minimum` up."""
-    return Kind(
+    return ValueType(
         metavar="SECONDS",
+        to_text=lambda value: str(value).removesuffix(".0"),
         from_text=lambda text: _number(minimum, text),
         from_toml=lambda value: _toml_number(minimum, value),
     )
@@ -106,13 +111,13 @@ def _choice(choices: tuple[str, ...], value: object) -> str:
     return value
 
 
-def choice(*choices: str) -> Kind:
+def choice(*choices: str) -> ValueType:
     """One of the named words."""
 
     def one_of(value: object) -> str:
         return _choice(choices, value)
 
-    return Kind(metavar="|".join(choices), from_text=one_of, from_toml=one_of, choices=choices)
+    return ValueType(metavar="|".join(choices), from_text=one_of, from_toml=one_of, choices=choices)
 
 
 def _toml_bool(value: object) -> bool:
@@ -223,16 +228,39 @@ def _never(value: object) -> Any:
     raise ValueError("cannot be set in a profile")
 
 
-FLAG = Kind(metavar="", from_text=_text_bool, from_toml=_toml_bool, flag=True)
-TEXT = Kind(metavar="PATH", from_text=_text, from_toml=_toml_text)
-PATTERN = Kind(metavar="REGEX", from_text=_pattern, from_toml=_never)
-CPULIST = Kind(metavar="LIST", from_text=_cpulist, from_toml=_never)
-WORD = Kind(metavar="TEXT", from_text=_text, from_toml=_toml_text)
-WORDS = Kind(metavar="TEXT,...", from_text=_names, from_toml=_never)
-FILTERS = Kind(metavar="TEXT,...", from_text=_filters, from_toml=_never)
-RANGE = Kind(metavar="N|MIN:MAX", from_text=_range, from_toml=_never)
-PORT = Kind(metavar="PORT", from_text=_port, from_toml=_never)
-PAIRS = Kind(metavar="K=V,...", from_text=_pairs, from_toml=_never)
-STREAMS = Kind(metavar="N|RANK:N,...", from_text=_streams, from_toml=_never)
-NAMES = Kind(metavar="NAME|FILE|auto|none", from_text=_names, from_toml=_never)
-ASSIGNMENTS = Kind(metavar="K=V", from_text=_assignment, from_toml=_never, repeatable=True)
+def _joined(parts: Iterable[str]) -> str:
+    return ",".join(parts)
+
+
+def _pairs_to_text(pairs: tuple[tuple[str, str], ...]) -> str:
+    return _joined(f"{name}={value}" for name, value in pairs)
+
+
+def _filters_to_text(filters: tuple[str, ...]) -> str:
+    return _joined(each.replace(",", ",,") for each in filters)
+
+
+def _range_to_text(bounds: tuple[int, int]) -> str:
+    low, high = bounds
+    return str(low) if low == high else f"{low}:{high}"
+
+
+def _streams_to_text(streams: int | tuple[tuple[int, int], ...]) -> str:
+    return str(streams) if isinstance(streams, int) else _joined(f"{rank}:{which}" for rank, which in streams)
+
+
+FLAG = ValueType(
+    metavar="", from_text=_text_bool, from_toml=_toml_bool, to_text=lambda on: "true" if on else "false", flag=True
+)
+TEXT = ValueType(metavar="PATH", from_text=_text, from_toml=_toml_text)
+PATTERN = ValueType(metavar="REGEX", from_text=_pattern, from_toml=_never)
+CPULIST = ValueType(metavar="LIST", from_text=_cpulist, from_toml=_never, to_text=format_cpulist)
+WORD = ValueType(metavar="TEXT", from_text=_text, from_toml=_toml_text)
+WORDS = ValueType(metavar="TEXT,...", from_text=_names, from_toml=_never, to_text=_joined)
+FILTERS = ValueType(metavar="TEXT,...", from_text=_filters, from_toml=_never, to_text=_filters_to_text)
+RANGE = ValueType(metavar="N|MIN:MAX", from_text=_range, from_toml=_never, to_text=_range_to_text)
+PORT = ValueType(metavar="PORT", from_text=_port, from_toml=_never)
+PAIRS = ValueType(metavar="K=V,...", from_text=_pairs, from_toml=_never, to_text=_pairs_to_text)
+STREAMS = ValueType(metavar="N|RANK:N,...", from_text=_streams, from_toml=_never, to_text=_streams_to_text)
+NAMES = ValueType(metavar="NAME|FILE|auto|none", from_text=_names, from_toml=_never, to_text=_joined)
+ASSIGNMENTS = ValueType(metavar="K=V", from_text=_assignment, from_toml=_never, to_text=_pairs_to_text, repeatable=True)

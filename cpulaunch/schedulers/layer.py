@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.request import Layer, Member
+from cpulaunch.records.request import Layer, SchedulerRank
 from cpulaunch.records.settings import JOB_SETTINGS
 from cpulaunch.schedulers import mpi, pbs, slurm
-from cpulaunch.schedulers.task import Machine, Started, port_of
+from cpulaunch.schedulers.task import Machine, SchedulerTask, port_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Told: TypeAlias = "dict[str, tuple[Any, str]]"
     """By setting: its value, and why."""
 
-BACKENDS = {"slurm": slurm.started, "mpi": mpi.started, "pbs": pbs.started}
+BACKENDS = {"slurm": slurm.read_task, "mpi": mpi.read_task, "pbs": pbs.read_task}
 LOOPBACK = "127.0.0.1"
 INDEPENDENT = ("instances", "cores_per_instance", "instance_index")
 """Settings of independent copies: whoever asks for them does not mean one job."""
@@ -36,12 +36,12 @@ def scheduler_layer(environ: Mapping[str, str], chosen: Mapping[str, Any], machi
     name = scheduler_meant(environ, chosen)
     if name is None:
         return _other_rank(environ, chosen)
-    started = BACKENDS[name](environ, machine)
-    agent = started.one_per_host and (name != "mpi" or "nproc_per_node" in chosen)
+    task = BACKENDS[name](environ, machine)
+    agent = task.one_per_host and (name != "mpi" or "nproc_per_node" in chosen)
     if agent and _complete(chosen):
         return None
-    _check_hosts(started, chosen)
-    return _host_layer(started, environ, chosen) if agent else _member_layer(started, environ, chosen)
+    _check_hosts(task, chosen)
+    return _host_layer(task, environ, chosen) if agent else _rank_layer(task, environ, chosen)
 
 
 def scheduler_meant(environ: Mapping[str, str], chosen: Mapping[str, Any]) -> str | None:
@@ -86,14 +86,14 @@ def _complete(chosen: Mapping[str, Any]) -> bool:
     return bool(chosen.get("standalone")) or ("nnodes" in chosen and placed)
 
 
-def _check_hosts(started: Started, chosen: Mapping[str, Any]) -> None:
+def _check_hosts(task: SchedulerTask, chosen: Mapping[str, Any]) -> None:
     """Raises: UsageError if --nnodes does not allow for the hosts the scheduler started."""
     low, high = chosen.get("nnodes") or (1, 1 << 30)
-    if started.hosts and not low <= started.hosts <= high:
+    if task.hosts and not low <= task.hosts <= high:
         raise UsageError(
-            f"--nnodes does not fit what {started.starter} started",
-            value=f"{low if low == high else f'{low}:{high}'} hosts asked for, {started.hosts} started",
-            source=started.sources.get("hosts", started.sources.get("world_size", "your environment")),
+            f"--nnodes does not fit what {task.starter} started",
+            value=f"{low if low == high else f'{low}:{high}'} hosts asked for, {task.hosts} started",
+            source=task.sources.get("hosts", task.sources.get("world_size", "your environment")),
             hint="leave --nnodes out, or --scheduler none to start a job on every host for itself",
         )
 
@@ -101,45 +101,45 @@ def _check_hosts(started: Started, chosen: Mapping[str, Any]) -> None:
 # One process per host
 
 
-def _host_layer(started: Started, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Layer:
-    why = f"{started.starter} started a process for each host, and this is one"
-    told: Told = {"scheduler": (started.scheduler, why)}
-    if started.hosts:
-        told["nnodes"] = _hosts(started)
-    low, high = chosen.get("nnodes", (started.hosts, started.hosts))
+def _host_layer(task: SchedulerTask, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Layer:
+    why = f"{task.starter} started a process for each host, and this is one"
+    told: Told = {"scheduler": (task.scheduler, why)}
+    if task.hosts:
+        told["nnodes"] = _hosts(task)
+    low, high = chosen.get("nnodes", (task.hosts, task.hosts))
     if not high:
-        raise _no_host_list(started)
+        raise _no_host_list(task)
     if high > 1:
-        told["rdzv_id"] = f"{started.scheduler}-{started.job}", "the scheduler's name of the job"
+        told["rdzv_id"] = f"{task.scheduler}-{task.job}", "the scheduler's name of the job"
         elastic = low < high or chosen.get("rdzv_backend", "static") != "static"
-        told |= (_meeting_elastic if elastic else _meeting_static)(started, environ, chosen)
-    return _layer(started, chosen, told)
+        told |= (_meeting_elastic if elastic else _meeting_static)(task, environ, chosen)
+    return _layer(task, chosen, told)
 
 
-def _no_host_list(started: Started) -> UsageError:
+def _no_host_list(task: SchedulerTask) -> UsageError:
     return UsageError(
         "how many hosts the job has is not to be found out here",
         value="PBS_NODEFILE cannot be read on this host",
-        source=f"started by {started.starter}",
+        source=f"started by {task.starter}",
         hint="--nnodes N --master-addr HOST (OpenPBS keeps that file on the job's first host only)",
     )
 
 
-def _meeting_static(started: Started, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Told:
+def _meeting_static(task: SchedulerTask, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Told:
     """Where a fixed number of hosts meet, and which of them this is."""
-    told: Told = {"node_rank": (started.host_rank, f"this host's number: {_source(started, 'host_rank')}")}
-    return told if "rdzv_endpoint" in chosen else told | _master(started, environ, chosen)
+    told: Told = {"node_rank": (task.host_rank, f"this host's number: {_source(task, 'host_rank')}")}
+    return told if "rdzv_endpoint" in chosen else told | _master(task, environ, chosen)
 
 
-def _meeting_elastic(started: Started, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Told:
+def _meeting_elastic(task: SchedulerTask, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Told:
     """Where hosts meet that may come and go: at a store on the first one."""
     told: Told = {"rdzv_backend": ("c10d", "hosts may come and go")}
     if chosen.get("rdzv_backend", "c10d") != "c10d" or "rdzv_endpoint" in chosen:
         return told
-    host, why_host = _master_addr(started, environ, chosen)
-    port, why_port = _master_port(started, environ, chosen)
+    host, why_host = _master_addr(task, environ, chosen)
+    port, why_port = _master_port(task, environ, chosen)
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    first = "true" if started.host_rank == 0 else "false"
+    first = "true" if task.host_rank == 0 else "false"
     told["rdzv_endpoint"] = endpoint, f"{why_host}; port {why_port}"
     told["rdzv_conf"] = (("is_host", first),), "the first host keeps the store"
     return told
@@ -148,100 +148,100 @@ def _meeting_elastic(started: Started, environ: Mapping[str, str], chosen: Mappi
 # One process per rank
 
 
-def _member_layer(started: Started, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Layer:
-    _check_member(started, chosen)
-    place = f"{started.rank} of {started.world_size}, {started.local_rank} of {started.local_world_size} on this host"
-    read = f"{_source(started, 'rank')}, {_source(started, 'local_rank')}"
+def _rank_layer(task: SchedulerTask, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Layer:
+    _check_rank(task, chosen)
+    place = f"{task.rank} of {task.world_size}, {task.local_rank} of {task.local_world_size} on this host"
+    read = f"{_source(task, 'rank')}, {_source(task, 'local_rank')}"
     told: Told = {
         "scheduler": (
-            started.scheduler,
-            f"{started.starter} started a process for each rank: this is {place} ({read})",
+            task.scheduler,
+            f"{task.starter} started a process for each rank: this is {place} ({read})",
         ),
-        "nnodes": _hosts(started),
+        "nnodes": _hosts(task),
     }
-    member = Member(
-        rank=started.rank,
-        world_size=started.world_size,
-        local_rank=started.local_rank,
-        local_world_size=started.local_world_size,
-        host_rank=started.rank // started.local_world_size if started.host_rank is None else started.host_rank,
-        own_cpus=started.own_cpus and not CHOOSING & chosen.keys(),
+    scheduled_rank = SchedulerRank(
+        rank=task.rank,
+        world_size=task.world_size,
+        local_rank=task.local_rank,
+        local_world_size=task.local_world_size,
+        host_rank=task.rank // task.local_world_size if task.host_rank is None else task.host_rank,
+        own_cpus=task.own_cpus and not CHOOSING & chosen.keys(),
     )
-    return _layer(started, chosen, told | _master(started, environ, chosen), member=member)
+    return _layer(task, chosen, told | _master(task, environ, chosen), scheduled_rank=scheduled_rank)
 
 
-def _check_member(started: Started, chosen: Mapping[str, Any]) -> None:
+def _check_rank(task: SchedulerTask, chosen: Mapping[str, Any]) -> None:
     """Raises: UsageError if ranks were asked for beside those that are there."""
     asked = chosen.get("nproc_per_node")
-    if asked not in (None, started.local_world_size):
+    if asked not in (None, task.local_world_size):
         raise UsageError(
-            f"{started.starter} started {started.local_world_size} process"
-            f"{'es' * (started.local_world_size > 1)} on this host, each is a rank already",
+            f"{task.starter} started {task.local_world_size} process"
+            f"{'es' * (task.local_world_size > 1)} on this host, each is a rank already",
             value=f"--nproc-per-node {asked}",
-            source=_source(started, "local_world_size" if started.scheduler == "mpi" else "tasks"),
-            hint=f"drop --nproc-per-node, or let {started.starter} start one process per host",
+            source=_source(task, "local_world_size" if task.scheduler == "mpi" else "tasks"),
+            hint=f"drop --nproc-per-node, or let {task.starter} start one process per host",
         )
 
 
 # What both have in common
 
 
-def _layer(started: Started, chosen: Mapping[str, Any], told: Told, *, member: Member | None = None) -> Layer:
+def _layer(
+    task: SchedulerTask, chosen: Mapping[str, Any], told: Told, *, scheduled_rank: SchedulerRank | None = None
+) -> Layer:
     """The layer, with warnings of what cannot be done."""
-    lost = [name for name in AGENTS_ONLY if chosen.get(name)] if member is not None else []
+    lost = [name for name in AGENTS_ONLY if chosen.get(name)] if scheduled_rank is not None else []
     warnings = [
-        f"--{name.replace('_', '-')} is not applied: {started.starter} starts the ranks, and cpulaunch becomes them"
+        f"--{name.replace('_', '-')} is not applied: {task.starter} starts the ranks, and cpulaunch becomes them"
         for name in lost
     ]
     return Layer(
         origin="environment",
         values={name: value for name, (value, _) in told.items()},
         reasons={name: reason for name, (_, reason) in told.items()},
-        member=member,
-        warnings=(*(() if CHOOSING & chosen.keys() else started.warnings), *warnings),
+        scheduled_rank=scheduled_rank,
+        warnings=(*(() if CHOOSING & chosen.keys() else task.warnings), *warnings),
     )
 
 
-def _hosts(started: Started) -> tuple[tuple[int, int], str]:
-    source = (
-        started.sources.get("hosts") or f"{_source(started, 'world_size')} and {_source(started, 'local_world_size')}"
-    )
-    return (started.hosts, started.hosts), f"hosts that {started.starter} started on: {source}"
+def _hosts(task: SchedulerTask) -> tuple[tuple[int, int], str]:
+    source = task.sources.get("hosts") or f"{_source(task, 'world_size')} and {_source(task, 'local_world_size')}"
+    return (task.hosts, task.hosts), f"hosts that {task.starter} started on: {source}"
 
 
-def _master(started: Started, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Told:
+def _master(task: SchedulerTask, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> Told:
     """Where rank 0 listens. Raises: UsageError."""
     return {
-        "master_addr": _master_addr(started, environ, chosen),
-        "master_port": _master_port(started, environ, chosen),
+        "master_addr": _master_addr(task, environ, chosen),
+        "master_port": _master_port(task, environ, chosen),
     }
 
 
-def _source(started: Started, what: str) -> str:
-    return started.sources.get(what, "not told")
+def _source(task: SchedulerTask, what: str) -> str:
+    return task.sources.get(what, "not told")
 
 
-def _master_addr(started: Started, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> tuple[str, str]:
+def _master_addr(task: SchedulerTask, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> tuple[str, str]:
     """Where rank 0 is, and who says so. Raises: UsageError if nobody does."""
     if "master_addr" in chosen:
         return chosen["master_addr"], "--master-addr"
     if environ.get("MASTER_ADDR"):
         return environ["MASTER_ADDR"], "MASTER_ADDR in your environment"
-    if started.hosts == 1:
+    if task.hosts == 1:
         return LOOPBACK, "all ranks are on this host"
-    if started.master is not None:
-        return started.master, f"the first host of {_source(started, 'nodes')}"
+    if task.master is not None:
+        return task.master, f"the first host of {_source(task, 'nodes')}"
     raise UsageError(
         "rank 0's host is not known",
         value="no variable names it",
-        source=f"started by {started.starter}",
+        source=f"started by {task.starter}",
         hint="--master-addr HOST, or mpirun -x MASTER_ADDR=HOST (Intel MPI, MPICH: -genv MASTER_ADDR HOST)"
-        if started.scheduler == "mpi"
+        if task.scheduler == "mpi"
         else "--master-addr HOST",
     )
 
 
-def _master_port(started: Started, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> tuple[int, str]:
+def _master_port(task: SchedulerTask, environ: Mapping[str, str], chosen: Mapping[str, Any]) -> tuple[int, str]:
     """The port of rank 0's store, and where it is from. Raises: UsageError if no variable identifies the job."""
     if "master_port" in chosen:
         return chosen["master_port"], "--master-port"
@@ -252,11 +252,11 @@ def _master_port(started: Started, environ: Mapping[str, str], chosen: Mapping[s
                 "MASTER_PORT is no port", value=repr(given), source="your environment", hint="--master-port PORT"
             )
         return int(given), "MASTER_PORT in your environment"
-    if started.port_id is None:
+    if task.port_id is None:
         raise UsageError(
             "no port that only this job uses",
             value="no variable names the job",
-            source=f"started by {started.starter}",
+            source=f"started by {task.starter}",
             hint="--master-port PORT, or MASTER_PORT in the environment, the same for all ranks",
         )
-    return port_of(started.port_id)
+    return port_of(task.port_id)

@@ -7,7 +7,7 @@ MPI_LOCALRANKID, MPI_LOCALNRANKS); Intel MPI, Developer Reference (I_MPI_*); PMI
 from __future__ import annotations
 
 from cpulaunch.records.record import record
-from cpulaunch.schedulers.task import Machine, Started, Variables, check_place, number_of, shared_text
+from cpulaunch.schedulers.task import Machine, SchedulerTask, Variables, check_place, number_of, shared_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ HYDRA = Flavour(
 )
 
 
-def started(environ: Mapping[str, str], machine: Machine) -> Started:
+def read_task(environ: Mapping[str, str], machine: Machine) -> SchedulerTask:
     """What mpirun says about this process. Raises: UsageError if nothing does, or a variable is malformed."""
     flavour = OPEN_MPI if "OMPI_COMM_WORLD_SIZE" in environ else HYDRA
     said = Variables(environ, flavour.table)
@@ -61,7 +61,7 @@ def started(environ: Mapping[str, str], machine: Machine) -> Started:
     hosts = -(-world_size // here)
     job = said.text("job")
     bound = said.text("bound") is not None or _silent(flavour, environ)
-    return Started(
+    return SchedulerTask(
         scheduler="mpi",
         starter="mpirun",
         rank=rank,

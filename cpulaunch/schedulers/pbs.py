@@ -7,7 +7,7 @@ job's hosts, one line for each place on them; OpenPBS keeps it on the job's firs
 from __future__ import annotations
 
 from cpulaunch.records.errors import UsageError
-from cpulaunch.schedulers.task import Machine, Started, Variables, number_of
+from cpulaunch.schedulers.task import Machine, SchedulerTask, Variables, number_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ TABLE = {
 }
 
 
-def started(environ: Mapping[str, str], machine: Machine) -> Started:
+def read_task(environ: Mapping[str, str], machine: Machine) -> SchedulerTask:
     """What PBS says about this process, which stands for its host.
 
     Raises: UsageError if it says nothing, or the list of hosts is not to be read here.
@@ -36,7 +36,7 @@ def started(environ: Mapping[str, str], machine: Machine) -> Started:
             source="your environment",
             hint="--nnodes N --node-rank R --master-addr HOST",
         )
-    return Started(
+    return SchedulerTask(
         scheduler="pbs",
         starter="pbsdsh",
         rank=host_rank,

@@ -7,7 +7,7 @@ the same names for the job, and no step).
 from __future__ import annotations
 
 from cpulaunch.schedulers.slurm_lists import expand_counts, expand_hosts
-from cpulaunch.schedulers.task import MOST_DIGITS, Machine, Started, Variables, check_place, shared_text
+from cpulaunch.schedulers.task import MOST_DIGITS, Machine, SchedulerTask, Variables, check_place, shared_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def tasks_in_step(environ: Mapping[str, str]) -> int:
     return Variables(environ, TABLE).number("world_size") or 1
 
 
-def started(environ: Mapping[str, str], machine: Machine) -> Started:
+def read_task(environ: Mapping[str, str], machine: Machine) -> SchedulerTask:
     """What srun says about this task. Raises: UsageError if this is none, or a variable is malformed."""
     said = Variables(environ, TABLE)
     hint = "srun cpulaunch SCRIPT, or --scheduler none"
@@ -63,7 +63,7 @@ def started(environ: Mapping[str, str], machine: Machine) -> Started:
     local_rank = said.number("local_rank") or 0
     check_place("srun", rank=rank, world_size=world_size, local_rank=local_rank, here=here)
     nodes = said.parsed("nodes", expand_hosts)
-    return Started(
+    return SchedulerTask(
         scheduler="slurm",
         starter="srun",
         rank=rank,

@@ -33,7 +33,7 @@ class Machine:
 
 
 @record
-class Started:
+class SchedulerTask:
     """One process of several that a scheduler started: its place among them, and the job they belong to.
 
     `master`: the first host's name, None if nothing says it. `port_id`: a number that all processes of this job know

@@ -5,7 +5,7 @@ import pytest
 from cpulaunch.cli.arguments import parse_command_line
 from cpulaunch.cli.usage import run_help
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.settings import rows
+from cpulaunch.records.settings import setting_specs
 
 
 def parse(*tokens: str):
@@ -112,12 +112,12 @@ def test_no_program_is_allowed_for_a_plan():
 
 def test_help_names_every_setting():
     text = run_help(80)
-    for row in rows().values():
-        assert f"\n  {'--no-' + row.flag[2:] if row.default is True else row.flag}" in text
+    for spec in setting_specs().values():
+        assert f"\n  {spec.negative_flag if spec.default is True else spec.flag}" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_defaults_satisfy_their_own_kinds():
-    for row in rows().values():
-        if isinstance(row.default, str) and row.kind.choices:
-            assert row.kind.from_text(row.default) == row.default
+    for spec in setting_specs().values():
+        if isinstance(spec.default, str) and spec.value_type.choices:
+            assert spec.value_type.from_text(spec.default) == spec.default

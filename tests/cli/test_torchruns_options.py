@@ -60,7 +60,7 @@ def test_the_same_words_mean_the_same(words):
     for name, value in line.values.items():
         written = str(getattr(theirs, name))
         row, _ = setting_of("--" + name)
-        assert value == (row.kind.from_text(written) if not row.kind.flag else written == "True"), name
+        assert value == (row.value_type.from_text(written) if not row.value_type.flag else written == "True"), name
 
 
 OURS_ALONE = ("numa_binding",)

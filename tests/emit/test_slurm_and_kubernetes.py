@@ -12,13 +12,13 @@ import yaml
 from cpulaunch.cli.arguments import parse_command_line
 from cpulaunch.cli.run import command_line
 from cpulaunch.emit.kubernetes import IMAGE, k8s_manifest
-from cpulaunch.emit.resources import job_name, option
+from cpulaunch.emit.resources import job_name
 from cpulaunch.emit.slurm import slurm_script
 from cpulaunch.plan.planner import make_plan
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.request import Layer, Program, merge
-from cpulaunch.records.settings import rows
+from cpulaunch.records.settings import setting_specs
 from tests.plan.machines import cpuset, machine, quota, replace
 from tests.schedulers.live import slurm
 
@@ -98,15 +98,15 @@ def test_what_is_left_to_slurm_is_said():
     )
 
 
-@pytest.mark.parametrize("name", [name for name in rows() if name not in ("profile",)])
+@pytest.mark.parametrize("name", [name for name in setting_specs() if name not in ("profile",)])
 def test_every_setting_is_written_as_it_is_read(name):
-    row = rows()[name]
-    value = row.default
-    if row.kind.metavar in SAMPLES:
-        value = row.kind.from_text(SAMPLES[row.kind.metavar])
+    spec = setting_specs()[name]
+    value = spec.default
+    if spec.value_type.metavar in SAMPLES:
+        value = spec.value_type.from_text(SAMPLES[spec.value_type.metavar])
     elif not isinstance(value, bool | int | float | str):
-        value = row.kind.from_text(row.kind.choices[-1] if row.kind.choices else "3")
-    line = parse_command_line([*option(row, value), "train.py"], interpreter="python")
+        value = spec.value_type.from_text(spec.value_type.choices[-1] if spec.value_type.choices else "3")
+    line = parse_command_line([*spec.arguments(value), "train.py"], interpreter="python")
     assert line.values == {name: value}
 
 

@@ -19,7 +19,7 @@ from cpulaunch.records.host import (
 )
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.request import EnvDefault, LaunchRequest, Layer, Program, merge
-from cpulaunch.records.settings import rows
+from cpulaunch.records.settings import setting_specs
 
 GIB = 1 << 30
 T = TypeVar("T")
@@ -202,11 +202,11 @@ def ask(
 ) -> LaunchRequest:
     """The request that the command line makes of these flags; `profile` is a profile named "p"."""
     values: dict[str, object] = {}
-    known = rows()
+    known = setting_specs()
     words = iter(flags.split())
     for word in words:
         name = word.removeprefix("--").replace("-", "_")
-        kind = known[name].kind
+        kind = known[name].value_type
         if kind.flag:
             values[name] = True
         elif kind.repeatable:

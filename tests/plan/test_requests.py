@@ -159,7 +159,7 @@ def test_every_setting_that_somebody_chose_is_noted_with_who() -> None:
     assert noted["affinity"] == ("close", "cli")
     assert noted["binder"] == ("numactl", "cli")
     assert noted["wait_policy"] == ("passive", "profile:p")
-    assert noted["grace"] == ("5.0", "profile:p")
+    assert noted["grace"] == ("5", "profile:p")
     assert not {"smt", "reserve", "strategy", "affinity", "grace"} & settings_noted(plan(TWO)).keys()
 
 

@@ -92,7 +92,7 @@ def test_notes_say_who_decided():
     assert notes["scheduler"].origin == "environment"
     assert "this is 1 of 2" in notes["scheduler"].reason
     assert "SLURM_PROCID" in notes["scheduler"].reason
-    assert notes["engine"].value == "member"
+    assert notes["engine"].value == "scheduler"
     assert notes["master_port"].reason.startswith("61000 + (7 x job 12 + step 0) mod 4493")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.request import Member
+from cpulaunch.records.request import SchedulerRank
 from cpulaunch.schedulers.layer import scheduler_layer
 from cpulaunch.schedulers.task import FIRST_PORT, PORTS, Machine
 from tests.schedulers.slurm_variables import BIG, without
@@ -52,7 +52,9 @@ def layer(environ, machine=BIG, **chosen):
 @pytest.mark.parametrize("flavour", [open_mpi, intel])
 def test_ranks_of_one_host(flavour):
     found = layer(flavour(1, 2, 1, 2))
-    assert found.member == Member(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=False)
+    assert found.scheduled_rank == SchedulerRank(
+        rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=False
+    )
     assert found.values["master_addr"] == "127.0.0.1"
     assert found.values["nnodes"] == (1, 1)
 
@@ -103,14 +105,18 @@ def test_two_hosts_need_rank_0s_address():
         layer(open_mpi(2, 4, 0, 2), master_addr="head"),
     ):
         assert (found.values["master_addr"], found.values["nnodes"]) == ("head", (2, 2))
-        assert found.member == Member(rank=2, world_size=4, local_rank=0, local_world_size=2, host_rank=1)
+        assert found.scheduled_rank == SchedulerRank(
+            rank=2, world_size=4, local_rank=0, local_world_size=2, host_rank=1
+        )
 
 
 def test_one_process_per_host_is_a_rank_or_with_nproc_a_host():
     environ = open_mpi(1, 2, 0, 1) | {"MASTER_ADDR": "head"}
-    assert layer(environ).member == Member(rank=1, world_size=2, local_rank=0, local_world_size=1, host_rank=1)
+    assert layer(environ).scheduled_rank == SchedulerRank(
+        rank=1, world_size=2, local_rank=0, local_world_size=1, host_rank=1
+    )
     host = layer(environ, nproc_per_node=4)
-    assert host.member is None
+    assert host.scheduled_rank is None
     assert (host.values["nnodes"], host.values["node_rank"], host.values["master_addr"]) == ((2, 2), 1, "head")
 
 
@@ -129,7 +135,7 @@ def test_one_process_per_host_is_a_rank_or_with_nproc_a_host():
 )
 def test_whose_the_cpus_are(why, environ, machine, own):
     bound = {"OMPI_MCA_orte_bound_at_launch": "1"} if "to a" in why else {}
-    assert layer(environ | bound, machine).member.own_cpus is own, why
+    assert layer(environ | bound, machine).scheduled_rank.own_cpus is own, why
 
 
 def test_a_mask_of_one_cpu_is_warned_of():

@@ -3,7 +3,7 @@
 import pytest
 
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.request import Member
+from cpulaunch.records.request import SchedulerRank
 from cpulaunch.schedulers.layer import scheduler_layer
 from cpulaunch.schedulers.task import FIRST_PORT, PORTS, Machine
 from tests.schedulers.slurm_variables import BIG, task, without
@@ -109,17 +109,17 @@ def test_hosts_that_do_not_fit():
 
 
 @pytest.mark.parametrize(
-    ("rank", "tasks", "member"),
+    ("rank", "tasks", "scheduled_rank"),
     [
-        (0, "2", Member(rank=0, world_size=2, local_rank=0, local_world_size=2, host_rank=0)),
-        (3, "2(x2)", Member(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)),
-        (1, "2,1", Member(rank=1, world_size=3, local_rank=1, local_world_size=2, host_rank=0)),
-        (2, "2,1", Member(rank=2, world_size=3, local_rank=0, local_world_size=1, host_rank=1)),
-        (4, "1,4", Member(rank=4, world_size=5, local_rank=3, local_world_size=4, host_rank=1)),
+        (0, "2", SchedulerRank(rank=0, world_size=2, local_rank=0, local_world_size=2, host_rank=0)),
+        (3, "2(x2)", SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)),
+        (1, "2,1", SchedulerRank(rank=1, world_size=3, local_rank=1, local_world_size=2, host_rank=0)),
+        (2, "2,1", SchedulerRank(rank=2, world_size=3, local_rank=0, local_world_size=1, host_rank=1)),
+        (4, "1,4", SchedulerRank(rank=4, world_size=5, local_rank=3, local_world_size=4, host_rank=1)),
     ],
 )
-def test_ranks(rank, tasks, member):
-    assert layer(task(rank, tasks=tasks)).member == member
+def test_ranks(rank, tasks, scheduled_rank):
+    assert layer(task(rank, tasks=tasks)).scheduled_rank == scheduled_rank
 
 
 def test_ranks_of_one_host_meet_at_home_and_of_several_at_the_first():
@@ -140,7 +140,7 @@ def test_a_rank_starts_no_others():
     with pytest.raises(UsageError, match="each is a rank already") as caught:
         layer(task(0, tasks="2"), nproc_per_node=4)
     assert "--nproc-per-node 4" in str(caught.value)
-    assert layer(task(0, tasks="2"), nproc_per_node=2).member is not None
+    assert layer(task(0, tasks="2"), nproc_per_node=2).scheduled_rank is not None
 
 
 def test_what_only_an_agent_can_do_is_said_not_to_be_done():
@@ -163,12 +163,12 @@ def test_what_only_an_agent_can_do_is_said_not_to_be_done():
 )
 def test_whose_the_cpus_are(why, masks, machine, own):
     environ = task(1, tasks="2", SLURM_CPU_BIND_LIST=masks, SLURM_CPUS_PER_TASK="4")
-    assert layer(environ, machine).member.own_cpus is own, why
+    assert layer(environ, machine).scheduled_rank.own_cpus is own, why
 
 
 def test_cpus_asked_for_are_divided_among_all_ranks():
     environ = task(1, tasks="2", SLURM_CPU_BIND_LIST="0x3,0xc")
-    assert layer(environ, Machine(cpus=2, host_cpus=16), cpus=frozenset((0, 1))).member.own_cpus is False
+    assert layer(environ, Machine(cpus=2, host_cpus=16), cpus=frozenset((0, 1))).scheduled_rank.own_cpus is False
 
 
 ONE = Machine(cpus=1, host_cpus=16)
@@ -254,7 +254,7 @@ def test_a_rank_of_another_step_is_warned_of(why, environ, chosen, warned):
     found = layer(environ, **chosen)
     assert (found is not None) is warned, why
     if found is not None:
-        assert (dict(found.values), found.member) == ({}, None)
+        assert (dict(found.values), found.scheduled_rank) == ({}, None)
         assert "--scheduler slurm makes it that rank" in found.warnings[0]
 
 
@@ -262,7 +262,7 @@ def test_an_old_slurm_without_variables_of_the_step():
     """Before 1.3 the names were those of the job; SLURM_STEPID is the older spelling."""
     old = without(task(3, tasks="2(x2)"), "SLURM_STEP_") | {"SLURM_STEPID": "0"}
     found = layer(old)
-    assert found.member == Member(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
+    assert found.scheduled_rank == SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
     assert found.values["master_addr"] == "n1"
     assert "SLURM_NNODES" in found.reasons["nnodes"]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpulaunch.records.record import fields
-from cpulaunch.records.settings import rows
+from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.torch_settings import TorchSettings, decode, encode
 from cpulaunch.worker import autoload
 
@@ -42,7 +42,7 @@ def test_what_is_not_an_object_is_refused(text: str) -> None:
 
 
 def test_fields_named_like_a_setting_have_its_default() -> None:
-    table = rows()
+    table = setting_specs()
     shared = {name: entry.default for name, entry in fields(TorchSettings).items() if name in table and name != "cpus"}
     assert shared == {name: table[name].default for name in shared}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
 from cpulaunch.records.cpulist import parse_cpulist
-from cpulaunch.records.settings import rows
+from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.torch_settings import VARIABLE, decode
 
 TYPE_CHECKING = False
@@ -164,7 +164,7 @@ def _asked_of_plugin(worker: WorkerPlan) -> list[str]:
     settings = decode(text)
     backend = ["--dist-backend"] if settings.dist_backend else []
     return backend + [
-        "--no-" + row.flag[2:] if row.default is True else row.flag
-        for name, row in rows().items()
-        if row.group in FOR_THE_PLUGIN and getattr(settings, name, row.default) != row.default
+        spec.negative_flag if spec.default is True else spec.flag
+        for name, spec in setting_specs().items()
+        if spec.group in FOR_THE_PLUGIN and getattr(settings, name, spec.default) != spec.default
     ]

@@ -77,14 +77,14 @@ def rank_devices(host: Host, request: LaunchRequest, pool: Pool, count: int) -> 
 def _given(request: LaunchRequest, visible: Visible, count: int) -> list[Device]:
     """Each rank's device: in turn, or, where a scheduler shows every process its own devices, all as this one's."""
     devices = visible.devices
-    if _private(request, visible, count) and request.member is not None:
-        return [devices[request.member.local_rank % len(devices)]] * count
+    if _private(request, visible, count) and request.scheduled_rank is not None:
+        return [devices[request.scheduled_rank.local_rank % len(devices)]] * count
     return [devices[rank % len(devices)] for rank in range(count)]
 
 
 def _private(request: LaunchRequest, visible: Visible, count: int) -> bool:
     """Whether the other ranks of this host see other devices than this one does: a scheduler set its own list."""
-    return request.member is not None and len(visible.devices) < count and bool(visible.limits)
+    return request.scheduled_rank is not None and len(visible.devices) < count and bool(visible.limits)
 
 
 def _cpu_note(host: Host, request: LaunchRequest) -> tuple[Note, ...]:
@@ -172,11 +172,11 @@ def _sharing(request: LaunchRequest, visible: Visible, count: int) -> tuple[str,
             f"{count} ranks on {devices} {shown}: they are dealt out in turn, but a program "
             "that chooses its device by LOCAL_RANK finds none for the last ones, and NCCL refuses to share",
         )
-    member = request.member
-    if member is None or member.local_rank < devices or request.settings.virtual_local_rank:
+    rank = request.scheduled_rank
+    if rank is None or rank.local_rank < devices or request.settings.virtual_local_rank:
         return ()
     return (
-        f"this rank has {devices} {shown}, and a program that chooses its device by LOCAL_RANK ({member.local_rank}) "
+        f"this rank has {devices} {shown}, and a program that chooses its device by LOCAL_RANK ({rank.local_rank}) "
         "finds none: --virtual-local-rank, or have all GPUs shown to all ranks",
     )
 
@@ -214,7 +214,7 @@ def _order(visible: Visible) -> tuple[VariableRequest, ...]:
 def _virtual(request: LaunchRequest, visible: Visible, given: Sequence[Device]) -> tuple[VariableRequest, ...]:
     if not request.settings.virtual_local_rank:
         return ()
-    names = [device.name for device in (visible.devices if request.member is None else given)]
+    names = [device.name for device in (visible.devices if request.scheduled_rank is None else given)]
     return _one_each(request, visible.variable, names, len(given), limits=visible.limits or "GPUs of this host")
 
 

@@ -6,7 +6,7 @@ from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
-from cpulaunch.records.settings import rows
+from cpulaunch.records.settings import setting_specs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TorchChoices:
     @property
     def plugin(self) -> bool:
         """Whether anything is chosen that the plugin is to do."""
-        return any(value != rows()[name].default for name, value in self.values.items())
+        return any(value != setting_specs()[name].default for name, value in self.values.items())
 
 
 def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
@@ -55,8 +55,8 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
         if request.origin(name) == "cli":
             warnings.append(f"{_flag(request, name)} is not applied: {why}")
         not_applied[name] = why
-    table = rows()
-    names = [name for name, row in table.items() if row.group in ("Inside torch", "Data loading")]
+    table = setting_specs()
+    names = [name for name, spec in table.items() if spec.group in ("Inside torch", "Data loading")]
     values = {name: table[name].default if name in not_applied else getattr(request.settings, name) for name in names}
     missing = _plugin_missing_reason(host, request)
     chosen = [name for name in names if values[name] != table[name].default]
@@ -69,10 +69,7 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
 
 def _flag(request: LaunchRequest, name: str) -> str:
     """A setting as it is written on a command line."""
-    row, value = rows()[name], getattr(request.settings, name)
-    if row.kind.flag:
-        return row.flag if value else f"--no-{row.flag[2:]}"
-    return f"{row.flag} {value}"
+    return " ".join(setting_specs()[name].arguments(getattr(request.settings, name)))
 
 
 def plugin_missing_reason(host: Host, environ: Mapping[str, str], *, interpreter: str = "") -> str | None:

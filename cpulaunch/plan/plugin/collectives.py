@@ -216,7 +216,7 @@ def _unmeasurable(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> 
         return "which torch the program uses, if any, is not known"
     if job.hosts[1] > 1:
         return "several hosts: what this one measures says nothing of the network, and all ranks must choose alike"
-    if job.member is not None:
+    if job.scheduled_rank is not None:
         return "each rank is a launch of its own, and all must choose alike"
     if any(gpu is not None for gpu in gpus):
         return "the ranks compute on GPUs"
@@ -244,8 +244,8 @@ def _variable_requests(
 
 def _between_hosts(request: LaunchRequest, ranks: Ranks) -> tuple[Default, ...]:
     """What carries data between hosts, and over which interface: gloo's, be it the user's choice."""
-    member, environ = ranks.job.member, request.environ
-    place = ("", "") if member is None else (str(member.rank), str(member.world_size))
+    scheduled_rank, environ = ranks.job.scheduled_rank, request.environ
+    place = ("", "") if scheduled_rank is None else (str(scheduled_rank.rank), str(scheduled_rank.world_size))
     rows = transport(environ, rank=place[0], world_size=place[1])
     planned = next((variable.value for variable in ranks.variable_requests if variable.name == GLOO_INTERFACE), None)
     return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or planned or ""))

@@ -148,7 +148,7 @@ def check_watched(request: LaunchRequest, *, native: bool) -> None:
         if not native and getattr(request.settings, name):
             alone = "for ranks that a scheduler starts one by one"
             raise UsageError(
-                f"not available {'for a job of several hosts' if request.member is None else alone}",
+                f"not available {'for a job of several hosts' if request.scheduled_rank is None else alone}",
                 value=f"--{name.replace('_', '-')}",
                 source=setting_source(request, name),
                 hint="it works with the ranks of one host",

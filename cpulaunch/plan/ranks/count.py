@@ -13,8 +13,8 @@ from cpulaunch.records.request import LaunchRequest, setting_source
 
 def rank_count(host: Host, request: LaunchRequest, pool: Pool) -> int:
     """How many ranks were asked for on this host. Raises: UsageError if what they are counted by is not there."""
-    if request.member is not None:
-        return request.member.local_world_size
+    if request.scheduled_rank is not None:
+        return request.scheduled_rank.local_world_size
     asked = request.settings.nproc_per_node
     if isinstance(asked, int):
         return asked

@@ -33,14 +33,14 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
     settings = request.settings
     hosts = _hosts(settings)
     rendezvous = _rendezvous(settings, hosts)
-    member = request.member
+    scheduled_rank = request.scheduled_rank
     master_addr, master_port = _master(rendezvous)
     static = rendezvous.backend == "static"
     host_rank = settings.node_rank or 0 if static else 0
     return JobPlan(
-        engine="member" if member is not None else _engine(settings, hosts),
+        engine="scheduler" if scheduled_rank is not None else _engine(settings, hosts),
         hosts=hosts,
-        host_rank=host_rank if member is None else member.host_rank,
+        host_rank=host_rank if scheduled_rank is None else scheduled_rank.host_rank,
         local_world_size=local_world_size,
         role=settings.role,
         rendezvous=rendezvous,
@@ -57,7 +57,7 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
         event_log_handler=settings.event_log_handler,
         logs_specs=settings.logs_specs,
         interpreter="" if request.program is None else request.program.interpreter,
-        member=member,
+        scheduled_rank=scheduled_rank,
     )
 
 
@@ -136,15 +136,15 @@ def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:
 
 def world_size(job: JobPlan) -> int:
     """Ranks on all hosts, if as many as there may be take part."""
-    if job.member is not None:
-        return job.member.world_size
+    if job.scheduled_rank is not None:
+        return job.scheduled_rank.world_size
     return job.local_world_size * job.hosts[1]
 
 
 def global_rank(job: JobPlan, local_rank: int) -> int | None:
     """The rank as far as it is known before the hosts have met."""
-    if job.member is not None:
-        return job.member.rank
+    if job.scheduled_rank is not None:
+        return job.scheduled_rank.rank
     if job.engine == "native" or (job.rendezvous.backend == "static" and job.hosts[1] > 1):
         return job.host_rank * job.local_world_size + local_rank
     return None
@@ -155,7 +155,7 @@ def job_notes(request: LaunchRequest, job: JobPlan) -> tuple[Note, ...]:
     plugin = _plugged_in(request.settings)
     if job.engine == "native":
         why = "one host: cpulaunch itself starts and restarts the ranks, without torch"
-    elif job.engine == "member":
+    elif job.engine == "scheduler":
         why = "a scheduler starts one process for each rank, and this is one of them"
     else:
         why = f"{plugin} is a plug-in of it" if plugin else "several hosts: torch's agent, bound by cpulaunch"

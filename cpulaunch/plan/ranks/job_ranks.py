@@ -12,7 +12,7 @@ from cpulaunch.plan.ranks.checks import check_kind, check_watched, job_grace, jo
 from cpulaunch.plan.ranks.count import rank_count
 from cpulaunch.plan.ranks.job import decide_job, global_rank, job_notes, world_size
 from cpulaunch.plan.ranks.placement import place_ranks
-from cpulaunch.plan.ranks.scheduled_rank import member_variables, own_places, shown
+from cpulaunch.plan.ranks.scheduled_rank import own_places, scheduled_rank_variables, shown
 from cpulaunch.plan.ranks.variables import job_variables, rank_variables
 from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.host import Host
@@ -59,7 +59,7 @@ def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
         job=job,
         world_size=world_size(job),
         placement=_placed(host, request, pool, count, devices.placement),
-        local_ranks=tuple(range(count)) if job.member is None else (job.member.local_rank,),
+        local_ranks=tuple(range(count)) if job.scheduled_rank is None else (job.scheduled_rank.local_rank,),
         global_ranks=tuple(global_rank(job, local_rank) for local_rank in range(count)),
         variables=tuple(_variables(request, job, local_rank) for local_rank in range(count)),
         gpus=devices.gpus,
@@ -72,7 +72,7 @@ def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
 
 
 def _placed(host: Host, request: LaunchRequest, pool: Pool, count: int, near_gpus: Placement | None) -> Placement:
-    if request.member is not None and request.member.own_cpus:
+    if request.scheduled_rank is not None and request.scheduled_rank.own_cpus:
         return own_places(pool, count)
     return place_ranks(host, request, pool, count) if near_gpus is None else near_gpus
 
@@ -81,11 +81,15 @@ def _variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> Variabl
     """Under torch's agent it is the agent that tells each rank which one it is."""
     if job.engine == "elastic":
         return ()
-    return rank_variables(job, local_rank) if job.member is None else member_variables(job, job.member, request)
+    return (
+        rank_variables(job, local_rank)
+        if job.scheduled_rank is None
+        else scheduled_rank_variables(job, job.scheduled_rank, request)
+    )
 
 
 def _shown(request: LaunchRequest) -> frozenset[int] | None:
-    if request.member is not None:
-        return shown(request, request.member)
+    if request.scheduled_rank is not None:
+        return shown(request, request.scheduled_rank)
     settings = request.settings
     return settings.local_ranks_filter if settings.show is None else settings.show

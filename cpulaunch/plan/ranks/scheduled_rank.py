@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpulaunch.plan.placement.instances import Placement, in_order, worker_cpus
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.records.plan import JobPlan
-from cpulaunch.records.request import LaunchRequest, Member
+from cpulaunch.records.request import LaunchRequest, SchedulerRank
 
 ELASTIC = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
@@ -22,31 +22,33 @@ def own_places(pool: Pool, count: int) -> Placement:
     )
 
 
-def member_variables(job: JobPlan, member: Member, request: LaunchRequest) -> tuple[tuple[str, str | None], ...]:
+def scheduled_rank_variables(
+    job: JobPlan, scheduled_rank: SchedulerRank, request: LaunchRequest
+) -> tuple[tuple[str, str | None], ...]:
     """What init_process_group("env://") needs, and torchrun's other variables as far as they are true here."""
     return (
-        ("RANK", str(member.rank)),
-        ("LOCAL_RANK", "0" if job.virtual_local_rank else str(member.local_rank)),
-        ("GROUP_RANK", str(member.host_rank)),
-        ("ROLE_RANK", str(member.rank)),
+        ("RANK", str(scheduled_rank.rank)),
+        ("LOCAL_RANK", "0" if job.virtual_local_rank else str(scheduled_rank.local_rank)),
+        ("GROUP_RANK", str(scheduled_rank.host_rank)),
+        ("ROLE_RANK", str(scheduled_rank.rank)),
         ("ROLE_NAME", job.role),
-        ("LOCAL_WORLD_SIZE", str(member.local_world_size)),
-        ("WORLD_SIZE", str(member.world_size)),
+        ("LOCAL_WORLD_SIZE", str(scheduled_rank.local_world_size)),
+        ("WORLD_SIZE", str(scheduled_rank.world_size)),
         ("GROUP_WORLD_SIZE", str(job.hosts[1])),
-        ("ROLE_WORLD_SIZE", str(member.world_size)),
+        ("ROLE_WORLD_SIZE", str(scheduled_rank.world_size)),
         ("MASTER_ADDR", job.master_addr),
         ("MASTER_PORT", str(job.master_port)),
         *((name, None) for name in ELASTIC if name in request.environ),
     )
 
 
-def shown(request: LaunchRequest, member: Member) -> frozenset[int] | None:
+def shown(request: LaunchRequest, scheduled_rank: SchedulerRank) -> frozenset[int] | None:
     """For LaunchOptions.show: None if this rank's output is shown, an empty set if not.
 
     --show counts ranks of the job, --local-ranks-filter those of the host.
     """
     settings = request.settings
-    hidden = (settings.show is not None and member.rank not in settings.show) or (
-        settings.local_ranks_filter is not None and member.local_rank not in settings.local_ranks_filter
+    hidden = (settings.show is not None and scheduled_rank.rank not in settings.show) or (
+        settings.local_ranks_filter is not None and scheduled_rank.local_rank not in settings.local_ranks_filter
     )
     return frozenset() if hidden else None

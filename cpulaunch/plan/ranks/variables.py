@@ -34,7 +34,7 @@ def job_variables(host: Host, request: LaunchRequest, job: JobPlan | None) -> tu
     """Variables that all ranks of this host share, unless the user sets them."""
     if job is None:
         return ()
-    if job.engine == "native" or (job.engine == "member" and job.hosts[1] == 1):
+    if job.engine == "native" or (job.engine == "scheduler" and job.hosts[1] == 1):
         return (*_loopback(host), _ASYNCHRONOUS)
     if request.endpoint_interface is None:
         return ()

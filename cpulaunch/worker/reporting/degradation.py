@@ -40,10 +40,10 @@ def _say(settings: TorchSettings, text: str) -> None:
 
 def _named(setting: str) -> str:
     """The setting's flag, or its own name where it is no flag's."""
-    from cpulaunch.records.settings import rows
+    from cpulaunch.records.settings import setting_specs
 
-    row = rows().get(setting)
-    return row.flag if row else setting.replace("_", " ")
+    spec = setting_specs().get(setting)
+    return spec.flag if spec else setting.replace("_", " ")
 
 
 def _end(index: int) -> None:

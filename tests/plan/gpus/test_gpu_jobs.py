@@ -7,7 +7,7 @@ from cpulaunch.plan.planner import make_plan
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Gpu, Host, MigInstance
 from cpulaunch.records.plan import LaunchPlan
-from cpulaunch.records.request import Member
+from cpulaunch.records.request import SchedulerRank
 from tests.plan.machines import TORCH, ask, machine, plan, replace
 
 NVIDIA = Gpu(index=0, vendor="nvidia", pci="0000:17:00.0", numa_node=0, driver="nvidia")
@@ -125,9 +125,11 @@ def test_the_driver_is_asked_for_jobs_that_may_want_gpus(flags: str, wants: bool
 def as_member(local_rank: int, count: int, flags: str = "--virtual-local-rank", **environ: str) -> LaunchPlan:
     """The plan of one rank that a scheduler started, on the host with two NVIDIA GPUs."""
     host = replace(HOST, gpus=(NVIDIA, replace(NVIDIA, index=1, numa_node=1)))
-    member = Member(rank=local_rank, world_size=count, local_rank=local_rank, local_world_size=count, host_rank=0)
+    scheduled_rank = SchedulerRank(
+        rank=local_rank, world_size=count, local_rank=local_rank, local_world_size=count, host_rank=0
+    )
     request = ask(f"--master-addr localhost --master-port 29500 {flags}", environ=environ)
-    return make_plan(host, replace(request, member=member))
+    return make_plan(host, replace(request, scheduled_rank=scheduled_rank))
 
 
 def test_a_rank_that_a_scheduler_started_takes_its_turn() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from cpulaunch.plan.planner import make_plan
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.request import Member
+from cpulaunch.records.request import SchedulerRank
 from tests.plan.machines import TORCH, ask, cpuset, lines, machine, plan, quota, replace
 from tests.plan.plugin.test_collectives import FAILED, MIXED, ONE, RANKS, SMT, TWO, ccl, env, measured_plan, note
 
@@ -118,8 +118,8 @@ def test_siblings_are_taken_from_no_other_rank() -> None:
 
 
 def test_siblings_of_ranks_that_a_scheduler_bound_are_each_ranks_own() -> None:
-    member = Member(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=True)
-    request = replace(ask("--standalone --ccl-workers 1 --ccl-worker-siblings"), member=member)
+    scheduled_rank = SchedulerRank(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=True)
+    request = replace(ask("--standalone --ccl-workers 1 --ccl-worker-siblings"), scheduled_rank=scheduled_rank)
     (worker,) = make_plan(cpuset(SMT, "2-3,6-7"), request).workers
     assert (worker.cpus, worker.ccl_cpus) == (frozenset((2, 3)), frozenset((7,)))
 

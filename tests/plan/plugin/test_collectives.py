@@ -7,7 +7,7 @@ from cpulaunch.plan.plugin.timings import CollectiveMeasurement, Timing, decode,
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Gpu, Torch
 from cpulaunch.records.plan import LaunchPlan, Note
-from cpulaunch.records.request import Member, Program
+from cpulaunch.records.request import Program, SchedulerRank
 from cpulaunch.records.torch_settings import VARIABLE, TorchSettings
 from cpulaunch.records.torch_settings import decode as decode_settings
 from cpulaunch.view.plan_view import plan_text
@@ -100,8 +100,10 @@ def test_ranks_of_several_hosts_are_told_too() -> None:
 
 
 def test_a_rank_that_a_scheduler_started_knows_its_place() -> None:
-    member = Member(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
-    request = replace(ask("--nnodes 2 --master-addr a --dist-backend ccl --ccl-workers 1"), member=member)
+    scheduled_rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
+    request = replace(
+        ask("--nnodes 2 --master-addr a --dist-backend ccl --ccl-workers 1"), scheduled_rank=scheduled_rank
+    )
     (worker,) = make_plan(TWO, request).workers
     variables = dict(worker.env)
     assert (variables["CCL_LOCAL_RANK"], variables["CCL_WORKER_AFFINITY"]) == ("1", "3,7")
@@ -109,10 +111,10 @@ def test_a_rank_that_a_scheduler_started_knows_its_place() -> None:
 
 
 def test_a_rank_of_intel_mpis_launcher_talks_mpi_between_hosts() -> None:
-    member = Member(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
+    scheduled_rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
     mpi = {"I_MPI_HYDRA_UUID": "x", "PMI_RANK": "3", "PMI_SIZE": "4"}
     flags = "--nnodes 2 --master-addr a --dist-backend ccl"
-    made = make_plan(TWO, replace(ask(flags, environ=mpi), member=member))
+    made = make_plan(TWO, replace(ask(flags, environ=mpi), scheduled_rank=scheduled_rank))
     assert env(made)["CCL_ATL_TRANSPORT"] == "mpi"
     assert env(plan(TWO, f"{RANKS} {flags}"))["CCL_ATL_TRANSPORT"] == "ofi"
 
@@ -211,8 +213,10 @@ def test_a_command_whose_torch_nobody_knows_is_left_alone() -> None:
 
 
 def test_ranks_that_start_one_by_one_do_not_measure() -> None:
-    member = Member(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0)
-    made = make_plan(TWO, replace(ask("--standalone --dist-backend auto"), member=member), measurement=FASTER)
+    scheduled_rank = SchedulerRank(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0)
+    made = make_plan(
+        TWO, replace(ask("--standalone --dist-backend auto"), scheduled_rank=scheduled_rank), measurement=FASTER
+    )
     assert "launch of its own" in note(made, "dist_backend").reason
     assert not made.unmeasured
 

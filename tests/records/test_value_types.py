@@ -1,0 +1,35 @@
+"""A value's text, as a command line has it, and back."""
+
+import pytest
+
+from cpulaunch.records import value_types as types
+
+CASES = {
+    "switch on": (types.FLAG, "true"),
+    "switch off": (types.FLAG, "false"),
+    "integer": (types.integer(minimum=0), "12"),
+    "count": (types.count("auto"), "3"),
+    "word of a count": (types.count("auto"), "auto"),
+    "whole seconds": (types.number(minimum=0.0), "30"),
+    "parts of a second": (types.number(minimum=0.0), "0.1"),
+    "choice": (types.choice("spread", "compact"), "compact"),
+    "path": (types.TEXT, "x/y"),
+    "pattern": (types.PATTERN, "([0-9]+),"),
+    "CPU list": (types.CPULIST, "0-3,8"),
+    "text": (types.WORD, "a:b"),
+    "words": (types.WORDS, "SIGINT,SIGTERM"),
+    "filters with a comma": (types.FILTERS, "a,,b,c"),
+    "one number of hosts": (types.RANGE, "2"),
+    "range of hosts": (types.RANGE, "1:4"),
+    "port": (types.PORT, "29500"),
+    "pairs": (types.PAIRS, "a=b,c=1"),
+    "one stream": (types.STREAMS, "3"),
+    "streams by rank": (types.STREAMS, "0:3,1:1"),
+    "names": (types.NAMES, "auto,mine.toml"),
+    "assignment": (types.ASSIGNMENTS, "A=b=c,d"),
+}
+
+
+@pytest.mark.parametrize(("value_type", "text"), CASES.values(), ids=CASES)
+def test_a_value_is_written_as_it_is_read(value_type, text):
+    assert value_type.to_text(value_type.from_text(text)) == text
