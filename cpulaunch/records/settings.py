@@ -30,7 +30,7 @@ class SettingSpec:
     default: Any
     group: Group
     help: str
-    in_profile: bool = True
+    in_profile: bool
 
     @property
     def flag(self) -> str:
@@ -50,29 +50,27 @@ class SettingSpec:
         return [word for part in parts for word in (self.flag, self.value_type.to_text(part))]
 
 
-def _setting(default: Any, value_type: ValueType, group: Group, help: str, *, in_profile: bool = True) -> Any:  # noqa: A002
-    return field(default=default, value_type=value_type, group=group, help=help, in_profile=in_profile)
+def _setting(default: Any, value_type: ValueType, group: Group, help: str) -> Any:  # noqa: A002
+    return field(default=default, value_type=value_type, group=group, help=help, in_profile=True)
+
+
+def _cli_setting(default: Any, value_type: ValueType, group: Group, help: str) -> Any:  # noqa: A002
+    return field(default=default, value_type=value_type, group=group, help=help, in_profile=False)
 
 
 @record
 class Settings:
     """The merged value of every setting; None where nobody chose and the planner decides."""
 
-    instances: Count | None = _setting(
-        None,
-        types.count("auto"),
-        "Placement",
-        "independent copies of the program; auto: one per NUMA node",
-        in_profile=False,
+    instances: Count | None = _cli_setting(
+        None, types.count("auto"), "Placement", "independent copies of the program; auto: one per NUMA node"
     )
-    cores_per_instance: int | None = _setting(
-        None, types.integer(minimum=1), "Placement", "cores of each instance", in_profile=False
+    cores_per_instance: int | None = _cli_setting(None, types.integer(minimum=1), "Placement", "cores of each instance")
+    cpus: frozenset[int] | None = _cli_setting(
+        None, types.CPULIST, "Placement", "use these logical CPUs only, e.g. 0-3,8"
     )
-    cpus: frozenset[int] | None = _setting(
-        None, types.CPULIST, "Placement", "use these logical CPUs only, e.g. 0-3,8", in_profile=False
-    )
-    numa_nodes: frozenset[int] | None = _setting(
-        None, types.CPULIST, "Placement", "use these NUMA nodes only, e.g. 0,1", in_profile=False
+    numa_nodes: frozenset[int] | None = _cli_setting(
+        None, types.CPULIST, "Placement", "use these NUMA nodes only, e.g. 0,1"
     )
     smt: bool = _setting(
         False, types.FLAG, "Placement", "give out SMT siblings too (default: one logical CPU per core)"
@@ -87,10 +85,10 @@ class Settings:
         "Placement",
         "spread: deal instances evenly over NUMA nodes; compact: fill in order",
     )
-    instance_index: frozenset[int] | None = _setting(
-        None, types.CPULIST, "Placement", "start only these instances of the plan, e.g. 0,2", in_profile=False
+    instance_index: frozenset[int] | None = _cli_setting(
+        None, types.CPULIST, "Placement", "start only these instances of the plan, e.g. 0,2"
     )
-    oversubscribe: bool = _setting(False, types.FLAG, "Placement", "allow more instances than cores", in_profile=False)
+    oversubscribe: bool = _cli_setting(False, types.FLAG, "Placement", "allow more instances than cores")
 
     membind: Literal["preferred", "bind", "interleave", "none"] | None = _setting(
         None,
@@ -204,136 +202,90 @@ class Settings:
         False, types.FLAG, "Data loading", "DataLoader workers live on from epoch to epoch"
     )
 
-    nproc_per_node: int | Unit | None = _setting(
+    nproc_per_node: int | Unit | None = _cli_setting(
         None,
         types.count("auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"),
         "Distributed",
         "ranks on this host; numa, socket, l3: one for each; gpu, xpu: one for each GPU",
-        in_profile=False,
     )
-    nnodes: tuple[int, int] | None = _setting(
-        None, types.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic one", in_profile=False
+    nnodes: tuple[int, int] | None = _cli_setting(
+        None, types.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic one"
     )
-    node_rank: int | None = _setting(
-        None, types.integer(minimum=0), "Distributed", "this host's number (static rendezvous)", in_profile=False
+    node_rank: int | None = _cli_setting(
+        None, types.integer(minimum=0), "Distributed", "this host's number (static rendezvous)"
     )
-    master_addr: str | None = _setting(
-        None, types.WORD, "Distributed", "host of rank 0 (static rendezvous)", in_profile=False
+    master_addr: str | None = _cli_setting(None, types.WORD, "Distributed", "host of rank 0 (static rendezvous)")
+    master_port: int | None = _cli_setting(
+        None, types.PORT, "Distributed", "port of rank 0's store (default: a free one on one host)"
     )
-    master_port: int | None = _setting(
-        None, types.PORT, "Distributed", "port of rank 0's store (default: a free one on one host)", in_profile=False
+    standalone: bool = _cli_setting(False, types.FLAG, "Distributed", "one host, rendezvous chosen automatically")
+    rdzv_backend: str | None = _cli_setting(
+        None, types.WORD, "Distributed", "rendezvous of several hosts: static, c10d, etcd-v2, ..."
     )
-    standalone: bool = _setting(
-        False, types.FLAG, "Distributed", "one host, rendezvous chosen automatically", in_profile=False
+    rdzv_endpoint: str | None = _cli_setting(None, types.WORD, "Distributed", "rendezvous address, HOST[:PORT]")
+    rdzv_id: str | None = _cli_setting(None, types.WORD, "Distributed", "name of the job at the rendezvous")
+    rdzv_conf: tuple[tuple[str, str], ...] = _cli_setting(
+        (), types.PAIRS, "Distributed", "further rendezvous settings, K=V,..."
     )
-    rdzv_backend: str | None = _setting(
-        None, types.WORD, "Distributed", "rendezvous of several hosts: static, c10d, etcd-v2, ...", in_profile=False
+    local_addr: str | None = _cli_setting(None, types.WORD, "Distributed", "this host's address as the others see it")
+    max_restarts: int = _cli_setting(
+        0, types.integer(minimum=0), "Distributed", "restarts of all ranks after a failure"
     )
-    rdzv_endpoint: str | None = _setting(
-        None, types.WORD, "Distributed", "rendezvous address, HOST[:PORT]", in_profile=False
+    monitor_interval: float = _cli_setting(
+        0.1, types.number(minimum=0.0), "Distributed", "seconds between looks at the ranks (several hosts)"
     )
-    rdzv_id: str | None = _setting(
-        None, types.WORD, "Distributed", "name of the job at the rendezvous", in_profile=False
+    role: str = _cli_setting("default", types.WORD, "Distributed", "role of the ranks, in their variables and prefixes")
+    run_path: bool = _cli_setting(
+        False, types.FLAG, "Distributed", "run SCRIPT with runpy, as torchrun --run-path does"
     )
-    rdzv_conf: tuple[tuple[str, str], ...] = _setting(
-        (), types.PAIRS, "Distributed", "further rendezvous settings, K=V,...", in_profile=False
+    redirects: Streams = _cli_setting(
+        0, types.STREAMS, "Distributed", "write output to files: 1 stdout, 2 stderr, 3 both, or RANK:N,... (also -r)"
     )
-    local_addr: str | None = _setting(
-        None, types.WORD, "Distributed", "this host's address as the others see it", in_profile=False
+    tee: Streams = _cli_setting(
+        0, types.STREAMS, "Distributed", "write it to files and show it, numbers as for --redirects (also -t)"
     )
-    max_restarts: int = _setting(
-        0, types.integer(minimum=0), "Distributed", "restarts of all ranks after a failure", in_profile=False
+    local_ranks_filter: frozenset[int] | None = _cli_setting(
+        None, types.CPULIST, "Distributed", "local ranks whose output reaches the terminal"
     )
-    monitor_interval: float = _setting(
-        0.1,
-        types.number(minimum=0.0),
-        "Distributed",
-        "seconds between looks at the ranks (several hosts)",
-        in_profile=False,
+    duplicate_stdout_filters: tuple[str, ...] = _cli_setting(
+        (), types.FILTERS, "Distributed", "copy stdout lines with one of these words to one file"
     )
-    role: str = _setting(
-        "default", types.WORD, "Distributed", "role of the ranks, in their variables and prefixes", in_profile=False
+    duplicate_stderr_filters: tuple[str, ...] = _cli_setting(
+        (), types.FILTERS, "Distributed", "copy stderr lines with one of these words to one file"
     )
-    run_path: bool = _setting(
-        False, types.FLAG, "Distributed", "run SCRIPT with runpy, as torchrun --run-path does", in_profile=False
-    )
-    redirects: Streams = _setting(
-        0,
-        types.STREAMS,
-        "Distributed",
-        "write output to files: 1 stdout, 2 stderr, 3 both, or RANK:N,... (also -r)",
-        in_profile=False,
-    )
-    tee: Streams = _setting(
-        0,
-        types.STREAMS,
-        "Distributed",
-        "write it to files and show it, numbers as for --redirects (also -t)",
-        in_profile=False,
-    )
-    local_ranks_filter: frozenset[int] | None = _setting(
-        None, types.CPULIST, "Distributed", "local ranks whose output reaches the terminal", in_profile=False
-    )
-    duplicate_stdout_filters: tuple[str, ...] = _setting(
-        (), types.FILTERS, "Distributed", "copy stdout lines with one of these words to one file", in_profile=False
-    )
-    duplicate_stderr_filters: tuple[str, ...] = _setting(
-        (), types.FILTERS, "Distributed", "copy stderr lines with one of these words to one file", in_profile=False
-    )
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = _setting(
+    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = _cli_setting(
         None,
         types.choice("node", "socket", "exclusive", "core-complex"),
         "Distributed",
         "bind each rank to all of its NUMA node or socket, to its share of it, or to one L3 (default: equal shares)",
-        in_profile=False,
     )
-    device: Literal["auto", "cpu", "gpu"] = _setting(
+    device: Literal["auto", "cpu", "gpu"] = _cli_setting(
         "auto",
         types.choice("auto", "cpu", "gpu"),
         "Distributed",
         "what ranks compute on: bind them to cores, or next to GPUs",
-        in_profile=False,
     )
-    virtual_local_rank: bool = _setting(
-        False, types.FLAG, "Distributed", "every rank sees its own GPU alone, as LOCAL_RANK 0", in_profile=False
+    virtual_local_rank: bool = _cli_setting(
+        False, types.FLAG, "Distributed", "every rank sees its own GPU alone, as LOCAL_RANK 0"
     )
-    signals_to_handle: tuple[str, ...] = _setting(
-        ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"),
-        types.WORDS,
-        "Distributed",
-        "signals that end the job",
-        in_profile=False,
+    signals_to_handle: tuple[str, ...] = _cli_setting(
+        ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), types.WORDS, "Distributed", "signals that end the job"
     )
-    shutdown_timeout: int | None = _setting(
-        None,
-        types.integer(minimum=0),
-        "Distributed",
-        "seconds between SIGTERM and SIGKILL (torchrun's --grace)",
-        in_profile=False,
+    shutdown_timeout: int | None = _cli_setting(
+        None, types.integer(minimum=0), "Distributed", "seconds between SIGTERM and SIGKILL (torchrun's --grace)"
     )
-    start_method: Literal["spawn", "fork", "forkserver"] = _setting(
-        "spawn",
-        types.choice("spawn", "fork", "forkserver"),
-        "Distributed",
-        "torchrun's, without effect on programs",
-        in_profile=False,
+    start_method: Literal["spawn", "fork", "forkserver"] = _cli_setting(
+        "spawn", types.choice("spawn", "fork", "forkserver"), "Distributed", "torchrun's, without effect on programs"
     )
-    event_log_handler: str = _setting(
-        "null", types.WORD, "Distributed", "torch elastic's handler of events", in_profile=False
+    event_log_handler: str = _cli_setting("null", types.WORD, "Distributed", "torch elastic's handler of events")
+    logs_specs: str | None = _cli_setting(
+        None, types.WORD, "Distributed", "a torchrun.logs_specs entry point, carried out by torch elastic"
     )
-    logs_specs: str | None = _setting(
-        None,
-        types.WORD,
-        "Distributed",
-        "a torchrun.logs_specs entry point, carried out by torch elastic",
-        in_profile=False,
-    )
-    scheduler: Literal["auto", "none", "slurm", "mpi", "pbs"] = _setting(
+    scheduler: Literal["auto", "none", "slurm", "mpi", "pbs"] = _cli_setting(
         "auto",
         types.choice("auto", "none", "slurm", "mpi", "pbs"),
         "Distributed",
         "whose variables say which host or rank this is (mpi: also --from-mpi)",
-        in_profile=False,
     )
     dist_backend: Literal["auto", "gloo", "ccl", "mpi"] | None = _setting(
         None,
@@ -354,44 +306,33 @@ class Settings:
         "how ccl moves data: through the ranks' own memory on one host, or by oneCCL (default: auto)",
     )
 
-    profile: tuple[str, ...] = _setting(
-        ("auto",),
-        types.NAMES,
-        "Profile",
-        "preset: NAME, FILE.toml, auto or none; several separated by commas",
-        in_profile=False,
+    profile: tuple[str, ...] = _cli_setting(
+        ("auto",), types.NAMES, "Profile", "preset: NAME, FILE.toml, auto or none; several separated by commas"
     )
-    env: tuple[tuple[str, str], ...] = _setting(
-        (), types.ASSIGNMENTS, "Profile", "set K=V in every worker; may be repeated", in_profile=False
+    env: tuple[tuple[str, str], ...] = _cli_setting(
+        (), types.ASSIGNMENTS, "Profile", "set K=V in every worker; may be repeated"
     )
-    strict: bool = _setting(False, types.FLAG, "Profile", "turn every degradation into an error", in_profile=False)
+    strict: bool = _cli_setting(False, types.FLAG, "Profile", "turn every degradation into an error")
 
     grace: float = _setting(30.0, types.number(minimum=0.0), "Launch", "seconds between SIGTERM and SIGKILL")
-    log_dir: str | None = _setting(
-        None, types.TEXT, "Launch", "write each worker's output to DIR/worker-N.log", in_profile=False
-    )
-    show: frozenset[int] | None = _setting(
-        None, types.CPULIST, "Launch", "workers whose output reaches the terminal (default: all)", in_profile=False
+    log_dir: str | None = _cli_setting(None, types.TEXT, "Launch", "write each worker's output to DIR/worker-N.log")
+    show: frozenset[int] | None = _cli_setting(
+        None, types.CPULIST, "Launch", "workers whose output reaches the terminal (default: all)"
     )
     buffered: bool = _setting(
         False, types.FLAG, "Launch", "let Python workers buffer their output (default: -u behind a pipe)"
     )
-    report: str | None = _setting(
-        None, types.TEXT, "Launch", "write what took effect in every worker to FILE.json (-: stdout)", in_profile=False
+    report: str | None = _cli_setting(
+        None, types.TEXT, "Launch", "write what took effect in every worker to FILE.json (-: stdout)"
     )
-    metric: str | None = _setting(
+    metric: str | None = _cli_setting(
         None,
         types.PATTERN,
         "Launch",
         "read a figure from the output, e.g. 'samples/s: ([0-9.]+)'; the last one counts, summed over workers",
-        in_profile=False,
     )
-    start_barrier: bool = _setting(
-        False,
-        types.FLAG,
-        "Launch",
-        "release all workers together, at cpulaunch.ready() or their first forward",
-        in_profile=False,
+    start_barrier: bool = _cli_setting(
+        False, types.FLAG, "Launch", "release all workers together, at cpulaunch.ready() or their first forward"
     )
 
 
