@@ -22,7 +22,7 @@ from cpulaunch.launch.process.run_directory import (
 from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
 from cpulaunch.launch.ranks.output import open_rank_routing
-from cpulaunch.launch.ranks.port import Reservation, check_address, holder_of
+from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
@@ -70,7 +70,7 @@ def launch_ranks(
     assert job is not None
     specs = prepare_exec_specs(plan, environ, notify=notify)
     check_address(job.master_addr)
-    Reservation(job.master_port).__exit__(None, None, None)  # A taken port is known before anything starts.
+    check_port_free(job.master_port)
     run_id = job.rendezvous.id or random_id()
     folder = make_run_folder(plan, job, environ=environ, run_id=run_id)
     private = _private_directory(plan, folder, environ)
@@ -153,7 +153,7 @@ def _attempts(run: _RankRun, guarded: Guarded, inherited: Inherited) -> LaunchRe
         ending_signals=_signal_numbers(run.job),
     )
     while True:
-        with Reservation(run.job.master_port) as reservation:
+        with PortReservation(run.job.master_port) as reservation:
             result = _attempt(run, options, port=reservation.port, restarts=restarts)
             taken = _taken(result, reservation)
         if result.first_failure is None or result.output_error is not None or end_requested(result, options):
@@ -176,11 +176,11 @@ def _signal_numbers(job: JobPlan) -> frozenset[int]:
     return frozenset(int(number) for number in numbers if number is not None)
 
 
-def _taken(result: LaunchResult, reservation: Reservation) -> str | None:
+def _taken(result: LaunchResult, reservation: PortReservation) -> str | None:
     """Who listens on the port of ranks that failed and are gone, in words; None: nobody does."""
     if result.first_failure is None or not reservation.is_taken():
         return None
-    holder = holder_of(reservation.port)
+    holder = port_holder(reservation.port)
     return f"{'another process' if holder is None else holder} listens on the ranks' port {reservation.port}"
 
 

@@ -1,4 +1,4 @@
-"""The port of a job: nobody else gets it by chance, and who takes it all the same is noticed."""
+"""The port of a job: no other process gets it by chance, and a process that takes it is named."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import textwrap
 import pytest
 from jobs import HERE
 
-from cpulaunch.launch.ranks.port import Reservation, check_address, holder_of
+from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.records.errors import LaunchError
 
 ROOT = HERE.parents[2]
@@ -25,8 +25,8 @@ def listening(port, *, host="", reuse=True):
         yield server
 
 
-def test_a_held_port_is_free_for_a_server_that_knows_it():
-    with Reservation(None) as held:
+def test_a_server_can_listen_on_a_reserved_port_by_number():
+    with PortReservation(None) as held:
         for host in ("", "127.0.0.1"):
             with listening(held.port, host=host):
                 assert held.port
@@ -34,31 +34,30 @@ def test_a_held_port_is_free_for_a_server_that_knows_it():
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])
-def test_who_listens_on_a_held_port_is_noticed(host):
-    with Reservation(None) as held:
+def test_a_listener_on_a_reserved_port_is_noticed(host):
+    with PortReservation(None) as held:
         with listening(held.port, host=host):
             assert held.is_taken()
-            assert holder_of(held.port).pid == os.getpid()
+            assert f"(pid {os.getpid()})" in port_holder(held.port)
         assert not held.is_taken()
-        assert holder_of(held.port) is None or holder_of(held.port).pid == os.getpid()
 
 
-def test_nobody_who_does_not_know_it_takes_a_held_port():
-    with Reservation(None) as held, socket.socket() as other, pytest.raises(OSError, match="in use"):
+def test_a_reserved_port_is_refused_without_reuse_of_addresses():
+    with PortReservation(None) as held, socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", held.port))
 
 
-def test_connections_to_a_held_port_are_refused_until_somebody_listens():
-    with Reservation(None) as held, pytest.raises(ConnectionRefusedError):
+def test_connections_to_a_reserved_port_are_refused_until_a_server_listens():
+    with PortReservation(None) as held, pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", held.port), timeout=30)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("libuv", [True, False])
-def test_torchs_store_listens_on_a_held_port(libuv):
+def test_torchs_store_listens_on_a_reserved_port(libuv):
     from torch.distributed import TCPStore
 
-    with Reservation(None) as held:
+    with PortReservation(None) as held:
         store = TCPStore("localhost", held.port, 1, is_master=True, use_libuv=libuv)
         assert store.port == held.port
         assert held.is_taken()
@@ -66,24 +65,43 @@ def test_torchs_store_listens_on_a_held_port(libuv):
         assert not held.is_taken()
 
 
-def test_a_port_that_is_taken_names_who_has_it():
+@pytest.mark.parametrize("use", [PortReservation, check_port_free])
+def test_the_error_for_a_port_in_use_names_its_holder(use):
     with listening(0) as server:
         port = server.getsockname()[1]
         with pytest.raises(LaunchError) as raised:
-            Reservation(port)
+            use(port)
     assert f": {port} (--master-port)" in str(raised.value)
     assert f"(pid {os.getpid()})" in str(raised.value)
     assert raised.value.exit_code == 125
 
 
-def test_a_port_that_was_in_use_a_moment_ago_is_no_obstacle():
-    with Reservation(None) as held:
+def test_a_port_in_time_wait_can_be_reserved():
+    with PortReservation(None) as held:
         port = held.port
         with listening(port) as server, socket.create_connection(("127.0.0.1", port)) as client:
-            server.accept()[0].close()  # Who closes first keeps the port in TIME_WAIT.
+            server.accept()[0].close()  # The side that closes first keeps the port in TIME_WAIT.
             assert client.recv(1) == b""
-    with Reservation(port) as again:
+    with PortReservation(port) as again:
         assert again.port == port
+
+
+def test_a_port_that_no_process_listens_on_has_no_holder():
+    with PortReservation(None) as held:
+        assert port_holder(held.port) is None
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_port_has_no_known_holder():
+    code = (
+        "import os, psutil, sys; from cpulaunch.launch.ranks.port import port_holder; os.setuid(65534); "
+        "print(port_holder(int(sys.argv[1])))"
+    )
+    with listening(0) as server:
+        port = str(server.getsockname()[1])
+        done = subprocess.run([sys.executable, "-c", code, port], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
 
 
 def test_a_name_that_does_not_resolve_is_an_error():
@@ -96,10 +114,10 @@ def test_a_name_that_does_not_resolve_is_an_error():
 NARROW = """
     import socket, sys
     sys.path.insert(0, sys.argv[1])
-    from cpulaunch.launch.ranks.port import Reservation
+    from cpulaunch.launch.ranks.port import PortReservation
 
-    # Four ports are all there is for whoever asks for any: two held here, two left.
-    held = [Reservation(None) for _ in range(2)]
+    # The kernel has four ports to choose from: two are reserved here, two are left.
+    held = [PortReservation(None) for _ in range(2)]
     ports = {each.port for each in held}
     others = []
     try:
@@ -114,7 +132,7 @@ NARROW = """
     for each in others:
         each.close()
 
-    # Nor does a connection leave from one: it would meet itself.
+    # No connection leaves from a reserved port either: it would connect to itself.
     with socket.socket() as server:
         server.bind(("127.0.0.1", 9))
         server.listen()
@@ -131,7 +149,7 @@ NARROW = """
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace with few ports needs root")
-def test_the_kernel_gives_a_held_port_to_nobody():
+def test_the_kernel_gives_a_reserved_port_to_no_other_socket():
     code = f"echo '40000 40003' > /proc/sys/net/ipv4/ip_local_port_range; ip link set lo up; exec {sys.executable} - $0"
     namespace = ["unshare", "--net", "sh", "-c", code, str(ROOT)]
     done = subprocess.run(

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from cpulaunch.launch.ranks.port import Reservation
+from cpulaunch.launch.ranks.port import PortReservation
 
 HERE = Path(__file__).parent
 LIBRARY = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
@@ -17,7 +17,7 @@ ROOT = HERE.parents[2]
 
 
 RESERVED = 8
-_reserved: deque[Reservation] = deque()
+_reserved: deque[PortReservation] = deque()
 """The last ports: other tests' programs must not take them while the ranks are still importing torch."""
 
 
@@ -25,7 +25,7 @@ def free_port() -> int:
     if len(_reserved) == RESERVED:
         with _reserved.popleft():
             pass
-    _reserved.append(Reservation(None))
+    _reserved.append(PortReservation(None))
     return _reserved[-1].port
 
 

@@ -171,9 +171,9 @@ def _tcp_store(meeting: Meeting, timeout: timedelta, *, serving: bool) -> Any:
 
 
 def _port_taken(meeting: Meeting, error: Exception) -> LaunchError:
-    from cpulaunch.launch.ranks.port import holder_of
+    from cpulaunch.launch.ranks.port import port_holder
 
-    holder = holder_of(meeting.port)
+    holder = port_holder(meeting.port)
     return LaunchError(
         "the rendezvous port cannot be listened on",
         value=meeting.port,
