@@ -1,7 +1,7 @@
-"""The output of a job of several hosts: a named pipe for each rank, as torch's agent would mix them all into one.
+"""The output of a job of several hosts: a named pipe for each rank, as torch's agent would mix the ranks' lines.
 
-torch's ranks share the agent's stdout and stderr, where two writes of one line let another rank's in between. The shim
-gives each rank a pipe of its own instead, so that lines stay whole and a failed rank's last lines can be quoted.
+torch's ranks inherit the agent's stdout and stderr, where another rank can write between two writes of one line. The
+shim gives each rank pipes of its own instead, so that lines stay whole and a failed rank's last lines can be quoted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from cpulaunch.launch.hosts.agent.files import agent_pipe, rank_pipe
+from cpulaunch.launch.hosts.agent.messages import RankPipe
 from cpulaunch.launch.output.routing import STDERR, STDOUT, StdioFds
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 
 @record
 class JobOutput:
-    """All pipes of a job on this host. `ranks` are each rank's streams, stderr last; `pipes` what its shim is told.
+    """All pipes of a job on this host. `ranks`: each rank's streams, stderr last; `pipes`: what each rank's shim gets.
 
-    `held` keeps the pipes open while no rank is there, from one attempt to the next.
+    `write_ends` keep the pipes open between attempts, while no rank has them open.
     """
 
     sinks: tuple[Sink, ...]
     agent: StdioFds
     agent_streams: tuple[Stream, ...]
     ranks: tuple[tuple[Stream, ...], ...]
-    pipes: tuple[dict[int, tuple[str, str]], ...]
-    held: tuple[int, ...]
+    pipes: tuple[tuple[RankPipe, ...], ...]
+    write_ends: tuple[int, ...]
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -45,28 +46,29 @@ def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[boo
     merged = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
     err = out if merged else Sink.of_descriptor(STDERR, name="stderr")
     sinks = {STDOUT: out} if merged else {STDOUT: out, STDERR: err}
-    held: list[int] = []
-    shared = {number: agent_pipe(directory, number) for number in sinks}
-    agent_streams = tuple(_stream(shared[number], sink, held) for number, sink in sinks.items())
-    stdio = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in shared.values()]
+    write_ends: list[int] = []
+    agent_paths = {number: agent_pipe(directory, number) for number in sinks}
+    agent_streams = tuple(_stream(agent_paths[number], sink, write_ends) for number, sink in sinks.items())
+    agent_fds = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in agent_paths.values()]
     streams, pipes = [], []
     for local_rank, visible in zip(ranks, shown, strict=True):
-        own = {number: rank_pipe(directory, local_rank, number) for number in sinks}
-        streams.append(tuple(_stream(own[number], sink if visible else None, held) for number, sink in sinks.items()))
-        pipes.append({n: (own[n if n in own else STDOUT], shared[n if n in own else STDOUT]) for n in (STDOUT, STDERR)})
+        paths = {number: rank_pipe(directory, local_rank, number) for number in sinks}
+        streams.append(tuple(_stream(paths[n], sink if visible else None, write_ends) for n, sink in sinks.items()))
+        source = {STDOUT: STDOUT, STDERR: STDOUT if merged else STDERR}
+        pipes.append(tuple(RankPipe(descriptor=n, path=paths[s], agent_path=agent_paths[s]) for n, s in source.items()))
     return JobOutput(
         sinks=tuple(sinks.values()),
-        agent=StdioFds(stdin=stdin, stdout=stdio[0], stderr=stdio[-1], owned=tuple(stdio)),
+        agent=StdioFds(stdin=stdin, stdout=agent_fds[0], stderr=agent_fds[-1], owned=tuple(agent_fds)),
         agent_streams=agent_streams,
         ranks=tuple(streams),
         pipes=tuple(pipes),
-        held=tuple(held),
+        write_ends=tuple(write_ends),
     )
 
 
-def _stream(path: str, sink: Sink | None, held: list[int]) -> Stream:
-    """The read end of a new named pipe, whose lines reach the sink whole. Effect: holds the pipe open."""
+def _stream(path: str, sink: Sink | None, write_ends: list[int]) -> Stream:
+    """The read end of a new named pipe, whose lines reach the sink whole. Effect: opens a write end that stays open."""
     os.mkfifo(path, 0o600)
     read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    held.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    write_ends.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
     return Stream(read, routes=[] if sink is None else [OutputRoute(sink, alone=False)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 
 from cpulaunch.launch.output.routing import open_standard_descriptors
@@ -25,7 +24,7 @@ from cpulaunch.launch.ranks.output import open_rank_routing
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
-from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
+from cpulaunch.launch.supervision.supervise import SupervisorOptions, ending_signals, supervise
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import fields, record
 from cpulaunch.system.signals import ENDING
@@ -150,7 +149,7 @@ def _attempts(run: _RankRun, guarded: Guarded, inherited: Inherited) -> LaunchRe
         grace_seconds=run.plan.launch.grace_seconds,
         control=guarded.control,
         memory_events=run.memory_events,
-        ending_signals=_signal_numbers(run.job),
+        ending_signals=ending_signals(run.job),
     )
     while True:
         with PortReservation(run.job.master_port) as reservation:
@@ -168,12 +167,6 @@ def _attempts(run: _RankRun, guarded: Guarded, inherited: Inherited) -> LaunchRe
             if taken is not None:
                 run.notify(taken)
             return result
-
-
-def _signal_numbers(job: JobPlan) -> frozenset[int]:
-    """The signals that end the job; Ctrl-C always does, as a terminal has no other way."""
-    numbers = (getattr(signal, name, None) for name in (*job.signals, "SIGINT"))
-    return frozenset(int(number) for number in numbers if number is not None)
 
 
 def _taken(result: LaunchResult, reservation: PortReservation) -> str | None:
@@ -197,12 +190,12 @@ def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
 
 
 def _restarting(result: LaunchResult, restarts: int, most: int) -> str:
-    from cpulaunch.launch.supervision.failure_text import how_ended
+    from cpulaunch.launch.supervision.failure_text import exit_text
 
     failed = next(rank for rank in result.workers if rank.index == result.first_failure)
     count = len(result.workers)
     whom = "it is started again" if count == 1 else f"the {count} ranks are started again"
-    return f"rank {failed.rank} failed ({how_ended(failed)}): {whom}, attempt {restarts + 1} of {most + 1}"
+    return f"rank {failed.rank} failed ({exit_text(failed)}): {whom}, attempt {restarts + 1} of {most + 1}"
 
 
 def _attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:

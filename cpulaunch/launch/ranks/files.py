@@ -59,7 +59,7 @@ def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str
         os.makedirs(log_dir, exist_ok=True)
         return RunFolder(path=new_directory(log_dir, f"{run_id.replace(os.sep, '_')}_"), kept=True)
     except OSError as error:
-        raise unwritable(log_dir, error) from None
+        raise log_error(log_dir, error) from None
 
 
 def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:
@@ -80,11 +80,11 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int) -> RankFile
         for local_rank in range(ranks):
             os.mkdir(os.path.join(directory, str(local_rank)))
     except OSError as error:
-        raise unwritable(directory, error) from None
+        raise log_error(directory, error) from None
     return files
 
 
-def unwritable(path: str, error: OSError) -> LaunchError:
+def log_error(path: str, error: OSError) -> LaunchError:
     """The error for a log that cannot be written."""
     hint = "--log-dir needs a directory that can be written"
     return LaunchError("log cannot be written", value=error.filename or path, source=error.strerror, hint=hint)

@@ -10,7 +10,7 @@ import os
 from cpulaunch.launch.output.routing import OutputRouting, StdioFds, Terminal, open_metrics, open_terminal, worker_stdin
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
-from cpulaunch.launch.ranks.files import RankFiles, unwritable
+from cpulaunch.launch.ranks.files import RankFiles, log_error
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record
@@ -111,7 +111,7 @@ def _open(path: str) -> Sink:
     try:
         return Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), name=path)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise log_error(path, error) from None
 
 
 def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> OutputRouting:

@@ -36,7 +36,7 @@ def summary(result: LaunchResult) -> tuple[str, ...]:
 
 def _failure(worker: WorkerResult, result: LaunchResult, *, many: bool) -> list[str]:
     others = " first; the others were ended" if many else ""
-    lines = [f"cpulaunch: worker {worker.index} on {result.host} failed{others}: {how_ended(worker)}"]
+    lines = [f"cpulaunch: worker {worker.index} on {result.host} failed{others}: {exit_text(worker)}"]
     lines += out_of_memory(worker, result)
     if worker.log is not None:
         lines.append(f"cpulaunch: its log: {worker.log}")
@@ -66,7 +66,7 @@ def failed_ranks(result: LaunchResult) -> list[str]:
     rank = next(each for each in result.workers if each.index == result.first_failure)
     which = f"rank {rank.rank} (local rank {rank.index}, pid {rank.pid}) on {result.host}"
     first = " first" if len(result.workers) > 1 else ""
-    lines = [f"cpulaunch: {which} failed{first}: {how_ended(rank)}", *out_of_memory(rank, result)]
+    lines = [f"cpulaunch: {which} failed{first}: {exit_text(rank)}", *out_of_memory(rank, result)]
     lines += [f"cpulaunch: {line}" for line in (*_others(result, rank), _when(result, rank))]
     if rank.log is not None:
         lines.append(f"cpulaunch: its log: {rank.log}")
@@ -105,7 +105,7 @@ def _words(rank: WorkerResult) -> list[str]:
     return told
 
 
-def how_ended(worker: WorkerResult) -> str:
+def exit_text(worker: WorkerResult) -> str:
     """In words: an exit code, or a signal."""
     return f"killed by {signal_words(worker.signal)}" if worker.signal is not None else f"exit code {worker.exit_code}"
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from cpulaunch.launch.monitor.watch import Watch
+    from cpulaunch.records.plan import JobPlan
 
 MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 """The timeout of poll(2) is an int."""
@@ -65,6 +66,12 @@ class SupervisorOptions:
     memory_events: str | None = None
     watch: Watch | None = None
     ending_signals: frozenset[int] = ENDING
+
+
+def ending_signals(job: JobPlan) -> frozenset[int]:
+    """The numbers of --signals-to-handle, and SIGINT: Ctrl-C always ends a job, as a terminal has no other way."""
+    numbers = (getattr(signal, name, None) for name in (*job.signals, "SIGINT"))
+    return frozenset(int(number) for number in numbers if number is not None)
 
 
 class Supervisor:

@@ -1,4 +1,4 @@
-"""The agent's life on one host: nothing outlives whichever process is killed, and its ranks are the planned ones."""
+"""The agent on one host: no process outlives a kill of another one, and its ranks are the planned ones."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def test_ranks_get_their_own_arguments_and_cpus_by_their_real_local_rank(host):
 
 
 @pytest.mark.parametrize(("program", "code"), [("import torch", 0), ("pass", 125)], ids=["torch", "no-torch"])
-def test_strict_notices_ranks_in_which_nothing_carries_out_the_settings(host, tmp_path, program, code):
+def test_strict_notices_ranks_without_the_plugin_for_their_settings(host, tmp_path, program, code):
     script = tmp_path / "script.py"
     script.write_text(program)
     # One rank: two would share the core of a small host, which --strict refuses.

@@ -1,4 +1,4 @@
-"""What hosts of one job may get wrong: each is an error that says so, in time, and leaves nothing anywhere."""
+"""Mistakes in starting the hosts of a job: each is an error that names it in time, and leaves nothing behind."""
 
 import signal
 import sys
@@ -20,7 +20,7 @@ def assert_nothing_left(network, *runs):
     assert not list(network.dir.glob("torchelastic_*"))
 
 
-def test_two_hosts_with_one_number_are_told_so_on_both(network):
+def test_two_hosts_with_one_number_fail_with_the_reason_on_both(network):
     a = network.cpulaunch("a", "--nnodes", 2, "--node-rank", 0, *STATIC, *SHOW)
     b = network.cpulaunch("b", "--nnodes", 2, "--node-rank", 0, *STATIC, *SHOW)
     assert (a.wait(), b.wait()) == (125, 125)
@@ -31,26 +31,26 @@ def test_two_hosts_with_one_number_are_told_so_on_both(network):
     assert_nothing_left(network, a, b)
 
 
-def test_a_newcomer_with_another_nnodes_is_refused_and_the_right_one_may_still_come(network):
+def test_a_host_with_another_nnodes_is_refused_and_the_right_one_can_still_join(network):
     a = network.cpulaunch("a", "--nnodes", 2, *C10D, *SHOW)
     eventually(lambda: b"python" in network.listeners("a"), f"a store on host a: {a.err}")
     wrong = network.cpulaunch("b", "--nnodes", 3, *C10D, *SHOW)
     assert wrong.wait() == 125
-    assert "the hosts disagree on --nnodes: 3 here, 2 on the host that came first" in wrong.err
+    assert "the hosts disagree on --nnodes: 3 here, 2 on the first host to connect" in wrong.err
     right = network.cpulaunch("b", "--nnodes", 2, *C10D, *SHOW)
     assert (a.wait(), right.wait()) == (0, 0)
     assert_nothing_left(network, a, wrong, right)
 
 
-def test_hosts_that_never_come_are_missed_within_join_timeout(network):
+def test_missing_hosts_are_an_error_after_join_timeout(network):
     a = network.cpulaunch("a", "--nnodes", 2, *C10D, "--rdzv-conf", "join_timeout=1", *SHOW)
     assert a.wait() == 125
-    assert "error: not all hosts came: --nnodes 2 (10.77.0.1:29400, in 1 s (--rdzv-conf join_timeout=N))" in a.err
+    assert "error: not all hosts joined: --nnodes 2 (10.77.0.1:29400, in 1 s (--rdzv-conf join_timeout=N))" in a.err
     assert "Traceback" not in a.err
     assert_nothing_left(network, a)
 
 
-def test_an_endpoint_that_nobody_answers_at_is_named_within_join_timeout(network):
+def test_an_unreachable_endpoint_is_named_after_join_timeout(network):
     b = network.cpulaunch("b", "--nnodes", 2, *C10D, "--rdzv-conf", "join_timeout=1", *SHOW)
     alone = network.cpulaunch("b", "--nnodes", 2, "--node-rank", 1, *STATIC[:2], "--rdzv-conf", "join_timeout=1", *SHOW)
     assert (b.wait(), alone.wait()) == (125, 125)
@@ -67,7 +67,7 @@ def test_a_host_name_that_does_not_resolve_is_named(network):
     assert_nothing_left(network, b)
 
 
-def test_a_host_that_waits_for_others_ends_at_once_by_ctrl_c(network):
+def test_ctrl_c_ends_a_host_that_waits_for_others_at_once(network):
     a = network.cpulaunch("a", "--nnodes", 2, *C10D, *SHOW)
     eventually(lambda: b"python" in network.listeners("a"), f"a store on host a: {a.err}")
     a.process.send_signal(signal.SIGINT)
@@ -75,13 +75,13 @@ def test_a_host_that_waits_for_others_ends_at_once_by_ctrl_c(network):
     assert_nothing_left(network, a)
 
 
-def test_a_taken_port_of_the_master_is_named_with_its_holder(network):
+def test_a_rendezvous_port_in_use_is_named_with_its_holder(network):
     code = "import socket; s = socket.create_server(('', 29500)); print('{}', flush=True); s.accept(); s.accept()"
     holder = network.start("a", sys.executable, "-c", code)
     eventually(lambda: holder.reports, "a listener")
     a = network.cpulaunch("a", "--nnodes", 2, "--node-rank", 0, *STATIC, *SHOW)
     assert a.wait() == 125
-    assert "error: the rendezvous port cannot be listened on: 29500 (taken by " in a.err
+    assert "error: cannot listen on the rendezvous port: 29500 (in use by " in a.err
     assert f"pid {holder.process.pid}" in a.err
     assert_nothing_left(network, a)
     assert marked(holder.mark)
@@ -95,7 +95,7 @@ def test_a_taken_port_of_the_master_is_named_with_its_holder(network):
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
 )
-def test_what_torch_has_not_is_a_usage_error(network, options, said):
+def test_a_rendezvous_that_torch_lacks_is_a_usage_error(network, options, said):
     a = network.cpulaunch("a", "--nnodes", 2, "--rdzv-endpoint", "10.77.0.1:29400", *options, *SHOW)
     assert a.wait() == 2
     assert said in a.err

@@ -1,6 +1,5 @@
 """The parts that several hosts need and that need no second host."""
 
-import json
 import os
 import socket
 import subprocess
@@ -11,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.launch.hosts import shim
-from cpulaunch.launch.hosts.agent.config import check_event_handler, later_values, make_logs_specs
-from cpulaunch.launch.hosts.agent.files import orders_file, rank_file
-from cpulaunch.launch.hosts.agent.reachability import is_here, wait_until_reachable
-from cpulaunch.launch.hosts.agent.rendezvous import Meeting, meet
+from cpulaunch.launch.hosts.agent.config import check_event_handler, make_logs_specs, newer_values, supported_values
+from cpulaunch.launch.hosts.agent.files import agent_config_file, rank_config_file
+from cpulaunch.launch.hosts.agent.messages import AgentConfig, AgentReport, RankConfig, read_message, write_message
+from cpulaunch.launch.hosts.agent.reachability import is_this_host, wait_until_reachable
+from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous, compare_hosts
+from cpulaunch.launch.hosts.engine import rank_config
 from cpulaunch.launch.hosts.result import read_report
 from cpulaunch.launch.process.bind import Binding
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
+from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
+from cpulaunch.records.record import replace
 from cpulaunch.system.routes import route_to
 
 SHIM = Path(shim.__file__)
@@ -27,15 +30,27 @@ AGENT = SHIM.with_name("agent") / "main.py"
 ROOT = SHIM.parents[3]
 NO_NAME = ".".join(["no-such-host"] * 30)
 """Too long for a name (RFC 1035: 255 bytes), so no name service is asked, which may take its time to answer."""
-NOBODY_ASKED = {
-    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-    "duplicate_stdout_filters": [],
-    "duplicate_stderr_filters": [],
-    "virtual_local_rank": False,
-    "shutdown_timeout": 30,
-    "event_log_handler": "null",
-    "log_line_prefix_template": None,
-}
+
+
+def job(backend="static", endpoint="a:1", *, run_id="one", conf=(), hosts=(2, 2), **changes):
+    rendezvous = Rendezvous(backend=backend, endpoint=endpoint, id=run_id, conf=tuple(conf))
+    plan = JobPlan(
+        engine="elastic",
+        hosts=hosts,
+        host_rank=0,
+        local_world_size=1,
+        role="default",
+        rendezvous=rendezvous,
+        master_addr="a",
+        master_port=None,
+        max_restarts=0,
+        streams=StreamsPlan(redirects=(0,), tee=(0,)),
+    )
+    return replace(plan, **changes)
+
+
+def config(job_plan, *, grace_seconds=30.0):
+    return AgentConfig(job=job_plan, log_dir="logs", shown=None, grace_seconds=grace_seconds, shim=("python",))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +80,7 @@ def test_torch_reads_an_endpoint_as_it_is_read_here(endpoint):
 
 
 @pytest.mark.parametrize("endpoint", ["node0:", "node0:http", "node0:65536", "node0:-1"])
-def test_a_port_that_is_none_is_a_usage_error(endpoint):
+def test_an_invalid_port_is_a_usage_error(endpoint):
     with pytest.raises(UsageError, match="no such port"):
         split_endpoint(endpoint, default_port=7)
 
@@ -75,7 +90,7 @@ def route(endpoint, said=None):
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:29400", "127.0.0.1:29400"])
-def test_the_way_to_this_host_itself_is_loopback(endpoint):
+def test_the_route_to_this_host_is_loopback(endpoint):
     assert route(endpoint).interface == "lo"
 
 
@@ -85,7 +100,7 @@ def test_a_name_that_does_not_resolve_is_named_with_its_option():
     assert str(error.value).startswith("error: host name does not resolve: no-such-host.invalid (--rdzv-endpoint; ")
 
 
-def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told_once():
+def test_the_wait_for_a_name_that_does_not_resolve_is_announced_once():
     said = []
     with pytest.raises(ProbeError):
         route_to(NO_NAME, source="--master-addr", patience_seconds=0.6, notify=said.append)
@@ -93,25 +108,25 @@ def test_a_name_that_does_not_resolve_yet_is_waited_for_and_told_once():
 
 
 @pytest.mark.parametrize(("host", "here"), [("localhost", True), ("127.0.0.3", True), ("192.0.2.1", False)])
-def test_a_host_knows_its_own_addresses(host, here):
-    assert is_here(host) is here
+def test_an_address_is_this_hosts_own_or_another_ones(host, here):
+    assert is_this_host(host) is here
 
 
-def test_a_host_knows_its_own_name():
-    assert is_here(socket.gethostname())
+def test_the_own_host_name_is_this_host():
+    assert is_this_host(socket.gethostname())
 
 
-def test_what_listens_is_reached_and_what_does_not_is_named():
+def test_a_server_is_reached_and_a_closed_port_is_named():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        wait_until_reachable("127.0.0.1", port, patience_seconds=5, notify=print)
+        wait_until_reachable("127.0.0.1", port, timeout_seconds=5, notify=print)
     with pytest.raises(LaunchError, match="cannot be reached") as error:
-        wait_until_reachable("127.0.0.1", port, patience_seconds=0, notify=print)
+        wait_until_reachable("127.0.0.1", port, timeout_seconds=0, notify=print)
     assert f"127.0.0.1:{port} (Connection refused" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("backend", "conf", "join", "reach"),
+    ("backend", "conf", "join", "connect"),
     [
         ("static", {}, 900, 900),
         ("static", {"timeout": "5"}, 5, 5),
@@ -122,70 +137,105 @@ def test_what_listens_is_reached_and_what_does_not_is_named():
         ("c10d", {"join_timeout": "soon"}, 600, 600),
     ],
 )
-def test_how_long_hosts_wait_follows_the_rendezvous_settings(backend, conf, join, reach):
-    job = {"backend": backend, "run_id": "none", "host_rank": 0, "hosts": [2, 2], "conf": conf, "endpoint": "a:1"}
-    meeting = Meeting(job)
-    assert (meeting.join_seconds, meeting.reach_seconds) == (join, reach)
+def test_how_long_hosts_wait_follows_the_rendezvous_settings(backend, conf, join, connect):
+    rendezvous = HostRendezvous(job(backend, conf=conf.items()))
+    assert (rendezvous.join_seconds, rendezvous.connect_seconds) == (join, connect)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("different", "said"),
     [
-        ({"hosts": [3, 3]}, "the hosts disagree on --nnodes"),
+        ({"hosts": (3, 3)}, "the hosts disagree on --nnodes"),
         ({"run_id": "other"}, "the hosts disagree on --rdzv-id"),
         ({"host_rank": 0}, "two hosts have the same number"),
         ({}, None),
     ],
     ids=["nnodes", "rdzv-id", "node-rank", "alike"],
 )
-def test_hosts_of_a_static_job_agree_or_all_hear_why_not(different, said):
+def test_hosts_of_a_static_job_agree_or_all_of_them_fail_with_the_reason(different, said):
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-    conf = {"join_timeout": "60"}
-    job = {"backend": "static", "run_id": "one", "host_rank": 0, "hosts": [2, 2], "conf": conf, "endpoint": endpoint}
-    jobs = [job, job | {"host_rank": 1} | different]
+    conf = [("join_timeout", "60")]
+    jobs = [
+        job(endpoint=endpoint, conf=conf),
+        job(endpoint=endpoint, conf=conf, **{"host_rank": 1} | different),
+    ]
     with ThreadPoolExecutor(2) as hosts:
-        came = [hosts.submit(meet, Meeting(each)) for each in jobs]
-        errors = [str(each.exception(timeout=60) or "") for each in came]
+        compared = [hosts.submit(compare_hosts, HostRendezvous(each)) for each in jobs]
+        errors = [str(each.exception(timeout=60) or "") for each in compared]
     assert [(said or "nothing") in error for error in errors] == [said is not None] * 2, errors
 
 
+def filtered(out, err):
+    return StreamsPlan(redirects=(0,), tee=(0,), filters=(out, err))
+
+
 @pytest.mark.parametrize(
-    ("asked", "known", "passed"),
+    ("changes", "known", "passed"),
     [
         ({}, {"shutdown_timeout"}, {"shutdown_timeout": 30}),
-        ({}, {}, {}),  # What nobody asked for is not missed.
-        ({"shutdown_timeout": 0}, {"shutdown_timeout"}, {"shutdown_timeout": 0}),
+        ({}, {}, {}),  # A default needs no field.
         ({"virtual_local_rank": True}, {"virtual_local_rank"}, {"virtual_local_rank": True}),
-        ({"duplicate_stdout_filters": ["x"]}, {"duplicate_stdout_filters"}, {"duplicate_stdout_filters": ["x"]}),
+        ({"streams": filtered(("x",), ())}, {"duplicate_stdout_filters"}, {"duplicate_stdout_filters": ["x"]}),
         ({"event_log_handler": "console"}, {"event_log_handler"}, {"event_log_handler": "console"}),
     ],
 )
-def test_a_torch_gets_the_fields_it_has(asked, known, passed):
-    assert later_values(NOBODY_ASKED | asked, frozenset(known), version="2.5.0") == passed
+def test_a_torch_gets_those_fields_that_it_has(changes, known, passed):
+    assert supported_values(newer_values(config(job(**changes))), frozenset(known), version="2.5.0") == passed
+
+
+@pytest.mark.parametrize(("grace", "timeout"), [(0, 0), (0.2, 1), (30, 30)])
+def test_the_agent_waits_for_whole_seconds(grace, timeout):
+    assert newer_values(config(job(), grace_seconds=grace))["shutdown_timeout"] == timeout
 
 
 @pytest.mark.parametrize(
-    ("asked", "option"),
+    ("changes", "option"),
     [
         ({"virtual_local_rank": True}, "--virtual-local-rank"),
-        ({"signals_to_handle": "SIGTERM"}, "--signals-to-handle"),
-        ({"duplicate_stderr_filters": ["x"]}, "--duplicate-stderr-filters"),
+        ({"signals": ("SIGTERM",)}, "--signals-to-handle"),
+        ({"streams": filtered((), ("x",))}, "--duplicate-stderr-filters"),
     ],
 )
-def test_an_option_that_a_torch_has_not_is_named_with_its_version(asked, option):
+def test_an_option_that_the_installed_torch_lacks_is_named_with_its_version(changes, option):
     with pytest.raises(UsageError) as error:
-        later_values(NOBODY_ASKED | asked, frozenset({"shutdown_timeout"}), version="2.5.0")
-    assert str(error.value).startswith(
-        f"error: this torch's elastic agent does not know an option: {option} (torch 2.5.0)"
-    )
+        supported_values(newer_values(config(job(**changes))), frozenset({"shutdown_timeout"}), version="2.5.0")
+    assert str(error.value).startswith(f"error: the installed torch does not support an option: {option} (torch 2.5.0)")
+
+
+MESSAGES = {
+    "agent": config(job(conf=[("join_timeout", "5")], streams=filtered(("x",), ("y", "z")))),
+    "rank": RankConfig(path="/p", argv=("p", "x"), env=(("A", "1"), ("B", None)), cpus=(0, 2), policy=(1, (0,))),
+    "report": AgentReport(exit_code=3),
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_a_message_is_read_as_it_was_written(tmp_path, message):
+    write_message(str(tmp_path / "message"), message)
+    assert read_message(str(tmp_path / "message"), type(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"record": "AgentReport", "exit_code": 0, "extra": 1}', "no field 'extra'"),
+        ('{"record": "AgentReport"}', "needs a value for 'exit_code'"),
+        ('{"record": "RankConfig", "path": "p", "argv": []}', "holds no AgentReport"),
+        ('{"exit_code": 0}', "no record of a message"),
+    ],
+)
+def test_a_message_with_unknown_or_missing_fields_is_an_error(tmp_path, text, reason):
+    (tmp_path / "message").write_text(text)
+    with pytest.raises(TypeError, match=reason):
+        read_message(str(tmp_path / "message"), AgentReport)
 
 
 def become(tmp_path, argv, *, changes=(), cpus=(), environ=None, agent=None):
-    """What the shim made of a rank with these orders."""
-    start = ExecSpec(worker=0, path=argv[0], argv=tuple(argv), environ={}, binding=Binding(cpus=frozenset(cpus)))
-    Path(rank_file(str(tmp_path), 0)).write_text(json.dumps(shim.rank_orders(start, changes, {})))
+    """How the shim ended that had this to execute."""
+    spec = ExecSpec(worker=0, path=argv[0], argv=tuple(argv), environ={}, binding=Binding(cpus=frozenset(cpus)))
+    write_message(rank_config_file(str(tmp_path), 0), rank_config(spec, changes, ()))
     command = [sys.executable, "-I", "-S", str(SHIM), str(tmp_path), "0", str(agent or os.getpid())]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, timeout=60)
 
@@ -211,16 +261,15 @@ def test_the_agent_finds_torch_on_the_users_path(tmp_path, safe):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "torch.py").write_text("raise ImportError('theirs')\n")
-    job = {"backend": "c10d", "run_id": "x", "host_rank": 0, "hosts": [1, 1], "conf": {}, "endpoint": "localhost:0"}
-    Path(orders_file(str(tmp_path))).write_text(json.dumps({"job": job}))
+    write_message(agent_config_file(str(tmp_path)), config(job("c10d", "localhost:0", hosts=(1, 1))))
     env = os.environ | {"PYTHONPATH": str(theirs), "PYTHONSAFEPATH": safe}
     done = subprocess.run([sys.executable, str(AGENT), str(tmp_path)], env=env, check=False, timeout=60)
     assert done.returncode == 125
-    assert read_report(str(tmp_path))["error"][2] == "theirs"
+    assert read_report(str(tmp_path)).error.source == "theirs"
 
 
 def launched(tmp_path, before, *job):
-    """How a launch ended that ran `before` in its own process first, once nobody has its output open any more."""
+    """How a launch ended that ran `before` in its own process first, once all processes have closed its output."""
     (tmp_path / "script.py").touch()
     code = f"import os, resource, runpy, sys\n{before}\nrunpy.run_module('cpulaunch', run_name='__main__')"
     command = [sys.executable, "-c", code, "--nnodes", "2", *job, str(tmp_path / "script.py")]
@@ -228,16 +277,16 @@ def launched(tmp_path, before, *job):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
 
 
-def test_files_that_cannot_be_made_are_one_error_and_leave_no_directory(tmp_path):
+def test_a_full_disk_is_one_error_and_leaves_no_directory(tmp_path):
     nothing_fits = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
     done = launched(tmp_path, nothing_fits, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:1")
     assert done.returncode == 125
-    assert done.stderr.startswith(f"error: the files of this run cannot be written: {tmp_path}")
+    assert done.stderr.startswith(f"error: cannot write the files of this run: {tmp_path}")
     assert done.stderr.count("\n") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
-def test_a_launcher_that_is_killed_as_soon_as_its_directory_exists_leaves_none(tmp_path):
+def test_a_launcher_killed_as_soon_as_its_directory_exists_leaves_none(tmp_path):
     killed_after_mkdir = """
 launcher, made = os.getpid(), []
 def hook(event, arguments):
@@ -251,7 +300,7 @@ sys.addaudithook(hook)"""
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
-def test_logs_that_no_rank_wrote_leave_no_directory(tmp_path):
+def test_a_job_without_ranks_leaves_no_log_directory(tmp_path):
     unreachable = ["--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", "1"]
     done = launched(tmp_path, "", *unreachable, "--rdzv-conf", "join_timeout=0", "-t", "3")
     assert (done.returncode, "cannot be reached" in done.stderr) == (125, True)
@@ -265,7 +314,7 @@ def test_the_shim_leaves_no_ignored_signal_to_a_program_that_is_not_python(tmp_p
 
 
 @pytest.mark.parametrize(("name", "mode", "code"), [("absent", None, 127), ("plain", 0o644, 126), ("text", 0o755, 126)])
-def test_a_program_that_cannot_be_executed_any_more_is_one_error(tmp_path, name, mode, code):
+def test_a_program_that_can_no_longer_be_executed_is_one_error(tmp_path, name, mode, code):
     program = tmp_path / name
     if mode is not None:
         program.write_text("neither a program nor a script\n")
@@ -276,14 +325,14 @@ def test_a_program_that_cannot_be_executed_any_more_is_one_error(tmp_path, name,
     assert done.stderr.count("\n") == 2
 
 
-def test_a_shim_whose_agent_is_gone_does_not_become_a_rank(tmp_path):
+def test_a_shim_whose_agent_has_ended_does_not_become_a_rank(tmp_path):
     done = become(tmp_path, ["/bin/echo", "alive"], agent=1)
     assert (done.returncode, done.stdout) == (-9, "")
 
 
 @pytest.mark.torch
-def test_plugins_that_nobody_installed_are_named_with_their_option():
-    with pytest.raises(UsageError, match="no such handler of events"):
+def test_missing_plugins_are_named_with_their_option():
+    with pytest.raises(UsageError, match="unknown event log handler"):
         check_event_handler("nosuch")
-    with pytest.raises(UsageError, match="no such log specification"):
-        make_logs_specs({"specs": "nosuch"})
+    with pytest.raises(UsageError, match="unknown log specification"):
+        make_logs_specs(config(job(logs_specs="nosuch")))

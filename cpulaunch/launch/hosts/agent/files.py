@@ -1,35 +1,35 @@
-"""The files of a job of several hosts, in the run's directory: orders, reports and named pipes."""
+"""The paths of a job of several hosts in the run's directory: messages, named pipes and logs."""
 
 from __future__ import annotations
 
 import os
 
 
-def orders_file(directory: str) -> str:
-    """What the agent is to do."""
+def agent_config_file(directory: str) -> str:
+    """The path of the AgentConfig."""
     return os.path.join(directory, "agent.json")
 
 
-def report_file(directory: str) -> str:
-    """What became of it, in the agent's words."""
+def agent_report_file(directory: str) -> str:
+    """The path of the AgentReport."""
     return os.path.join(directory, "report.json")
 
 
-def rank_file(directory: str, local_rank: int) -> str:
-    """What a rank is to do."""
+def rank_config_file(directory: str, local_rank: int) -> str:
+    """The path of a rank's RankConfig."""
     return os.path.join(directory, f"rank-{local_rank}.json")
 
 
-def rank_pipe(directory: str, local_rank: int, number: int) -> str:
-    """A rank's own stdout (1) or stderr (2)."""
-    return os.path.join(directory, f"rank-{local_rank}.{number}")
+def rank_pipe(directory: str, local_rank: int, descriptor: int) -> str:
+    """The path of the named pipe for a rank's stdout (1) or stderr (2)."""
+    return os.path.join(directory, f"rank-{local_rank}.{descriptor}")
 
 
-def agent_pipe(directory: str, number: int) -> str:
-    """The agent's own stdout (1) or stderr (2)."""
-    return os.path.join(directory, f"agent.{number}")
+def agent_pipe(directory: str, descriptor: int) -> str:
+    """The path of the named pipe for the agent's stdout (1) or stderr (2)."""
+    return os.path.join(directory, f"agent.{descriptor}")
 
 
 def private_logs(directory: str) -> str:
-    """Where torch writes what nobody asked for."""
+    """The path of the folder for logs that torch writes and the user did not ask for."""
     return os.path.join(directory, "logs")

@@ -1,4 +1,4 @@
-"""Whether the place where the hosts meet is this host, and if not, whether it answers; without torch."""
+"""Whether the rendezvous endpoint is on this host, and if not, whether it accepts connections; without torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 0.3
 ATTEMPT_SECONDS = 5.0
 """A firewall that drops packets leaves one attempt without an answer for two minutes; a new one may get through."""
-QUIET_SECONDS = 5.0
-"""Hosts do not start at the same moment; a wait longer than this is told."""
+NOTIFY_AFTER_SECONDS = 5.0
+"""Hosts do not start at the same moment; only a longer wait is worth a line."""
 
 
 def addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    """What a host name resolves to, without repetitions. Raises: OSError."""
+    """The addresses that a host name resolves to, each once. Raises: OSError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((entry[0], str(entry[4][0])) for entry in found))
 
 
-def is_here(host: str) -> bool:
-    """Whether the name is this host's own: packets to one of its addresses would come from that same address.
+def is_this_host(host: str) -> bool:
+    """Whether a name is this host's own: packets to one of its addresses would come from that same address.
 
-    torch asks whether the name is the host's FQDN instead, and misses every other address of it.
+    torch asks whether the name is the host's FQDN instead, and misses every other address of the host.
     """
     if host in ("localhost", socket.gethostname()):
         return True
@@ -47,22 +47,23 @@ def _is_own(family: socket.AddressFamily, address: str) -> bool:
         return bool(probe.getsockname()[0] == address)
 
 
-def wait_until_reachable(host: str, port: int, *, patience_seconds: float, notify: Callable[[str], None]) -> None:
-    """Effect: returns once something listens there. Raises: LaunchError if nothing does for so long."""
-    start = time.monotonic()
-    deadline = start + patience_seconds
-    told = False
-    while reason := refusal(host, port, timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, deadline - time.monotonic()))):
+def wait_until_reachable(host: str, port: int, *, timeout_seconds: float, notify: Callable[[str], None]) -> None:
+    """Effect: returns once a server accepts connections there. Raises: LaunchError after the timeout."""
+    start = now = time.monotonic()
+    deadline = start + timeout_seconds
+    notified = False
+    while reason := connect_error(host, port, timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, deadline - now))):
         now = time.monotonic()
         if now >= deadline:
-            raise unreachable(host, port, reason=f"{reason}, for {patience_seconds:g} s")
-        if not told and now - start >= QUIET_SECONDS:
-            told = True
-            notify(f"waiting for {host}:{port} ({reason}), at most {patience_seconds:g} s")
+            raise unreachable_error(host, port, reason=f"{reason}, for {timeout_seconds:g} s")
+        if not notified and now - start >= NOTIFY_AFTER_SECONDS:
+            notified = True
+            notify(f"waiting for {host}:{port} ({reason}), at most {timeout_seconds:g} s")
         time.sleep(min(RETRY_SECONDS, deadline - now))
+        now = time.monotonic()
 
 
-def refusal(host: str, port: int, *, timeout_seconds: float) -> str | None:
+def connect_error(host: str, port: int, *, timeout_seconds: float) -> str | None:
     """Why no connection can be made; None if one can."""
     try:
         socket.create_connection((host, port), timeout=timeout_seconds).close()
@@ -75,11 +76,11 @@ def refusal(host: str, port: int, *, timeout_seconds: float) -> str | None:
     return None
 
 
-def unreachable(host: str, port: int, *, reason: str) -> LaunchError:
-    """The error for an endpoint that nobody answers at."""
+def unreachable_error(host: str, port: int, *, reason: str) -> LaunchError:
+    """The error for an endpoint that accepts no connection."""
     return LaunchError(
         "the rendezvous endpoint cannot be reached",
         value=f"{host}:{port}",
         source=reason,
-        hint=f"is cpulaunch running on that host, and port {port} open in its firewall?",
+        hint=f"check that cpulaunch runs on that host and that its firewall opens port {port}",
     )

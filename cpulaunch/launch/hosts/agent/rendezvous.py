@@ -1,6 +1,6 @@
-"""The hosts agree before torch's agent starts, as it would wait for its whole timeout and then not say why.
+"""The hosts of a job compare their options before torch's agent starts, which would only wait and not say why.
 
-They meet in the very store that torch's rendezvous uses: torch shares one server between the stores of a process.
+They do so in the store that torch's rendezvous uses: torch shares one server between the stores of a process.
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 
-from cpulaunch.launch.hosts.agent.reachability import is_here, refusal, unreachable, wait_until_reachable
+from cpulaunch.launch.hosts.agent.reachability import (
+    connect_error,
+    is_this_host,
+    unreachable_error,
+    wait_until_reachable,
+)
 from cpulaunch.records.endpoint import split_endpoint
 from cpulaunch.records.errors import CpulaunchError, LaunchError, UsageError
+from cpulaunch.records.plan import JobPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PORTS = {"static": 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
-"""Where nothing is said. Source: torch elastic, one constant in each backend's module."""
+"""Default ports. Source: torch elastic, one constant in each backend's module."""
 
 JOIN_SECONDS = {"static": 900.0, "c10d": 600.0, "etcd": 600.0, "etcd-v2": 600.0}
 """Source: torch elastic, LaunchConfig's timeout for static, RendezvousTimeout's join for the others."""
@@ -28,69 +34,82 @@ JOIN_SECONDS = {"static": 900.0, "c10d": 600.0, "etcd": 600.0, "etcd-v2": 600.0}
 READ_SECONDS = 60.0
 """Source: torch elastic, read_timeout of the c10d rendezvous."""
 
-LOOK_SECONDS = 0.1
-FAREWELL_SECONDS = 2.0
-PRESENT, ARRIVED = "cpulaunch/present", "cpulaunch/arrived"
-"""How many hosts came, and how many of them agree with the first."""
-REFUSED, TOLD = "cpulaunch/refused", "cpulaunch/told"
-"""Why the job is not to be, and how many hosts know."""
+POLL_SECONDS = 0.1
+EXIT_NOTICE_SECONDS = 2.0
+CONNECTED, AGREED = "cpulaunch/present", "cpulaunch/arrived"
+"""Keys of the store: how many hosts have connected, and how many of them agree with the first."""
+REFUSED, NOTICED = "cpulaunch/refused", "cpulaunch/told"
+"""Keys of the store: why the job was refused, and how many hosts have noticed."""
 
 
-class Meeting:
-    """Where and how long the hosts of one job wait for each other; `conf` is what torch's rendezvous gets."""
+class HostRendezvous:
+    """Where the hosts of one job meet, and how long each waits for the others."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.backend: str = job["backend"]
-        self.run_id: str = job["run_id"]
-        self.host_rank: int = job["host_rank"]
-        self.hosts: tuple[int, int] = tuple(job["hosts"])
-        self.conf: dict[str, Any] = dict(job["conf"])
-        self.host, self.port = split_endpoint(job["endpoint"], default_port=PORTS.get(self.backend, 0))
+    def __init__(self, job: JobPlan) -> None:
+        self.backend = job.rendezvous.backend
+        self.run_id = job.rendezvous.id or ""
+        self.host_rank = job.host_rank
+        self.hosts = job.hosts
+        self.conf = dict(job.rendezvous.conf)
+        self.host, self.port = split_endpoint(job.rendezvous.endpoint, default_port=PORTS.get(self.backend, 0))
 
     @property
-    def skipped(self) -> bool:
-        """Whether nobody else is to come, or the hosts meet in a way of its own."""
+    def skips_comparison(self) -> bool:
+        """Whether there is no other host, or the backend is one that has no store to compare options in."""
         return self.hosts[1] == 1 or self.backend not in PORTS or self.conf.get("store_type") == "file"
 
     @property
     def join_seconds(self) -> float:
         """How long a host waits for the others."""
-        return self._seconds("join_timeout", self._seconds("timeout", JOIN_SECONDS.get(self.backend, 600.0)))
+        return self.seconds("join_timeout", self.seconds("timeout", JOIN_SECONDS.get(self.backend, 600.0)))
 
     @property
-    def reach_seconds(self) -> float:
-        """How long a host waits for the endpoint to answer."""
-        return min(self.join_seconds, self._seconds("read_timeout", self.join_seconds))
+    def connect_seconds(self) -> float:
+        """How long a host waits until the endpoint accepts connections."""
+        return min(self.join_seconds, self.seconds("read_timeout", self.join_seconds))
 
-    def _seconds(self, name: str, default: float) -> float:
+    def seconds(self, name: str, default: float) -> float:
+        """A duration that --rdzv-conf sets; the default where it does not, or sets no number."""
         try:
             return float(self.conf.get(name, default))
         except ValueError:
-            return default  # torch names it when it gets it.
+            return default  # torch reports it when it reads the setting itself.
 
     @property
     def nnodes(self) -> str:
-        """As --nnodes writes it."""
-        least, most = self.hosts
-        return str(most) if least == most else f"{least}:{most}"
+        """The number of hosts in the form of --nnodes: "2" or "1:2"."""
+        fewest, most = self.hosts
+        return str(most) if fewest == most else f"{fewest}:{most}"
 
     @property
     def endpoint(self) -> str:
-        """As an error names it."""
+        """The endpoint as HOST:PORT."""
         return f"{self.host}:{self.port}"
 
+    def serves_store(self) -> bool:
+        """Whether this host's agent is to serve the store."""
+        if self.backend == "static":
+            return self.host_rank == 0
+        if self.backend != "c10d":
+            return False
+        is_host = str(self.conf.get("is_host", "")).lower()
+        return is_host in ("1", "true", "t", "yes", "y") if is_host else is_this_host(self.host)
 
-def wait_for_endpoint(meeting: Meeting, notify: Callable[[str], None]) -> None:
-    """Effect: returns once the endpoint answers, at once where it is this host. Raises: LaunchError or UsageError."""
-    if meeting.backend.startswith("etcd"):
-        check_etcd_client(meeting.backend)
-    if meeting.skipped or _listens_itself(meeting):
+
+def wait_for_endpoint(rendezvous: HostRendezvous, notify: Callable[[str], None]) -> None:
+    """Effect: returns once the endpoint accepts connections, at once where this host serves it.
+
+    Raises: LaunchError or UsageError.
+    """
+    if rendezvous.backend.startswith("etcd"):
+        check_etcd_client(rendezvous.backend)
+    if rendezvous.skips_comparison or rendezvous.serves_store():
         return
-    wait_until_reachable(meeting.host, meeting.port, patience_seconds=meeting.reach_seconds, notify=notify)
+    wait_until_reachable(rendezvous.host, rendezvous.port, timeout_seconds=rendezvous.connect_seconds, notify=notify)
 
 
 def check_etcd_client(backend: str) -> None:
-    """Effect: none. Raises: UsageError if torch's rendezvous over etcd would have no client for it."""
+    """Effect: none. Raises: UsageError if torch's rendezvous over etcd would find no etcd client."""
     from importlib.util import find_spec
 
     if find_spec("etcd") is None:
@@ -102,167 +121,159 @@ def check_etcd_client(backend: str) -> None:
         )
 
 
-def _listens_itself(meeting: Meeting) -> bool:
-    """Whether this host's agent is to be the server."""
-    if meeting.backend == "static":
-        return meeting.host_rank == 0
-    if meeting.backend != "c10d":
-        return False
-    asked = str(meeting.conf.get("is_host", "")).lower()
-    return asked in ("1", "true", "t", "yes", "y") if asked else is_here(meeting.host)
+def compare_hosts(rendezvous: HostRendezvous) -> tuple[Any, dict[str, Any]]:
+    """The store (None if there is none), which the caller keeps until the job ends, and torch's rendezvous settings.
 
-
-def meet(meeting: Meeting) -> Any:
-    """The store, to be kept until the job ends; None where there is none to meet in.
-
-    Effect: all hosts of a static job have arrived; `meeting.conf` says what torch is to do.
-    Raises: LaunchError if the store cannot be had, or the hosts contradict each other.
+    Effect: all hosts of a static job have connected.
+    Raises: LaunchError if the store cannot be reached, or the hosts' options contradict each other.
     """
-    conf = meeting.conf
-    if meeting.backend == "static":
-        conf["rank"] = meeting.host_rank
-        conf.setdefault("timeout", max(1, int(meeting.join_seconds)))
-    if meeting.skipped or meeting.backend not in ("static", "c10d"):
-        return None
-    store, serving = _open_store(meeting)
-    if meeting.backend == "static":
-        _agree(store, meeting)
+    conf: dict[str, Any] = dict(rendezvous.conf)
+    if rendezvous.backend == "static":
+        conf["rank"] = rendezvous.host_rank
+        conf.setdefault("timeout", max(1, int(rendezvous.join_seconds)))
+    if rendezvous.skips_comparison or rendezvous.backend not in ("static", "c10d"):
+        return None, conf
+    store, serving = _open_store(rendezvous)
+    if rendezvous.backend == "static":
+        _compare_static_job(store, rendezvous)
     else:
         conf["is_host"] = serving
-        _compare(store, f"cpulaunch/{meeting.run_id}/nnodes", "--nnodes", meeting.nnodes)
-    return store
+        _compare_option(store, f"cpulaunch/{rendezvous.run_id}/nnodes", "--nnodes", rendezvous.nnodes)
+    return store, conf
 
 
-def _open_store(meeting: Meeting) -> tuple[Any, bool]:
+def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
     """The store, and whether this process serves it. Raises: LaunchError."""
-    seconds = meeting.join_seconds if meeting.backend == "static" else meeting._seconds("read_timeout", READ_SECONDS)
-    timeout = timedelta(seconds=seconds)
-    if _listens_itself(meeting):
+    is_static = rendezvous.backend == "static"
+    seconds = rendezvous.join_seconds if is_static else rendezvous.seconds("read_timeout", READ_SECONDS)
+    if rendezvous.serves_store():
         try:
-            return _tcp_store(meeting, timeout, serving=True), True
+            return _tcp_store(rendezvous, seconds, serving=True), True
         except (RuntimeError, ValueError) as error:
-            # Another agent of this host may serve it already, where nobody said which one does.
-            if meeting.backend == "static" or "is_host" in meeting.conf:
-                raise _port_taken(meeting, error) from None
+            # Without is_host, another agent of this host may be the one that serves it.
+            if is_static or "is_host" in rendezvous.conf:
+                raise _port_error(rendezvous, error) from None
     try:
-        return _tcp_store(meeting, min(timeout, timedelta(seconds=READ_SECONDS)), serving=False), False
+        return _tcp_store(rendezvous, min(seconds, READ_SECONDS), serving=False), False
     except (RuntimeError, ValueError) as error:
-        if reason := refusal(meeting.host, meeting.port, timeout_seconds=1.0):
-            raise unreachable(meeting.host, meeting.port, reason=f"{reason}; it answered before") from None
+        if reason := connect_error(rendezvous.host, rendezvous.port, timeout_seconds=1.0):
+            reason += "; it answered before"
+            raise unreachable_error(rendezvous.host, rendezvous.port, reason=reason) from None
         raise LaunchError(
-            "what answers at the rendezvous endpoint is no rendezvous",
-            value=meeting.endpoint,
-            source=_first_line(error),
+            "the server at the rendezvous endpoint is not a rendezvous store",
+            value=rendezvous.endpoint,
+            source=first_line(error),
             hint="another program listens there: choose another port, the same on every host",
         ) from None
 
 
-def _tcp_store(meeting: Meeting, timeout: timedelta, *, serving: bool) -> Any:
+def _tcp_store(rendezvous: HostRendezvous, timeout_seconds: float, *, serving: bool) -> Any:
     from torch.distributed import TCPStore
 
     return TCPStore(
-        meeting.host,
-        meeting.port,
+        rendezvous.host,
+        rendezvous.port,
         is_master=serving,
-        timeout=timeout,
+        timeout=timedelta(seconds=timeout_seconds),
         wait_for_workers=False,
         multi_tenant=True,
     )
 
 
-def _port_taken(meeting: Meeting, error: Exception) -> LaunchError:
+def _port_error(rendezvous: HostRendezvous, error: Exception) -> LaunchError:
     from cpulaunch.launch.ranks.port import port_holder
 
-    holder = port_holder(meeting.port)
+    holder = port_holder(rendezvous.port)
     return LaunchError(
-        "the rendezvous port cannot be listened on",
-        value=meeting.port,
-        source=f"taken by {holder}" if holder else _first_line(error),
+        "cannot listen on the rendezvous port",
+        value=rendezvous.port,
+        source=f"in use by {holder}" if holder else first_line(error),
         hint="choose another port, the same on every host: --master-port or --rdzv-endpoint HOST:PORT",
     )
 
 
-def _compare(store: Any, key: str, option: str, mine: str) -> None:
-    """Effect: none if the host that came first has the same value of an option. Raises: LaunchError."""
-    first = store.compare_set(key, "", mine).decode()
-    if first != mine:
+def _compare_option(store: Any, key: str, option: str, value: str) -> None:
+    """Effect: none if an option's value equals that of the first host to connect. Raises: LaunchError."""
+    first = store.compare_set(key, "", value).decode()
+    if first != value:
         raise LaunchError(
             f"the hosts disagree on {option}",
-            value=f"{mine} here, {first} on the host that came first",
+            value=f"{value} here, {first} on the first host to connect",
             source="command line",
             hint=f"start every host with the same {option}",
         )
 
 
-def _agree(store: Any, meeting: Meeting) -> None:
-    """Effect: every host of a static job is there, each with its own number. Raises: LaunchError on all of them."""
+def _compare_static_job(store: Any, rendezvous: HostRendezvous) -> None:
+    """Effect: every host of a static job has connected, each with its own rank. Raises: LaunchError on all of them."""
     try:
-        store.add(PRESENT, 1)
-        _compare(store, "cpulaunch/nnodes", "--nnodes", meeting.nnodes)
-        _compare(store, "cpulaunch/run_id", "--rdzv-id", meeting.run_id)
-        _claim_number(store, meeting)
-        store.add(ARRIVED, 1)
-        _wait_for_all(store, meeting)
+        store.add(CONNECTED, 1)
+        _compare_option(store, "cpulaunch/nnodes", "--nnodes", rendezvous.nnodes)
+        _compare_option(store, "cpulaunch/run_id", "--rdzv-id", rendezvous.run_id)
+        _claim_host_rank(store, rendezvous)
+        store.add(AGREED, 1)
+        _wait_for_all_hosts(store, rendezvous)
     except CpulaunchError as error:
         if not isinstance(error, _RefusedError):
             store.set(REFUSED, str(error.what) + (f": {error.value}" if error.value else ""))
-        _take_leave(store, meeting)
+        _wait_for_exit_notices(store, rendezvous)
         raise
 
 
 class _RefusedError(LaunchError):
-    """Another host has ended the job before it began."""
+    """Another host has refused the job."""
 
 
-def _claim_number(store: Any, meeting: Meeting) -> None:
-    if store.add(f"cpulaunch/host/{meeting.host_rank}", 1) > 1:
+def _claim_host_rank(store: Any, rendezvous: HostRendezvous) -> None:
+    if store.add(f"cpulaunch/host/{rendezvous.host_rank}", 1) > 1:
         raise LaunchError(
             "two hosts have the same number",
-            value=f"--node-rank {meeting.host_rank}",
-            source=meeting.endpoint,
-            hint=f"give every host its own --node-rank, 0 to {meeting.hosts[1] - 1}",
+            value=f"--node-rank {rendezvous.host_rank}",
+            source=rendezvous.endpoint,
+            hint=f"give every host its own --node-rank, 0 to {rendezvous.hosts[1] - 1}",
         )
 
 
-def _wait_for_all(store: Any, meeting: Meeting) -> None:
-    """Effect: as many hosts as the job has are there. Raises: LaunchError."""
-    deadline = time.monotonic() + meeting.join_seconds
-    while (arrived := store.add(ARRIVED, 0)) < meeting.hosts[1]:
+def _wait_for_all_hosts(store: Any, rendezvous: HostRendezvous) -> None:
+    """Effect: as many hosts agree as the job has. Raises: LaunchError."""
+    deadline = time.monotonic() + rendezvous.join_seconds
+    while (joined := store.add(AGREED, 0)) < rendezvous.hosts[1]:
         if store.check([REFUSED]):
             break
         if time.monotonic() >= deadline:
-            raise too_few_hosts(meeting, arrived=arrived)
-        time.sleep(LOOK_SECONDS)  # A store cannot be waited on for one of several keys.
+            raise missing_hosts_error(rendezvous, joined=joined)
+        time.sleep(POLL_SECONDS)  # A store cannot wait for one of several keys.
     if store.check([REFUSED]):
         raise _RefusedError(
             "another host refused the job",
             value=store.get(REFUSED).decode(errors="replace"),
-            source=meeting.endpoint,
+            source=rendezvous.endpoint,
             hint="start every host with the same options, and its own --node-rank",
         )
 
 
-def _take_leave(store: Any, meeting: Meeting) -> None:
-    """Effect: the host that serves the store stays until the others know, but not for long."""
-    deadline = time.monotonic() + FAREWELL_SECONDS
-    with suppress(RuntimeError):  # The store is gone; why it was left is what counts.
-        present = store.add(PRESENT, 0)
-        told = store.add(TOLD, 1)
-        while meeting.host_rank == 0 and told < present and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
-            told = store.add(TOLD, 0)
+def _wait_for_exit_notices(store: Any, rendezvous: HostRendezvous) -> None:
+    """Effect: the host that serves the store keeps it until the others have noticed, or for EXIT_NOTICE_SECONDS."""
+    deadline = time.monotonic() + EXIT_NOTICE_SECONDS
+    with suppress(RuntimeError):  # The store is gone; the reason for leaving it is what counts.
+        connected = store.add(CONNECTED, 0)
+        noticed = store.add(NOTICED, 1)
+        while rendezvous.host_rank == 0 and noticed < connected and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            noticed = store.add(NOTICED, 0)
 
 
-def too_few_hosts(meeting: Meeting, *, arrived: int | None = None) -> LaunchError:
-    """The error for a job that never became complete."""
-    count = "" if arrived is None else f", {arrived} came"
+def missing_hosts_error(rendezvous: HostRendezvous, *, joined: int | None = None) -> LaunchError:
+    """The error for a job that too few hosts joined."""
+    count = "" if joined is None else f", {joined} joined"
     return LaunchError(
-        "not all hosts came",
-        value=f"--nnodes {meeting.nnodes}{count}",
-        source=f"{meeting.endpoint}, in {meeting.join_seconds:g} s (--rdzv-conf join_timeout=N)",
+        "not all hosts joined",
+        value=f"--nnodes {rendezvous.nnodes}{count}",
+        source=f"{rendezvous.endpoint}, in {rendezvous.join_seconds:g} s (--rdzv-conf join_timeout=N)",
         hint="start cpulaunch on every host, with the same --nnodes, endpoint and --rdzv-id",
     )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text; its class name if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,134 @@
+"""What the launcher, torch's agent and the ranks' shims exchange: records, as JSON files in the run's directory."""
+
+from __future__ import annotations
+
+import json
+
+from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
+from cpulaunch.records.record import fields, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    Message = TypeVar("Message")
+
+
+@record
+class AgentConfig:
+    """What torch's agent runs on this host. The job's rendezvous always has an id here.
+
+    `log_dir`: where torch makes a folder for this run's logs. `shown`: the local ranks whose output reaches the
+    terminal; None: all. `shim`: the command that becomes a rank, to which the agent adds a local rank and its own pid.
+    """
+
+    job: JobPlan
+    log_dir: str
+    shown: tuple[int, ...] | None
+    grace_seconds: float
+    shim: tuple[str, ...]
+
+
+@record
+class RankPipe:
+    """The named pipe at `path` that replaces a rank's stdout (descriptor 1) or stderr (2).
+
+    `agent_path` is the agent's own pipe, which the rank inherits unless torch sends its output to a file.
+    """
+
+    descriptor: int
+    path: str
+    agent_path: str
+
+
+@record
+class RankConfig:
+    """What a rank's shim executes, and how it changes the environment it inherits; a value of None unsets.
+
+    `cpus` empty: not bound. `policy`: the mode of the memory policy and its NUMA nodes.
+    """
+
+    path: str
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str | None], ...] = ()
+    cpus: tuple[int, ...] = ()
+    policy: tuple[int, tuple[int, ...]] | None = None
+    pipes: tuple[RankPipe, ...] = ()
+
+
+@record
+class AgentError:
+    """The parts of a CpulaunchError that the agent raised."""
+
+    what: str
+    value: str | None
+    source: str | None
+    hint: str | None
+
+
+@record
+class RankFailure:
+    """How a rank of this host failed. `exit_code`: minus the signal that killed it; `timestamp`: Unix time, seconds."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    timestamp: int
+    traceback: str | None = None
+    log: str | None = None
+
+
+@record
+class AgentReport:
+    """How the job ended on this host: an error of the agent, or the failed ranks, the first to fail first."""
+
+    exit_code: int
+    error: AgentError | None = None
+    failures: tuple[RankFailure, ...] = ()
+    restarts: int = 0
+
+
+RECORDS: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        *(AgentConfig, JobPlan, StreamsPlan, Rendezvous),
+        *(RankConfig, RankPipe),
+        *(AgentReport, AgentError, RankFailure),
+    )
+}
+"""What a message may consist of, by the name written beside each record's fields."""
+
+
+def write_message(path: str, message: object) -> None:
+    """Effect: a new file holds the record and the records in it. Raises: OSError."""
+    with open(path, "x") as file:
+        json.dump(message, file, default=_to_json)
+
+
+def read_message(path: str, kind: type[Message]) -> Message:
+    """The record that a file holds.
+
+    Raises: OSError; ValueError if this is no JSON; TypeError if it is another record, or a field is unknown or missing.
+    """
+    with open(path) as file:
+        message = json.load(file, object_hook=_from_json)
+    if not isinstance(message, kind):
+        raise TypeError(f"{path} holds no {kind.__name__}")
+    return message
+
+
+def _to_json(message: object) -> dict[str, Any]:
+    cls = type(message)
+    return {"record": cls.__name__, **{name: getattr(message, name) for name in fields(cls)}}
+
+
+def _from_json(values: dict[str, Any]) -> Any:
+    cls = RECORDS.get(values.pop("record", ""))
+    if cls is None:
+        raise TypeError(f"no record of a message has the fields {', '.join(values)}")
+    return cls(**{name: _with_tuples(value) for name, value in values.items()})
+
+
+def _with_tuples(value: Any) -> Any:
+    return tuple(_with_tuples(each) for each in value) if isinstance(value, list) else value
