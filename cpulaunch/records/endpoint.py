@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from cpulaunch.records.errors import UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
 
-def split_endpoint(endpoint: str, *, default_port: int) -> tuple[str, int]:
+    T = TypeVar("T")
+
+
+def split_endpoint(endpoint: str, *, default_port: T) -> tuple[str, int | T]:
     """The host and the port of HOST, HOST:PORT or [IPV6]:PORT (or as torchrun has it, IPV6:PORT); none is localhost.
 
     Raises: UsageError if the port is none. Source: torch elastic, parse_rendezvous_endpoint.

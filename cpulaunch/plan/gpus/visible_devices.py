@@ -1,4 +1,4 @@
-"""The GPUs a program of this job will see, in its own order: the host's, narrowed by the user's variables.
+"""The devices that a program of this job sees, in its own order: the host's GPUs less those that variables hide.
 
 Source: CUDA, https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html; ROCm,
 https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html; Level Zero, "Environment variables" and "Affinity
@@ -18,50 +18,53 @@ if TYPE_CHECKING:
 
 @record(kw_only=False)
 class Vendor:
-    """How one vendor's runtimes count and hide devices.
+    """How the runtimes of one vendor number and hide devices.
 
-    `order`: variables, values and reasons that make a program count devices as this plan does. `hide`: variables that
-    hide devices, each relative to what the one before leaves; of those joined by a space the first that is set counts.
-    `builds`: how torch's version names builds for it.
+    `order_variables`: names, values and reasons of variables that make a program number devices as this plan does.
+    `hiding_variables`: alternatives for each step of hiding devices, the first that is set counts; a later step
+    numbers the devices that the steps before it leave. `build_prefix`: how torch's version names builds for it.
     """
 
     name: str
-    order: tuple[tuple[str, str, str], ...]
-    hide: tuple[str, ...]
-    builds: str
+    order_variables: tuple[tuple[str, str, str], ...]
+    hiding_variables: tuple[tuple[str, ...], ...]
+    build_prefix: str
 
 
 VENDORS = (
     Vendor(
         "nvidia",
         (("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "cuda:N is the Nth GPU in PCI order, as here and in nvidia-smi"),),
-        ("CUDA_VISIBLE_DEVICES",),
+        (("CUDA_VISIBLE_DEVICES",),),
         "cu",
     ),
-    Vendor("amd", (), ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES"), "rocm"),
+    Vendor("amd", (), (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")), "rocm"),
     Vendor(
         "intel",
         (
             ("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1", "xpu:N is the Nth GPU in PCI order, as here"),
             ("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "every tile is a device, as Level Zero counts by default"),
         ),
-        ("ZE_AFFINITY_MASK",),
+        (("ZE_AFFINITY_MASK",),),
         "xpu",
     ),
 )
 
 
-COUNTED = {"gpu": ("nvidia", "amd"), "xpu": ("intel",)}
-"""Whose GPUs a word of --nproc-per-node counts. Source: torch 2.13, torch/distributed/run.py."""
+VENDORS_OF_WORD = {"gpu": ("nvidia", "amd"), "xpu": ("intel",)}
+"""The vendors whose GPUs a word of --nproc-per-node counts. Source: torch 2.13, torch/distributed/run.py."""
 UNMASKED = ("", "default")
 """Level Zero masks that hide nothing. Source: Intel's compute-runtime, ExecutionEnvironment::parseAffinityMask."""
 LONGEST_INDEX = 4
-"""Digits of a device's number; longer ones are none."""
+"""Most digits of a device number; a longer number names no device."""
 
 
 @record(kw_only=False)
 class Device:
-    """What a program sees as one device: the host's GPU it is on (None: unknown), its name in `Visible.variable`."""
+    """What a program sees as one device.
+
+    `gpu`: the index of the host's GPU that it is on; None: unknown. `name`: its name in `VisibleDevices.variable`.
+    """
 
     gpu: int | None
     name: str
@@ -69,21 +72,21 @@ class Device:
 
 
 @record(kw_only=False)
-class Visible:
-    """The devices in the order of the program's indexes, and the variable that narrows them.
+class VisibleDevices:
+    """The devices in the order of the program's indexes, and the variable that restricts a process to some of them.
 
-    `limits`: the user's variables that hid some ("CUDA_VISIBLE_DEVICES=2,3"); "" where none is set.
+    `restricted_by`: the user's variables that hide devices ("CUDA_VISIBLE_DEVICES=2,3"); "" if none is set.
     """
 
     vendor: Vendor
     devices: tuple[Device, ...]
     variable: str
-    limits: str = ""
+    restricted_by: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def visible_devices(host: Host, request: LaunchRequest) -> Visible | None:
-    """The devices that a program of this request sees; None where the host has no GPU that this process may use."""
+def visible_devices(host: Host, request: LaunchRequest) -> VisibleDevices | None:
+    """The devices that a program of this request sees; None if the host has no GPU that this process may use."""
     vendor = _vendor(host, request)
     if vendor is None:
         return None
@@ -91,62 +94,62 @@ def visible_devices(host: Host, request: LaunchRequest) -> Visible | None:
     gpus = _allocated([gpu for gpu in host.gpus if gpu.vendor == vendor.name and gpu.accessible], vendor, environ)
     composite = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() == "COMPOSITE"
     devices = _devices(gpus, composite=composite)
-    limits, warnings, variable = [], [*_order_warnings(vendor, gpus, environ)], ""
-    for names in vendor.hide:
-        variable = next((name for name in names.split() if name in environ), names.split()[-1])
+    restrictions, warnings, variable = [], [*_order_warnings(vendor, gpus, environ)], ""
+    for alternatives in vendor.hiding_variables:
+        variable = next((name for name in alternatives if name in environ), alternatives[-1])
         if variable not in environ:
             continue
         left = [gpu for gpu in gpus if any(device.gpu == gpu.index for device in devices)]
         text = environ[variable]
-        devices, wrong = _narrowed(vendor, devices, left, text, composite=composite)
-        limits.append(f"{variable}={text}")
-        warnings += [f"{variable}={text}: {wrong}"] if wrong else []
-        if names != vendor.hide[-1]:
+        devices, problem = _restricted(vendor, devices, left, text, composite=composite)
+        restrictions.append(f"{variable}={text}")
+        warnings += [f"{variable}={text}: {problem}"] if problem else []
+        if alternatives != vendor.hiding_variables[-1]:
             devices = tuple(Device(device.gpu, str(index)) for index, device in enumerate(devices))
-    return Visible(vendor, devices, variable, " ".join(limits), tuple(warnings))
+    return VisibleDevices(vendor, devices, variable, " ".join(restrictions), tuple(warnings))
 
 
 def _allocated(gpus: Sequence[Gpu], vendor: Vendor, environ: Mapping[str, str]) -> Sequence[Gpu]:
-    """The GPUs that the driver shows inside a Slurm job whose device cgroup forbids the others.
+    """The GPUs that the driver shows inside a Slurm job whose device cgroup hides the others.
 
-    There the list that Slurm sets counts the job's GPUs from 0, while SLURM_STEP_GPUS names those of the machine. Where
-    both may be meant, the machine's are. (Where NVML was asked, only the job's GPUs are left here anyway.)
+    The list that Slurm sets numbers the job's GPUs from 0, while SLURM_STEP_GPUS has their numbers on the machine. A
+    list that fits both readings is read as numbers on the machine. (With NVML, `gpus` holds only the job's GPUs.)
     Source: srun(1), SLURM_STEP_GPUS; sbatch(1), SLURM_JOB_GPUS; Slurm, gres.html, "CUDA_VISIBLE_DEVICES".
     """
     ids = [part.strip() for part in (environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or "").split(",")]
-    listed = [part.strip() for part in environ.get(vendor.hide[0], "").split(",")]
+    listed = [part.strip() for part in environ.get(vendor.hiding_variables[0][0], "").split(",")]
     if len(gpus) <= len(ids) or not all(_is_index(each) and int(each) < len(gpus) for each in (*ids, *listed)):
         return gpus
     counted_from_0 = all(int(each) < len(ids) for each in listed) and not set(listed) <= set(ids)
     return [gpus[int(each)] for each in ids] if counted_from_0 else gpus
 
 
-def _narrowed(
+def _restricted(
     vendor: Vendor, devices: tuple[Device, ...], gpus: Sequence[Gpu], text: str, *, composite: bool
 ) -> tuple[tuple[Device, ...], str]:
-    """The devices that a variable's text leaves, and what is wrong with it ("" if nothing is)."""
+    """The devices that a variable's text leaves visible, and the problem with the text ("" if none)."""
     if vendor.name == "intel":
         return (devices, "") if text in UNMASKED else _masked(devices, text, composite=composite)
     return _listed(devices, gpus, text)
 
 
 def _vendor(host: Host, request: LaunchRequest) -> Vendor | None:
-    """Whose GPUs the job computes on: those that the worker's torch was built for, else the first vendor's."""
-    asked = request.settings.nproc_per_node
-    counted = COUNTED[asked] if asked == "gpu" or asked == "xpu" else ("nvidia", "amd", "intel")
+    """The vendor of the GPUs that the job computes on: the one the worker's torch was built for, else the first."""
+    nproc = request.settings.nproc_per_node
+    counted = VENDORS_OF_WORD[nproc] if nproc == "gpu" or nproc == "xpu" else ("nvidia", "amd", "intel")
     found = {gpu.vendor for gpu in host.gpus if gpu.accessible}.intersection(counted)
     present = [vendor for vendor in VENDORS if vendor.name in found]
     build = torch_build(host)
-    return next((vendor for vendor in present if build.startswith(vendor.builds)), next(iter(present), None))
+    return next((vendor for vendor in present if build.startswith(vendor.build_prefix)), next(iter(present), None))
 
 
 def torch_build(host: Host) -> str:
-    """What the worker's torch was built for ("cu130", "rocm7.0", "xpu", "cpu"); "" if its version does not say."""
+    """What the worker's torch is built for ("cu130", "rocm7.0", "xpu", "cpu"); "" if its version does not name it."""
     return "" if host.torch is None else host.torch.version.partition("+")[2]
 
 
 def _devices(gpus: Sequence[Gpu], *, composite: bool) -> tuple[Device, ...]:
-    """Every device of these GPUs: one each, but for MIG devices and, unless Level Zero joins them, tiles."""
+    """The devices of these GPUs: one each, or its MIG devices, or its tiles unless Level Zero joins them."""
     found: list[Device] = []
     number = 0
     for position, gpu in enumerate(gpus):
@@ -161,25 +164,26 @@ def _devices(gpus: Sequence[Gpu], *, composite: bool) -> tuple[Device, ...]:
 
 
 def _listed(devices: tuple[Device, ...], gpus: Sequence[Gpu], text: str) -> tuple[tuple[Device, ...], str]:
-    """The devices that a list such as "2,3", "GPU-8932f937" or "MIG-…" names, and what is wrong with it.
+    """The devices that a list such as "2,3", "GPU-8932f937" or "MIG-…" names, and the problem with it ("" if none).
 
-    As in CUDA the first name that means nothing ends the list, and a repeated one makes it empty.
+    As in CUDA, the first unknown name ends the list, and a repeated name makes it empty.
     """
     chosen: list[Device] = []
     for entry in (part.strip() for part in text.split(",")):
         device = _by_index(devices, gpus, entry) if entry[:1].isdigit() else _by_uuid(devices, gpus, entry)
         if device is None:
-            wrong = f"there is no device {entry!r}, and the list ends there" if entry else ""
-            return tuple(chosen), wrong
+            return tuple(chosen), f"there is no device {entry!r}; the list ends there" if entry else ""
         if any(_same(device, other) for other in chosen):
-            return (), f"{entry!r} is named twice, so the runtime shows no device"
+            return (), f"{entry!r} is listed twice, so the runtime shows no device"
         chosen.append(device)
     unknown = [device.name for device in chosen if device.gpu is None]
-    return tuple(chosen), f"nothing tells where {unknown[0]} is (pip install 'cpulaunch[gpu]')" if unknown else ""
+    return tuple(
+        chosen
+    ), f"cannot determine which GPU {unknown[0]} is on (pip install 'cpulaunch[gpu]')" if unknown else ""
 
 
 def _by_index(devices: Sequence[Device], gpus: Sequence[Gpu], entry: str) -> Device | None:
-    """The device with a number among GPUs; of a GPU with MIG devices CUDA shows one."""
+    """The device with this number; None if there is none. CUDA shows one device of a GPU with MIG devices."""
     if not _is_index(entry):
         return None
     if any(device.mig for device in devices):
@@ -190,18 +194,21 @@ def _by_index(devices: Sequence[Device], gpus: Sequence[Gpu], entry: str) -> Dev
 
 
 def _same(one: Device, other: Device) -> bool:
-    """Whether two names mean one device: 0 and its UUID, or two beginnings of a UUID."""
+    """Whether two names stand for the same device: 0 and its UUID, or two prefixes of a UUID."""
     whole = one.gpu is not None and not (one.mig or other.mig)
     return one.name == other.name or (whole and one.gpu == other.gpu)
 
 
 def _is_index(entry: str) -> bool:
-    """Whether this is a device's number, written as such."""
+    """Whether the text is a device number."""
     return entry.isascii() and entry.isdigit() and len(entry) <= LONGEST_INDEX
 
 
 def _by_uuid(devices: Sequence[Device], gpus: Sequence[Gpu], entry: str) -> Device | None:
-    """The device whose UUID begins like this, if only one does; of unknown place if no UUID tells."""
+    """The device whose UUID has this prefix; None if no device or several have it.
+
+    Its GPU is None if not all UUIDs are known.
+    """
     mig = entry.startswith("MIG-")
     if not mig and not entry.startswith("GPU-"):
         return None
@@ -222,7 +229,10 @@ def _by_uuid(devices: Sequence[Device], gpus: Sequence[Gpu], entry: str) -> Devi
 
 
 def _masked(devices: tuple[Device, ...], text: str, *, composite: bool) -> tuple[tuple[Device, ...], str]:
-    """The devices of a Level Zero mask: numbers, or with COMPOSITE also CARD.TILE, whose card stays one device."""
+    """The devices of a Level Zero mask, and the problem with it ("" if none).
+
+    Entries are numbers, or with COMPOSITE also CARD.TILE; the tiles of one card stay one device.
+    """
     chosen: dict[str, Device] = {}
     for entry in (part.strip() for part in text.split(",")):
         card = entry.partition(".")[0] if composite else entry
@@ -234,16 +244,16 @@ def _masked(devices: tuple[Device, ...], text: str, *, composite: bool) -> tuple
 
 
 def _order_warnings(vendor: Vendor, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A warning where an index means another GPU to CUDA's own order, the fastest first, than to PCI's."""
+    """A warning if CUDA's own order, the fastest GPU first, gives an index to another GPU than the PCI order does."""
     if vendor.name != "nvidia" or len({gpu.device for gpu in gpus}) < 2:
         return ()
     order = environ.get("CUDA_DEVICE_ORDER")
     if order is not None and order != "PCI_BUS_ID":
-        return (f"CUDA_DEVICE_ORDER={order} and GPUs of several models: ranks may be bound next to another GPU",)
+        return (f"CUDA_DEVICE_ORDER={order} with GPUs of several models: ranks may be bound next to another GPU",)
     listed = environ.get("CUDA_VISIBLE_DEVICES", "")
     if order is None and listed[:1].isdigit():
         return (
-            f"CUDA_VISIBLE_DEVICES={listed} is read in PCI order, as nvidia-smi counts, and CUDA_DEVICE_ORDER says so "
-            "to CUDA, which by itself puts the fastest of these different GPUs first",
+            f"CUDA_VISIBLE_DEVICES={listed} is read in PCI order, as in nvidia-smi; CUDA_DEVICE_ORDER makes CUDA do "
+            "the same, whose own order puts the fastest of these different GPUs first",
         )
     return ()

@@ -60,6 +60,13 @@ def worker_cpus(cores: Iterable[Core]) -> WorkerCpus:
     return WorkerCpus(kept, cpus, len(cpus))
 
 
+def whole_cores(cores: Iterable[Core], cpu_limit: int) -> WorkerCpus:
+    """The CPUs of a worker that may run on every logical CPU of these cores, on `cpu_limit` of them at a time."""
+    kept = tuple(cores)
+    cpus = frozenset(cpu for core in kept for cpu in core.allowed)
+    return WorkerCpus(kept, cpus, min(cpu_limit, len(cpus)))
+
+
 def in_order(pool: Pool) -> tuple[Core, ...]:
     """The pool's cores, NUMA node after NUMA node."""
     return tuple(sorted(pool.cores, key=lambda core: (core.numa_node, core.cpus[0])))

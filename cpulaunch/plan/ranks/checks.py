@@ -1,4 +1,4 @@
-"""Options of a job that cannot be meant together, and those that have no effect."""
+"""Options of a job that contradict each other, and options that have no effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NO_PORT = -1
 SIGNALS = frozenset(
     f"SIG{name}"
     for name in (
@@ -20,7 +19,7 @@ SIGNALS = frozenset(
         *("PROF", "WINCH", "IO", "POLL", "PWR", "INFO", "SYS", "BREAK", "RTMIN", "RTMAX"),
     )
 )
-"""Signals that a process can answer; KILL and STOP are not among them. Source: POSIX and Linux, signal(7)."""
+"""Signals that a process can handle, so all but KILL and STOP. Source: POSIX and Linux, signal(7)."""
 JOB_VARIABLES = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -29,19 +28,19 @@ JOB_VARIABLES = frozenset(
         "TORCHELASTIC_ERROR_FILE",
     )
 )
-"""What a rank is told about itself, which nobody else may say."""
-_FLAGS = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
+"""Variables that describe a rank to itself; --env must not set them."""
+_FLAG_OF_VARIABLE = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
 
 
 def check_kind(request: LaunchRequest) -> None:
-    """Raises: UsageError if a launch is asked to be both a job of ranks and a number of instances."""
+    """Raises: UsageError if a job of ranks has options of instances, or if --env sets a variable of the job."""
     settings = request.settings
     if not request.distributed:
         return
     for name in ("instances", "cores_per_instance", "instance_index"):
         if getattr(settings, name) is not None:
             raise UsageError(
-                "instances are independent copies, ranks are one job",
+                "cannot start instances (independent copies) and ranks (one job) together",
                 value=f"--{name.replace('_', '-')} with distributed options",
                 source=setting_source(request, name),
                 hint="--nproc-per-node N for ranks, or --instances N without distributed options",
@@ -49,15 +48,15 @@ def check_kind(request: LaunchRequest) -> None:
     for name, value in settings.env:
         if name in JOB_VARIABLES:
             raise UsageError(
-                f"{name} is the job's own",
+                f"cannot set {name}, which describes a rank to itself",
                 value=value,
                 source="--env",
-                hint=f"{_FLAGS[name]} sets it" if name in _FLAGS else "every rank is told its own",
+                hint=f"use {flag}" if (flag := _FLAG_OF_VARIABLE.get(name)) else "cpulaunch sets it for every rank",
             )
 
 
 def check_job(request: LaunchRequest, local_world_size: int) -> None:
-    """Raises: UsageError if the options contradict each other or name what is not there."""
+    """Raises: UsageError if options contradict each other, or name a host, rank or signal that does not exist."""
     _check_hosts(request)
     _check_endpoint(request)
     _check_local_ranks(request, local_world_size)
@@ -70,17 +69,19 @@ def _check_hosts(request: LaunchRequest) -> None:
     backend = settings.rdzv_backend or "static"
     if settings.standalone:
         if fewest > 1:
-            raise _refused(request, "nnodes", "--standalone is one host", f"{fewest}:{most}", "drop --standalone")
+            raise _error(
+                request, "nnodes", "--standalone starts one host only", f"{fewest}:{most}", "drop --standalone"
+            )
         return
     if backend != "static":
         return
     if fewest < most:
-        hint = "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, where HOST is one of the job's"
-        what = "the static rendezvous waits for a fixed number of hosts"
-        raise _refused(request, "nnodes", what, f"{fewest}:{most}", hint)
+        hint = "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, where HOST belongs to the job"
+        what = "the static rendezvous needs a fixed number of hosts"
+        raise _error(request, "nnodes", what, f"{fewest}:{most}", hint)
     if (settings.node_rank or 0) >= most:
-        hint = f"hosts of --nnodes {most} count from 0 to {most - 1}"
-        raise _refused(request, "node_rank", "no such host in the job", settings.node_rank, hint)
+        hint = f"--nnodes {most} has hosts 0 to {most - 1}"
+        raise _error(request, "node_rank", "no such host in the job", settings.node_rank, hint)
 
 
 def _check_endpoint(request: LaunchRequest) -> None:
@@ -88,85 +89,88 @@ def _check_endpoint(request: LaunchRequest) -> None:
     backend = settings.rdzv_backend or "static"
     if settings.standalone or settings.rdzv_endpoint is None or backend not in ("static", "c10d", "etcd", "etcd-v2"):
         return
-    _, port = split_endpoint(settings.rdzv_endpoint, default_port=NO_PORT)
-    if port == NO_PORT and backend == "static":
+    _, port = split_endpoint(settings.rdzv_endpoint, default_port=None)
+    if port is None and backend == "static":
         what = "the static rendezvous needs a port"
-        raise _refused(request, "rdzv_endpoint", what, settings.rdzv_endpoint, "--rdzv-endpoint HOST:29500")
+        raise _error(request, "rdzv_endpoint", what, settings.rdzv_endpoint, "--rdzv-endpoint HOST:29500")
 
 
 def _check_local_ranks(request: LaunchRequest, local_world_size: int) -> None:
-    """Raises: UsageError if output is asked for of ranks that this host has not."""
+    """Raises: UsageError if an option on output names a local rank that this host does not have."""
     settings = request.settings
     for name in ("redirects", "tee", "local_ranks_filter"):
         value = getattr(settings, name)
-        asked = frozenset(rank for rank, _ in value) if isinstance(value, tuple) else value
-        absent = frozenset(rank for rank in asked if rank >= local_world_size) if isinstance(asked, frozenset) else ()
+        named = frozenset(rank for rank, _ in value) if isinstance(value, tuple) else value
+        absent = frozenset(rank for rank in named if rank >= local_world_size) if isinstance(named, frozenset) else ()
         if absent:
-            hint = f"local ranks count from 0 to {local_world_size - 1}"
-            raise _refused(request, name, "no such local rank", format_cpulist(absent), hint)
+            hint = f"this host has local ranks 0 to {local_world_size - 1}"
+            raise _error(request, name, "no such local rank", format_cpulist(absent), hint)
     if settings.show is not None and settings.local_ranks_filter is not None:
         raise UsageError(
-            "two options say whose output is shown",
+            "two options choose whose output is shown",
             value="--show and --local-ranks-filter",
             source=setting_source(request, "local_ranks_filter"),
-            hint="drop one",
+            hint="drop one of them",
         )
 
 
 def _check_signals(request: LaunchRequest) -> None:
     for name in request.settings.signals_to_handle:
         if name not in SIGNALS:
-            what = "no signal that can be handled"
-            raise _refused(request, "signals_to_handle", what, name, "--signals-to-handle SIGTERM,SIGINT,SIGUSR1")
+            what = "not a signal that a process can handle"
+            raise _error(request, "signals_to_handle", what, name, "--signals-to-handle SIGTERM,SIGINT,SIGUSR1")
 
 
-def _refused(request: LaunchRequest, name: str, what: str, value: object, hint: str) -> UsageError:
+def _error(request: LaunchRequest, name: str, what: str, value: object, hint: str) -> UsageError:
     return UsageError(
         what, value=f"--{name.replace('_', '-')} {value}", source=setting_source(request, name), hint=hint
     )
 
 
 def job_warnings(request: LaunchRequest) -> Iterator[str]:
-    """Options that have no effect here, or hardly the one that is meant."""
+    """Warnings about options that have no effect in this job, and about missing addresses of several hosts."""
     settings = request.settings
     backend = "c10d" if settings.standalone else settings.rdzv_backend or "static"
     several = (settings.nnodes or (1, 1))[1] > 1
     for name in ("master_addr", "master_port", "node_rank"):
         if request.origin(name) == "cli" and backend != "static" and getattr(settings, name) != 0:
-            yield f"--{name.replace('_', '-')} is not used: it belongs to the static rendezvous, this is {backend}"
+            yield f"--{name.replace('_', '-')} is not used: it is for the static rendezvous, this one is {backend}"
     if settings.standalone and several:
-        yield "--nnodes is not used: nobody can join a job with --standalone"
+        yield "--nnodes is not used: no other host can join a job with --standalone"
     elif several and backend == "static" and not settings.rdzv_endpoint and settings.master_addr is None:
-        yield "no --master-addr: the hosts look for each other at 127.0.0.1, which is each host itself"
+        yield "no --master-addr: every host looks for the others at 127.0.0.1, which is that host itself"
     elif several and backend == "c10d" and not settings.rdzv_endpoint:
-        yield "no --rdzv-endpoint: the hosts look for each other at localhost, which is each host itself"
+        yield "no --rdzv-endpoint: every host looks for the others at localhost, which is that host itself"
 
 
-def check_watched(request: LaunchRequest, *, native: bool) -> None:
-    """Raises: UsageError if something is to be told of all ranks that only cpulaunch's own engine can tell."""
+def check_engine_options(request: LaunchRequest, *, native: bool) -> None:
+    """Raises: UsageError if an option needs cpulaunch's own engine (`native`) and the job has another."""
     for name in ("report", "metric", "start_barrier"):
         if not native and getattr(request.settings, name):
-            alone = "for ranks that a scheduler starts one by one"
+            who = "a job of several hosts" if request.scheduled_rank is None else "ranks that a scheduler starts"
             raise UsageError(
-                f"not available {'for a job of several hosts' if request.scheduled_rank is None else alone}",
+                f"not available for {who}",
                 value=f"--{name.replace('_', '-')}",
                 source=setting_source(request, name),
-                hint="it works with the ranks of one host",
+                hint="start all ranks on one host, with one cpulaunch",
             )
 
 
-GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 def job_grace(request: LaunchRequest) -> float:
-    """Seconds between SIGTERM and SIGKILL: --shutdown-timeout, --grace, torch's variable. Raises: UsageError."""
+    """Seconds between SIGTERM and SIGKILL: of --shutdown-timeout, --grace or torch's variable.
+
+    Raises: UsageError if the two flags differ.
+    """
     settings = request.settings
-    asked, text = settings.shutdown_timeout, request.environ.get(GRACE, "")
-    if asked is not None:
-        if request.origin("grace") == "cli" and settings.grace != asked:
-            what = "it says something else than --grace"
-            raise _refused(request, "shutdown_timeout", what, asked, "drop one of the two")
-        return float(asked)
+    timeout, text = settings.shutdown_timeout, request.environ.get(GRACE_VARIABLE, "")
+    if timeout is not None:
+        if request.origin("grace") == "cli" and settings.grace != timeout:
+            what = f"--shutdown-timeout differs from --grace {settings.grace:g}"
+            raise _error(request, "shutdown_timeout", what, timeout, "drop one of the two")
+        return float(timeout)
     if request.origin("grace") == "cli" or not (text.isascii() and text.isdigit()):
         return settings.grace
     return float(text)

@@ -1,4 +1,4 @@
-"""A distributed job as this host sees it: torchrun's options turned into one JobPlan.
+"""The JobPlan of a distributed job on this host, from torchrun's options.
 
 Source: torch 2.13, torch/distributed/run.py and torch/distributed/elastic.
 """
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
-"""Of torch's static rendezvous."""
-PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+"""The port of torch's static rendezvous."""
+PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 DEFAULT_PREFIX = "[${role_name}${local_rank}]:"
 """Source: torch elastic, TailLog."""
 KNOWN_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
-"""Rendezvous that torch brings; on one host none of them has anything to do."""
+"""The rendezvous backends of torch; a job of one host needs none of them."""
 
 
 def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
-    """The job of a request with so many ranks on this host. Raises: UsageError if the options contradict each other."""
+    """The job of a request with `local_world_size` ranks on this host. Raises: UsageError if options contradict."""
     check_job(request, local_world_size)
     settings = request.settings
     hosts = _hosts(settings)
@@ -62,7 +62,7 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
 
 
 def by_local_rank(streams: Streams, local_world_size: int) -> tuple[int, ...]:
-    """The number for each local rank. Source: torch elastic, to_map."""
+    """The number that selects the streams of each local rank. Source: torch elastic, to_map."""
     if isinstance(streams, int):
         return (streams,) * local_world_size
     chosen = dict(streams)
@@ -70,37 +70,37 @@ def by_local_rank(streams: Streams, local_world_size: int) -> tuple[int, ...]:
 
 
 def _streams(request: LaunchRequest, local_world_size: int) -> StreamsPlan:
-    """What is written where. --log-dir promises logs, so that alone it means both streams, shown and written."""
+    """Where the output of each rank goes. --log-dir without --redirects and --tee shows and writes both streams."""
     settings = request.settings
-    unsaid = "redirects" not in request.origins and "tee" not in request.origins
-    tee = 3 if settings.log_dir is not None and unsaid else settings.tee
+    unset = "redirects" not in request.origins and "tee" not in request.origins
+    tee = 3 if settings.log_dir is not None and unset else settings.tee
     return StreamsPlan(
         redirects=by_local_rank(settings.redirects, local_world_size),
         tee=by_local_rank(tee, local_world_size),
         filters=(settings.duplicate_stdout_filters, settings.duplicate_stderr_filters),
-        prefix=request.environ.get(PREFIX),
+        prefix=request.environ.get(PREFIX_VARIABLE),
         prefixes=tuple(_prefix(request, local_rank) for local_rank in range(local_world_size)),
     )
 
 
 def _prefix(request: LaunchRequest, local_rank: int) -> str:
-    """What precedes a line of this rank where several are shown, if all ranks are on this host."""
+    """The prefix of this rank's lines on the terminal, if all ranks are on this host."""
     number = str(local_rank)
     values = {"role_name": request.settings.role, "local_rank": number, "rank": number}
-    return substitute(request.environ.get(PREFIX) or DEFAULT_PREFIX, values)
+    return substitute(request.environ.get(PREFIX_VARIABLE) or DEFAULT_PREFIX, values)
 
 
 def _hosts(settings: Settings) -> tuple[int, int]:
-    """The fewest and the most; nobody can join a standalone job."""
+    """The fewest and the most hosts; one for a standalone job."""
     return (1, 1) if settings.standalone else settings.nnodes or (1, 1)
 
 
 def _engine(settings: Settings, hosts: tuple[int, int]) -> Literal["native", "elastic"]:
-    """Native on one host, unless a plug-in of torch elastic was asked for."""
-    return "elastic" if hosts[1] > 1 or _plugged_in(settings) else "native"
+    """Native on one host, unless an option names a plug-in of torch elastic."""
+    return "elastic" if hosts[1] > 1 or _elastic_plugin_option(settings) else "native"
 
 
-def _plugged_in(settings: Settings) -> str | None:
+def _elastic_plugin_option(settings: Settings) -> str | None:
     """The option that names a plug-in of torch elastic; None without one."""
     if settings.logs_specs is not None:
         return f"--logs-specs {settings.logs_specs}"
@@ -126,7 +126,7 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
 
 
 def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:
-    """Address and port of rank 0's store; no port: a free one at every start.
+    """Address and port of rank 0's store; port None: a free one at every start.
 
     Source: torch elastic 2.13: the static rendezvous' endpoint; with others the endpoint's host and a free port.
     """
@@ -135,14 +135,14 @@ def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:
 
 
 def world_size(job: JobPlan) -> int:
-    """Ranks on all hosts, if as many as there may be take part."""
+    """The number of ranks on all hosts, if the largest number of hosts takes part."""
     if job.scheduled_rank is not None:
         return job.scheduled_rank.world_size
     return job.local_world_size * job.hosts[1]
 
 
 def global_rank(job: JobPlan, local_rank: int) -> int | None:
-    """The rank as far as it is known before the hosts have met."""
+    """The rank in the job; None if the rendezvous decides it."""
     if job.scheduled_rank is not None:
         return job.scheduled_rank.rank
     if job.engine == "native" or (job.rendezvous.backend == "static" and job.hosts[1] > 1):
@@ -151,28 +151,29 @@ def global_rank(job: JobPlan, local_rank: int) -> int | None:
 
 
 def job_notes(request: LaunchRequest, job: JobPlan) -> tuple[Note, ...]:
-    """Who starts the ranks and why, and where they meet."""
-    plugin = _plugged_in(request.settings)
-    if job.engine == "native":
-        why = "one host: cpulaunch itself starts and restarts the ranks, without torch"
-    elif job.engine == "scheduler":
-        why = "a scheduler starts one process for each rank, and this is one of them"
+    """The notes on the engine that starts the ranks, and on the rendezvous."""
+    if job.engine == "elastic":
+        place = " ".join(filter(None, (job.rendezvous.backend, job.rendezvous.endpoint)))
+        purpose = "where the hosts find each other"
     else:
-        why = f"{plugin} is a plug-in of it" if plugin else "several hosts: torch's agent, bound by cpulaunch"
-    met = job.rendezvous
+        place = f"{job.master_addr}, {'a free port' if job.master_port is None else f'port {job.master_port}'}"
+        purpose = "rank 0 listens there for the others"
+    origin = next((request.origin(name) for name in _RENDEZVOUS_SETTINGS if name in request.origins), "default")
     return (
-        Note(setting="engine", value=job.engine, origin="default", reason=why),
-        Note(
-            setting="rendezvous",
-            value=" ".join(filter(None, (met.backend, met.endpoint))) if job.engine == "elastic" else _store(job),
-            origin=next((request.origin(name) for name in _MEETING if name in request.origins), "default"),
-            reason="where the hosts meet" if job.engine == "elastic" else "where the ranks meet: rank 0 listens there",
-        ),
+        Note(setting="engine", value=job.engine, origin="default", reason=_engine_reason(request.settings, job)),
+        Note(setting="rendezvous", value=place, origin=origin, reason=purpose),
     )
 
 
-_MEETING = ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "standalone")
+_RENDEZVOUS_SETTINGS = ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port", "standalone")
 
 
-def _store(job: JobPlan) -> str:
-    return f"{job.master_addr}, " + ("a free port" if job.master_port is None else f"port {job.master_port}")
+def _engine_reason(settings: Settings, job: JobPlan) -> str:
+    if job.engine == "native":
+        return "one host: cpulaunch itself starts and restarts the ranks, without torch"
+    if job.engine == "scheduler":
+        return "a scheduler starts one process for each rank; this is one of them"
+    option = _elastic_plugin_option(settings)
+    if option:
+        return f"torch's agent starts the ranks, because {option} is a plug-in of torch elastic"
+    return "several hosts: torch's agent starts the ranks and cpulaunch binds them"

@@ -1,18 +1,15 @@
-"""All that a launch needs to know if it is a job of ranks. Ordinary launches never import this.
-
-It brings together who starts the ranks, how many there are, where they run and what tells each which one it is.
-"""
+"""The plan of a job of ranks: their engine, number, CPUs, GPUs and variables. Other launches never import this."""
 
 from __future__ import annotations
 
 from cpulaunch.plan.gpus.assignment import rank_devices
 from cpulaunch.plan.placement.instances import Placement
 from cpulaunch.plan.placement.pool import Pool
-from cpulaunch.plan.ranks.checks import check_kind, check_watched, job_grace, job_warnings
+from cpulaunch.plan.ranks.checks import check_engine_options, check_kind, job_grace, job_warnings
 from cpulaunch.plan.ranks.count import rank_count
 from cpulaunch.plan.ranks.job import decide_job, global_rank, job_notes, world_size
 from cpulaunch.plan.ranks.placement import place_ranks
-from cpulaunch.plan.ranks.scheduled_rank import own_places, scheduled_rank_variables, shown
+from cpulaunch.plan.ranks.scheduled_rank import place_on_own_cpus, scheduled_rank_variables, shown_workers
 from cpulaunch.plan.ranks.variables import job_variables, rank_variables
 from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.host import Host
@@ -29,9 +26,11 @@ Variables: TypeAlias = "tuple[tuple[str, str | None], ...]"
 
 @record
 class Ranks:
-    """The ranks of this host, by local rank. `local_ranks`: those to start here, one alone if a scheduler starts each.
+    """The ranks of this host, by local rank.
 
-    `global_ranks`: their ranks in the job, None where the hosts must meet first; `variables` tell each which one it is.
+    `local_ranks`: those to start here, only one if a scheduler starts each rank. `global_ranks`: their ranks in the
+    job; None if the rendezvous decides them. `variables`: what describes each rank to itself. `show`: as in
+    LaunchOptions.
     """
 
     job: JobPlan
@@ -49,11 +48,11 @@ class Ranks:
 
 
 def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
-    """The ranks of a job on this host. Raises: UsageError if they cannot be as they were asked for."""
+    """The ranks of a job on this host. Raises: UsageError if this host cannot start the ranks that are requested."""
     check_kind(request)
     count = rank_count(host, request, pool)
     job = decide_job(request, count)
-    check_watched(request, native=job.engine == "native")
+    check_engine_options(request, native=job.engine == "native")
     devices = rank_devices(host, request, pool, count)
     return Ranks(
         job=job,
@@ -65,7 +64,7 @@ def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
         gpus=devices.gpus,
         variable_requests=(*job_variables(host, request, job), *devices.variable_requests),
         grace_seconds=job_grace(request),
-        show=_shown(request),
+        show=_show(request),
         notes=(*job_notes(request, job), *devices.notes),
         warnings=(*job_warnings(request), *devices.warnings),
     )
@@ -73,23 +72,21 @@ def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
 
 def _placed(host: Host, request: LaunchRequest, pool: Pool, count: int, near_gpus: Placement | None) -> Placement:
     if request.scheduled_rank is not None and request.scheduled_rank.own_cpus:
-        return own_places(pool, count)
+        return place_on_own_cpus(pool, count)
     return place_ranks(host, request, pool, count) if near_gpus is None else near_gpus
 
 
 def _variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> Variables:
-    """Under torch's agent it is the agent that tells each rank which one it is."""
+    """The variables that describe a rank to itself; none where torch's agent sets them."""
     if job.engine == "elastic":
         return ()
-    return (
-        rank_variables(job, local_rank)
-        if job.scheduled_rank is None
-        else scheduled_rank_variables(job, job.scheduled_rank, request)
-    )
+    if job.scheduled_rank is None:
+        return rank_variables(job, local_rank)
+    return scheduled_rank_variables(job, job.scheduled_rank, request)
 
 
-def _shown(request: LaunchRequest) -> frozenset[int] | None:
+def _show(request: LaunchRequest) -> frozenset[int] | None:
     if request.scheduled_rank is not None:
-        return shown(request, request.scheduled_rank)
+        return shown_workers(request, request.scheduled_rank)
     settings = request.settings
     return settings.local_ranks_filter if settings.show is None else settings.show

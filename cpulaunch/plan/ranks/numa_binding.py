@@ -1,12 +1,12 @@
-"""torchrun's --numa-binding on hosts where ranks compute on CPUs: dealt evenly over NUMA nodes or sockets.
+"""torchrun's --numa-binding for ranks that compute on CPUs: dealt evenly over NUMA nodes or sockets.
 
-All logical CPUs of a core belong to its rank, as there; a rank gets as many threads as its fair share of the cores.
+As in torchrun, a rank gets all logical CPUs of its cores; its number of threads is its fair share of the cores.
 Source: torch 2.13, torch/numa/binding.py, which does this for the NUMA nodes of GPUs.
 """
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, WorkerCpus, in_order
+from cpulaunch.plan.placement.instances import Placement, in_order, whole_cores
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.regions import by_l3, groups
 from cpulaunch.records.errors import UsageError
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MEANINGS = {
+_REASONS = {
     "node": "each rank on all cores of its NUMA node, which it shares with the other ranks there",
     "socket": "each rank on all cores of its socket, which it shares with the other ranks there",
     "exclusive": "each rank on its equal share of the cores of its NUMA node",
@@ -23,45 +23,44 @@ _MEANINGS = {
 }
 
 
-def bind_near(pool: Pool, binding: str, count: int, *, smt: bool) -> Placement:
+def bind_like_torchrun(pool: Pool, binding: str, count: int, *, smt: bool) -> Placement:
     """The CPUs of `count` ranks. `smt`: a thread for every logical CPU, not for every core.
 
-    Raises: UsageError if a NUMA node has fewer cores than ranks that want their own.
+    Raises: UsageError if `exclusive` finds fewer cores than ranks on a NUMA node.
     """
-    homes = groups(in_order(pool), lambda core: core.socket if binding == "socket" else core.numa_node)
-    dealt = [index * len(homes) // count for index in range(count)]
-    places = [
-        place for index, home in enumerate(homes) for place in _places(home, dealt.count(index), binding, pool.source)
+    units = groups(in_order(pool), lambda core: core.socket if binding == "socket" else core.numa_node)
+    unit_of_rank = [rank * len(units) // count for rank in range(count)]
+    shares = [
+        share
+        for index, unit in enumerate(units)
+        for share in _cores_of_ranks(unit, unit_of_rank.count(index), binding, pool.source)
     ]
-    share = min(len(cores) // sharing for cores, sharing in places) or 1
+    threads = min(len(cores) // ranks for cores, ranks in shares) or 1
     if binding == "exclusive":
-        places = [(cores[:share], sharing) for cores, sharing in places]
+        shares = [(cores[:threads], ranks) for cores, ranks in shares]
     return Placement(
-        workers=tuple(_worker_cpus(cores, share, smt=smt) for cores, _ in places),
-        exclusive=all(sharing == 1 for _, sharing in places),
-        reason=f"--numa-binding {binding}: {_MEANINGS[binding]}",
+        workers=tuple(whole_cores(cores, threads * len(cores[0].cpus) if smt else threads) for cores, _ in shares),
+        exclusive=all(ranks == 1 for _, ranks in shares),
+        reason=f"--numa-binding {binding}: {_REASONS[binding]}",
     )
 
 
-def _places(home: Sequence[Core], ranks: int, binding: str, source: str) -> Iterator[tuple[Sequence[Core], int]]:
-    """The cores of each rank of one NUMA node or socket, and how many ranks share them."""
+def _cores_of_ranks(
+    unit: Sequence[Core], ranks: int, binding: str, source: str
+) -> Iterator[tuple[Sequence[Core], int]]:
+    """For each rank of a NUMA node or socket, its cores and the number of ranks that share them."""
     if binding == "exclusive" and ranks:
-        size = len(home) // ranks
+        size = len(unit) // ranks
         if not size:
             raise UsageError(
-                "fewer cores than ranks that want cores of their own",
-                value=f"{ranks} ranks on the {len(home)} cores of NUMA node {home[0].numa_node}",
+                "too few cores for every rank to have its own",
+                value=f"{ranks} ranks on the {len(unit)} cores of NUMA node {unit[0].numa_node}",
                 source=source,
-                hint="fewer ranks, or --numa-binding node to share cores",
+                hint="start fewer ranks, or share cores with --numa-binding node",
             )
-        yield from ((home[position * size : (position + 1) * size], 1) for position in range(ranks))
+        yield from ((unit[position * size : (position + 1) * size], 1) for position in range(ranks))
         return
-    parts = sorted(groups(home, by_l3), key=len, reverse=True) if binding == "core-complex" else [home]
+    parts = sorted(groups(unit, by_l3), key=len, reverse=True) if binding == "core-complex" else [unit]
     for position in range(ranks):
         index = position % len(parts)
         yield parts[index], len(range(index, ranks, len(parts)))
-
-
-def _worker_cpus(cores: Sequence[Core], share: int, *, smt: bool) -> WorkerCpus:
-    cpus = frozenset(cpu for core in cores for cpu in core.allowed)
-    return WorkerCpus(tuple(cores), cpus, min(len(cpus), share * len(cores[0].cpus) if smt else share))

@@ -1,4 +1,4 @@
-"""One rank of a job whose other ranks a scheduler started: every one plans alike and takes its own part."""
+"""A rank that a scheduler started: each rank of the host makes the same plan and starts its own part of it."""
 
 from __future__ import annotations
 
@@ -7,48 +7,46 @@ from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.records.plan import JobPlan
 from cpulaunch.records.request import LaunchRequest, SchedulerRank
 
-ELASTIC = (
+ELASTIC_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
 )
-"""What torch's agent tells its ranks. There is none here, and a rank that believes in one waits for its store."""
+"""Variables that torch's agent sets for its ranks. No agent runs here, and a rank that has them waits for its store."""
 
 
-def own_places(pool: Pool, count: int) -> Placement:
-    """The whole pool for this rank, where the scheduler bound each of the host's ranks to CPUs of its own."""
-    place = worker_cpus(in_order(pool))
-    return Placement(
-        workers=(place,) * count, exclusive=True, reason="the scheduler bound this rank to CPUs of its own"
-    )
+def place_on_own_cpus(pool: Pool, count: int) -> Placement:
+    """The whole pool for this rank: the scheduler bound each rank of the host to CPUs of its own."""
+    cpus = worker_cpus(in_order(pool))
+    return Placement(workers=(cpus,) * count, exclusive=True, reason="the scheduler bound this rank to CPUs of its own")
 
 
 def scheduled_rank_variables(
-    job: JobPlan, scheduled_rank: SchedulerRank, request: LaunchRequest
+    job: JobPlan, rank: SchedulerRank, request: LaunchRequest
 ) -> tuple[tuple[str, str | None], ...]:
-    """What init_process_group("env://") needs, and torchrun's other variables as far as they are true here."""
+    """The variables that init_process_group("env://") needs, and those of torchrun's that are true here."""
     return (
-        ("RANK", str(scheduled_rank.rank)),
-        ("LOCAL_RANK", "0" if job.virtual_local_rank else str(scheduled_rank.local_rank)),
-        ("GROUP_RANK", str(scheduled_rank.host_rank)),
-        ("ROLE_RANK", str(scheduled_rank.rank)),
+        ("RANK", str(rank.rank)),
+        ("LOCAL_RANK", "0" if job.virtual_local_rank else str(rank.local_rank)),
+        ("GROUP_RANK", str(rank.host_rank)),
+        ("ROLE_RANK", str(rank.rank)),
         ("ROLE_NAME", job.role),
-        ("LOCAL_WORLD_SIZE", str(scheduled_rank.local_world_size)),
-        ("WORLD_SIZE", str(scheduled_rank.world_size)),
+        ("LOCAL_WORLD_SIZE", str(rank.local_world_size)),
+        ("WORLD_SIZE", str(rank.world_size)),
         ("GROUP_WORLD_SIZE", str(job.hosts[1])),
-        ("ROLE_WORLD_SIZE", str(scheduled_rank.world_size)),
+        ("ROLE_WORLD_SIZE", str(rank.world_size)),
         ("MASTER_ADDR", job.master_addr),
         ("MASTER_PORT", str(job.master_port)),
-        *((name, None) for name in ELASTIC if name in request.environ),
+        *((name, None) for name in ELASTIC_VARIABLES if name in request.environ),
     )
 
 
-def shown(request: LaunchRequest, scheduled_rank: SchedulerRank) -> frozenset[int] | None:
-    """For LaunchOptions.show: None if this rank's output is shown, an empty set if not.
+def shown_workers(request: LaunchRequest, rank: SchedulerRank) -> frozenset[int] | None:
+    """The value of LaunchOptions.show: None if this rank's output is shown, an empty set if not.
 
-    --show counts ranks of the job, --local-ranks-filter those of the host.
+    --show numbers ranks in the job, --local-ranks-filter numbers them on the host.
     """
     settings = request.settings
-    hidden = (settings.show is not None and scheduled_rank.rank not in settings.show) or (
-        settings.local_ranks_filter is not None and scheduled_rank.local_rank not in settings.local_ranks_filter
+    hidden = (settings.show is not None and rank.rank not in settings.show) or (
+        settings.local_ranks_filter is not None and rank.local_rank not in settings.local_ranks_filter
     )
     return frozenset() if hidden else None

@@ -1,4 +1,4 @@
-"""The variables that tell a rank which one it is, and where the others are."""
+"""The variables that tell a rank its number in the job, and how to reach the other ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpulaunch.records.request import LaunchRequest
 
 
 def rank_variables(job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]:
-    """What torchrun tells a rank and is known before it starts, for the native engine.
+    """The variables of torchrun for one rank of the native engine, as far as they are known before the launch.
 
     The launch adds MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT and TORCHELASTIC_ERROR_FILE.
     """
@@ -30,15 +30,13 @@ def rank_variables(job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]
     )
 
 
-def job_variables(host: Host, request: LaunchRequest, job: JobPlan | None) -> tuple[VariableRequest, ...]:
-    """Variables that all ranks of this host share, unless the user sets them."""
-    if job is None:
-        return ()
+def job_variables(host: Host, request: LaunchRequest, job: JobPlan) -> tuple[VariableRequest, ...]:
+    """The variables with one value for all ranks of this host; the user's own values win."""
     if job.engine == "native" or (job.engine == "scheduler" and job.hosts[1] == 1):
         return (*_loopback(host), _ASYNCHRONOUS)
     if request.endpoint_interface is None:
         return ()
-    why = "the network interface on the way to where the hosts meet"
+    why = "the network interface that leads to the rendezvous endpoint"
     return tuple(
         VariableRequest(name=name, value=request.endpoint_interface, origin="default", reason=why)
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -49,13 +47,13 @@ _ASYNCHRONOUS = VariableRequest(
     name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
     value="1",
     origin="default",
-    reason="a collective that fails on a GPU ends its rank, as under torchrun",
+    reason="a rank ends when one of its collectives fails on a GPU, as under torchrun",
 )
 
 
 def _loopback(host: Host) -> tuple[VariableRequest, ...]:
-    """macOS calls the interface lo0 and Windows has none: there gloo chooses."""
+    """The loopback interface for gloo. On macOS, which calls it lo0, and on Windows, gloo chooses."""
     if not host.can_bind:
         return ()
-    why = "all ranks are on this host: gloo need not look up its name or cross a network card"
+    why = "all ranks are on this host: gloo needs no host name look-up and no network card"
     return (VariableRequest(name="GLOO_SOCKET_IFNAME", value="lo", origin="default", reason=why),)

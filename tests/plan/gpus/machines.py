@@ -1,4 +1,4 @@
-"""Machines with GPUs, as trees of the files their kernels and drivers show."""
+"""Machines with GPUs, as the files that their kernels and drivers show."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def gpu(pci: str, node: int, cpus: str, *, vendor: str = NVIDIA, device: str = "
 
 
 def driver_files(pcis: Sequence[str], *, minors: Sequence[int] = (), uuids: bool = True) -> dict[str, str]:
-    """What NVIDIA's driver says of its GPUs in /proc."""
+    """The files of NVIDIA's driver on its GPUs in /proc."""
     files = {}
     for minor, pci in zip(minors or range(len(pcis)), pcis, strict=False):
         uuid = f"GPU UUID:\t GPU-{minor:08x}-aaaa-bbbb-cccc-0123456789ab\n" if uuids else ""

@@ -1,4 +1,4 @@
-"""Which jobs compute on GPUs, and what their plan says of it."""
+"""Which jobs compute on GPUs, and the notes and warnings of their plans."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_what_the_ranks_compute_on(build: str, flags: str, gpus: list[int | None
     ("build", "flags", "reason"),
     [
         ("cpu", "--nproc-per-node 1", "a build for CPUs"),
-        ("cu130", "--nproc-per-node 1 --device cpu", "left as they are"),
+        ("cu130", "--nproc-per-node 1 --device cpu", "leave the GPUs alone"),
         ("cu130", "--nproc-per-node numa", "--nproc-per-node numa counts CPUs"),
     ],
 )
@@ -57,25 +57,25 @@ def test_a_hidden_gpu_is_why_a_job_runs_on_cpus() -> None:
     assert "CUDA_VISIBLE_DEVICES= hides them" in note.reason
 
 
-def test_a_torch_without_gpus_is_warned_of() -> None:
-    assert "computes on CPUs only" in plan(built_for("cpu"), "--nproc-per-node gpu").warnings[0]
+def test_a_torch_built_for_cpus_is_warned_of() -> None:
+    assert "is a build for CPUs" in plan(built_for("cpu"), "--nproc-per-node gpu").warnings[0]
 
 
-def test_one_program_is_no_job_of_ranks() -> None:
+def test_a_single_program_gets_no_gpu() -> None:
     made = plan(built_for("cu130"))
     assert [worker.gpu for worker in made.workers] == [None]
     assert not {"gpu", "device"} & {note.setting for note in made.notes}
     assert "CUDA_DEVICE_ORDER" not in dict(made.workers[0].env)
 
 
-def test_devices_are_counted_in_pci_order_unless_the_user_says_otherwise() -> None:
+def test_devices_are_numbered_in_pci_order_unless_the_user_sets_the_order() -> None:
     host = built_for("cu130")
     assert dict(plan(host, "--nproc-per-node gpu").workers[0].env)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     own = plan(host, "--nproc-per-node gpu", environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert "CUDA_DEVICE_ORDER" not in dict(own.workers[0].env)
 
 
-def test_visible_devices_stay_whole() -> None:
+def test_all_devices_stay_visible() -> None:
     made = plan(built_for("cu130"), "--nproc-per-node gpu", environ={"CUDA_VISIBLE_DEVICES": "0"})
     assert all("VISIBLE_DEVICES" not in name for worker in made.workers for name, _ in worker.env)
 
@@ -85,12 +85,12 @@ def test_each_rank_has_local_rank_0_of_its_own_device() -> None:
     assert (env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) == ("0", "0")
 
 
-def test_a_list_in_the_command_line_cannot_be_dealt_out() -> None:
+def test_env_and_virtual_local_rank_contradict() -> None:
     with pytest.raises(UsageError, match="--virtual-local-rank sets CUDA_VISIBLE_DEVICES"):
         plan(built_for("cu130"), "--nproc-per-node gpu --virtual-local-rank --env CUDA_VISIBLE_DEVICES=0")
 
 
-def test_mig_devices_named_by_nvml_are_dealt_out() -> None:
+def test_each_rank_gets_a_mig_device_named_by_nvml() -> None:
     cut = tuple(MigInstance(gpu_instance=7 + each, compute_instance=0, uuid=f"MIG-{each}") for each in range(2))
     host = replace(machine(cores=4), gpus=(replace(NVIDIA, uuid="GPU-1", mig=cut),))
     made = plan(host, "--nproc-per-node gpu --virtual-local-rank")
@@ -100,15 +100,15 @@ def test_mig_devices_named_by_nvml_are_dealt_out() -> None:
     assert [dict(worker.env)["CUDA_VISIBLE_DEVICES"] for worker in listed.workers] == ["MIG-1"]
 
 
-def test_a_mig_device_of_several_gpus_that_nothing_names_may_be_anywhere() -> None:
+def test_a_mig_device_on_an_unknown_gpu_runs_on_the_whole_pool() -> None:
     host = replace(machine(sockets=2, cores=4), gpus=(NVIDIA, replace(NVIDIA, index=1, numa_node=1)))
     made = plan(host, "--nproc-per-node gpu", environ={"CUDA_VISIBLE_DEVICES": "MIG-c7384736"})
     assert [(worker.gpu, len(worker.cpus)) for worker in made.workers] == [(None, 8)]
-    assert "nothing tells where MIG-c7384736 is" in made.warnings[0]
+    assert "cannot determine which GPU MIG-c7384736 is on" in made.warnings[0]
 
 
 @pytest.mark.parametrize(
-    ("flags", "wants"),
+    ("flags", "expected"),
     [
         ("", False),
         ("--device gpu", False),
@@ -118,11 +118,11 @@ def test_a_mig_device_of_several_gpus_that_nothing_names_may_be_anywhere() -> No
         ("--nproc-per-node numa", False),
     ],
 )
-def test_the_driver_is_asked_for_jobs_that_may_want_gpus(flags: str, wants: bool) -> None:
-    assert may_use_gpus(HOST, ask(flags)) is wants
+def test_jobs_that_may_use_gpus(flags: str, expected: bool) -> None:
+    assert may_use_gpus(HOST, ask(flags)) is expected
 
 
-def as_member(local_rank: int, count: int, flags: str = "--virtual-local-rank", **environ: str) -> LaunchPlan:
+def as_scheduled_rank(local_rank: int, count: int, flags: str = "--virtual-local-rank", **environ: str) -> LaunchPlan:
     """The plan of one rank that a scheduler started, on the host with two NVIDIA GPUs."""
     host = replace(HOST, gpus=(NVIDIA, replace(NVIDIA, index=1, numa_node=1)))
     scheduled_rank = SchedulerRank(
@@ -132,35 +132,35 @@ def as_member(local_rank: int, count: int, flags: str = "--virtual-local-rank", 
     return make_plan(host, replace(request, scheduled_rank=scheduled_rank))
 
 
-def test_a_rank_that_a_scheduler_started_takes_its_turn() -> None:
-    (worker,) = as_member(1, 2).workers
+def test_a_scheduled_rank_gets_the_device_of_its_local_rank() -> None:
+    (worker,) = as_scheduled_rank(1, 2).workers
     assert (worker.gpu, worker.cpus, dict(worker.env)["CUDA_VISIBLE_DEVICES"]) == (1, {4, 5, 6, 7}, "1")
 
 
-def test_a_rank_with_a_gpu_of_its_own_from_the_scheduler_uses_that() -> None:
-    made = as_member(1, 2, CUDA_VISIBLE_DEVICES="0")
+def test_a_scheduled_rank_uses_the_gpu_that_the_scheduler_gave_it() -> None:
+    made = as_scheduled_rank(1, 2, CUDA_VISIBLE_DEVICES="0")
     (worker,) = made.workers
     assert (worker.gpu, worker.cpus, dict(worker.env)["CUDA_VISIBLE_DEVICES"]) == (0, {2, 3}, "0")
     assert made.warnings == ()
 
 
-def test_a_gpu_of_ones_own_under_another_number_is_warned_of() -> None:
-    """srun --gpus-per-task=1 shows every rank its GPU as the first, and LOCAL_RANK counts on."""
-    (warning,) = as_member(1, 2, "", CUDA_VISIBLE_DEVICES="0").warnings
-    assert "LOCAL_RANK (1) finds none: --virtual-local-rank" in warning
-    assert as_member(0, 2, "", CUDA_VISIBLE_DEVICES="0").warnings == ()
+def test_a_gpu_under_another_number_than_local_rank_is_warned_of() -> None:
+    """srun --gpus-per-task=1 shows every rank its GPU as device 0, whatever its LOCAL_RANK."""
+    (warning,) = as_scheduled_rank(1, 2, "", CUDA_VISIBLE_DEVICES="0").warnings
+    assert "LOCAL_RANK (1) finds none: use --virtual-local-rank" in warning
+    assert as_scheduled_rank(0, 2, "", CUDA_VISIBLE_DEVICES="0").warnings == ()
 
 
-def test_ranks_take_turns_at_the_gpus_that_a_scheduler_shows_all_of_them() -> None:
-    plans = [as_member(rank, 3) for rank in range(3)]
+def test_scheduled_ranks_share_gpus_in_turn() -> None:
+    plans = [as_scheduled_rank(rank, 3) for rank in range(3)]
     assert [made.workers[0].gpu for made in plans] == [0, 1, 0]
     assert [made.workers[0].cpus for made in plans] == [{0, 1}, {4, 5}, {2, 3}]
     assert all("3 ranks on 2 visible GPUs" in warning for made in plans for warning in made.warnings)
 
 
 @pytest.mark.parametrize("listed", ["\u00b2", "9" * 5000], ids=["no ASCII digit", "too long"])
-def test_numbers_that_are_none_hide_all_devices(listed: str) -> None:
-    """Where Slurm's own list of devices has such a one, it is passed over."""
+def test_malformed_numbers_hide_all_devices(listed: str) -> None:
+    """A malformed list of Slurm's own is ignored."""
     with pytest.raises(UsageError, match="no GPU for the ranks"):
         plan(HOST, "--device gpu --nproc-per-node 1", environ={"CUDA_VISIBLE_DEVICES": listed})
     two = replace(HOST, gpus=(NVIDIA, replace(NVIDIA, index=1)))

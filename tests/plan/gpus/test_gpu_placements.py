@@ -33,8 +33,8 @@ def lines(made: LaunchPlan) -> list[str]:
     ]
 
 
-def answer(head: str) -> list[str]:
-    """What is planned for a line of the table, or the error."""
+def planned(head: str) -> list[str]:
+    """The plan for a line of the table, or the first line of the error."""
     launch, _, variables = head.partition(" | ")
     shape, _, flags = launch.partition(" ")
     environ = dict(each.split("=", 1) for each in variables.split())
@@ -48,7 +48,7 @@ def answer(head: str) -> list[str]:
 @pytest.mark.parametrize("block", BLOCKS, ids=[block.partition("\n")[0].replace(" --", "--") for block in BLOCKS])
 def test_ranks_are_placed_next_to_their_gpus(block: str) -> None:
     head, *expected = block.strip().split("\n")
-    assert answer(head) == expected
+    assert planned(head) == expected
 
 
 def test_every_machine_is_in_the_table() -> None:

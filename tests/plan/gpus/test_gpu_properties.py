@@ -1,4 +1,4 @@
-"""What holds for the ranks of any GPU machine."""
+"""Properties of the ranks on any machine with GPUs."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,5 +43,5 @@ def test_ranks_are_equal_near_and_apart(host: Host, ranks: int | str, binding: s
         apart = sum(len(worker.cpus) for worker in made.workers) == len(
             frozenset[int]().union(*(worker.cpus for worker in made.workers))
         )
-        assert apart or any("they take turns" in warning for warning in made.warnings)
+        assert apart or any("take turns" in warning for warning in made.warnings)
     assert made == plan(host, f"--nproc-per-node {ranks}{binding}")

@@ -1,4 +1,4 @@
-"""A job as the planner decides it: who starts the ranks, where they meet, what they are told, what is refused."""
+"""Jobs as planned: engine, rendezvous, variables of the ranks, and options that are errors."""
 
 import pytest
 
@@ -17,11 +17,11 @@ def job(flags: str, **more: object) -> JobPlan:
     return made
 
 
-def told(made: LaunchPlan, index: int = 0) -> dict[str, str | None]:
+def environ_of(made: LaunchPlan, index: int = 0) -> dict[str, str | None]:
     return dict(made.workers[index].env)
 
 
-def test_any_option_of_a_job_makes_ranks_and_others_do_not() -> None:
+def test_any_job_option_makes_a_job_of_ranks() -> None:
     assert plan(HOST, "--standalone").mode == "ranks"
     assert plan(HOST, "--max-restarts 3").mode == "ranks"
     for flags in ("", "--device cpu", "--scheduler none", "--log-dir d"):
@@ -48,7 +48,7 @@ def test_any_option_of_a_job_makes_ranks_and_others_do_not() -> None:
         ("--nnodes 1:3 --rdzv-backend c10d --rdzv-endpoint a", "elastic", "c10d", "a", None),
     ],
 )
-def test_the_engine_and_where_ranks_meet(
+def test_options_select_engine_and_rendezvous(
     flags: str, engine: str, backend: str, endpoint: str, port: int | None
 ) -> None:
     made = job(flags)
@@ -59,9 +59,9 @@ def test_the_engine_and_where_ranks_meet(
         assert made.master_port is None
 
 
-def test_ranks_are_told_what_torchrun_tells_them() -> None:
+def test_ranks_get_the_variables_of_torchrun() -> None:
     made = plan(HOST, f"{TWO} --role trainer --max-restarts 2", environ={"RANK": "9", "MASTER_PORT": "1"})
-    environ = told(made, 1)
+    environ = environ_of(made, 1)
     assert {name: environ[name] for name in ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK")} == {
         "RANK": "1",
         "LOCAL_RANK": "1",
@@ -75,34 +75,34 @@ def test_ranks_are_told_what_torchrun_tells_them() -> None:
     assert [(worker.rank, worker.local_rank) for worker in made.workers] == [(0, 0), (1, 1)]
 
 
-def test_the_users_own_interface_and_threads_stay() -> None:
+def test_user_variables_win_over_the_defaults_of_ranks() -> None:
     users = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     made = plan(HOST, TWO, environ=users)
-    assert not users.keys() & told(made).keys()
+    assert not users.keys() & environ_of(made).keys()
     assert made.workers[0].threads == 3
 
 
 @pytest.mark.parametrize("flags", ["--nnodes 2 --master-addr a", "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a"])
-def test_several_hosts_are_told_by_torchs_agent_and_count_as_many_as_there_may_be(flags: str) -> None:
+def test_jobs_of_several_hosts_leave_rank_variables_to_the_agent_and_count_the_most_hosts(flags: str) -> None:
     made = plan(HOST, f"{TWO} {flags}")
     assert made.world_size == 4
-    assert not {"RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"} & told(made).keys()
+    assert not {"RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"} & environ_of(made).keys()
     assert [worker.local_rank for worker in made.workers] == [0, 1]
 
 
-def test_ranks_of_hosts_that_are_numbered_are_known() -> None:
+def test_global_ranks_are_known_only_for_numbered_hosts() -> None:
     made = plan(HOST, f"{TWO} --nnodes 2 --node-rank 1 --master-addr a")
     assert [worker.rank for worker in made.workers] == [2, 3]
     elastic = plan(HOST, f"{TWO} --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a")
     assert [worker.rank for worker in elastic.workers] == [None, None]
 
 
-def test_the_way_to_the_other_hosts_names_the_interface() -> None:
+def test_the_route_to_the_endpoint_selects_the_network_interface() -> None:
     from cpulaunch.plan.planner import make_plan
 
     request = replace(ask(f"{TWO} --nnodes 2 --master-addr a"), endpoint_interface="eth7", endpoint_address="10.0.0.7")
     made = make_plan(HOST, request)
-    assert (told(made)["GLOO_SOCKET_IFNAME"], told(made)["TP_SOCKET_IFNAME"]) == ("eth7", "eth7")
+    assert (environ_of(made)["GLOO_SOCKET_IFNAME"], environ_of(made)["TP_SOCKET_IFNAME"]) == ("eth7", "eth7")
     assert made.job is not None
     assert made.job.local_addr == "10.0.0.7"
 
@@ -137,19 +137,19 @@ def test_the_grace_of_a_job(flags: str, environ: dict[str, str], seconds: float)
     assert plan(HOST, flags, environ=environ).launch.grace_seconds == seconds
 
 
-def test_ranks_of_a_cpuset_with_a_quota_get_equal_shares_of_it() -> None:
+def test_ranks_share_a_quota_equally() -> None:
     made = plan(quota(cpuset(HOST, "0-3"), 3.0), TWO)
     assert [len(worker.cpus) for worker in made.workers] == [2, 2]
     assert [worker.threads for worker in made.workers] == [1, 1]
 
 
 def test_ranks_that_share_a_numa_node_pin_no_threads_and_do_not_spin() -> None:
-    environ = told(plan(HOST, "--nproc-per-node 4 --numa-binding node --affinity explicit --wait-policy active"))
+    environ = environ_of(plan(HOST, "--nproc-per-node 4 --numa-binding node --affinity explicit --wait-policy active"))
     assert not {"OMP_PLACES", "KMP_AFFINITY"} & environ.keys()
     assert environ.get("OMP_WAIT_POLICY") != "ACTIVE"
 
 
-def test_only_the_ranks_chosen_are_shown() -> None:
+def test_a_filter_selects_the_ranks_that_are_shown() -> None:
     assert plan(HOST, f"{TWO} --local-ranks-filter 1").launch.show == frozenset((1,))
 
 
@@ -161,7 +161,7 @@ def test_only_the_ranks_chosen_are_shown() -> None:
         (Program(kind="command", target="./run", args=("${local_rank}", "$HOME")), TWO, "./run 1 $HOME"),
     ],
 )
-def test_the_command_line_of_a_rank(program: Program, flags: str, expected: str) -> None:
+def test_command_line_of_a_rank(program: Program, flags: str, expected: str) -> None:
     assert " ".join(plan(HOST, flags, program=program).workers[-1].argv) == expected
 
 
@@ -174,7 +174,7 @@ def test_a_script_run_by_path_gets_its_own_arguments() -> None:
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (f"{TWO} --instances 2", ["--instances", "ranks are one job"]),
+        (f"{TWO} --instances 2", ["--instances", "ranks (one job)"]),
         (f"{TWO} --cores-per-instance 2", ["--cores-per-instance"]),
         (f"{TWO} --instance-index 0", ["--instance-index"]),
         (f"{TWO} --env RANK=3", ["RANK", "--env"]),
@@ -183,7 +183,7 @@ def test_a_script_run_by_path_gets_its_own_arguments() -> None:
         ("--nnodes 2 --node-rank 2", ["no such host", "--node-rank 2", "0 to 1"]),
         ("--node-rank 1", ["no such host", "0 to 0"]),
         ("--nnodes 1:2", ["fixed number of hosts: --nnodes 1:2", "c10d"]),
-        ("--nnodes 2 --standalone", ["--standalone is one host", "2"]),
+        ("--nnodes 2 --standalone", ["--standalone starts one host", "2"]),
         ("--rdzv-endpoint a", ["needs a port", "a"]),
         ("--rdzv-endpoint a:99999", ["port", "99999"]),
         ("--rdzv-backend c10d --rdzv-endpoint a:x", ["port", "x"]),
@@ -203,7 +203,7 @@ def test_a_script_run_by_path_gets_its_own_arguments() -> None:
         ("--nproc-per-node xpu", ["GPU"]),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_with_numbers(flags: str, parts: list[str]) -> None:
+def test_contradictions_and_absent_parts_are_errors_with_values_and_a_hint(flags: str, parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         plan(HOST, flags)
     for part in parts:
@@ -224,7 +224,7 @@ def test_what_cannot_be_meant_is_an_error_with_numbers(flags: str, parts: list[s
         ("--nproc-per-node 4 --numa-binding node --affinity close", "--affinity close is not applied"),
     ],
 )
-def test_what_has_no_effect_is_said(flags: str, part: str) -> None:
+def test_options_without_effect_are_warned_of(flags: str, part: str) -> None:
     assert any(part in warning for warning in plan(HOST, flags).warnings)
 
 
@@ -233,7 +233,7 @@ def test_an_ordinary_job_warns_of_nothing(flags: str) -> None:
     assert plan(HOST, flags).warnings == ()
 
 
-def test_the_plan_says_who_starts_the_ranks_and_where_they_meet() -> None:
+def test_notes_name_the_engine_and_the_rendezvous() -> None:
     notes = {note.setting: note for note in plan(HOST, f"{TWO} --master-port 77").notes}
     assert notes["nproc_per_node"].value == "2"
     assert notes["engine"].value == "native"
@@ -241,6 +241,6 @@ def test_the_plan_says_who_starts_the_ranks_and_where_they_meet() -> None:
     assert (notes["rendezvous"].value, notes["rendezvous"].origin) == ("127.0.0.1, port 77", "cli")
 
 
-def test_options_without_a_job_say_that_they_have_no_effect() -> None:
+def test_notes_report_job_options_without_a_job() -> None:
     notes = {note.setting: note for note in plan(HOST, "--device cpu").notes}
     assert "without effect" in notes["device"].reason

@@ -1,4 +1,4 @@
-"""What holds for every job of ranks, on machines of any shape."""
+"""Properties of every job of ranks, on machines of any shape."""
 
 from itertools import combinations
 
@@ -28,7 +28,7 @@ def test_ranks_are_equal_disjoint_and_inside_the_budget(host: Host, data: st.Dat
 
 @given(hosts(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_no_more_idles_than_dividing_allows_or_a_quarter(host: Host, data: st.DataObject) -> None:
+def test_idle_cores_are_at_most_the_remainder_or_a_quarter(host: Host, data: st.DataObject) -> None:
     pool = pool_cores(host)
     count = data.draw(st.integers(1, pool), label="ranks")
     idle = pool - sum(cores(host, worker) for worker in plan(host, f"--nproc-per-node {count}").workers)
@@ -47,7 +47,7 @@ def test_more_ranks_than_cores_are_placed_and_warned_of(host: Host, data: st.Dat
 
 @given(hosts(), st.sampled_from(("numa", "socket", "l3")))
 @settings(max_examples=100, deadline=None)
-def test_a_rank_per_unit_stays_in_its_unit(host: Host, unit: str) -> None:
+def test_ranks_per_unit_stay_inside_their_unit(host: Host, unit: str) -> None:
     workers = plan(host, f"--nproc-per-node {unit}").workers
     by_id = core_of(host)
     assert len({cores(host, worker) for worker in workers}) == 1
@@ -61,7 +61,7 @@ def test_a_rank_per_unit_stays_in_its_unit(host: Host, unit: str) -> None:
 
 @given(hosts(), BINDINGS, st.data())
 @settings(max_examples=150, deadline=None)
-def test_ranks_bound_like_torchruns_have_equal_threads_that_fit(host: Host, binding: str, data: st.DataObject) -> None:
+def test_numa_binding_gives_equal_threads_that_fit(host: Host, binding: str, data: st.DataObject) -> None:
     nodes = {cpu.numa_node for cpu in host.cpus if cpu.id in plan(host).workers[0].cpus}
     by_id = core_of(host)
     here = [id_ for id_ in plan(host).workers[0].cpus]

@@ -1,4 +1,4 @@
-"""Torch's macros, compared with Python's own templates, which torch uses."""
+"""Torch's macros, compared with Python's string.Template, which torch uses."""
 
 from string import Template
 
@@ -14,7 +14,7 @@ PIECES = st.sampled_from(["$", "{", "}", "local_rank", "rank", "role_name", "a",
 
 
 @given(st.lists(PIECES, max_size=10).map("".join))
-def test_substitution_is_that_of_string_template(text):
+def test_substitution_equals_string_template(text):
     assert substitute(text, VALUES) == Template(text).safe_substitute(VALUES)
 
 
@@ -28,5 +28,5 @@ def test_substitution_is_that_of_string_template(text):
         ("plain", "plain"),
     ],
 )
-def test_arguments_are_the_ranks_own(word, became):
+def test_macros_in_arguments_become_the_local_rank(word, became):
     assert rank_argv(("${local_rank}", "-u", word), 3) == ("${local_rank}", "-u", became)
