@@ -62,7 +62,7 @@ def probe(
     if json:
         terminal.print_json(probe_json(host))
     elif svg is None:
-        terminal.show(probe_text(host, width=terminal.width(), color=terminal.color(context.obj)))
+        terminal.print_text(probe_text(host, width=terminal.width(), color=terminal.color(context.obj)))
 
 
 def _write(path: str, text: str) -> None:
@@ -84,7 +84,7 @@ def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -
     if json:
         terminal.print_json(report.as_json())
     else:
-        terminal.show(report.as_text(width=terminal.width(), color=terminal.color(context.obj)))
+        terminal.print_text(report.as_text(width=terminal.width(), color=terminal.color(context.obj)))
     return report.exit_code
 
 
@@ -97,7 +97,7 @@ def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot =
     if json:
         terminal.print_json(list_json(host, own=own))
     else:
-        terminal.show(list_text(host, own=own, width=terminal.width()))
+        terminal.print_text(list_text(host, own=own, width=terminal.width()))
 
 
 @profiles.command("show")
@@ -109,7 +109,7 @@ def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
     if json:
         terminal.print_json(show_json(profile))
     else:
-        terminal.show(show_text(profile, width=terminal.width()))
+        terminal.print_text(show_text(profile, width=terminal.width()))
 
 
 @profiles.command("validate")
@@ -117,4 +117,4 @@ def validate_profile(file: str) -> None:
     """Check a profile file; an error names file, line and key."""
     from cpulaunch.view.profile_view import validate_text
 
-    terminal.show(validate_text(file, read_profile(file)))
+    terminal.print_text(validate_text(file, read_profile(file)))

@@ -186,7 +186,7 @@ def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: boo
         switches=frozenset(reader.switches),
         emit=emit,
         sysroot=reader.texts.get("--sysroot"),
-        job=torchrun,
+        torchrun=torchrun,
     )
 
 

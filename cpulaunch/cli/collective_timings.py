@@ -33,19 +33,19 @@ def collective_measurement(
     plan: LaunchPlan,
     *,
     environ: Mapping[str, str],
-    start: bool,
+    measure: bool,
     notify: Callable[[str], None],
 ) -> CollectiveMeasurement | None:
-    """How long collectives take among the plan's ranks on this host; None if unknown and `start` is false.
+    """How long collectives take among the plan's ranks on this host; None if unknown and `measure` is false.
 
-    Effect: with `start`, measures what is unknown, stores it in the user's cache and reports it through `notify`.
+    Effect: with `measure`, measures what is unknown, stores it in the user's cache and reports it through `notify`.
     """
     folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     file = folder and f"{folder}/collectives"
     key = _key(host, plan, environ)
     verdicts = read_verdicts(file) if file else {}
     known = decode(verdicts.get(key))
-    if known is not None or not start:
+    if known is not None or not measure:
         return known
     fresh = _measure(request, plan, environ)
     if file and fresh.failure is None:

@@ -38,9 +38,9 @@ def _code_of(arguments: Sequence[str]) -> int:
     try:
         return dispatch(arguments, os.environ)
     except CpulaunchError as error:
-        from cpulaunch.cli.terminal import complain
+        from cpulaunch.cli.terminal import notify
 
-        complain(str(error))
+        notify(f"error: {error}", os.environ)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -34,7 +34,7 @@ def with_pet_variables(line: CommandLine, environ: Mapping[str, str], *, interpr
         for name in known
         if name != "log_dir" and not _is_off(setting_specs()[name], environ[PREFIX + name.upper()])
     ]
-    job = line.job or any(name in line.values for name in JOB_SETTINGS)
+    job = line.torchrun or any(name in line.values for name in JOB_SETTINGS)
     if asked and not job and any(name in line.values for name in ALONE):
         variables = _listed(asked)
         notice = f"--instances starts independent copies: {variables} in your environment does not count"

@@ -1,4 +1,4 @@
-"""A run's report: whether it can be written is asked before anything starts, and it is written whole or not at all."""
+"""The end of a watched launch: metrics, settings without effect, and the report file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import stat
 
+import cpulaunch
 from cpulaunch.cli import terminal
 from cpulaunch.launch.supervision.report import metric_lines, report, unapplied, without_plugin
 from cpulaunch.launch.supervision.result import LaunchResult
@@ -16,13 +17,14 @@ from cpulaunch.view import plan_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 STANDARD_OUTPUT = "-"
 
 
 def check_report(path: str) -> None:
-    """Effect: none. Raises: CpulaunchError if no report can be written there."""
+    """Raises: CpulaunchError if no report can be written to this path."""
     if path == STANDARD_OUTPUT:
         return
     folder = os.path.dirname(os.path.realpath(path))
@@ -34,55 +36,48 @@ def check_report(path: str) -> None:
         raise _unwritable(path, f"no permission to write in {folder}")
 
 
-def tell_the_rest(plan: LaunchPlan, result: LaunchResult, *, version: str) -> int:
-    """The launch's exit code. Effect: the report is written, figures and trouble are told on stderr."""
+def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Callable[[str], None]) -> int:
+    """The launch's exit code. Effect: writes the report, and metrics and problems through `notify`."""
     for line in metric_lines(plan, result):
-        terminal.complain(f"cpulaunch: {line}")
+        notify(line)
     code = result.exit_code
-    if missing := unapplied(plan, result):
-        code = _complain_of_absence(missing, _who_lacks(result), strict=plan.launch.strict)
+    if flags := unapplied(plan, result):
+        code = _report_unapplied(flags, _workers_without_plugin(result), strict=plan.launch.strict, notify=notify)
     if plan.launch.report is None:
         return code
-    content = report(plan, result, version=version, plan_json=plan_view.plan_json(plan))
-    return _write_or_complain(plan.launch.report, content | {"exit_code": code})
-
-
-def _who_lacks(result: LaunchResult) -> str:
-    lacking = without_plugin(result)
-    if len(lacking) == len(result.workers):
-        return "no worker"
-    return f"worker {format_cpulist(frozenset(lacking))} of {len(result.workers)} never"
-
-
-def _complain_of_absence(without_effect: tuple[str, ...], who: str, *, strict: bool) -> int:
-    """The exit code of a run that succeeded, but without what these flags ask for from some workers."""
-    flags = ", ".join(without_effect)
-    reason = f"{who} loaded torch 2.5 or newer with cpulaunch in its environment"
-    if not strict:
-        terminal.complain(f"cpulaunch: warning: without effect: {flags}: {reason}")
-        return 0
-    error = CpulaunchError(
-        f"without effect: {flags}", value=reason, source="--strict", hint="pip install cpulaunch there"
-    )
-    terminal.complain(str(error))
-    return error.exit_code
-
-
-def _write_or_complain(path: str, content: dict[str, Any]) -> int:
-    """The exit code: the content's, unless the run succeeded and its report could not be written."""
-    code = int(content["exit_code"])
+    content = report(plan, result, version=cpulaunch.__version__, plan_json=plan_view.plan_json(plan))
     try:
-        write_report(path, content)
+        write_report(plan.launch.report, content | {"exit_code": code})
     except CpulaunchError as error:
-        terminal.complain(str(error))
+        notify(f"error: {error}")
         return code or error.exit_code
-    if path != STANDARD_OUTPUT:
-        terminal.complain(f"cpulaunch: report: {path}")
+    if plan.launch.report != STANDARD_OUTPUT:
+        notify(f"report: {plan.launch.report}")
     return code
 
 
+def _workers_without_plugin(result: LaunchResult) -> str:
+    """The workers that did not load the plugin, as the subject of a sentence with "loaded"."""
+    workers = without_plugin(result)
+    if len(workers) == len(result.workers):
+        return "no worker"
+    return f"worker {format_cpulist(frozenset(workers))} of {len(result.workers)} never"
+
+
+def _report_unapplied(flags: tuple[str, ...], workers: str, *, strict: bool, notify: Callable[[str], None]) -> int:
+    """The exit code of a successful run in which some workers did not apply these flags."""
+    error = CpulaunchError(
+        f"without effect: {', '.join(flags)}",
+        value=f"{workers} loaded torch 2.5 or newer with cpulaunch in its environment",
+        source="--strict" if strict else None,
+        hint="pip install cpulaunch there" if strict else None,
+    )
+    notify(f"{'error' if strict else 'warning'}: {error}")
+    return error.exit_code if strict else 0
+
+
 def write_report(path: str, content: dict[str, Any]) -> None:
-    """Effect: the file holds the report, whole; what is no regular file (a pipe, /dev/stdout) is written as it is.
+    """Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly.
 
     Raises: CpulaunchError.
     """
@@ -104,7 +99,7 @@ def write_report(path: str, content: dict[str, Any]) -> None:
 
 
 def _is_replaced(path: str) -> bool:
-    """Whether a report there is a file of its own."""
+    """Whether a report at this path is a regular file, existing or new."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
@@ -112,5 +107,5 @@ def _is_replaced(path: str) -> bool:
 
 
 def _unwritable(path: str, reason: str) -> CpulaunchError:
-    hint = "--report needs a FILE.json in a directory that can be written, or - for stdout"
+    hint = "--report needs a FILE.json in a writable directory, or - for stdout"
     return CpulaunchError("the report cannot be written", value=path, source=reason, hint=hint)

@@ -7,7 +7,7 @@ import sys
 
 from cpulaunch.cli.arguments import parse_command_line
 from cpulaunch.launch.process.program import check_program, check_sharable, find_executable
-from cpulaunch.launch.run import launch, notify_on_stderr
+from cpulaunch.launch.run import launch
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.planner import make_plan, preload_candidates
 from cpulaunch.probe import Root, probe_host
@@ -20,33 +20,49 @@ from cpulaunch.records.request import LaunchRequest, Layer, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from cpulaunch.launch.supervision.result import LaunchResult
-
-ONE_RANK = Layer(origin="default", values={"nproc_per_node": 1})
-"""What torchrun starts where nobody says how many."""
-PROFILE_FOLDERS = ("HOME", "XDG_CONFIG_HOME")
+TORCHRUN_DEFAULTS = Layer(origin="default", values={"nproc_per_node": 1})
+"""torchrun starts one rank by default."""
+PROFILE_FOLDER_VARIABLES = ("HOME", "XDG_CONFIG_HOME")
 
 
 def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool, torchrun: bool = False) -> int:
     """The exit code of `run`, `plan` or `torchrun` with these arguments. Raises: CpulaunchError."""
-    line = command_line(tokens, environ, torchrun=torchrun)
+    line = read_command_line(tokens, environ, torchrun=torchrun)
     if line.switches & {"--help", "--version"}:
-        return _show_help(line)
-    printed = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
-    if not printed:
+        return _print_help(line)
+    only_plan = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
+    if not only_plan:
         _check_runnable(line, environ)
-    host, plan = _decide(line, environ, wait_for_dns=not printed)
-    _refuse_degraded(plan)
-    if printed:
+    notify = _notifier(environ)
+    host, plan = _make_plan(line, environ, will_run=not only_plan, notify=notify)
+    if plan.launch.strict and plan.warnings:
+        raise CpulaunchError(
+            "a warning, treated as an error",
+            value=plan.warnings[0],
+            source="--strict",
+            hint="follow the warning, or drop --strict",
+        )
+    if only_plan:
         _print_plan(plan, host, line, environ)
         return 0
-    return _carry_out(plan, host, line, environ)
+    return _launch(plan, host, line, environ, notify=notify)
 
 
-def command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torchrun: bool = False) -> CommandLine:
-    """What was typed, and what torchrun's variables add to it. Raises: UsageError."""
+def _notifier(environ: Mapping[str, str]) -> Callable[[str], None]:
+    """A function that prints one message to stderr."""
+
+    def notify(text: str) -> None:
+        from cpulaunch.cli import terminal
+
+        terminal.notify(text, environ)
+
+    return notify
+
+
+def read_command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torchrun: bool = False) -> CommandLine:
+    """The parsed command line with torchrun's variables (PET_*) as a layer below it. Raises: UsageError."""
     interpreter = worker_python(environ)
     line = parse_command_line(tokens, interpreter=interpreter, torchrun=torchrun)
     if line.sysroot is None and any(name.startswith("PET_") for name in environ):
@@ -57,30 +73,30 @@ def command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torchrun:
 
 
 def worker_python(environ: Mapping[str, str]) -> str:
-    """The path of the Python that workers run: $PYTHON_EXEC (as written if it cannot be found), else this one.
+    """The path of the Python that workers run: $PYTHON_EXEC (unchanged if it is not found), else this Python.
 
     Source: torchrun, which reads PYTHON_EXEC too.
     """
-    asked = environ.get("PYTHON_EXEC", "")
-    if not asked:
+    requested = environ.get("PYTHON_EXEC", "")
+    if not requested:
         return sys.executable
     try:
-        return os.path.abspath(find_executable(asked, environ))
+        return os.path.abspath(find_executable(requested, environ))
     except CpulaunchError:
-        return asked
+        return requested
 
 
-def _show_help(line: CommandLine) -> int:
+def _print_help(line: CommandLine) -> int:
     from cpulaunch.cli import terminal
 
     if "--version" in line.switches:
         import cpulaunch
 
-        terminal.show(f"cpulaunch {cpulaunch.__version__}")
+        terminal.print_text(f"cpulaunch {cpulaunch.__version__}")
         return 0
     from cpulaunch.cli.usage import run_help
 
-    terminal.show(run_help(terminal.width()), end="")
+    terminal.print_text(run_help(terminal.width()), end="")
     return 0
 
 
@@ -88,26 +104,27 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
     if line.program is None:
         raise UsageError(
             "no program to run",
-            value="nothing after the options",
+            value="no script after the options",
             source="command line",
             hint="cpulaunch SCRIPT [ARGS...]",
         )
     if line.sysroot is not None:
         raise UsageError(
-            "a captured machine can be planned for, not run on",
+            "cannot run on a captured machine",
             value=line.sysroot,
             source="--sysroot",
-            hint="use `cpulaunch plan`",
+            hint="cpulaunch plan",
         )
     check_program(line.program, environ)
 
 
-def _decide(line: CommandLine, environ: Mapping[str, str], *, wait_for_dns: bool) -> tuple[Host, LaunchPlan]:
-    """`wait_for_dns`: the plan is to run, so that what may take its time to appear is waited for."""
+def _make_plan(
+    line: CommandLine, environ: Mapping[str, str], *, will_run: bool, notify: Callable[[str], None]
+) -> tuple[Host, LaunchPlan]:
+    """The host and the plan for it. With `will_run` it waits for DNS and measures what is not known yet."""
     interpreter = line.program.interpreter if line.program else sys.executable
-    if line.sysroot is not None:
-        # Nothing of this process reaches a captured machine's plan; where profiles are kept does.
-        environ = {name: environ[name] for name in PROFILE_FOLDERS if name in environ}
+    if line.sysroot is not None:  # A captured machine's plan depends on this process's profiles only.
+        environ = {name: environ[name] for name in PROFILE_FOLDER_VARIABLES if name in environ}
     host = probe_host(_root(line), interpreter=interpreter, environ=environ, detail="launch")
     request = request_for(line, host, environ)
     if host.gpus and request.distributed:
@@ -115,16 +132,14 @@ def _decide(line: CommandLine, environ: Mapping[str, str], *, wait_for_dns: bool
     if host.sysroot is None and (request.settings.nnodes or (1, 1))[1] > 1:
         from cpulaunch.cli.rendezvous_route import with_route
 
-        request = with_route(request, wait_for_dns=wait_for_dns, notify=notify_on_stderr)
+        request = with_route(request, wait_for_dns=will_run, notify=notify)
     trials = _trials(host, request, environ)
     plan = make_plan(host, request, trials=trials)
     if plan.unmeasured and host.sysroot is None:
         from cpulaunch.cli.collective_timings import collective_measurement
 
-        found = collective_measurement(
-            host, request, plan, environ=environ, start=wait_for_dns, notify=notify_on_stderr
-        )
-        plan = make_plan(host, request, trials=trials, measurement=found)
+        measurement = collective_measurement(host, request, plan, environ=environ, measure=will_run, notify=notify)
+        plan = make_plan(host, request, trials=trials, measurement=measurement)
     return host, plan
 
 
@@ -147,14 +162,14 @@ def _root(line: CommandLine) -> Root:
 
 
 def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> LaunchRequest:
-    """The command line over the profiles it names or that match the host."""
-    asked = [Layer(origin="cli", values=line.values, reasons=line.reasons), *line.layers]
-    scheduled = _scheduled(asked, host, environ)
+    """The command line merged with the scheduler's variables and the profiles it names or that match the host."""
+    typed = [Layer(origin="cli", values=line.values, reasons=line.reasons), *line.layers]
     names: tuple[str, ...] = line.values.get("profile", ("auto",))
     folder = user_profile_dir(environ)
-    layers, label = chosen_layers(names, host, config_dir=folder)
+    profiles, label = chosen_layers(names, host, config_dir=folder)
+    defaults = (TORCHRUN_DEFAULTS,) if line.torchrun else ()
     return merge(
-        [*asked, *scheduled, *layers, *((ONE_RANK,) if line.job else ())],
+        [*typed, *_scheduler_layers(typed, host, environ), *profiles, *defaults],
         program=line.program,
         profile=label,
         environ=environ,
@@ -163,9 +178,9 @@ def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> La
     )
 
 
-def _scheduled(asked: Sequence[Layer], host: Host, environ: Mapping[str, str]) -> tuple[Layer, ...]:
-    """What a scheduler that started this process adds to what was asked for."""
-    chosen = {name: value for layer in reversed(asked) for name, value in layer.values.items()}
+def _scheduler_layers(typed: Sequence[Layer], host: Host, environ: Mapping[str, str]) -> tuple[Layer, ...]:
+    """The layer of the scheduler that started this process; empty if none did, or its variables do not apply."""
+    chosen = {name: value for layer in reversed(typed) for name, value in layer.values.items()}
     if "scheduler" not in chosen and "SLURM_JOB_ID" not in environ:
         return ()
     from cpulaunch.schedulers.layer import scheduler_layer
@@ -182,7 +197,7 @@ def _scheduled(asked: Sequence[Layer], host: Host, environ: Mapping[str, str]) -
 
 
 def _nodefile(environ: Mapping[str, str]) -> str | None:
-    """The text of PBS's list of hosts; None where it is not to be read, as on all but the job's first host."""
+    """The text of the file $PBS_NODEFILE; None if it cannot be read, as on all hosts but the job's first."""
     try:
         with open(environ.get("PBS_NODEFILE", ""), encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -212,13 +227,13 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
     if "--json" in line.switches:
         terminal.print_json(plan_view.plan_json(plan))
     elif line.emit is not None:
-        terminal.show(_emitted(plan, host, line), end="")
+        terminal.print_text(_emit(plan, host, line), end="")
     else:
-        terminal.show(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
+        terminal.print_text(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
 
 
-def _emitted(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
-    """The plan in the form asked for by --emit. Raises: UsageError."""
+def _emit(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
+    """The plan in the format that --emit names. Raises: UsageError."""
     if line.emit == "slurm":
         from cpulaunch.emit.slurm import slurm_script
 
@@ -232,45 +247,39 @@ def _emitted(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     return plan_script(plan)
 
 
-def _refuse_degraded(plan: LaunchPlan) -> None:
-    if plan.launch.strict and plan.warnings:
-        raise CpulaunchError(
-            "the plan is degraded",
-            value=plan.warnings[0],
-            source="--strict",
-            hint="drop --strict, or follow the warning",
-        )
-
-
-def _carry_out(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> int:
+def _launch(
+    plan: LaunchPlan,
+    host: Host,
+    line: CommandLine,
+    environ: Mapping[str, str],
+    *,
+    notify: Callable[[str], None],
+) -> int:
+    """The exit code of the launch. Effect: runs the plan and reports on it."""
     if line.program is not None:
         check_sharable(line.program, workers=len(plan.workers))
     for notice in line.notices:
-        notify_on_stderr(notice)
+        notify(notice)
     for warning in plan.warnings:
-        notify_on_stderr(f"warning: {warning}")
+        notify(f"warning: {warning}")
     if "--verbose" in line.switches:
         from cpulaunch.cli import terminal
         from cpulaunch.view import plan_view
 
-        terminal.complain(plan_view.plan_text(plan, host, width=terminal.width(), color=False))
+        terminal.write_stderr(plan_view.plan_text(plan, host, width=terminal.width(), color=False))
     if plan.launch.report is not None:
         from cpulaunch.cli.report import check_report
 
         check_report(plan.launch.report)
     events = host.limits.memory_events
-    result = launch(plan, environ=environ, memory_events=events and f"/{events}")
+    result = launch(plan, environ=environ, memory_events=events and f"/{events}", notify=notify)
     if result.exit_code:
-        from cpulaunch.cli.terminal import complain
+        from cpulaunch.cli.terminal import write_stderr
         from cpulaunch.launch.supervision.failure_text import summary
 
-        complain("\n".join(summary(result)))
-    return _finish(plan, result) if plan.launch.watched else result.exit_code
+        write_stderr("\n".join(summary(result)))
+    if not plan.launch.watched:
+        return result.exit_code
+    from cpulaunch.cli.report import finish_watched_launch
 
-
-def _finish(plan: LaunchPlan, result: LaunchResult) -> int:
-    """The exit code of a watched launch. Effect: what was seen is told."""
-    import cpulaunch
-    from cpulaunch.cli.report import tell_the_rest
-
-    return tell_the_rest(plan, result, version=cpulaunch.__version__)
+    return finish_watched_launch(plan, result, notify=notify)

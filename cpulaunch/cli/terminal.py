@@ -1,51 +1,78 @@
-"""What a person's terminal is like, and printing to it."""
+"""Printing to stdout and stderr: widths, colours, encodings and closed streams."""
+
+from __future__ import annotations
 
 import io
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from cpulaunch.records.errors import CpulaunchError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, TextIO
+
 NARROWEST, WIDEST = 20, 120
+COLORS = {"error:": "\x1b[1;31m", "warning:": "\x1b[33m"}
+RESET = "\x1b[0m"
 
 
 def width() -> int:
-    """Columns to write in: the terminal's, at least 20 and at most 120; 80 when there is none."""
+    """Columns of the terminal, at least 20 and at most 120; 80 if there is no terminal."""
     import shutil
 
     return max(NARROWEST, min(shutil.get_terminal_size((80, 24)).columns, WIDEST))
 
 
 def color(environ: Mapping[str, str]) -> bool:
-    """Whether to colour stdout. Source: no-color.org."""
-    if sys.stdout is None or not sys.stdout.isatty():
+    """Whether to colour stdout."""
+    return _is_colored(sys.stdout, environ)
+
+
+def _is_colored(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
+    """Whether to colour what is written to the stream. Source: no-color.org."""
+    if stream is None or not stream.isatty():
         return False
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
-def show(text: str, *, end: str = "\n") -> None:
-    """Write text to stdout, if there is one, with "?" for what its encoding lacks.
+def print_text(text: str, *, end: str = "\n") -> None:
+    """Write text to stdout, if it is open, with "?" for characters that its encoding lacks.
 
-    Raises: CpulaunchError if it cannot be written (disk full); BrokenPipeError if nobody reads.
+    Raises: CpulaunchError if stdout cannot be written (disk full); BrokenPipeError if its reader is gone.
     """
     stdout = sys.stdout
     if isinstance(stdout, io.TextIOWrapper):
-        stdout.reconfigure(errors=_on_error(text, stdout.encoding))
+        stdout.reconfigure(errors=_encoding_errors(text, stdout.encoding))
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # Discards what Python has buffered.
         raise CpulaunchError(
-            "cannot write the output", value=error.strerror, source="stdout", hint="send it elsewhere: > FILE"
+            "cannot write the output", value=error.strerror, source="stdout", hint="redirect it: > FILE"
         ) from None
 
 
-def complain(text: str) -> None:
-    """Write text to stderr, if it takes any: an exit code must not be lost because nobody reads why."""
+def print_json(value: Any) -> None:
+    """Write one JSON object to stdout and nothing else."""
+    import json
+
+    print_text(json.dumps(value, indent=2))
+
+
+def notify(text: str, environ: Mapping[str, str]) -> None:
+    """Write `cpulaunch: text` to stderr; a leading `error:` or `warning:` is coloured on a terminal."""
+    word, space, rest = text.partition(" ")
+    if word in COLORS and _is_colored(sys.stderr, environ):
+        text = f"{COLORS[word]}{word}{RESET}{space}{rest}"
+    write_stderr(f"cpulaunch: {text}")
+
+
+def write_stderr(text: str) -> None:
+    """Write text to stderr, or nothing if stderr cannot be written: the exit code still has to be returned."""
     left = f"{text}\n".encode(sys.stderr.encoding, "backslashreplace")
     try:
         while left:  # Not by print: what cannot be written would stay in Python's buffer, and fail again later.
@@ -54,17 +81,10 @@ def complain(text: str) -> None:
         return
 
 
-def _on_error(text: str, encoding: str) -> str:
-    """How to write what the encoding lacks: bytes of odd file names as they are, unless there is more."""
+def _encoding_errors(text: str, encoding: str) -> str:
+    """The error handler for this text: bytes of odd file names pass through, other unencodable text becomes "?"."""
     try:
         text.encode(encoding, "surrogateescape")
     except UnicodeEncodeError:
         return "replace"
     return "surrogateescape"
-
-
-def print_json(value: Any) -> None:
-    """Write one JSON object and nothing else."""
-    import json
-
-    show(json.dumps(value, indent=2))

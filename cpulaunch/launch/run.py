@@ -19,20 +19,12 @@ if TYPE_CHECKING:
     from cpulaunch.launch.supervision.result import LaunchResult
 
 
-def notify_on_stderr(line: str) -> None:
-    """Effect: one line on file descriptor 2, if somebody is there."""
-    try:
-        os.write(2, f"cpulaunch: {line}\n".encode(errors="backslashreplace"))
-    except OSError:
-        return
-
-
 def launch(
     plan: LaunchPlan,
     *,
     environ: Mapping[str, str],
     memory_events: str | None = None,
-    notify: Notify = notify_on_stderr,
+    notify: Notify,
 ) -> LaunchResult:
     """How the workers ended. It takes this process over, so it is the last thing a program does.
 

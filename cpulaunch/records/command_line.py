@@ -1,4 +1,4 @@
-"""A parsed command line of `run` or `plan`, before profiles and the environment add to it."""
+"""A parsed command line of `run`, `plan` or `torchrun`, before profiles and defaults are merged into it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 @record
 class CommandLine:
-    """What was typed: settings by name, the program, and how to show the plan.
+    """The settings by name, the program, and how to print the plan.
 
-    `job`: whatever is asked for is a job of ranks. `layers` come behind the values, in order of precedence; `notices`
-    say in one line each what was asked for twice.
+    `torchrun`: the command line is torchrun's, so the launch is a job of ranks. `layers` have a lower precedence than
+    `values`, the first the highest; `notices` name the values that others override, one line each.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     layers: tuple[Layer, ...] = ()
     notices: tuple[str, ...] = ()
-    job: bool = False
+    torchrun: bool = False
     program: Program | None = None
     switches: frozenset[str] = frozenset()
     emit: str | None = None

@@ -1,8 +1,8 @@
-"""The errors a user can meet, each with the exit code it ends with."""
+"""The errors that end a command, each with its exit code."""
 
 
 class CpulaunchError(Exception):
-    """Something cpulaunch could not do: what, the value seen, where it came from, what to do."""
+    """Something cpulaunch cannot do: what, the value seen, its source, and a hint on what to do."""
 
     exit_code = 125
 
@@ -21,38 +21,40 @@ class CpulaunchError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Two lines at most: `error: what: value (source)` and `hint: …`."""
-        first = f"error: {self.what}"
-        if self.value is not None:
-            first += f": {self.value}"
-        if self.source is not None:
-            first += f" ({self.source})"
-        return _line(first) if self.hint is None else f"{_line(first)}\nhint: {_line(self.hint)}"
+        """`what: value (source)`, and a second line `hint: …` if there is one."""
+        return self.summary if self.hint is None else f"{self.summary}\nhint: {_escaped(self.hint)}"
+
+    @property
+    def summary(self) -> str:
+        """`what: value (source)`, in one line."""
+        value = "" if self.value is None else f": {self.value}"
+        source = "" if self.source is None else f" ({self.source})"
+        return _escaped(f"{self.what}{value}{source}")
 
 
-def _line(text: str) -> str:
-    """The text in one line: line ends and control characters of a file's name or content are escaped."""
+def _escaped(text: str) -> str:
+    """The text in one line: line ends and control characters, such as those of a file name, are escaped."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class UsageError(CpulaunchError):
-    """A command line, profile or combination of settings that cannot be meant."""
+    """A command line, profile or combination of settings that is invalid."""
 
     exit_code = 2
 
 
 class ProbeError(CpulaunchError):
-    """A file of the machine that exists and does not parse."""
+    """A file that describes the machine exists and cannot be parsed."""
 
 
 class LaunchError(CpulaunchError):
-    """The plan is fine; carrying it out failed."""
+    """A valid plan could not be carried out."""
 
 
 class NotExecutableError(CpulaunchError):
-    """The program exists and cannot be executed."""
+    """The program exists but cannot be executed."""
 
     exit_code = 126
 

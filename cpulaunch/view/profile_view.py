@@ -40,7 +40,7 @@ def list_text(host: Host, *, own: UserProfiles, width: int) -> str:
     if own.found:
         lines += [f"Your own ({own.folder})"]
         for name, found in own.found:
-            summary = str(found).splitlines()[0] if isinstance(found, UsageError) else found.summary
+            summary = f"error: {found.summary}" if isinstance(found, UsageError) else found.summary
             lines += _row(name, summary, marked=False, width=width)
         lines += [""]
     return "\n".join([*lines, FOOTNOTE])

@@ -43,7 +43,7 @@ def two_lines(result, code, *parts):
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert len(lines) == 2, result.stderr
-    assert lines[0].startswith("error: ")
+    assert lines[0].startswith("cpulaunch: error: ")
     assert lines[1].startswith("hint: ")
     for part in parts:
         assert part in result.stderr

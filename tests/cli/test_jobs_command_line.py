@@ -56,6 +56,6 @@ def test_what_cannot_be_meant_is_two_lines_and_exit_code_2(
     done = cpulaunch(tmp_path, *arguments, **environ)
     assert (done.returncode, done.stdout) == (2, "")
     first, second = done.stderr.splitlines()
-    assert first.startswith("error: ")
+    assert first.startswith("cpulaunch: error: ")
     assert part in first
     assert second.startswith("hint: ")

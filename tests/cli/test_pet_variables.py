@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpulaunch.cli.run import command_line, request_for
+from cpulaunch.cli.run import read_command_line, request_for
 from cpulaunch.plan.planner import make_plan
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import LaunchRequest
@@ -14,7 +14,7 @@ HOST = machine(sockets=2, cores=4)
 def request(words: str, environ: dict[str, str] | None = None, *, torchrun: bool = False) -> LaunchRequest:
     """The request of a command line in an environment without profiles."""
     environ = {"PYTHON_EXEC": "/py", **(environ or {})}
-    return request_for(command_line(words.split(), environ, torchrun=torchrun), HOST, environ)
+    return request_for(read_command_line(words.split(), environ, torchrun=torchrun), HOST, environ)
 
 
 TABLE = [

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cpulaunch.cli.arguments import parse_command_line
-from cpulaunch.cli.run import command_line
+from cpulaunch.cli.run import read_command_line
 from cpulaunch.emit.kubernetes import IMAGE, k8s_manifest
 from cpulaunch.emit.resources import job_name
 from cpulaunch.emit.slurm import slurm_script
@@ -172,7 +172,7 @@ def test_what_the_operator_sets_makes_the_same_job():
             "PET_MASTER_PORT": "23456",
             "RANK": str(rank),
         }
-        line = command_line(container["command"][1:], environ)
+        line = read_command_line(container["command"][1:], environ)
         layers = [Layer(origin="cli", values=line.values), *line.layers]
         plan = make_plan(SMT, merge(layers, program=line.program, profile=None, environ=environ))
         assert [worker.rank for worker in plan.workers] == [2 * rank, 2 * rank + 1]

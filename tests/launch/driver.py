@@ -38,14 +38,18 @@ def read_plan(described):
     )
 
 
+def notify(text):
+    os.write(2, f"cpulaunch: {text}\n".encode(errors="backslashreplace"))
+
+
 def main(path):
     with open(path) as file:
         described = json.load(file)
     plan = read_plan(described)
     try:
-        result = launch(plan, environ=os.environ, memory_events=described.get("memory_events"))
+        result = launch(plan, environ=os.environ, memory_events=described.get("memory_events"), notify=notify)
     except CpulaunchError as error:
-        print(error, file=sys.stderr)
+        notify(f"error: {error}")
         return error.exit_code
     for line in summary(result):
         print(line, file=sys.stderr)

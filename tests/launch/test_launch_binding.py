@@ -86,7 +86,7 @@ def test_cpus_that_do_not_exist_are_an_error(launcher, copies):
     outcome = launcher.run(*[{"argv": ["touch", "started"], "cpus": [8191]}] * copies)
     assert outcome.code == 125
     assert outcome.error == (
-        "error: worker 0 cannot be bound: CPUs 8191 (sched_setaffinity: Invalid argument)\n"
+        "cpulaunch: error: worker 0 cannot be bound: CPUs 8191 (sched_setaffinity: Invalid argument)\n"
         "hint: `cpulaunch probe` shows what this process may use\n"
     )
     assert not (launcher.dir / "started").exists()
@@ -108,7 +108,9 @@ def test_numa_nodes_that_do_not_exist_are_an_error(launcher):
     bound = {"argv": ["touch", "started"], "mempolicy": "bind", "numa_nodes": [900]}
     outcome = launcher.run(bound, bound)
     assert outcome.code == 125
-    assert "error: worker 0 cannot be bound: NUMA nodes 900 (set_mempolicy: Invalid argument)" in outcome.error
+    assert (
+        "cpulaunch: error: worker 0 cannot be bound: NUMA nodes 900 (set_mempolicy: Invalid argument)" in outcome.error
+    )
     assert not (launcher.dir / "started").exists()
 
 
@@ -139,7 +141,7 @@ def test_strict_makes_a_refused_memory_policy_an_error(launcher, copies):
     outcome = launcher.run(*[refused] * copies, prefix=refusing("set_mempolicy", code=errno.EPERM), strict=True)
     assert outcome.code == 125
     assert outcome.error == (
-        "error: memory is not bound (CPUs are): set_mempolicy: Operation not permitted (--strict)\n"
+        "cpulaunch: error: memory is not bound (CPUs are): set_mempolicy: Operation not permitted (--strict)\n"
         "hint: in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy\n"
     )
     assert not (launcher.dir / "started").exists()

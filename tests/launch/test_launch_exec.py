@@ -69,14 +69,16 @@ def test_the_command_is_looked_up_in_the_workers_path(launcher, tmp_path):
 def test_a_missing_command_is_127(launcher):
     outcome = launcher.run(["/no/such/program"])
     assert outcome.code == 127
-    assert outcome.error == ("error: command not found: /no/such/program\nhint: check the name or give a path\n")
+    assert outcome.error == (
+        "cpulaunch: error: command not found: /no/such/program\nhint: check the name or give a path\n"
+    )
 
 
 @pytest.mark.parametrize("binder", ["numactl", "taskset"])
 def test_a_missing_binder_names_the_native_one(launcher, binder):
     outcome = launcher.run({"argv": [binder, "true"], "env": [["PATH", "/nowhere"]]}, binder=binder)
     assert outcome.code == 127
-    assert f"error: {binder} not found" in outcome.error
+    assert f"cpulaunch: error: {binder} not found" in outcome.error
     assert "hint: --binder native" in outcome.error
 
 
@@ -87,7 +89,7 @@ def test_a_file_without_executable_format_is_126(launcher, tmp_path, workers):
     program.chmod(0o755)
     outcome = launcher.run(*[[str(program)]] * workers)
     assert outcome.code == 126
-    assert "error: command has no executable format" in outcome.error
+    assert "cpulaunch: error: command has no executable format" in outcome.error
     assert len(outcome.error.splitlines()) == 2
 
 
@@ -113,4 +115,4 @@ def test_an_environment_too_long_for_the_kernel_is_126(launcher, workers):
     worker = {"argv": ["/bin/true"], "env": [["LONG", "x" * (1 << 18)]]}
     outcome = launcher.run(*[worker] * workers)
     assert outcome.code == 126
-    assert "error: arguments and environment are too long" in outcome.error
+    assert "cpulaunch: error: arguments and environment are too long" in outcome.error

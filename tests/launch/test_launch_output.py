@@ -183,7 +183,7 @@ def test_a_log_directory_that_is_a_file_starts_nothing(launcher, tmp_path):
     outcome = launcher.run(shell("touch started"), log_dir="logs/here")
     assert outcome.code == 125
     assert outcome.error == (
-        "error: log cannot be written: logs/here (Not a directory)\n"
+        "cpulaunch: error: log cannot be written: logs/here (Not a directory)\n"
         "hint: --log-dir needs a directory that can be written\n"
     )
     assert not (tmp_path / "started").exists()
@@ -193,7 +193,9 @@ def test_a_log_that_is_a_pipe_without_reader_starts_nothing(launcher, tmp_path):
     os.mkfifo(tmp_path / "worker-1.log")
     outcome = launcher.run(shell("touch started"), shell("touch started"), log_dir=".")
     assert outcome.code == 125
-    assert outcome.error.startswith("error: log cannot be written: ./worker-1.log (No such device or address)\n")
+    assert outcome.error.startswith(
+        "cpulaunch: error: log cannot be written: ./worker-1.log (No such device or address)\n"
+    )
     assert not (tmp_path / "started").exists()
 
 
@@ -210,7 +212,8 @@ def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
     outcome = launcher.run(shell("echo $$ > pid; exec sleep 600"), late, log_dir=".")
     assert outcome.code == 125
     assert outcome.error == (
-        "error: output of the workers cannot be written; they were ended: ./worker-1.log (No space left on device)\n"
+        "cpulaunch: error: output of the workers cannot be written; they were ended: "
+        "./worker-1.log (No space left on device)\n"
         "hint: free space there, or choose another --log-dir\n"
     )
     assert not alive(launcher.pid("pid"))
@@ -339,5 +342,6 @@ def test_too_low_a_hard_limit_of_open_files_is_an_error(launcher, workers, limit
     outcome = launcher.run(*[["/bin/true"]] * workers, prefix=["/bin/sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"])
     assert outcome.code == 125
     assert outcome.error == (
-        f"error: too few open files allowed: {limit} ({workers} workers need {needed})\nhint: ulimit -Hn {needed}\n"
+        f"cpulaunch: error: too few open files allowed: {limit} ({workers} workers need {needed})\n"
+        f"hint: ulimit -Hn {needed}\n"
     )

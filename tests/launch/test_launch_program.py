@@ -25,7 +25,7 @@ def test_a_missing_script_names_the_nearest(tmp_path):
         check_program(script(tmp_path / "infre.py"), {})
     assert error.value.exit_code == 127
     assert str(error.value).splitlines() == [
-        f"error: script not found: {tmp_path}/infre.py",
+        f"script not found: {tmp_path}/infre.py",
         f"hint: did you mean {tmp_path}/infer.py?",
     ]
 

@@ -51,7 +51,7 @@ def test_the_list_as_an_object(folder):
         "auto": False,
         "path": f"{folder}/mine.toml",
     }
-    assert by_name["broken"]["error"].startswith("error: profile is not TOML")
+    assert by_name["broken"]["error"].startswith("profile is not TOML")
 
 
 @pytest.mark.parametrize("name", [preset.name for preset in presets()])

@@ -34,7 +34,7 @@ def become_rank(config: RankConfig, *, agent: int) -> int:
     try:
         _bind(config)
     except OSError as error:
-        return _print_error(f"error: cannot bind this rank: {error.strerror}\nhint: try --binder none", FAILED)
+        return _print_error(f"cannot bind this rank: {error.strerror}\nhint: try --binder none", FAILED)
     restore_dispositions()
     try:
         os.execve(config.path, config.argv, child_environ(os.environ, config.env))
@@ -78,7 +78,7 @@ def _redirect(pipe: RankPipe) -> None:
 
 
 def _print_error(text: str, code: int) -> int:
-    os.write(2, f"{text}\n".encode(errors="backslashreplace"))
+    os.write(2, f"cpulaunch: error: {text}\n".encode(errors="backslashreplace"))
     return code
 
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         config = read_message(rank_config_file(directory, int(local_rank)), RankConfig)
     except OSError as error:
         hint = "the launcher removes this file when it ends: was it killed?"
-        return _print_error(f"error: cannot read what this rank is to run: {error}\nhint: {hint}", FAILED)
+        return _print_error(f"cannot read what this rank is to run: {error}\nhint: {hint}", FAILED)
     return become_rank(config, agent=int(agent))
 
 

@@ -22,7 +22,7 @@ def summary(result: LaunchResult) -> tuple[str, ...]:
     """Lines for a person: nothing after success, else who failed, how, and what it said last."""
     lines: list[str] = []
     if result.output_error is not None:
-        return tuple(str(result.output_error).splitlines())
+        return tuple(f"cpulaunch: error: {result.output_error}".splitlines())
     if result.first_failure is not None and result.attempts is not None:
         lines += failed_ranks(result)
     elif result.first_failure is not None:

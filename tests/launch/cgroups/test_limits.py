@@ -140,7 +140,7 @@ def test_two_instances_do_not_fit_one_cpu() -> None:
     result = run(["taskset", "-c", ALLOWED[-1], *run_command("--instances", "2")])
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("cpulaunch: error: ")
 
 
 @several_cpus

@@ -45,7 +45,10 @@ def test_a_host_with_another_nnodes_is_refused_and_the_right_one_can_still_join(
 def test_missing_hosts_are_an_error_after_join_timeout(network):
     a = network.cpulaunch("a", "--nnodes", 2, *C10D, "--rdzv-conf", "join_timeout=1", *SHOW)
     assert a.wait() == 125
-    assert "error: not all hosts joined: --nnodes 2 (10.77.0.1:29400, in 1 s (--rdzv-conf join_timeout=N))" in a.err
+    assert (
+        "cpulaunch: error: not all hosts joined: --nnodes 2 (10.77.0.1:29400, in 1 s (--rdzv-conf join_timeout=N))"
+        in a.err
+    )
     assert "Traceback" not in a.err
     assert_nothing_left(network, a)
 
@@ -54,7 +57,10 @@ def test_an_unreachable_endpoint_is_named_after_join_timeout(network):
     b = network.cpulaunch("b", "--nnodes", 2, *C10D, "--rdzv-conf", "join_timeout=1", *SHOW)
     alone = network.cpulaunch("b", "--nnodes", 2, "--node-rank", 1, *STATIC[:2], "--rdzv-conf", "join_timeout=1", *SHOW)
     assert (b.wait(), alone.wait()) == (125, 125)
-    assert "error: the rendezvous endpoint cannot be reached: 10.77.0.1:29400 (Connection refused, for 1 s)" in b.err
+    assert (
+        "cpulaunch: error: the rendezvous endpoint cannot be reached: 10.77.0.1:29400 (Connection refused, for 1 s)"
+        in b.err
+    )
     assert "10.77.0.1:29500" in alone.err
     assert_nothing_left(network, b, alone)
 
@@ -63,7 +69,7 @@ def test_a_host_name_that_does_not_resolve_is_named(network):
     options = ["--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", "no-such-host.invalid:29400"]
     b = network.cpulaunch("b", *options, "--rdzv-conf", "join_timeout=1", *SHOW)
     assert b.wait() == 125
-    assert "error: host name does not resolve: no-such-host.invalid (--rdzv-endpoint" in b.err
+    assert "cpulaunch: error: host name does not resolve: no-such-host.invalid (--rdzv-endpoint" in b.err
     assert_nothing_left(network, b)
 
 
@@ -81,7 +87,7 @@ def test_a_rendezvous_port_in_use_is_named_with_its_holder(network):
     eventually(lambda: holder.reports, "a listener")
     a = network.cpulaunch("a", "--nnodes", 2, "--node-rank", 0, *STATIC, *SHOW)
     assert a.wait() == 125
-    assert "error: cannot listen on the rendezvous port: 29500 (in use by " in a.err
+    assert "cpulaunch: error: cannot listen on the rendezvous port: 29500 (in use by " in a.err
     assert f"pid {holder.process.pid}" in a.err
     assert_nothing_left(network, a)
     assert marked(holder.mark)

@@ -97,7 +97,7 @@ def test_the_route_to_this_host_is_loopback(endpoint):
 def test_a_name_that_does_not_resolve_is_named_with_its_option():
     with pytest.raises(ProbeError) as error:
         route("no-such-host.invalid:29400")
-    assert str(error.value).startswith("error: host name does not resolve: no-such-host.invalid (--rdzv-endpoint; ")
+    assert str(error.value).startswith("host name does not resolve: no-such-host.invalid (--rdzv-endpoint; ")
 
 
 def test_the_wait_for_a_name_that_does_not_resolve_is_announced_once():
@@ -201,7 +201,7 @@ def test_the_agent_waits_for_whole_seconds(grace, timeout):
 def test_an_option_that_the_installed_torch_lacks_is_named_with_its_version(changes, option):
     with pytest.raises(UsageError) as error:
         supported_values(newer_values(config(job(**changes))), frozenset({"shutdown_timeout"}), version="2.5.0")
-    assert str(error.value).startswith(f"error: the installed torch does not support an option: {option} (torch 2.5.0)")
+    assert str(error.value).startswith(f"the installed torch does not support an option: {option} (torch 2.5.0)")
 
 
 MESSAGES = {
@@ -281,7 +281,7 @@ def test_a_full_disk_is_one_error_and_leaves_no_directory(tmp_path):
     nothing_fits = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
     done = launched(tmp_path, nothing_fits, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:1")
     assert done.returncode == 125
-    assert done.stderr.startswith(f"error: cannot write the files of this run: {tmp_path}")
+    assert done.stderr.startswith(f"cpulaunch: error: cannot write the files of this run: {tmp_path}")
     assert done.stderr.count("\n") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
@@ -321,7 +321,7 @@ def test_a_program_that_can_no_longer_be_executed_is_one_error(tmp_path, name, m
         program.chmod(mode)
     done = become(tmp_path, [str(program)])
     assert done.returncode == code, done.stderr
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("cpulaunch: error: ")
     assert done.stderr.count("\n") == 2
 
 

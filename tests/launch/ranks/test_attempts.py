@@ -234,7 +234,7 @@ def test_a_taken_port_is_an_error_before_anything_starts(launch):
         port = server.getsockname()[1]
         job = launch.run(*TWO, "--master-port", str(port), "--log-dir", "logs", "seen.py")
     assert job.code == 125
-    assert job.err.splitlines()[-2].startswith("error: the master port is already in use by ")
+    assert job.err.splitlines()[-2].startswith("cpulaunch: error: the master port is already in use by ")
     assert job.err.splitlines()[-2].endswith(f": {port} (--master-port)")
     assert not job.seen
     assert not job.files

@@ -87,7 +87,7 @@ def test_a_log_directory_that_is_a_file_is_an_error(launch):
     (launch.folder / "taken").write_text("")
     job = launch.run(*TWO, "--log-dir", "taken", "seen.py")
     assert job.code == 125
-    assert job.err.splitlines()[-2] == "error: log cannot be written: taken (File exists)"
+    assert job.err.splitlines()[-2] == "cpulaunch: error: log cannot be written: taken (File exists)"
     assert not job.seen
 
 

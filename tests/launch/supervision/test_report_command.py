@@ -85,14 +85,14 @@ def test_settings_without_a_plugin_are_a_warning(cpulaunch):
 def test_settings_without_a_plugin_fail_a_strict_run(cpulaunch, tmp_path):
     result = cpulaunch("--strict", "--report", "r.json", "--precision", "tf32", "job.py")
     assert result.returncode == 125
-    assert f"error: {ABSENT} (--strict)" in result.stderr
+    assert f"cpulaunch: error: {ABSENT} (--strict)" in result.stderr
     assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 125
 
 
 def test_a_strict_run_notices_the_absence_without_a_report(cpulaunch):
     result = cpulaunch("--strict", "--precision", "tf32", "--no-python", sys.executable, "job.py")
     assert result.returncode == 125
-    assert f"error: {ABSENT} (--strict)" in result.stderr
+    assert f"cpulaunch: error: {ABSENT} (--strict)" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_report_that_cannot_be_written_starts_nothing(cpulaunch, tmp_path, pat
     result = cpulaunch("--report", path, "job.py")
     assert result.returncode == 125
     lines = result.stderr.splitlines()
-    assert lines[-2].startswith(f"error: the report cannot be written: {path} ({reason}")
+    assert lines[-2].startswith(f"cpulaunch: error: the report cannot be written: {path} ({reason}")
     assert lines[-1].startswith("hint: --report needs")
     assert not (tmp_path / "started").exists()
 
@@ -113,7 +113,7 @@ def test_a_report_that_cannot_be_written_starts_nothing(cpulaunch, tmp_path, pat
 def test_a_report_lost_at_the_end_is_a_failure(cpulaunch, tmp_path, status, code):
     result = cpulaunch("--report", "/dev/full", "job.py", status)
     assert result.returncode == code
-    assert "error: the report cannot be written: /dev/full (No space left on device)" in result.stderr
+    assert "cpulaunch: error: the report cannot be written: /dev/full (No space left on device)" in result.stderr
 
 
 @pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write everywhere")

@@ -1,0 +1,38 @@
+"""Messages on stderr: one prefix, and colours on a terminal only."""
+
+import os
+import pty
+
+import pytest
+
+from cpulaunch.cli import terminal
+
+
+def printed_to_terminal(text, environ, monkeypatch):
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        terminal.notify(text, environ)
+        return os.read(reader, 1000).decode().rstrip("\r\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("error: no such file", "cpulaunch: \x1b[1;31merror:\x1b[0m no such file"),
+        ("warning: slow", "cpulaunch: \x1b[33mwarning:\x1b[0m slow"),
+        ("report: error: r.json", "cpulaunch: report: error: r.json"),
+    ],
+)
+def test_a_leading_error_or_warning_is_coloured_on_a_terminal(text, expected, monkeypatch):
+    assert printed_to_terminal(text, {}, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_the_user_can_switch_colours_off(environ, monkeypatch):
+    assert printed_to_terminal("error: no", environ, monkeypatch) == "cpulaunch: error: no"
+
+
+def test_a_pipe_gets_no_colours(capfd):
+    terminal.notify("error: no such file", {})
+    assert capfd.readouterr().err == "cpulaunch: error: no such file\n"
