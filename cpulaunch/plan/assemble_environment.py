@@ -1,119 +1,130 @@
-"""The workers' environment: all variable requests, resolved against what the user set."""
+"""The workers' environment: the variable requests of all decisions, resolved against what the user set."""
 
-from cpulaunch.plan.placement.instances import Placement
+from __future__ import annotations
+
+from cpulaunch.plan.placement.instances import HostWorkers, Placement
 from cpulaunch.plan.placement.loaders import Loaders
+from cpulaunch.plan.placement.memory import Memory
 from cpulaunch.plan.placement.pool import Pool
-from cpulaunch.plan.plugin.checks import TorchChoices
-from cpulaunch.plan.plugin.settings import WorkerResources, compile_cache, plugin_variables, torch_settings
+from cpulaunch.plan.plugin.checks import Collectives, TorchChoices
+from cpulaunch.plan.plugin.settings import compile_cache, plugin_variables, torch_settings
 from cpulaunch.plan.variables.allocator import allocator_variables, compile_threads, huge_page_warnings
-from cpulaunch.plan.variables.openmp import hazards, pinning, waiting
+from cpulaunch.plan.variables.openmp import affinity_variables, hazard_warnings, wait_variables
 from cpulaunch.plan.variables.preloads import Preloads
-from cpulaunch.plan.variables.resolve import Environment, VariableRequest, resolve
-from cpulaunch.plan.variables.thread_variables import Compute
+from cpulaunch.plan.variables.resolve import Environment, resolve
+from cpulaunch.plan.variables.thread_variables import ThreadPlan
 from cpulaunch.records.host import Host
-from cpulaunch.records.plan import Note
-from cpulaunch.records.record import record
+from cpulaunch.records.plan import Note, VariableRequest, WorkerPlan
+from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest
 from cpulaunch.records.torch_settings import OWN_VARIABLES
 
-PLACES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
-"""Variables that tell a rank its place: one that is inherited is another job's."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LOCAL_RANK_VARIABLES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
+"""oneCCL's variables for a rank's position on its host: inherited ones describe another job."""
 
 
-@record(kw_only=False)
+@record
 class Decisions:
-    """What has been decided before the environment is made."""
+    """What the planner decides before the environment.
+
+    `bound`: workers are confined to their CPUs. `owned`: those CPUs are theirs alone, and no quota limits them.
+    """
 
     pool: Pool
-    placement: Placement
-    compute: Compute
-    preloads: Preloads
-    loaders: Loaders
-    choices: TorchChoices
+    workers: HostWorkers
     bound: bool
-    variable_requests: tuple[VariableRequest, ...]
+    owned: bool
+    loaders: Loaders
+    collectives: Collectives
+    threads: ThreadPlan
+    memory: Memory
+    preloads: Preloads
+
+    @property
+    def placement(self) -> Placement:
+        """The CPUs that each worker computes on."""
+        return self.collectives.placement
+
+    @property
+    def choices(self) -> TorchChoices:
+        """The settings inside torch."""
+        return self.collectives.choices
 
 
-@record(kw_only=False)
-class Tuned:
-    """The environment, and what to warn of."""
-
-    environment: Environment
-    warnings: tuple[str, ...]
-
-
-def tune(host: Host, request: LaunchRequest, made: Decisions) -> Tuned:
-    """The environment of the workers and the warnings it gives rise to."""
-    preloads, compute = made.preloads, made.compute
-    wait = waiting(request, preloads.runtime, shared_because(made))
-    pins = pinning(
+def assemble_environment(
+    host: Host, request: LaunchRequest, decisions: Decisions, workers: Sequence[WorkerPlan]
+) -> Environment:
+    """The changes to the environment of all workers of this host, with their notes and warnings."""
+    preloads, threads, choices = decisions.preloads, decisions.threads, decisions.choices
+    waiting = wait_variables(request, preloads.runtime, _shared_cpus_reason(decisions))
+    affinity = affinity_variables(
         request,
         preloads.runtime,
-        made.placement.workers,
-        bound=made.bound and made.pool.pinned and made.placement.exclusive,
-        guarded=made.choices.plugin_missing_reason is None,
+        decisions.placement.workers,
+        owned=decisions.owned,
+        plugin=choices.plugin_missing_reason is None,
     )
-    variable_requests = (
-        *compute.variable_requests,
-        VariableRequest(
-            name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks stay with their thread"
-        ),
-        *wait.variable_requests,
-        *pins.variable_requests,
+    requests = (
+        *threads.variable_requests,
+        _SCHEDULE,
+        *waiting.variable_requests,
+        *affinity.variable_requests,
         *allocator_variables(request, preloads.allocator),
-        compile_threads(host, compute.limits),
-        *compile_cache(host, request, compute.threads),
-        *made.variable_requests,
-        *_plugin(host, request, made),
+        compile_threads(host, threads.cpu_limits),
+        *compile_cache(host, request, threads.counts),
+        *decisions.workers.variable_requests,
+        *decisions.collectives.variable_requests,
+        *plugin_variables(
+            request,
+            torch_settings(
+                host, request, workers=workers, choices=choices, loaders=decisions.loaders, preloads=preloads
+            ),
+        ),
     )
-    resolved = resolve(request, variable_requests, replaced=compute.malformed.union(OWN_VARIABLES, PLACES))
-    return Tuned(
-        _with_preloads(resolved, preloads),
-        (
-            *wait.warnings,
-            *pins.warnings,
-            *hazards(host, request, compute.threads),
-            *made.choices.warnings,
+    environment = resolve(request, requests, replaced=threads.malformed.union(OWN_VARIABLES, LOCAL_RANK_VARIABLES))
+    return replace(
+        _with_preloads(environment, preloads),
+        warnings=(
+            *waiting.warnings,
+            *affinity.warnings,
+            *hazard_warnings(host, request, threads.counts),
+            *choices.warnings,
             *huge_page_warnings(host, request),
         ),
     )
 
 
-def _plugin(host: Host, request: LaunchRequest, made: Decisions) -> tuple[VariableRequest, ...]:
-    """The variable that tells every worker's torch what to do."""
-    seats = [
-        WorkerResources(threads, worker.cpus if made.bound else frozenset(), loader_cpus)
-        for threads, worker, loader_cpus in zip(
-            made.compute.threads, made.placement.workers, made.loaders.cpus, strict=True
-        )
-    ]
-    return plugin_variables(
-        request,
-        torch_settings(host, request, seats=seats, choices=made.choices, loaders=made.loaders, preloads=made.preloads),
-    )
+_SCHEDULE = VariableRequest(
+    name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks, the same ones for each thread"
+)
 
 
-def shared_because(made: Decisions) -> str | None:
-    """Why a worker's CPUs are not its own; None if they are."""
-    if made.pool.quota_threads is not None or not made.pool.pinned:
+def _shared_cpus_reason(decisions: Decisions) -> str | None:
+    """Why threads of a worker compete for its CPUs with others; None if they do not."""
+    threads = decisions.threads
+    if decisions.pool.quota_threads is not None or not decisions.pool.pinned:
         return "a CPU quota is in force"
-    if not made.placement.exclusive:
+    if not decisions.placement.exclusive:
         return "workers share cores"
-    if any(count > limit for count, limit in zip(made.compute.threads, made.compute.limits, strict=True)):
+    if any(count > limit for count, limit in zip(threads.counts, threads.cpu_limits, strict=True)):
         return "there are more threads than CPUs"
-    if len(made.placement.workers) > 1 and not made.bound:
+    if len(decisions.placement.workers) > 1 and not decisions.bound:
         return "the workers are not bound to CPUs of their own"
     return None
 
 
 def _with_preloads(environment: Environment, preloads: Preloads) -> Environment:
-    """The environment with the preload list, which holds the user's own too."""
+    """The environment with the preload list, which includes the user's own."""
     if preloads.ld_preload is None:
         return environment
     value, name = preloads.ld_preload, "LD_PRELOAD"
     note = Note(setting=name, value=value, origin=preloads.origin, reason=preloads.reason)
-    return Environment(
+    return replace(
+        environment,
         changes=(*(change for change in environment.changes if change[0] != name), (name, value)),
-        per_worker=environment.per_worker,
         notes=(*(entry for entry in environment.notes if entry.setting != name), note),
     )

@@ -53,16 +53,12 @@ def binder_note(host: Host, request: LaunchRequest) -> Note:
     return Note(setting="binder", value=binder, origin=request.origin("binder"), reason=reason)
 
 
-def notice_notes(request: LaunchRequest) -> tuple[Note, ...]:
-    """What of torchrun's variables does not count for instances."""
-    if request.distributed:  # There the flag's own note says what it wins over.
-        return ()
-    return tuple(Note(setting="distributed", value="off", origin="cli", reason=each) for each in request.notices)
+def setting_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tuple[Note, ...]:
+    """A note for each setting that is not at its default and has no note of its own.
 
-
-def asked_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tuple[Note, ...]:
-    """A note on each other setting that somebody chose. `not_applied`: why those that are not applied are not."""
-    return tuple(
+    `not_applied`: the reasons of settings that are not applied.
+    """
+    chosen = tuple(
         Note(
             setting=name,
             value=_text(spec, spec.default if name in not_applied else getattr(request.settings, name)),
@@ -72,6 +68,10 @@ def asked_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tuple
         for name, spec in setting_specs().items()
         if name in request.origins and (name not in _EXPLAINED or _idle(request, name))
     )
+    if request.distributed:  # There the note on the flag says which of torchrun's variables it overrides.
+        return chosen
+    ignored = (Note(setting="distributed", value="off", origin="cli", reason=each) for each in request.notices)
+    return (*ignored, *chosen)
 
 
 def _idle(request: LaunchRequest, name: str) -> bool:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.assemble_environment import Decisions, tune
+from cpulaunch.plan.assemble_environment import Decisions, assemble_environment
 from cpulaunch.plan.command import bound_argv, program_argv, rank_argv
-from cpulaunch.plan.notes import asked_notes, binder_note, instances_note, notice_notes
-from cpulaunch.plan.placement.instances import Placement, WorkerCpus, place
+from cpulaunch.plan.notes import binder_note, instances_note, setting_notes
+from cpulaunch.plan.placement.instances import HostWorkers, place
 from cpulaunch.plan.placement.loaders import plan_loaders
-from cpulaunch.plan.placement.memory import Memory, check_binder, place_memory
+from cpulaunch.plan.placement.memory import check_binder, place_memory
 from cpulaunch.plan.placement.pool import Pool, select_pool
 from cpulaunch.plan.placement.quota import place_unpinned
 from cpulaunch.plan.placement.threads import default_threads
-from cpulaunch.plan.plugin.checks import TorchChoices, choose_torch_settings
+from cpulaunch.plan.plugin.checks import Collectives, TorchChoices, choose_torch_settings
 from cpulaunch.plan.plugin.settings import check_reserved_variables, graph_notes
 from cpulaunch.plan.variables.preloads import Trials, choose_preloads, preload_candidates
 from cpulaunch.plan.variables.resolve import Environment
-from cpulaunch.plan.variables.thread_variables import decide_compute
+from cpulaunch.plan.variables.thread_variables import plan_threads
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
-from cpulaunch.records.plan import LaunchOptions, LaunchPlan, Mode, WorkerPlan
-from cpulaunch.records.record import record
+from cpulaunch.records.plan import LaunchOptions, LaunchPlan, Mode, Note, WorkerPlan
+from cpulaunch.records.record import replace
 from cpulaunch.records.request import LaunchRequest
 from cpulaunch.records.settings import COLLECTIVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from cpulaunch.plan.plugin.collectives import Collectives
     from cpulaunch.plan.plugin.timings import CollectiveMeasurement
-    from cpulaunch.plan.ranks.job_ranks import Ranks
 
 __all__ = ["make_plan", "preload_candidates"]
 
@@ -49,122 +45,81 @@ def make_plan(
     collectives took here, for --dist-backend auto; None: not measured.
     Raises: UsageError if the request cannot be met on this host.
     """
-    check_binder(request)
-    check_reserved_variables(request)
-    pool = select_pool(host, request)
-    bound = host.can_bind and request.settings.binder != "none"
-    ranks = _ranks(host, request, pool)
-    whole = _placed(host, request, pool) if ranks is None else ranks.placement
-    started = _started(request, len(whole.workers)) if ranks is None else ranks.local_ranks
-    if request.scheduled_rank is None:
-        _check_indexes(request.settings.show, frozenset(started), "--show")
-    choices = choose_torch_settings(host, request)
-    loaders = plan_loaders(host, request, pool, whole, bound=bound, plugin_missing_reason=choices.plugin_missing_reason)
-    collectives = _collectives(host, request, (pool, loaders.placement, bound, ranks), choices, measurement)
-    placement, choices = (
-        (loaders.placement, choices) if collectives is None else (collectives.placement, collectives.choices)
-    )
-    compute = decide_compute(request, default_threads(pool, placement, request, loaders=loaders.shared))
-    memory = place_memory(host, request, whole.workers)
-    preloads = choose_preloads(host, request, trials)
-    variable_requests = (
-        *(() if ranks is None else ranks.variable_requests),
-        *(() if collectives is None else collectives.variable_requests),
-    )
-    tuned = tune(
-        host, request, Decisions(pool, placement, compute, preloads, loaders, choices, bound, variable_requests)
-    )
-    options = _launch_options(request, choices, ranks)
-    communicating = () if collectives is None else collectives.cpus
-    seats = _Seats(placement.workers, compute.threads, loaders.cpus, communicating, memory, bound, ranks)
+    decisions = _decide(host, request, trials, measurement)
+    launch = _launch_options(request, decisions)
+    workers = _workers(request, decisions, supervised=launch.supervised)
+    environment = assemble_environment(host, request, decisions, workers)
     return LaunchPlan(
         mode=_mode(request),
         profile=request.profile,
-        world_size=len(placement.workers) if ranks is None else ranks.world_size,
-        workers=_workers(request, started, seats, tuned.environment, supervised=options.supervised),
-        notes=(
-            *(instances_note(request, placement), *(() if ranks is None else ranks.notes)),
-            *(*pool.notes, *memory.notes, binder_note(host, request)),
-            *(*preloads.notes, *notice_notes(request), *asked_notes(request, choices.not_applied)),
-            *(*loaders.notes, *(() if collectives is None else collectives.notes)),
-            *(*graph_notes(host, choices, len(whole.workers)), *tuned.environment.notes),
-        ),
-        warnings=_once(
-            *(request.warnings, () if ranks is None else ranks.warnings),
-            *(_binding_warnings(host, request), pool.warnings, placement.warnings, compute.warnings),
-            *(
-                memory.warnings,
-                preloads.warnings,
-                loaders.warnings,
-                () if collectives is None else collectives.warnings,
-            ),
-            tuned.warnings,
-        ),
-        launch=options,
-        job=None if ranks is None else ranks.job,
-        unmeasured=collectives is not None and collectives.unmeasured,
+        world_size=decisions.workers.world_size,
+        workers=tuple(_complete(workers[index], index, decisions, environment) for index in decisions.workers.started),
+        notes=_notes(host, request, decisions, environment),
+        warnings=_warnings(host, request, decisions, environment),
+        launch=launch,
+        job=decisions.workers.job,
+        unmeasured=decisions.collectives.unmeasured,
     )
 
 
-def _ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks | None:
-    if not request.distributed:
-        return None
+def _decide(
+    host: Host, request: LaunchRequest, trials: Trials | None, measurement: CollectiveMeasurement | None
+) -> Decisions:
+    check_binder(request)
+    check_reserved_variables(request)
+    pool = select_pool(host, request)
+    workers = _ranks(host, request, pool) if request.distributed else _instances(host, request, pool)
+    if request.scheduled_rank is None:
+        _check_indexes(request.settings.show, workers.started, "--show")
+    bound = host.can_bind and request.settings.binder != "none"
+    owned = bound and pool.pinned and workers.placement.exclusive
+    choices = choose_torch_settings(host, request)
+    loaders = plan_loaders(
+        host, request, pool, workers.placement, owned=owned, plugin_missing_reason=choices.plugin_missing_reason
+    )
+    collectives = _collectives(
+        host, request, replace(workers, placement=loaders.placement), choices, owned=owned, measurement=measurement
+    )
+    defaults = default_threads(pool, collectives.placement, request, loaders=loaders.sharing)
+    return Decisions(
+        pool=pool,
+        workers=workers,
+        bound=bound,
+        owned=owned,
+        loaders=loaders,
+        collectives=collectives,
+        threads=plan_threads(request, defaults),
+        memory=place_memory(host, request, workers.placement.workers),
+        preloads=choose_preloads(host, request, trials),
+    )
+
+
+def _ranks(host: Host, request: LaunchRequest, pool: Pool) -> HostWorkers:
     from cpulaunch.plan.ranks.job_ranks import plan_ranks
 
     return plan_ranks(host, request, pool)
 
 
-def _collectives(
-    host: Host,
-    request: LaunchRequest,
-    seats: tuple[Pool, Placement, bool, Ranks | None],
-    choices: TorchChoices,
-    measurement: CollectiveMeasurement | None,
-) -> Collectives | None:
-    if not any(name in request.origins for name in COLLECTIVE):
-        return None
-    from cpulaunch.plan.plugin.collectives import PlacedWorkers, plan_collectives
-
-    return plan_collectives(host, request, PlacedWorkers(*seats), choices=choices, measurement=measurement)
-
-
-def _placed(host: Host, request: LaunchRequest, pool: Pool) -> Placement:
-    return place(pool, request.settings) if pool.pinned else place_unpinned(host, pool, request.settings)
-
-
-@record(kw_only=False)
-class _Seats:
-    """What every worker gets, by index; `ccl_cpus` empty: oneCCL has no threads."""
-
-    workers: tuple[WorkerCpus, ...]
-    threads: tuple[int, ...]
-    loader_cpus: tuple[frozenset[int], ...]
-    ccl_cpus: tuple[frozenset[int], ...]
-    memory: Memory
-    bound: bool
-    ranks: Ranks | None
-
-
-def _mode(request: LaunchRequest) -> Mode:
+def _instances(host: Host, request: LaunchRequest, pool: Pool) -> HostWorkers:
+    """The workers of a launch that is no job. Raises: UsageError if --instance-index names one that does not exist."""
     settings = request.settings
-    if request.distributed:
-        return "ranks"
-    return "single" if settings.instances is None and settings.cores_per_instance is None else "instances"
+    placement = place(pool, settings) if pool.pinned else place_unpinned(host, pool, settings)
+    instances, chosen = len(placement.workers), settings.instance_index
+    _check_indexes(chosen, range(instances), "--instance-index")
+    return HostWorkers(
+        placement=placement,
+        started=tuple(range(instances) if chosen is None else sorted(chosen)),
+        world_size=instances,
+        global_ranks=(None,) * instances,
+        gpus=(None,) * instances,
+        variables=((),) * instances,
+        grace_seconds=settings.grace,
+        show=settings.show,
+    )
 
 
-def _once(*groups: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(warning for group in groups for warning in group))
-
-
-def _started(request: LaunchRequest, count: int) -> tuple[int, ...]:
-    """The indexes of the workers to start. Raises: UsageError if one is asked for that the plan has not."""
-    chosen = request.settings.instance_index
-    _check_indexes(chosen, frozenset(range(count)), "--instance-index")
-    return tuple(range(count)) if chosen is None else tuple(sorted(chosen))
-
-
-def _check_indexes(asked: frozenset[int] | None, present: frozenset[int], flag: str) -> None:
-    absent = (asked or frozenset()) - present
+def _check_indexes(requested: frozenset[int] | None, present: tuple[int, ...] | range, flag: str) -> None:
+    absent = (requested or frozenset()).difference(present)
     if absent:
         raise UsageError(
             "no such worker",
@@ -174,61 +129,113 @@ def _check_indexes(asked: frozenset[int] | None, present: frozenset[int], flag: 
         )
 
 
-def _launch_options(request: LaunchRequest, choices: TorchChoices, ranks: Ranks | None) -> LaunchOptions:
+def _collectives(
+    host: Host,
+    request: LaunchRequest,
+    workers: HostWorkers,
+    choices: TorchChoices,
+    *,
+    owned: bool,
+    measurement: CollectiveMeasurement | None,
+) -> Collectives:
+    if not any(name in request.origins for name in COLLECTIVE):
+        return Collectives(placement=workers.placement, choices=choices)
+    from cpulaunch.plan.plugin.collectives import plan_collectives
+
+    return plan_collectives(host, request, workers, choices, owned=owned, measurement=measurement)
+
+
+def _mode(request: LaunchRequest) -> Mode:
+    settings = request.settings
+    if request.distributed:
+        return "ranks"
+    return "single" if settings.instances is None and settings.cores_per_instance is None else "instances"
+
+
+def _launch_options(request: LaunchRequest, decisions: Decisions) -> LaunchOptions:
     settings = request.settings
     return LaunchOptions(
         binder=settings.binder,
-        grace_seconds=settings.grace if ranks is None else ranks.grace_seconds,
+        grace_seconds=decisions.workers.grace_seconds,
         log_dir=settings.log_dir,
-        show=settings.show if ranks is None else ranks.show,
+        show=decisions.workers.show,
         buffered=settings.buffered,
         strict=settings.strict,
         report=settings.report,
         metric=settings.metric,
         start_barrier=settings.start_barrier,
-        plugin=choices.plugin,
+        plugin=decisions.choices.plugin,
     )
 
 
-def _workers(
-    request: LaunchRequest, started: tuple[int, ...], seats: _Seats, environment: Environment, *, supervised: bool
-) -> tuple[WorkerPlan, ...]:
-    replaces_launcher = len(seats.workers) == 1 and not supervised and seats.ranks is None
+def _workers(request: LaunchRequest, decisions: Decisions, *, supervised: bool) -> tuple[WorkerPlan, ...]:
+    """All workers of this host, also those that are not to be started here, still without their environment."""
+    count = len(decisions.placement.workers)
+    replaces_launcher = count == 1 and not supervised and decisions.workers.job is None
     unbuffered = not (replaces_launcher or request.settings.buffered)
     argv = program_argv(request.program, unbuffered=unbuffered, run_path=request.settings.run_path)
-    return tuple(_worker(request, index, seats, environment, argv=argv) for index in started)
+    return tuple(_worker(request, decisions, index, argv) for index in range(count))
 
 
-def _worker(
-    request: LaunchRequest, index: int, seats: _Seats, environment: Environment, *, argv: tuple[str, ...]
-) -> WorkerPlan:
-    cpus = seats.workers[index].cpus if seats.bound else frozenset()
-    nodes = seats.memory.nodes[index] if seats.bound else frozenset()
-    policy = seats.memory.policies[index]
-    ranks = seats.ranks
-    if ranks is not None:
-        argv = rank_argv(argv, index)
+def _worker(request: LaunchRequest, decisions: Decisions, index: int, argv: tuple[str, ...]) -> WorkerPlan:
+    is_rank = decisions.workers.job is not None
+    cpus = decisions.placement.workers[index].cpus if decisions.bound else frozenset()
+    nodes = decisions.memory.nodes[index] if decisions.bound else frozenset()
+    policy = decisions.memory.policies[index]
+    argv = rank_argv(argv, index) if is_rank else argv
     return WorkerPlan(
         index=index if request.scheduled_rank is None else request.scheduled_rank.rank,
         cpus=cpus,
-        loader_cpus=seats.loader_cpus[index],
-        ccl_cpus=seats.ccl_cpus[index] if seats.ccl_cpus else frozenset(),
+        loader_cpus=decisions.loaders.cpus[index],
+        ccl_cpus=decisions.collectives.cpus[index] if decisions.collectives.cpus else frozenset(),
         numa_nodes=nodes,
         mempolicy=policy,
-        threads=seats.threads[index],
-        env=(
-            *((name, values[index]) for name, values in environment.per_worker),
-            *environment.changes,
-            *(() if ranks is None else ranks.variables[index]),
-        ),
+        threads=decisions.threads.counts[index],
+        env=(),
         argv=bound_argv(argv, binder=request.settings.binder, cpus=cpus, mempolicy=policy, nodes=nodes),
-        rank=None if ranks is None else ranks.global_ranks[index],
-        local_rank=None if ranks is None else index,
-        gpu=None if ranks is None else ranks.gpus[index],
+        rank=decisions.workers.global_ranks[index],
+        local_rank=index if is_rank else None,
+        gpu=decisions.workers.gpus[index],
     )
 
 
-def _binding_warnings(host: Host, request: LaunchRequest) -> tuple[str, ...]:
-    if host.can_bind or request.settings.binder == "none":
-        return ()
-    return ("binding is not supported on this operating system: threads are limited, CPUs are not chosen",)
+def _complete(worker: WorkerPlan, index: int, decisions: Decisions, environment: Environment) -> WorkerPlan:
+    return replace(worker, env=(*environment.of_worker(index), *decisions.workers.variables[index]))
+
+
+def _notes(host: Host, request: LaunchRequest, decisions: Decisions, environment: Environment) -> tuple[Note, ...]:
+    return (
+        instances_note(request, decisions.placement),
+        *decisions.workers.notes,
+        *decisions.pool.notes,
+        *decisions.memory.notes,
+        binder_note(host, request),
+        *decisions.preloads.notes,
+        *setting_notes(request, decisions.choices.not_applied),
+        *decisions.loaders.notes,
+        *decisions.collectives.notes,
+        *graph_notes(host, decisions.choices, len(decisions.placement.workers)),
+        *environment.notes,
+    )
+
+
+def _warnings(host: Host, request: LaunchRequest, decisions: Decisions, environment: Environment) -> tuple[str, ...]:
+    """All warnings, each once."""
+    unbound = not host.can_bind and request.settings.binder != "none"
+    warnings = (
+        *request.warnings,
+        *decisions.workers.warnings,
+        *((_CANNOT_BIND,) if unbound else ()),
+        *decisions.pool.warnings,
+        *decisions.placement.warnings,
+        *decisions.threads.warnings,
+        *decisions.memory.warnings,
+        *decisions.preloads.warnings,
+        *decisions.loaders.warnings,
+        *decisions.collectives.warnings,
+        *environment.warnings,
+    )
+    return tuple(dict.fromkeys(warnings))
+
+
+_CANNOT_BIND = "this operating system does not support binding: cpulaunch limits threads, but does not choose CPUs"

@@ -55,6 +55,21 @@ class Note:
 
 
 @record
+class VariableRequest:
+    """A value that a setting requests for an environment variable; None unsets it.
+
+    `per_worker`: one value for each worker instead, in order. `shown`: what a note shows for an unreadable value.
+    """
+
+    name: str
+    value: str | None
+    origin: Origin
+    reason: str
+    per_worker: tuple[str, ...] = ()
+    shown: str | None = None
+
+
+@record
 class PreloadCandidate:
     """A library the planner would preload, if a trial start of the worker's interpreter with it succeeds."""
 

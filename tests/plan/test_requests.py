@@ -20,15 +20,15 @@ HBM = memory(TWO, 2, GIB)
         (offline(SMALL, "3"), "--cpus 2-3", ["offline: 3", "0-2"]),
         (cpuset(SMALL, "0-1"), "--cpus 1-2", ["outside the budget: 2", "0-1", "cpuset"]),
         (TWO, "--numa-nodes 7", ["does not exist: 7", "0-1"]),
-        (HBM, "--numa-nodes 2", ["without CPUs: 2", "0-1"]),
+        (HBM, "--numa-nodes 2", ["has no CPUs: 2", "0-1"]),
         (cpuset(TWO, "0-3"), "--numa-nodes 1", ["outside the budget: 1", "cpuset"]),
         (TWO, "--numa-nodes 1 --cpus 0-3", ["CPUs 0-3, NUMA nodes 1"]),
-        (SMALL, "--instances 5", ["5 instances on 4", "all online CPUs", "--oversubscribe"]),
-        (SMALL, "--cpus 1-2 --instances 3", ["3 instances on 2 (CPUs 1-2: --cpus)"]),
-        (SMALL, "--instances 2 --cores-per-instance 3", ["2 instances of 3 cores are 6", "4"]),
+        (SMALL, "--instances 5", ["5 instances need 5 cores: 4 are available", "all online CPUs", "--oversubscribe"]),
+        (SMALL, "--cpus 1-2 --instances 3", ["3 instances need 3 cores: 2 are available (CPUs 1-2: --cpus)"]),
+        (SMALL, "--instances 2 --cores-per-instance 3", ["2 instances of 3 cores need 6 cores: 4 are available"]),
         (SMALL, "--cores-per-instance 5", ["5 cores per instance, the pool has 4"]),
         (SMALL, "--cores-per-instance 5 --oversubscribe", ["5 cores per instance"]),
-        (quota(SMALL, 2.0), "--cores-per-instance 3", ["3 cores per instance, the CPU quota pays for 2"]),
+        (quota(SMALL, 2.0), "--cores-per-instance 3", ["3 cores per instance, the CPU quota allows 2"]),
         (SMALL, "--instances 2 --reserve 2", ["2 of 2 cores reserved", "--reserve 1"]),
         (SMALL, "--instances 2 --instance-index 0,2", ["no such worker: 2", "--instance-index", "0-1"]),
         (SMALL, "--instance-index 1", ["no such worker: 1"]),
@@ -96,7 +96,7 @@ def test_where_binding_is_impossible_threads_are_planned_and_a_warning_says_so()
     assert [(worker.cpus, worker.mempolicy, worker.threads) for worker in made.workers] == [
         (frozenset(), "none", 2)
     ] * 2
-    assert any("not supported" in text for text in made.warnings)
+    assert any("does not support binding" in text for text in made.warnings)
     assert not plan(host, "--binder none").warnings
 
 

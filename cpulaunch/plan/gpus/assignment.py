@@ -10,11 +10,11 @@ from cpulaunch.plan.gpus.placement import place_next_to_gpus, remote_warnings
 from cpulaunch.plan.gpus.visible_devices import Device, VisibleDevices, torch_build, visible_devices
 from cpulaunch.plan.placement.instances import Placement
 from cpulaunch.plan.placement.pool import Pool
-from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
+from cpulaunch.plan.variables.resolve import per_worker
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
-from cpulaunch.records.plan import Note
+from cpulaunch.records.plan import Note, VariableRequest
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
 

@@ -1,14 +1,16 @@
-"""Which cores each instance gets. The rules are those of "Placement" in the documentation of the design:
+"""Which cores each instance gets.
 
-an instance stays inside an L3, NUMA node and socket that it fits inside, sizes are equal up to one core, and only
-if that idles more than a quarter of the pool do instances cross, with a warning.
+An instance stays inside an L3 cache, NUMA node and socket that it fits inside, and instances differ by at most one
+core. Only where that would idle more than a quarter of the pool do instances cross NUMA nodes or caches, and a warning
+says so.
 """
 
 from __future__ import annotations
 
 from cpulaunch.plan.placement.pool import Core, Pool
-from cpulaunch.plan.placement.regions import Region, by_l3, by_node, capacity, deal, outermost, region_of
+from cpulaunch.plan.placement.regions import Region, by_l3, by_node, capacity, deal, groups, outermost, region_of
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.plan import JobPlan, Note, VariableRequest
 from cpulaunch.records.record import record
 from cpulaunch.records.settings import Settings
 
@@ -17,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 TOLERATED_IDLE = 4
-"""One part in this many of the pool may idle before instances cross NUMA nodes or L3s."""
+"""One part in this many of the pool may idle before instances cross NUMA nodes or L3 caches."""
 
 
 @record(kw_only=False)
 class WorkerCpus:
-    """The place of one worker: its cores, the CPUs it may run on, and how many of them it may fill at a time."""
+    """The cores of one worker, the CPUs it may run on, and how many of these may be busy at a time."""
 
     cores: tuple[Core, ...]
     cpus: frozenset[int]
@@ -30,7 +32,7 @@ class WorkerCpus:
 
     @property
     def numa_nodes(self) -> frozenset[int]:
-        """The NUMA nodes of its cores."""
+        """The NUMA nodes of the worker's cores."""
         return frozenset(core.numa_node for core in self.cores)
 
 
@@ -44,9 +46,34 @@ class Placement:
     warnings: tuple[str, ...] = ()
 
 
+@record
+class HostWorkers:
+    """The workers of this host, in order: instances, or the ranks of a job by local rank. `started`: those to start.
+
+    Ranks have numbers in the job (`global_ranks`: None where the hosts must meet first), GPUs, and `variables` that
+    identify each of them. `job`: None for instances.
+    """
+
+    placement: Placement
+    started: tuple[int, ...]
+    world_size: int
+    global_ranks: tuple[int | None, ...]
+    gpus: tuple[int | None, ...]
+    variables: tuple[tuple[tuple[str, str | None], ...], ...]
+    grace_seconds: float
+    show: frozenset[int] | None
+    job: JobPlan | None = None
+    variable_requests: tuple[VariableRequest, ...] = ()
+    notes: tuple[Note, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 @record(kw_only=False)
 class _Rule:
-    """What instances may not cross, how large they may be, and what they may cross although they fit inside it."""
+    """The regions that no instance crosses and the largest size allowed.
+
+    `crosses`: what instances then cross although they fit inside it; None if nothing.
+    """
 
     region: Region
     largest: int
@@ -55,9 +82,9 @@ class _Rule:
 
 def worker_cpus(cores: Iterable[Core]) -> WorkerCpus:
     """The CPUs of a worker that is pinned to these cores."""
-    kept = tuple(cores)
-    cpus = frozenset(cpu for core in kept for cpu in core.cpus)
-    return WorkerCpus(kept, cpus, len(cpus))
+    own = tuple(cores)
+    cpus = frozenset(cpu for core in own for cpu in core.cpus)
+    return WorkerCpus(own, cpus, len(cpus))
 
 
 def whole_cores(cores: Iterable[Core], cpu_limit: int) -> WorkerCpus:
@@ -73,7 +100,7 @@ def in_order(pool: Pool) -> tuple[Core, ...]:
 
 
 def place(pool: Pool, settings: Settings) -> Placement:
-    """The CPUs of all instances that the settings request, pinned to cores.
+    """The CPUs of all requested instances, pinned to cores.
 
     Raises: UsageError if they do not fit.
     """
@@ -82,108 +109,106 @@ def place(pool: Pool, settings: Settings) -> Placement:
         return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one worker over the whole pool")
     check_size(settings, f"the pool has {len(cores)}", len(cores))
     if settings.instances == "auto" and settings.cores_per_instance is None:
-        return _one_per_node(cores)
-    count = instance_count(settings, pool)
-    if settings.cores_per_instance is None:
-        return _divide(cores, count, settings)
-    return _fixed_size(cores, count, settings.cores_per_instance, settings)
+        return Placement(
+            workers=tuple(worker_cpus(node) for node in groups(cores, lambda core: core.numa_node)),
+            exclusive=True,
+            reason="one instance per NUMA node with CPUs in the pool",
+        )
+    instances = instance_count(settings, pool)
+    if settings.cores_per_instance is not None:
+        return _place_of_size(cores, settings.cores_per_instance, instances, settings)
+    if instances is None or instances > len(cores):  # More than there are cores: with --oversubscribe they share.
+        return _place_of_size(cores, 1, instances, settings)
+    return divide(cores, instances, spread=settings.strategy == "spread", uneven=True)
 
 
 def instance_count(settings: Settings, pool: Pool) -> int | None:
-    """How many instances were asked for; None: as many as fit. Raises: UsageError if there are too few cores."""
+    """The number of instances requested; None: as many as fit.
+
+    Raises: UsageError if the pool has too few cores for them.
+    """
     if settings.instances == "auto":
         return len({core.numa_node for core in pool.cores})
-    count, size = settings.instances, settings.cores_per_instance or 1
-    if count is None or settings.oversubscribe or count * size <= len(pool.cores):
-        return count
-    if settings.cores_per_instance is None:
-        what, value = "more instances than cores", f"{count} instances on {len(pool.cores)}"
-    else:
-        what = "more cores asked for than there are"
-        value = f"{count} instances of {size} cores are {count * size}, the pool has {len(pool.cores)}"
+    instances, size = settings.instances, settings.cores_per_instance or 1
+    if instances is None or settings.oversubscribe or instances * size <= len(pool.cores):
+        return instances
+    each = "" if settings.cores_per_instance is None else f" of {cores_text(size)}"
     raise UsageError(
-        what, value=value, source=pool.source, hint="fewer or smaller instances, or --oversubscribe to share cores"
+        f"{instances} instances{each} need {cores_text(instances * size)}",
+        value="1 is available" if len(pool.cores) == 1 else f"{len(pool.cores)} are available",
+        source=pool.source,
+        hint="request fewer or smaller instances, or let them share cores with --oversubscribe",
     )
 
 
-def check_size(settings: Settings, have: str, cores: int) -> None:
-    """Raises: UsageError if one instance alone is larger than `cores`, which `have` puts into words."""
+def cores_text(count: int) -> str:
+    """A number of cores with its noun."""
+    return f"{count} core{'s' * (count != 1)}"
+
+
+def check_size(settings: Settings, available: str, cores: int) -> None:
+    """Raises: UsageError if one instance needs more than `cores`; `available` says for the user how many there are."""
     size = settings.cores_per_instance
     if size is not None and size > cores:
         raise UsageError(
-            "an instance larger than what there is",
-            value=f"{size} cores per instance, {have}",
+            "an instance does not fit",
+            value=f"{cores_text(size)} per instance, {available}",
             source="--cores-per-instance",
             hint=f"--cores-per-instance {cores} or less",
         )
 
 
-def _one_per_node(cores: tuple[Core, ...]) -> Placement:
-    nodes: dict[int, list[Core]] = {}
-    for core in cores:
-        nodes.setdefault(core.numa_node, []).append(core)
+def divide(cores: tuple[Core, ...], count: int, *, spread: bool, uneven: bool, noun: str = "instances") -> Placement:
+    """The CPUs of `count` workers, as large as the first tolerable rule allows.
+
+    `cores` are in order of their NUMA nodes and at least `count`. `uneven`: the first workers of a region take its
+    left-over cores, one each.
+    """
+    strictest_idle = 0
+    for rule in _rules(cores):
+        size = _largest_size(rule, count, len(cores))
+        workers = _cut(rule.region, size, count, uneven=uneven, spread=spread)
+        idle = len(cores) - sum(len(worker.cores) for worker in workers)
+        strictest_idle = strictest_idle or idle
+        largest = not uneven and size == len(cores) // count
+        if largest or idle * TOLERATED_IDLE <= len(cores):
+            break
+    why = f"keeping each inside one would leave {strictest_idle} of {cores_text(len(cores))} idle"
     return Placement(
-        workers=tuple(worker_cpus(members) for members in nodes.values()),
+        workers=workers,
         exclusive=True,
-        reason="one instance per NUMA node with CPUs in the pool",
+        reason=_division_reason(count, idle, len(cores)),
+        warnings=_crossing(rule, noun, why),
     )
 
 
 def _rules(cores: tuple[Core, ...]) -> Iterator[_Rule]:
     """From the strictest to none: stay inside a NUMA node, cross its L3s, span NUMA nodes, cross them, cross all."""
     outer = outermost(cores)
-    whole = region_of(cores, (outer, by_node, by_l3))
+    nested = region_of(cores, (outer, by_node, by_l3))
     nodes = [core.numa_node for core in cores]
     largest = max(nodes.count(node) for node in set(nodes))
     beyond = "sockets" if largest == len(cores) else "NUMA nodes"
-    yield _Rule(whole, largest, None)
+    yield _Rule(nested, largest, None)
     yield _Rule(region_of(cores, (outer, by_node)), largest, "L3 caches")
-    yield _Rule(whole, len(cores), beyond)
+    yield _Rule(nested, len(cores), beyond)
     yield _Rule(region_of(cores, (outer,)), len(cores), beyond)
-    yield _Rule(Region(whole.cores), len(cores), "sockets")
-
-
-def _divide(cores: tuple[Core, ...], count: int | None, settings: Settings) -> Placement:
-    """`count` instances of equal size up to one core; more than there are cores share (--oversubscribe)."""
-    if count is None or count > len(cores):
-        return _fixed_size(cores, count, 1, settings)
-    return divide(cores, count, spread=settings.strategy == "spread", grow=True)
-
-
-def divide(cores: tuple[Core, ...], count: int, *, spread: bool, grow: bool, noun: str = "instances") -> Placement:
-    """`count` workers as large as the first tolerable rule allows; `grow`: the first take left-over cores, one each.
-
-    `cores` are in order of their NUMA nodes and at least `count`.
-    """
-    strictest_idle = 0
-    for rule in _rules(cores):
-        size = _largest_size(rule, count, len(cores))
-        workers = _cut(rule.region, size, count, grow=grow, spread=spread)
-        idle = len(cores) - sum(len(placed.cores) for placed in workers)
-        strictest_idle = strictest_idle or idle
-        largest = not grow and size == len(cores) // count
-        if largest or idle * TOLERATED_IDLE <= len(cores):
-            break
-    return Placement(
-        workers=workers,
-        exclusive=True,
-        reason=_division_reason(count, idle, len(cores)),
-        warnings=_crossing(rule, f"inside them {strictest_idle} of {len(cores)} cores would idle", noun),
-    )
+    yield _Rule(Region(nested.cores), len(cores), "sockets")
 
 
 def _largest_size(rule: _Rule, count: int, cores: int) -> int:
+    """The most cores per worker with which `count` workers fit under a rule, at least 1."""
     for size in range(min(rule.largest, cores // count), 1, -1):
         if capacity(rule.region, size) >= count:
             return size
     return 1
 
 
-def _cut(region: Region, size: int, count: int, *, grow: bool, spread: bool) -> tuple[WorkerCpus, ...]:
-    """The CPUs of `count` instances; with `grow` the first of a region take its left-over cores, one each."""
+def _cut(region: Region, size: int, count: int, *, uneven: bool, spread: bool) -> tuple[WorkerCpus, ...]:
+    """The CPUs of `count` workers cut out of a region; `uneven`: the first ones take left-over cores, one each."""
     workers: list[WorkerCpus] = []
     for part, share in deal(region, size, count, spread=spread):
-        extra = len(part.cores) - share * size if grow else 0
+        extra = len(part.cores) - share * size if uneven else 0
         start = 0
         for index in range(share):
             end = start + size + (1 if index < extra else 0)
@@ -192,37 +217,39 @@ def _cut(region: Region, size: int, count: int, *, grow: bool, spread: bool) -> 
     return tuple(workers)
 
 
-def _fixed_size(cores: tuple[Core, ...], count: int | None, size: int, settings: Settings) -> Placement:
-    """Instances of exactly `size` cores: `count`, or as many as fit; more than fit share (--oversubscribe)."""
+def _place_of_size(cores: tuple[Core, ...], size: int, count: int | None, settings: Settings) -> Placement:
+    """Instances of exactly `size` cores: `count`, or as many as fit; more than fit share cores (--oversubscribe)."""
     rule = _rule_for(cores, count, size)
-    room = capacity(rule.region, size)
-    wanted = room if count is None else count
-    workers = _cut(rule.region, size, min(wanted, room), grow=False, spread=settings.strategy == "spread")
+    fitting = capacity(rule.region, size)
+    instances = fitting if count is None else count
+    spread = settings.strategy == "spread"
+    workers = _cut(rule.region, size, min(instances, fitting), uneven=False, spread=spread)
     inside = capacity(next(_rules(cores)).region, size)
+    kept = f"only {inside} instance{'s' * (inside != 1)}" if inside else "no instance"
     return Placement(
-        workers=tuple(workers[index % len(workers)] for index in range(wanted)),
-        exclusive=wanted <= room,
-        reason=_division_reason(wanted, max(0, len(cores) - wanted * size), len(cores)),
-        warnings=_crossing(rule, f"{inside} of {size} cores fit inside them"),
+        workers=tuple(workers[index % len(workers)] for index in range(instances)),
+        exclusive=instances <= fitting,
+        reason=_division_reason(instances, max(0, len(cores) - instances * size), len(cores)),
+        warnings=_crossing(rule, "instances", f"otherwise {kept} of {cores_text(size)} would fit"),
     )
 
 
 def _rule_for(cores: tuple[Core, ...], count: int | None, size: int) -> _Rule:
-    """The strictest rule that places all instances, or without a count idles no more than is tolerable."""
+    """The strictest rule under which all instances fit; without a count, one that idles no more than is tolerable."""
     rules = tuple(_rules(cores))
     best = rules[0]
     for rule in rules:
-        room = capacity(rule.region, size)
-        if room > capacity(best.region, size):
+        fitting = capacity(rule.region, size)
+        if fitting > capacity(best.region, size):
             best = rule
-        if room >= count if count is not None else (len(cores) - room * size) * TOLERATED_IDLE <= len(cores):
+        if fitting >= count if count is not None else (len(cores) - fitting * size) * TOLERATED_IDLE <= len(cores):
             return best
     return best
 
 
-def _crossing(rule: _Rule, why: str, noun: str = "instances") -> tuple[str, ...]:
+def _crossing(rule: _Rule, noun: str, why: str) -> tuple[str, ...]:
     return () if rule.crosses is None else (f"{noun} cross {rule.crosses}: {why}",)
 
 
 def _division_reason(count: int, idle: int, cores: int) -> str:
-    return f"{count} on {cores} cores" + (f", {idle} idle" if idle else "")
+    return f"{count} on {cores_text(cores)}" + (f", {idle} idle" if idle else "")

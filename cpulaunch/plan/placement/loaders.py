@@ -1,4 +1,4 @@
-"""DataLoader workers: how many each instance gets, and which of its cores are theirs alone."""
+"""DataLoader workers: how many each instance gets, and which of its cores are reserved for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cpulaunch.plan.placement.regions import last_cores
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import Host, size_text
 from cpulaunch.records.plan import Note
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest
 
 TYPE_CHECKING = False
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
     from cpulaunch.plan.placement.pool import Pool
 
-FEWEST_CORES = 4
-"""Of an instance with fewer, a core for loading would be a third or more of its computing."""
-MOST_AUTO = 8
+MIN_CORES = 4
+"""An instance with fewer cores reserves none: one core would be a third or more of its compute."""
+MAX_AUTO = 8
 LOADER_BYTES = 300 << 20
-"""Memory to allow for one DataLoader worker: a Python with torch forked or started anew, and two batches ahead."""
-MEMORY_PART = 4
-"""Loader workers should fill at most one part in this many of the memory: the rest is the program's."""
+"""Memory to allow for one DataLoader worker: a Python with torch, forked or started anew, and two batches ahead."""
+MEMORY_DIVISOR = 4
+"""DataLoader workers should fill at most one part in this many of the memory: the rest is for the program."""
 
 
 @record
 class Loaders:
-    """DataLoader workers of each instance (None: the program's own number), and what they leave to compute on.
+    """DataLoader workers of each instance (None: as many as the program sets), and the CPUs left to compute on.
 
-    `cpus`: the CPUs set apart for them, by instance. `shared`: how many of an instance take from its CPU time, because
-    they have no cores of their own or a quota counts them too.
+    `cpus`: the CPUs reserved for them, by instance. `sharing`: how many of an instance's DataLoader workers take from
+    its compute time, because they have no cores of their own or because a quota counts them too.
     """
 
-    workers: int | None
+    dataloader_workers: int | None
     placement: Placement
     cpus: tuple[frozenset[int], ...]
-    shared: int = 0
+    sharing: int = 0
     notes: tuple[Note, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -48,44 +48,41 @@ def plan_loaders(
     pool: Pool,
     placement: Placement,
     *,
-    bound: bool,
+    owned: bool,
     plugin_missing_reason: str | None,
 ) -> Loaders:
-    """The DataLoader workers asked for. `bound`: the instances are confined to their CPUs.
+    """The DataLoader workers that the request asks for, and the cores reserved for them.
 
-    `plugin_missing_reason`: why no plugin will be there to start them; then they get no cores.
-    Instances whose cores are not theirs alone leave the loader workers time; one of few cores shares them all.
+    `owned`: the CPUs of an instance are its own. `plugin_missing_reason`: why there is no plugin to start DataLoader
+    workers (None: there is one); then no cores are reserved.
     """
-    asked = request.settings.dataloader_workers
-    owned = bound and pool.pinned and placement.exclusive
-    workers = None if plugin_missing_reason is not None else _auto(host, pool, placement) if asked == "auto" else asked
+    requested = request.settings.dataloader_workers
+    if requested is None:
+        return _without_loaders(placement)
+    if plugin_missing_reason is not None:
+        return _without_loaders(placement, _note(request, None, f"not applied: {plugin_missing_reason}"))
+    workers = _auto(host, pool, placement) if requested == "auto" else requested
     if workers is None:
-        reason = (
-            f"fewer than {FEWEST_CORES} cores, or little memory"
-            if plugin_missing_reason is None
-            else f"not applied: {plugin_missing_reason}"
-        )
-        notes = () if asked is None else (_note(request, None, reason),)
-        return Loaders(workers=None, placement=placement, cpus=(frozenset(),) * len(placement.workers), notes=notes)
-    divided = [_carve(each, workers) if owned else (each, frozenset[int]()) for each in placement.workers]
-    reason = _reason([cpus for _, cpus in divided]) if owned else _UNOWNED
+        why = f"an instance has fewer than {MIN_CORES} cores, or memory is short"
+        return _without_loaders(placement, _note(request, None, why))
+    divided = [_reserve(each, workers) if owned else (each, frozenset[int]()) for each in placement.workers]
+    reason = _reason([cpus for _, cpus in divided]) if owned else _NOT_OWNED
     return Loaders(
-        workers=workers,
-        placement=_with_workers(placement, tuple(compute for compute, _ in divided)),
+        dataloader_workers=workers,
+        placement=replace(placement, workers=tuple(compute for compute, _ in divided)),
         cpus=tuple(cpus for _, cpus in divided),
-        shared=0 if owned and pool.quota_threads is None else workers,
+        sharing=0 if owned and pool.quota_threads is None else workers,
         notes=(_note(request, workers, reason),),
         warnings=_memory_warnings(host, workers, len(placement.workers)),
     )
 
 
-_UNOWNED = "compute threads leave them time: the instances have no CPUs of their own"
+_NOT_OWNED = "compute threads leave CPU time for them, because instances have no CPUs of their own to reserve"
 
 
-def _with_workers(placement: Placement, workers: tuple[WorkerCpus, ...]) -> Placement:
-    return Placement(
-        workers=workers, exclusive=placement.exclusive, reason=placement.reason, warnings=placement.warnings
-    )
+def _without_loaders(placement: Placement, *notes: Note) -> Loaders:
+    cpus = (frozenset[int](),) * len(placement.workers)
+    return Loaders(dataloader_workers=None, placement=placement, cpus=cpus, notes=notes)
 
 
 def _note(request: LaunchRequest, workers: int | None, reason: str) -> Note:
@@ -95,42 +92,43 @@ def _note(request: LaunchRequest, workers: int | None, reason: str) -> Note:
     return Note(setting=name, value=value, origin=request.origin(name), reason=why)
 
 
-def _reason(carved: Sequence[frozenset[int]]) -> str:
-    if not any(carved):
-        return f"they share the instance's cores: it has fewer than {FEWEST_CORES}"
-    some = "" if all(carved) else f"; an instance of fewer than {FEWEST_CORES} cores shares its own"
-    return f"CPUs {format_cpulist(frozenset().union(*carved))} are theirs, no compute thread uses them{some}"
+def _reason(reserved: Sequence[frozenset[int]]) -> str:
+    if not any(reserved):
+        return f"they share the instance's cores, which are fewer than {MIN_CORES}"
+    some = "" if all(reserved) else f"; an instance of fewer than {MIN_CORES} cores shares its cores with them"
+    return f"CPUs {format_cpulist(frozenset().union(*reserved))} are reserved for them, compute threads stay away{some}"
 
 
 def _auto(host: Host, pool: Pool, placement: Placement) -> int | None:
-    """A quarter of the smallest instance's cores, as many as memory allows; None for the program's own number."""
+    """A quarter of the smallest instance's cores, as far as memory allows; None: as many as the program sets."""
     cores = min(min(each.cpu_limit, len(each.cores)) for each in placement.workers)
     if pool.quota_threads is not None:
         cores = min(cores, pool.quota_threads // len(placement.workers))
-    if cores < FEWEST_CORES:
+    if cores < MIN_CORES:
         return None
-    workers = min(max(1, cores // 4), MOST_AUTO)
+    workers = min(max(1, cores // 4), MAX_AUTO)
     budget = memory_budget(host)
     if budget is not None:
-        workers = min(workers, budget // MEMORY_PART // (LOADER_BYTES * len(placement.workers)))
+        workers = min(workers, budget // MEMORY_DIVISOR // (LOADER_BYTES * len(placement.workers)))
     return workers or None
 
 
 def _memory_warnings(host: Host, workers: int, instances: int) -> tuple[str, ...]:
     budget = memory_budget(host)
     need = workers * instances * LOADER_BYTES
-    if budget is None or need * MEMORY_PART <= budget:
+    if budget is None or need * MEMORY_DIVISOR <= budget:
         return ()
     return (
         f"{workers * instances} DataLoader workers need about {size_text(need)} ({size_text(LOADER_BYTES)} "
-        f"each), more than a quarter of the {size_text(budget)} there is (--dataloader-workers auto fits)",
+        f"each), more than a quarter of the {size_text(budget)} available "
+        "(--dataloader-workers auto chooses a number that fits)",
     )
 
 
-def _carve(whole: WorkerCpus, workers: int) -> tuple[WorkerCpus, frozenset[int]]:
-    """What remains of an instance to compute on, and the CPUs of the cores that its loader workers get."""
-    if len(whole.cores) < FEWEST_CORES:
-        return whole, frozenset()
-    taken = last_cores(whole.cores, min(workers, len(whole.cores) // 2))
-    rest = worker_cpus(core for core in whole.cores if core not in taken)
-    return rest, frozenset(cpu for core in taken for cpu in core.cpus)
+def _reserve(worker: WorkerCpus, count: int) -> tuple[WorkerCpus, frozenset[int]]:
+    """What remains of an instance to compute on, and the CPUs reserved for its `count` DataLoader workers."""
+    if len(worker.cores) < MIN_CORES:
+        return worker, frozenset()
+    reserved = last_cores(worker.cores, min(count, len(worker.cores) // 2))
+    rest = worker_cpus(core for core in worker.cores if core not in reserved)
+    return rest, frozenset(cpu for core in reserved for cpu in core.cpus)

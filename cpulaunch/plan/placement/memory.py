@@ -10,7 +10,7 @@ from cpulaunch.records.request import LaunchRequest
 
 @record
 class Memory:
-    """Policy and NUMA nodes by worker, in order."""
+    """The memory policy and NUMA nodes of every worker, in order."""
 
     policies: tuple[MemoryPolicy, ...]
     nodes: tuple[frozenset[int], ...]
@@ -19,10 +19,7 @@ class Memory:
 
 
 def place_memory(host: Host, request: LaunchRequest, workers: tuple[WorkerCpus, ...]) -> Memory:
-    """Every worker's memory policy.
-
-    Raises: UsageError if a policy is asked of a binder that sets none.
-    """
+    """The memory policy and NUMA nodes of every worker."""
     usable = _usable_nodes(host)
     homes: dict[frozenset[int], frozenset[int]] = {}
     for worker in workers:
@@ -43,13 +40,14 @@ def place_memory(host: Host, request: LaunchRequest, workers: tuple[WorkerCpus, 
 
 
 _NO_POLICY: tuple[MemoryPolicy, ...] = ("none",)
+_NO_BINDING = "this operating system does not let a process choose where its memory goes"
 
 
 def check_binder(request: LaunchRequest) -> None:
-    """Raises: UsageError if --membind asks for what the chosen binder cannot do."""
+    """Raises: UsageError if --membind needs a binder that can set a memory policy."""
     settings = request.settings
-    asked = request.origin("membind") == "cli" and settings.membind not in (None, "none")
-    if asked and settings.binder in ("taskset", "none"):
+    requested = request.origin("membind") == "cli" and settings.membind not in (None, "none")
+    if requested and settings.binder in ("taskset", "none"):
         raise UsageError(
             f"--binder {settings.binder} sets no memory policy",
             value=f"--membind {settings.membind}",
@@ -59,7 +57,7 @@ def check_binder(request: LaunchRequest) -> None:
 
 
 def memory_budget(host: Host) -> int | None:
-    """Memory that all workers together may use, in bytes: the machine's or a limit's; None if nothing says."""
+    """Memory that all workers together may use, in bytes; None if neither the machine nor a limit gives a size."""
     return min((size for size in (host.limits.memory_bytes, host.memory_bytes) if size), default=None)
 
 
@@ -74,7 +72,7 @@ def _usable_nodes(host: Host) -> frozenset[int]:
 
 
 def _nearest(host: Host, own: frozenset[int], usable: frozenset[int]) -> frozenset[int]:
-    """The usable node at the smallest distance from nodes without memory; none if the machine names no distance."""
+    """The usable node nearest to nodes without memory; empty if the machine gives no distances."""
     distances = [
         (distance, other)
         for node in host.numa_nodes
@@ -86,21 +84,21 @@ def _nearest(host: Host, own: frozenset[int], usable: frozenset[int]) -> frozens
 
 
 def _unset_reason(host: Host, request: LaunchRequest, usable: frozenset[int]) -> tuple[str | None, tuple[str, ...]]:
-    """Why no policy is set, or None; and what to warn of."""
+    """Why no policy is set (None: one is), and the warnings."""
     settings = request.settings
     if not host.can_bind or settings.binder in ("taskset", "none"):
-        return f"binder {settings.binder} sets no memory policy" if host.can_bind else "not possible here", ()
+        return f"binder {settings.binder} sets no memory policy" if host.can_bind else _NO_BINDING, ()
     if settings.membind == "none":
-        return request.reasons.get("membind", "asked for: memory goes where it is first touched"), ()
+        return request.reasons.get("membind", "pages go to the NUMA node that touches them first"), ()
     if not usable:
-        why = "the kernel names no NUMA node with CPUs and memory"
+        why = "the kernel lists no NUMA node with both CPUs and memory"
         return why, () if settings.membind is None else (f"--membind {settings.membind} is not applied: {why}",)
     if settings.membind is None and len(usable) == 1:
-        return "one NUMA node with CPUs and memory: there is nothing to choose", ()
+        return "only one NUMA node has CPUs and memory", ()
     if host.kernel.mempolicy == "denied":
-        return "the kernel denies set_mempolicy here: pages stay where they are first touched", (
+        return "the kernel denies set_mempolicy here: pages go to the NUMA node that touches them first", (
             "memory policy not set: this container may not call set_mempolicy "
-            "(give it CAP_SYS_NICE or a seccomp profile that allows the call); CPUs are bound all the same",
+            "(give it CAP_SYS_NICE or a seccomp profile that allows the call); the CPUs are bound anyway",
         )
     return None, ()
 
@@ -115,7 +113,7 @@ def _policy(request: LaunchRequest, home: frozenset[int]) -> MemoryPolicy:
 
 def _reason(request: LaunchRequest, policies: tuple[MemoryPolicy, ...]) -> str:
     if request.settings.membind is not None:
-        return request.reasons.get("membind", "asked for")
+        return request.reasons.get("membind", "as requested")
     if "interleave" in policies:
-        return "a worker that spans NUMA nodes spreads its pages over them, or one node would carry all traffic"
-    return "pages on the worker's own NUMA node; another node only when that one is full"
+        return "workers that span NUMA nodes spread their pages over them, to use the bandwidth of all"
+    return "pages come from the worker's own NUMA node, and from another only when that one is full"

@@ -1,4 +1,4 @@
-"""Which cores a launch may give out: the budget, narrowed by what was asked and by what would slow a worker."""
+"""Which cores a launch may use: the budget, less what the user excludes and what would slow a worker."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 @record(kw_only=False)
 class Core:
-    """One core of the pool: the logical CPUs given out, and all of its CPUs that may be used.
+    """One core of the pool: the logical CPUs given to workers, and all of its CPUs that they may use.
 
-    `l3` and `numa_node` are -1 and 0 where the machine does not say: one group for all such cores.
+    Where the machine does not say, `l3` is None and `numa_node` 0: all such cores are one group.
     """
 
     cpus: tuple[int, ...]
     allowed: tuple[int, ...]
     socket: int
     numa_node: int
-    l3: int
+    l3: int | None
 
 
 @record
 class Pool:
-    """The cores to give out. `pinned` False: a CPU quota gives no right to particular CPUs.
+    """The cores to divide among workers. `pinned` False: a CPU quota gives no right to particular CPUs.
 
-    `quota_threads`: threads the quota pays for, all workers together; None if it limits nothing. `source`: what the
-    pool is and who made it so small, for error messages.
+    `quota_threads`: threads that the quota allows all workers together; None if it limits nothing. `source`: the
+    CPUs of the pool and what limits it to them, for error messages.
     """
 
     cores: tuple[Core, ...]
@@ -47,7 +47,7 @@ class Pool:
 def select_pool(host: Host, request: LaunchRequest) -> Pool:
     """The pool of a request on a host.
 
-    Raises: UsageError if CPUs or NUMA nodes were asked for that are not there or not ours.
+    Raises: UsageError if requested CPUs or NUMA nodes do not exist or are outside the budget.
     """
     online = {cpu.id: cpu for cpu in host.cpus}
     budget = host.limits.budget.cpus.intersection(online)
@@ -58,8 +58,8 @@ def select_pool(host: Host, request: LaunchRequest) -> Pool:
             source=host.limits.budget.limited_by,
             hint="cpulaunch probe shows the machine and its limits",
         )
-    asked = _restrict(host, request, budget)
-    chosen, passed_over, warnings = _without_slow(host, request, asked)
+    requested = _restrict(host, request, budget)
+    chosen, skipped, warnings = _without_slow(host, request, requested)
     cores = _cores((online[id_] for id_ in chosen), smt=request.settings.smt)
     pinned = _pinned(host, request, budget)
     return Pool(
@@ -67,7 +67,7 @@ def select_pool(host: Host, request: LaunchRequest) -> Pool:
         pinned=pinned,
         quota_threads=_quota_threads(host, cores),
         source=_source(host, request, chosen),
-        notes=_notes(host, request, cores, passed_over=passed_over, pinned=pinned),
+        notes=_notes(host, request, cores, skipped=skipped, pinned=pinned),
         warnings=(*warnings, *_partial_cores(host, online, chosen)),
     )
 
@@ -85,25 +85,25 @@ def _restrict(host: Host, request: LaunchRequest, budget: frozenset[int]) -> fro
         cpus &= frozenset(cpu.id for cpu in host.cpus if (cpu.numa_node or 0) in settings.numa_nodes)
     if not cpus:
         raise UsageError(
-            "none of the CPUs asked for is on the NUMA nodes asked for",
+            "none of the requested CPUs is on the requested NUMA nodes",
             value=f"CPUs {format_cpulist(settings.cpus or ())}, NUMA nodes {format_cpulist(settings.numa_nodes or ())}",
             source="--cpus, --numa-nodes",
-            hint="leave one of the two out",
+            hint="use only one of the two options",
         )
     return cpus
 
 
-def _check_cpus(host: Host, asked: frozenset[int], budget: frozenset[int]) -> None:
-    missing = asked - budget
+def _check_cpus(host: Host, requested: frozenset[int], budget: frozenset[int]) -> None:
+    missing = requested - budget
     if not missing:
         return
     online = {cpu.id for cpu in host.cpus}
     absent = missing - online - host.offline_cpus
     offline = missing & host.offline_cpus
-    what = "CPUs that do not exist" if absent else "CPUs that are offline" if offline else "CPUs outside the budget"
+    what = "do not exist" if absent else "are offline" if offline else "are outside the budget"
     limits = host.limits.budget
     raise UsageError(
-        what,
+        f"these CPUs {what}",
         value=format_cpulist(absent or offline or missing),
         source="--cpus",
         hint=f"--cpus may name {format_cpulist(budget)} ({limits.limited_by})",
@@ -116,12 +116,12 @@ def _check_node(host: Host, node: int, budget: frozenset[int]) -> None:
     usable = sorted({cpu.numa_node or 0 for cpu in host.cpus if cpu.id in budget})
     hint = f"--numa-nodes may name {format_cpulist(usable)}"
     if node not in known:
-        raise UsageError("NUMA node that does not exist", value=node, source="--numa-nodes", hint=hint)
+        raise UsageError("this NUMA node does not exist", value=node, source="--numa-nodes", hint=hint)
     if not members:
-        raise UsageError("NUMA node without CPUs", value=node, source="--numa-nodes", hint=hint)
+        raise UsageError("this NUMA node has no CPUs", value=node, source="--numa-nodes", hint=hint)
     if not members & budget:
         raise UsageError(
-            "NUMA node outside the budget",
+            "this NUMA node is outside the budget",
             value=node,
             source="--numa-nodes",
             hint=f"{hint} ({host.limits.budget.limited_by})",
@@ -129,27 +129,29 @@ def _check_node(host: Host, node: int, budget: frozenset[int]) -> None:
 
 
 def _without_slow(
-    host: Host, request: LaunchRequest, asked: frozenset[int]
+    host: Host, request: LaunchRequest, requested: frozenset[int]
 ) -> tuple[frozenset[int], tuple[str, ...], tuple[str, ...]]:
-    """CPUs without those that would slow a worker, unless nothing else is left; and what was passed over."""
+    """CPUs without those that would slow a worker, unless nothing else is left; which are skipped; and warnings."""
     if request.settings.cpus is not None:
-        return asked, (), ()
-    chosen, passed_over, warnings = asked, [], []
+        return requested, (), ()
+    chosen, skipped, warnings = requested, [], []
     isolated = host.kernel.isolated_cpus & chosen
     if isolated and isolated != chosen:
         chosen -= isolated
-        passed_over.append(f"isolated CPUs {format_cpulist(isolated)}")
+        skipped.append(f"isolated CPUs {format_cpulist(isolated)}")
     slow = frozenset(cpu.id for cpu in host.cpus if cpu.kind == "efficiency") & chosen
     if slow and slow != chosen and not request.settings.e_cores:
         chosen -= slow
-        passed_over.append(f"efficiency cores (CPUs {format_cpulist(slow)})")
+        skipped.append(f"efficiency cores (CPUs {format_cpulist(slow)})")
     empty_nodes = frozenset(node.id for node in host.numa_nodes if node.memory_bytes == 0)
     remote = frozenset(cpu.id for cpu in host.cpus if cpu.numa_node in empty_nodes) & chosen
     if remote and remote != chosen and request.settings.numa_nodes is None:
         chosen -= remote
         nodes = format_cpulist(node.id for node in host.numa_nodes if node.memory_bytes == 0 and node.cpus & remote)
-        warnings.append(f"CPUs {format_cpulist(remote)} are not used: NUMA node {nodes} has no memory (--cpus asks)")
-    return chosen, tuple(passed_over), tuple(warnings)
+        warnings.append(
+            f"CPUs {format_cpulist(remote)} are not used: NUMA node {nodes} has no memory (--cpus can select them)"
+        )
+    return chosen, tuple(skipped), tuple(warnings)
 
 
 def _cores(cpus: Iterable[LogicalCpu], *, smt: bool) -> tuple[Core, ...]:
@@ -163,14 +165,14 @@ def _cores(cpus: Iterable[LogicalCpu], *, smt: bool) -> tuple[Core, ...]:
             allowed=tuple(cpu.id for cpu in group),
             socket=group[0].socket,
             numa_node=group[0].numa_node or 0,
-            l3=-1 if group[0].l3 is None else group[0].l3,
+            l3=group[0].l3,
         )
         for group in siblings.values()
     )
 
 
 def _pinned(host: Host, request: LaunchRequest, budget: frozenset[int]) -> bool:
-    """Whether the budget's CPUs are ours: not if only a quota below the machine's size limits us."""
+    """Whether the launch may pin workers to the budget's CPUs: not if the only limit is a quota below their number."""
     quota = host.limits.quota
     if quota is None or request.settings.cpus is not None or len(budget) < len(host.cpus):
         return True
@@ -185,7 +187,7 @@ def _quota_threads(host: Host, cores: tuple[Core, ...]) -> int | None:
 
 
 def _partial_cores(host: Host, online: dict[int, LogicalCpu], chosen: frozenset[int]) -> tuple[str, ...]:
-    """A warning if a cpuset holds some siblings of a core and other processes may run on the rest."""
+    """A warning if the cpuset holds only some siblings of a core, so that other processes may run on the rest."""
     if host.limits.cpuset is None:
         return ()
     cores = {online[id_].core for id_ in chosen}
@@ -193,28 +195,28 @@ def _partial_cores(host: Host, online: dict[int, LogicalCpu], chosen: frozenset[
     if not foreign:
         return ()
     return (
-        f"the cpuset holds single SMT siblings: CPUs {format_cpulist(foreign)} share cores with ours "
-        "and belong to others, so speed will vary",
+        f"the cpuset holds only some SMT siblings of its cores: other processes may run on CPUs "
+        f"{format_cpulist(foreign)}, so speed will vary",
     )
 
 
 def _source(host: Host, request: LaunchRequest, chosen: frozenset[int]) -> str:
-    asked = [flag for flag, name in (("--cpus", "cpus"), ("--numa-nodes", "numa_nodes")) if name in request.origins]
-    return f"CPUs {format_cpulist(chosen)}: {', '.join(asked) or host.limits.budget.limited_by}"
+    flags = [flag for flag, name in (("--cpus", "cpus"), ("--numa-nodes", "numa_nodes")) if name in request.origins]
+    return f"CPUs {format_cpulist(chosen)}: {', '.join(flags) or host.limits.budget.limited_by}"
 
 
 def _notes(
-    host: Host, request: LaunchRequest, cores: tuple[Core, ...], *, passed_over: tuple[str, ...], pinned: bool
+    host: Host, request: LaunchRequest, cores: tuple[Core, ...], *, skipped: tuple[str, ...], pinned: bool
 ) -> tuple[Note, ...]:
     settings = request.settings
     origin = "cli" if settings.cpus is not None or settings.numa_nodes is not None else "default"
     cpus = frozenset(cpu for core in cores for cpu in core.cpus)
-    left = frozenset(cpu for core in cores for cpu in core.allowed) - cpus
+    siblings = frozenset(cpu for core in cores for cpu in core.allowed) - cpus
     parts = [f"the budget is {format_cpulist(host.limits.budget.cpus)}: {host.limits.budget.limited_by}"]
-    if left:
-        parts.append(f"one logical CPU per core, siblings {format_cpulist(left)} stay free (--smt uses them)")
-    if passed_over:
-        parts.append("not used: " + ", ".join(passed_over))
+    if siblings:
+        parts.append(f"one logical CPU per core; SMT siblings {format_cpulist(siblings)} stay free (--smt uses them)")
+    if skipped:
+        parts.append("not used: " + ", ".join(skipped))
     if not pinned:
-        parts.append("a CPU quota gives no right to particular CPUs, so workers are not pinned to single cores")
+        parts.append("a CPU quota gives no right to particular CPUs, so workers are not pinned to cores")
     return (Note(setting="pool", value=format_cpulist(cpus), origin=origin, reason="; ".join(parts)),)

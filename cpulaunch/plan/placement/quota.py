@@ -1,9 +1,10 @@
-"""Placement under a CPU quota without a cpuset: the CPUs are not ours, only so many threads at a time are."""
+"""Placement under a CPU quota without a cpuset: it limits the threads that run at a time, not the CPUs they use."""
 
 from __future__ import annotations
 
 from cpulaunch.plan.placement.instances import Placement, WorkerCpus, check_size, instance_count
 from cpulaunch.plan.placement.pool import Core, Pool
+from cpulaunch.plan.placement.regions import groups
 from cpulaunch.records.host import Host
 from cpulaunch.records.settings import Settings
 
@@ -13,25 +14,25 @@ if TYPE_CHECKING:
 
 
 def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
-    """CPUs that keep each worker inside a NUMA node that is wide enough, on all of its CPUs.
+    """The CPUs of all instances: each on all CPUs of one NUMA node that has enough, else of all nodes.
 
-    Nodes with more free memory come first, so that not every container of a machine chooses node 0.
-    Raises: UsageError if an instance asks for more cores than the quota pays for.
+    NUMA nodes with more free memory come first, so that not every container of a machine chooses node 0.
+    Raises: UsageError if an instance needs more cores than the quota allows.
     """
     total = paid_threads(pool)
-    check_size(settings, f"the CPU quota pays for {total}", total)
-    count = _count(settings, pool, total)
-    cpu_limits = [settings.cores_per_instance or cpu_limit for cpu_limit in shares(total, count)]
+    check_size(settings, f"the CPU quota allows {total}", total)
+    instances = _instance_count(settings, pool, total)
+    cpu_limits = [settings.cores_per_instance or share for share in shares(total, instances)]
     return unpinned(host, pool, cpu_limits, spread=settings.strategy == "spread")
 
 
 def paid_threads(pool: Pool) -> int:
-    """Threads that all workers together may run at a time."""
+    """The number of threads that all workers together may run at a time."""
     return len(pool.cores) if pool.quota_threads is None else pool.quota_threads
 
 
 def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool) -> Placement:
-    """The CPUs of workers with these limits, each inside a NUMA node that is wide enough."""
+    """The CPUs of workers with these limits, each inside one NUMA node that has enough CPUs, where there is one."""
     nodes = _nodes(host, pool.cores)
     loads = [0] * len(nodes)
     workers = []
@@ -45,40 +46,38 @@ def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool)
     return Placement(
         workers=tuple(workers),
         exclusive=False,
-        reason=f"{len(cpu_limits)} on a quota of {paid_threads(pool)} CPUs, inside NUMA nodes, not pinned to cores",
+        reason=f"{len(cpu_limits)} on a CPU quota of {paid_threads(pool)}, inside NUMA nodes, not pinned to cores",
     )
 
 
 def shares(total: int, count: int) -> list[int]:
-    """`total` threads divided over `count` workers, the first get the remainder, each at least 1."""
+    """`total` threads divided among `count` workers: the first get the remainder, each gets at least 1."""
     each, rest = divmod(total, count)
     return [max(1, each + (1 if index < rest else 0)) for index in range(count)]
 
 
-def _count(settings: Settings, pool: Pool, total: int) -> int:
+def _instance_count(settings: Settings, pool: Pool, total: int) -> int:
     if settings.instances is None and settings.cores_per_instance is None:
         return 1
     return instance_count(settings, pool) or max(1, total // (settings.cores_per_instance or 1))
 
 
 def _nodes(host: Host, cores: Sequence[Core]) -> list[list[Core]]:
-    """The pool's cores by NUMA node, most free memory first."""
+    """The pool's cores by NUMA node, the one with the most free memory first."""
     free = {node.id: node.free_bytes or 0 for node in host.numa_nodes}
-    nodes: dict[int, list[Core]] = {}
-    for core in cores:
-        nodes.setdefault(core.numa_node, []).append(core)
-    return [nodes[id_] for id_ in sorted(nodes, key=lambda id_: (-free.get(id_, 0), id_))]
+    nodes = groups(cores, lambda core: core.numa_node)
+    return sorted(nodes, key=lambda node: (-free.get(node[0].numa_node, 0), node[0].numa_node))
 
 
 def _choose(nodes: Sequence[Sequence[Core]], loads: Sequence[int], cpu_limit: int, *, spread: bool) -> int | None:
-    """The node for one more worker with this limit; None if it fits inside no node."""
-    wide = [index for index in range(len(nodes)) if len(nodes[index]) >= cpu_limit]
-    if not wide:
+    """The index of the NUMA node for one more worker with this limit; None if it fits inside no node."""
+    large_enough = [index for index in range(len(nodes)) if len(nodes[index]) >= cpu_limit]
+    if not large_enough:
         return None
-    roomy = [index for index in wide if len(nodes[index]) - loads[index] >= cpu_limit]
-    if roomy and not spread:
-        return roomy[0]
-    return min(roomy or wide, key=lambda index: (loads[index] / len(nodes[index]), index))
+    free = [index for index in large_enough if len(nodes[index]) - loads[index] >= cpu_limit]
+    if free and not spread:
+        return free[0]
+    return min(free or large_enough, key=lambda index: (loads[index] / len(nodes[index]), index))
 
 
 def _worker_cpus(cores: Sequence[Core], cpu_limit: int) -> WorkerCpus:

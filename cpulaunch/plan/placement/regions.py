@@ -1,4 +1,4 @@
-"""The pool as nested regions (socket, NUMA node, L3) and how many instances of one size they hold."""
+"""The pool as nested regions (socket, NUMA node, L3 cache), and how many workers of one size fit in them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Key: TypeAlias = "Callable[[Core], object]"
 
 @record(kw_only=False)
 class Region:
-    """Cores that share something, in topological order, and the smaller regions they fall into."""
+    """Cores that share a socket, NUMA node or L3 cache, in topological order, and the smaller regions inside."""
 
     cores: tuple[Core, ...]
     inner: tuple[Region, ...] = ()
 
     @property
-    def nodes(self) -> int:
-        """How many NUMA nodes (or parts of one, see by_node) are inside."""
+    def node_count(self) -> int:
+        """The number of NUMA nodes (or parts of one, see by_node) inside."""
         return len({by_node(core) for core in self.cores})
 
 
 def groups(cores: Sequence[Core], key: Key) -> list[list[Core]]:
-    """The cores for which the key is equal, together, in the order in which the first of each group comes."""
+    """The cores grouped by key, in the order of the first core of each group."""
     found: dict[object, list[Core]] = {}
     for core in cores:
         found.setdefault(key(core), []).append(core)
@@ -35,7 +35,7 @@ def groups(cores: Sequence[Core], key: Key) -> list[list[Core]]:
 
 
 def region_of(cores: Sequence[Core], keys: Sequence[Key]) -> Region:
-    """The tree of regions: the first key splits outermost. A level that splits nothing is left out."""
+    """The tree of regions: the first key splits the outermost one. A level with a single region is left out."""
     if not keys:
         return Region(tuple(cores))
     inner = tuple(region_of(group, keys[1:]) for group in groups(cores, keys[0]))
@@ -55,30 +55,30 @@ def by_l3(core: Core) -> object:
 
 
 def outermost(cores: Sequence[Core]) -> Key:
-    """The key of what holds several `by_node` regions: a socket, or with NUMA off the one node."""
+    """The key of the regions that hold several `by_node` regions: sockets, or with NUMA off the one node."""
     nodes = {by_node(core) for core in cores}
     sockets = {core.socket for core in cores}
     return (lambda core: core.socket) if len(sockets) < len(nodes) else (lambda core: core.numa_node)
 
 
 def capacity(region: Region, size: int) -> int:
-    """How many instances of `size` cores fit, none crossing an inner region that it fits inside."""
-    held = 0
+    """The number of workers of `size` cores that fit, none crossing an inner region that it fits inside."""
+    total = 0
     fits_inner = False
     for inner in region.inner:
         if len(inner.cores) >= size:
             fits_inner = True
-            held += capacity(inner, size)
-    return held if fits_inner else len(region.cores) // size
+            total += capacity(inner, size)
+    return total if fits_inner else len(region.cores) // size
 
 
 def deal(region: Region, size: int, count: int, *, spread: bool) -> list[tuple[Region, int]]:
-    """Regions to divide and how many of `count` instances each gets, in topological order."""
+    """Regions to divide and how many of `count` workers each gets, in topological order."""
     inner = [part for part in region.inner if len(part.cores) >= size]
     if not inner:
         return [(region, count)]
     room = [capacity(part, size) for part in inner]
-    weights = [part.nodes for part in inner]
+    weights = [part.node_count for part in inner]
     shares = _evenly(count, room, weights) if spread else _in_order(count, room)
     return [
         dealt
@@ -89,16 +89,16 @@ def deal(region: Region, size: int, count: int, *, spread: bool) -> list[tuple[R
 
 
 def _evenly(count: int, room: Sequence[int], weights: Sequence[int]) -> list[int]:
-    """One at a time to the least loaded region that has room, the first of equals."""
+    """How many workers each region gets if each worker goes to the least loaded region that has room."""
     shares = [0] * len(room)
     for _ in range(count):
-        open_ = [i for i in range(len(room)) if shares[i] < room[i]]
-        least = min(open_, key=lambda i: (shares[i] / weights[i], i))
-        shares[least] += 1
+        free = [index for index in range(len(room)) if shares[index] < room[index]]
+        shares[min(free, key=lambda index: (shares[index] / weights[index], index))] += 1
     return shares
 
 
 def _in_order(count: int, room: Sequence[int]) -> list[int]:
+    """How many workers each region gets if the first regions are filled first."""
     shares = []
     for space in room:
         shares.append(min(space, count))
@@ -107,26 +107,11 @@ def _in_order(count: int, room: Sequence[int]) -> list[int]:
 
 
 def last_cores(cores: Sequence[Core], count: int) -> frozenset[Core]:
-    """`count` cores: as many of every NUMA node and socket, each time the last ones, of the last L3 first."""
-    nodes: dict[object, list[Core]] = {}
-    for core in cores:
-        nodes.setdefault(by_node(core), []).append(core)
-    regions = [_by_l3(members) for members in nodes.values()]
-    room = [len(region) - 1 for region in regions]
-    if sum(room) < count:  # Every NUMA node has a core or two: some are left to the loaders alone.
-        room = [len(region) for region in regions]
-    shares = [0] * len(regions)
-    for _ in range(count):
-        open_ = [index for index in range(len(regions)) if shares[index] < room[index]]
-        shares[min(open_, key=lambda index: (shares[index], -index))] += 1
-    return frozenset(
-        core for region, share in zip(regions, shares, strict=True) for core in region[len(region) - share :]
-    )
-
-
-def _by_l3(cores: Sequence[Core]) -> list[Core]:
-    """The cores of one node, those of one L3 next to each other."""
-    groups: dict[int, list[Core]] = {}
-    for core in cores:
-        groups.setdefault(core.l3, []).append(core)
-    return [core for group in groups.values() for core in group]
+    """`count` cores, taken evenly from all NUMA nodes: the last ones of each, those of its last L3 cache first."""
+    nodes = [[core for cache in groups(node, by_l3) for core in cache] for node in groups(cores, by_node)]
+    nodes.reverse()  # What does not divide evenly comes from the last nodes.
+    room = [len(node) - 1 for node in nodes]
+    if sum(room) < count:  # Nodes of one or two cores: some of them are given up entirely.
+        room = [len(node) for node in nodes]
+    shares = _evenly(count, room, [1] * len(nodes))
+    return frozenset(core for node, share in zip(nodes, shares, strict=True) for core in node[len(node) - share :])

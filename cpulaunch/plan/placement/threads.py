@@ -1,8 +1,8 @@
-"""How many compute threads each worker gets when nobody else decides."""
+"""How many compute threads each worker gets by default."""
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, WorkerCpus
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, cores_text
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.plan.placement.quota import shares
 from cpulaunch.records.errors import UsageError
@@ -19,40 +19,43 @@ MAX_DIGITS = 9
 
 @record
 class Threads:
-    """Compute threads by worker, and why that many; `limits`: CPUs of each worker that may run at a time."""
+    """The default number of compute threads of each worker, and why.
+
+    `cpu_limits`: how many of each worker's CPUs may be busy at a time.
+    """
 
     counts: tuple[int, ...]
-    limits: tuple[int, ...]
+    cpu_limits: tuple[int, ...]
     reason: str
     warnings: tuple[str, ...] = ()
 
 
 def default_threads(pool: Pool, placement: Placement, request: LaunchRequest, *, loaders: int = 0) -> Threads:
-    """One thread per logical CPU given out, less the reserve, within the worker's share of the quota.
+    """One thread per logical CPU of each worker, less the reserve, within its share of the quota.
 
-    `loaders`: DataLoader workers of each worker that take from its CPU time, at most half of it.
-    Raises: UsageError if --reserve leaves a worker nothing.
+    `loaders`: DataLoader workers of each worker that run on its compute CPUs; they get at most half of its CPU time.
+    Raises: UsageError if --reserve leaves a worker no CPU.
     """
     workers = placement.workers
     quota = pool.quota_threads
-    paid = [worker.cpu_limit for worker in workers] if quota is None else shares(quota, len(workers))
-    if request.distributed:  # The slowest rank holds up all others: what a division leaves over helps nobody.
-        paid = [min(paid)] * len(workers)
-    whole = tuple(min(worker.cpu_limit, share) for worker, share in zip(workers, paid, strict=True))
-    limits = tuple(limit - min(loaders, limit // 2) for limit in whole)
+    allowed = [worker.cpu_limit for worker in workers] if quota is None else shares(quota, len(workers))
+    if request.distributed:  # All ranks wait for the slowest one, so a thread more for some of them gains nothing.
+        allowed = [min(allowed)] * len(workers)
+    usable = tuple(min(worker.cpu_limit, share) for worker, share in zip(workers, allowed, strict=True))
+    limits = tuple(limit - min(loaders, limit // 2) for limit in usable)
     counts = tuple(_count(worker, limit, request) for worker, limit in zip(workers, limits, strict=True))
     parts = ["one thread per " + ("logical CPU" if request.settings.smt else "core")]
     if quota is not None:
-        parts.append(f"limited by the CPU quota, which pays for {quota}")
+        parts.append(f"limited by the CPU quota of {quota}")
     if request.settings.reserve:
-        parts.append(f"{request.settings.reserve} kept free by --reserve")
+        parts.append(f"{cores_text(request.settings.reserve)} kept free by --reserve")
     if loaders:
-        parts.append(f"the time of {loaders} left to DataLoader workers")
+        parts.append(f"CPU time left for {loaders} DataLoader worker{'s' * (loaders != 1)}")
     return Threads(
         counts=counts,
-        limits=limits,
+        cpu_limits=limits,
         reason=", ".join(parts),
-        warnings=_quota_warnings(quota, len(workers), whole, request),
+        warnings=_quota_warnings(quota, len(workers), usable, request),
     )
 
 
@@ -65,10 +68,10 @@ def _count(worker: WorkerCpus, limit: int, request: LaunchRequest) -> int:
     if request.origin("reserve") != "cli":
         return 1
     raise UsageError(
-        "nothing left to compute on",
+        "no core is left to compute on",
         value=f"{reserve} of {limit // per_core} cores reserved",
         source="--reserve",
-        hint=f"--reserve {max(0, limit // per_core - 1)} or fewer, larger instances",
+        hint=f"--reserve {max(0, limit // per_core - 1)}, or fewer and larger instances",
     )
 
 
@@ -80,12 +83,12 @@ def _quota_warnings(quota: int | None, count: int, limits: tuple[int, ...], requ
         workers = "ranks" if request.distributed else "instances"
         return (f"{count} {workers} on a CPU quota of {quota}: the quota is oversubscribed, workers will be throttled",)
     if size is not None and size > min(limits):
-        return (f"the CPU quota pays for {min(limits)} of the {size} cores of an instance",)
+        return (f"the CPU quota lets each instance use only {min(limits)} of its {size} cores",)
     return ()
 
 
 def first_count(text: str) -> int | None:
-    """The number of threads an OMP_NUM_THREADS value asks for at the outermost level; None if it is malformed.
+    """The number of threads that an OMP_NUM_THREADS value gives the outermost level; None if it is malformed.
 
     Source: OpenMP 5.2, section 21.1.2: a list gives one number per nesting level.
     """
@@ -95,14 +98,14 @@ def first_count(text: str) -> int | None:
 
 
 def check_assigned(request: LaunchRequest, assigned: Mapping[str, str]) -> None:
-    """Raises: UsageError if --env holds no number of threads or contradicts --threads."""
+    """Raises: UsageError if a thread count set by --env is not a number or contradicts --threads."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if name in assigned and first_count(assigned[name]) is None:
             raise UsageError(
                 f"{name} is not a number of threads", value=assigned[name], source="--env", hint="--threads N"
             )
-    asked, value = request.settings.threads, assigned.get("OMP_NUM_THREADS")
-    if value is not None and request.origin("threads") == "cli" and first_count(value) != asked:
+    threads, value = request.settings.threads, assigned.get("OMP_NUM_THREADS")
+    if value is not None and request.origin("threads") == "cli" and first_count(value) != threads:
         raise UsageError(
-            f"--threads {asked} contradicts OMP_NUM_THREADS", value=value, source="--env", hint="give one of the two"
+            f"--threads {threads} contradicts OMP_NUM_THREADS", value=value, source="--env", hint="give one of the two"
         )

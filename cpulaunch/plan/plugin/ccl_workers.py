@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from cpulaunch.plan.placement.instances import Placement, WorkerCpus, worker_cpus
 from cpulaunch.plan.placement.regions import last_cores
-from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.plan import Note
+from cpulaunch.records.plan import Note, VariableRequest
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest, setting_source
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from cpulaunch.plan.placement.pool import Pool
 
 SETTING = "ccl_workers"
 WORKER_VARIABLES = ("CCL_WORKER_OFFLOAD", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY")
@@ -45,10 +40,10 @@ def check_without_ranks(request: LaunchRequest) -> None:
         raise _refused(request, _Obstacle("oneCCL's threads belong to ranks", "no job of ranks", hint))
 
 
-def place_ccl_workers(
-    request: LaunchRequest, pool: Pool, placement: Placement, *, bound: bool, idle: str | None
-) -> CclWorkers:
-    """Cores for oneCCL's threads and what they leave. `idle`: why nothing would use them.
+def place_ccl_workers(request: LaunchRequest, placement: Placement, *, owned: bool, idle: str | None) -> CclWorkers:
+    """Cores for oneCCL's threads and what they leave.
+
+    `owned`: the CPUs of a rank are its own. `idle`: why nothing would use such threads.
 
     Raises: UsageError if the command line asks for what cannot be; a profile only prefers.
     """
@@ -56,7 +51,6 @@ def place_ccl_workers(
     count, siblings = settings.ccl_workers, settings.ccl_worker_siblings
     if not count:
         return CclWorkers(placement=placement, notes=_siblings_alone(request))
-    owned = bound and pool.pinned and placement.exclusive
     beside = _siblings(placement.workers, count) if siblings else None
     obstacle = _UNOWNED if not owned else _too_small(placement, count, beside)
     if obstacle is not None and request.origin(SETTING) == "cli":

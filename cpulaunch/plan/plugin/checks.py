@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from cpulaunch.plan.placement.instances import Placement
+    from cpulaunch.records.plan import Note, VariableRequest
+
 FIRST_TORCH = (2, 5)
 """The first torch that calls the plugins of other packages. Source: torch 2.5 release notes, "torch.backends"."""
 LAST_IPEX_TORCH = (2, 8)
@@ -42,6 +45,23 @@ class TorchChoices:
     def plugin(self) -> bool:
         """Whether anything is chosen that the plugin is to do."""
         return any(value != setting_specs()[name].default for name, value in self.values.items())
+
+
+@record
+class Collectives:
+    """The backend of collectives among the settings inside torch, and the CPUs left to compute on.
+
+    `cpus`: the CPUs of oneCCL's own threads, by local rank; empty without such threads. `unmeasured`: the choice
+    depends on a measurement on this host.
+    """
+
+    placement: Placement
+    choices: TorchChoices
+    cpus: tuple[frozenset[int], ...] = ()
+    variable_requests: tuple[VariableRequest, ...] = ()
+    notes: tuple[Note, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unmeasured: bool = False
 
 
 def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:

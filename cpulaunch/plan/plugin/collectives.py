@@ -12,49 +12,21 @@ from cpulaunch.plan.plugin.ccl_workers import (
     check_without_ranks,
     place_ccl_workers,
 )
-from cpulaunch.plan.plugin.checks import TorchChoices
-from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
+from cpulaunch.plan.plugin.checks import Collectives, TorchChoices
+from cpulaunch.plan.variables.resolve import per_worker
 from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, Default, network, transport
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
-from cpulaunch.records.plan import JobPlan, Note
+from cpulaunch.records.plan import JobPlan, Note, VariableRequest
 from cpulaunch.records.record import record, replace
-from cpulaunch.records.request import LaunchRequest, setting_source
+from cpulaunch.records.request import LaunchRequest, SchedulerRank, setting_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cpulaunch.plan.placement.instances import Placement
-    from cpulaunch.plan.placement.pool import Pool
+    from cpulaunch.plan.placement.instances import HostWorkers
     from cpulaunch.plan.plugin.timings import CollectiveMeasurement
-    from cpulaunch.plan.ranks.job_ranks import Ranks
 
 BACKEND = "dist_backend"
-
-
-@record(kw_only=False)
-class PlacedWorkers:
-    """The workers as they are placed so far. `bound`: they are confined to their CPUs; `ranks` None: no job."""
-
-    pool: Pool
-    placement: Placement
-    bound: bool
-    ranks: Ranks | None
-
-
-@record
-class Collectives:
-    """What the workers' torch and oneCCL are told, what is left to compute on, and the CPUs of oneCCL's threads.
-
-    `unmeasured`: a measurement on this host would say more.
-    """
-
-    placement: Placement
-    cpus: tuple[frozenset[int], ...]
-    choices: TorchChoices
-    variable_requests: tuple[VariableRequest, ...]
-    notes: tuple[Note, ...]
-    warnings: tuple[str, ...]
-    unmeasured: bool
 
 
 @record(kw_only=False)
@@ -72,9 +44,10 @@ _UNMEASURED = _Backend("", "the program's own", "auto: not measured on this host
 def plan_collectives(
     host: Host,
     request: LaunchRequest,
-    seats: PlacedWorkers,
-    *,
+    workers: HostWorkers,
     choices: TorchChoices,
+    *,
+    owned: bool,
     measurement: CollectiveMeasurement | None,
 ) -> Collectives:
     """What the settings on collectives come to.
@@ -83,27 +56,26 @@ def plan_collectives(
     """
     foreign = _foreign(host)
     _check(request, foreign)
-    job = None if seats.ranks is None else seats.ranks.job
     backend = _backend(
         host,
         request,
-        ranks=seats.ranks,
+        workers=workers,
         plugin_missing_reason=choices.plugin_missing_reason,
         foreign=foreign,
         measurement=measurement,
     )
-    workers = CclWorkers(placement=seats.placement)
-    if job is not None:
+    threads = CclWorkers(placement=workers.placement)
+    if workers.job is not None:
         idle = foreign or _idle(request, measurement)
-        workers = place_ccl_workers(request, seats.pool, seats.placement, bound=seats.bound, idle=idle)
-    told = foreign is None and (backend.name == "ccl" or workers.cpus or request.settings.ccl_path is not None)
+        threads = place_ccl_workers(request, workers.placement, owned=owned, idle=idle)
+    told = foreign is None and (backend.name == "ccl" or threads.cpus or request.settings.ccl_path is not None)
     note = Note(setting=BACKEND, value=backend.shown, origin=request.origin(BACKEND), reason=backend.reason)
     return Collectives(
-        placement=workers.placement,
-        cpus=tuple(frozenset(each) for each in workers.cpus),
+        placement=threads.placement,
+        cpus=tuple(frozenset(each) for each in threads.cpus),
         choices=_with_backend(choices, backend.name),
-        variable_requests=_variable_requests(request, seats.ranks, workers.cpus) if told else (),
-        notes=(*((note,) if BACKEND in request.origins else ()), *workers.notes),
+        variable_requests=_variable_requests(request, workers, threads.cpus) if told else (),
+        notes=(*((note,) if BACKEND in request.origins else ()), *threads.notes),
         warnings=_warnings(request, choices),
         unmeasured=backend == _UNMEASURED,
     )
@@ -172,7 +144,7 @@ def _backend(
     host: Host,
     request: LaunchRequest,
     *,
-    ranks: Ranks | None,
+    workers: HostWorkers,
     plugin_missing_reason: str | None,
     foreign: str | None,
     measurement: CollectiveMeasurement | None,
@@ -185,7 +157,7 @@ def _backend(
         return _Backend("", "the program's own", f"not applied: {obstacle}")
     said = request.reasons.get(BACKEND, "")
     if asked == "auto":
-        return _auto(host, ranks, measurement)
+        return _auto(host, workers, measurement)
     return _Backend(asked, asked, "; ".join(filter(None, (said, _MEANINGS[asked]))))
 
 
@@ -196,8 +168,9 @@ _MEANINGS = {
 }
 
 
-def _auto(host: Host, ranks: Ranks | None, measurement: CollectiveMeasurement | None) -> _Backend:
-    why = "there are no ranks to start" if ranks is None else _unmeasurable(host, ranks.job, gpus=ranks.gpus)
+def _auto(host: Host, workers: HostWorkers, measurement: CollectiveMeasurement | None) -> _Backend:
+    job = workers.job
+    why = "there are no ranks to start" if job is None else _unmeasurable(host, job, gpus=workers.gpus)
     if why is not None:
         return _Backend("", "the program's own", f"auto: {why}")
     if measurement is None:
@@ -227,28 +200,30 @@ def _unmeasurable(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> 
 
 
 def _variable_requests(
-    request: LaunchRequest, ranks: Ranks | None, cpus: tuple[tuple[int, ...], ...]
+    request: LaunchRequest, workers: HostWorkers, cpus: tuple[tuple[int, ...], ...]
 ) -> tuple[VariableRequest, ...]:
     """The best first: the first request for a variable counts."""
-    path = _path(request, workers=bool(cpus))
+    path, job = _path(request, workers=bool(cpus)), workers.job
     threads = ccl_worker_variables(request, cpus) if cpus else ()
-    if ranks is None:
+    if job is None:
         return path
     if request.settings.ccl_path == "memory":  # Then oneCCL is not even loaded; the threads' CPUs are the backend's.
         kept = tuple(variable for variable in threads if variable.name != "CCL_WORKER_OFFLOAD")
-        return (*path, *kept, *(_places(ranks.job) if kept else ()))
-    rows = (*DEFAULTS, *_between_hosts(request, ranks))
+        return (*path, *kept, *(_places(job) if kept else ()))
+    rows = (*DEFAULTS, *_between_hosts(request, job.scheduled_rank, workers.variable_requests))
     defaults = (VariableRequest(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
-    return (*path, *threads, *_places(ranks.job), *defaults)
+    return (*path, *threads, *_places(job), *defaults)
 
 
-def _between_hosts(request: LaunchRequest, ranks: Ranks) -> tuple[Default, ...]:
+def _between_hosts(
+    request: LaunchRequest, rank: SchedulerRank | None, planned: tuple[VariableRequest, ...]
+) -> tuple[Default, ...]:
     """What carries data between hosts, and over which interface: gloo's, be it the user's choice."""
-    scheduled_rank, environ = ranks.job.scheduled_rank, request.environ
-    place = ("", "") if scheduled_rank is None else (str(scheduled_rank.rank), str(scheduled_rank.world_size))
+    environ = request.environ
+    place = ("", "") if rank is None else (str(rank.rank), str(rank.world_size))
     rows = transport(environ, rank=place[0], world_size=place[1])
-    planned = next((variable.value for variable in ranks.variable_requests if variable.name == GLOO_INTERFACE), None)
-    return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or planned or ""))
+    interface = next((variable.value for variable in planned if variable.name == GLOO_INTERFACE), None)
+    return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or interface or ""))
 
 
 def _path(request: LaunchRequest, *, workers: bool) -> tuple[VariableRequest, ...]:

@@ -6,12 +6,12 @@ from cpulaunch.plan.placement.loaders import Loaders
 from cpulaunch.plan.placement.memory import memory_budget
 from cpulaunch.plan.plugin.checks import TorchChoices
 from cpulaunch.plan.variables.preloads import Preloads
-from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
+from cpulaunch.plan.variables.resolve import per_worker
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host, size_text
-from cpulaunch.records.plan import Note
-from cpulaunch.records.record import fields, record
+from cpulaunch.records.plan import Note, VariableRequest, WorkerPlan
+from cpulaunch.records.record import fields
 from cpulaunch.records.request import LaunchRequest
 from cpulaunch.records.torch_settings import OWN_VARIABLES, VARIABLE, TorchSettings, encode
 
@@ -25,15 +25,6 @@ FIRST_WITH_THREADS_IN_KEY = (2, 13)
 """The first torch whose compile cache tells thread counts apart. Source: pytorch pull requests 185049 and 185312."""
 
 
-@record(kw_only=False)
-class WorkerResources:
-    """What one worker has, as far as its torch should know."""
-
-    threads: int
-    cpus: frozenset[int]
-    loader_cpus: frozenset[int]
-
-
 def check_reserved_variables(request: LaunchRequest) -> None:
     """Raises: UsageError if --env sets what a launch tells its workers."""
     for name, value in request.settings.env:
@@ -45,27 +36,27 @@ def torch_settings(
     host: Host,
     request: LaunchRequest,
     *,
-    seats: Sequence[WorkerResources],
+    workers: Sequence[WorkerPlan],
     choices: TorchChoices,
     loaders: Loaders,
     preloads: Preloads,
 ) -> tuple[TorchSettings, ...]:
     """What each worker's plugin is to do, in the order of the workers."""
     common = dict(choices.values)
-    common["dataloader_workers"] = loaders.workers
-    common["graph_memory_bytes"] = graph_memory_bytes(host, choices, len(seats))
+    common["dataloader_workers"] = loaders.dataloader_workers
+    common["graph_memory_bytes"] = graph_memory_bytes(host, choices, len(workers))
     if preloads.ld_preload is not None:
         common |= {"restore_preload": True, "ld_preload": _users_preload(request)}
     return tuple(
         TorchSettings(
             index=index,
-            threads=seat.threads,
-            cpus=format_cpulist(seat.cpus),
-            loader_cpus=format_cpulist(seat.loader_cpus),
+            threads=worker.threads,
+            cpus=format_cpulist(worker.cpus),
+            loader_cpus=format_cpulist(worker.loader_cpus),
             strict=request.settings.strict,
             **common,
         )
-        for index, seat in enumerate(seats)
+        for index, worker in enumerate(workers)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.plan.gpus.assignment import rank_devices
-from cpulaunch.plan.placement.instances import Placement
+from cpulaunch.plan.placement.instances import HostWorkers, Placement
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.plan.ranks.checks import check_engine_options, check_kind, job_grace, job_warnings
 from cpulaunch.plan.ranks.count import rank_count
@@ -11,54 +11,23 @@ from cpulaunch.plan.ranks.job import decide_job, global_rank, job_notes, world_s
 from cpulaunch.plan.ranks.placement import place_ranks
 from cpulaunch.plan.ranks.scheduled_rank import place_on_own_cpus, scheduled_rank_variables, shown_workers
 from cpulaunch.plan.ranks.variables import job_variables, rank_variables
-from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.host import Host
-from cpulaunch.records.plan import JobPlan, Note
-from cpulaunch.records.record import record
+from cpulaunch.records.plan import JobPlan
 from cpulaunch.records.request import LaunchRequest
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
-Variables: TypeAlias = "tuple[tuple[str, str | None], ...]"
-
-
-@record
-class Ranks:
-    """The ranks of this host, by local rank.
-
-    `local_ranks`: those to start here, only one if a scheduler starts each rank. `global_ranks`: their ranks in the
-    job; None if the rendezvous decides them. `variables`: what describes each rank to itself. `show`: as in
-    LaunchOptions.
-    """
-
-    job: JobPlan
-    world_size: int
-    placement: Placement
-    local_ranks: tuple[int, ...]
-    global_ranks: tuple[int | None, ...]
-    variables: tuple[Variables, ...]
-    gpus: tuple[int | None, ...]
-    variable_requests: tuple[VariableRequest, ...]
-    grace_seconds: float
-    show: frozenset[int] | None
-    notes: tuple[Note, ...]
-    warnings: tuple[str, ...]
-
-
-def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> Ranks:
+def plan_ranks(host: Host, request: LaunchRequest, pool: Pool) -> HostWorkers:
     """The ranks of a job on this host. Raises: UsageError if this host cannot start the ranks that are requested."""
     check_kind(request)
     count = rank_count(host, request, pool)
     job = decide_job(request, count)
     check_engine_options(request, native=job.engine == "native")
     devices = rank_devices(host, request, pool, count)
-    return Ranks(
+    return HostWorkers(
         job=job,
         world_size=world_size(job),
         placement=_placed(host, request, pool, count, devices.placement),
-        local_ranks=tuple(range(count)) if job.scheduled_rank is None else (job.scheduled_rank.local_rank,),
+        started=tuple(range(count)) if job.scheduled_rank is None else (job.scheduled_rank.local_rank,),
         global_ranks=tuple(global_rank(job, local_rank) for local_rank in range(count)),
         variables=tuple(_variables(request, job, local_rank) for local_rank in range(count)),
         gpus=devices.gpus,
@@ -76,7 +45,7 @@ def _placed(host: Host, request: LaunchRequest, pool: Pool, count: int, near_gpu
     return place_ranks(host, request, pool, count) if near_gpus is None else near_gpus
 
 
-def _variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> Variables:
+def _variables(request: LaunchRequest, job: JobPlan, local_rank: int) -> tuple[tuple[str, str | None], ...]:
     """The variables that describe a rank to itself; none where torch's agent sets them."""
     if job.engine == "elastic":
         return ()

@@ -45,7 +45,7 @@ def place_ranks(host: Host, request: LaunchRequest, pool: Pool, count: int) -> P
         return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one rank over the whole pool")
     if count > len(cores):
         return _shared(cores, count)
-    return divide(cores, count, spread=settings.strategy == "spread", grow=False, noun="ranks")
+    return divide(cores, count, spread=settings.strategy == "spread", uneven=False, noun="ranks")
 
 
 def _one_per_unit(pool: Pool, name: str, key: Key) -> Placement:

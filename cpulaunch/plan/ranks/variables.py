@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.variables.resolve import VariableRequest
 from cpulaunch.records.host import Host
-from cpulaunch.records.plan import JobPlan
+from cpulaunch.records.plan import JobPlan, VariableRequest
 from cpulaunch.records.request import LaunchRequest
 
 

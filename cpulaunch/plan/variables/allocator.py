@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cpulaunch.plan.placement.memory import memory_budget
-from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
+from cpulaunch.plan.variables.resolve import per_worker
 from cpulaunch.records.host import Host
+from cpulaunch.records.plan import VariableRequest
 from cpulaunch.records.request import LaunchRequest
 
 TYPE_CHECKING = False

@@ -1,13 +1,14 @@
-"""How OpenMP threads wait and where they sit, in the words of the runtime that will be loaded."""
+"""How OpenMP threads wait and which CPUs they are pinned to, in variables of the runtime that will be loaded."""
 
 from __future__ import annotations
 
 from cpulaunch.plan.placement.instances import WorkerCpus
 from cpulaunch.plan.placement.threads import first_count
-from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
+from cpulaunch.plan.variables.resolve import per_worker
 from cpulaunch.records.host import Host
+from cpulaunch.records.plan import VariableRequest
 from cpulaunch.records.record import record
-from cpulaunch.records.request import LaunchRequest
+from cpulaunch.records.request import LaunchRequest, Origin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,106 +16,108 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
 Runtime: TypeAlias = 'Literal["intel", "llvm", "gnu"]'
-Waiting: TypeAlias = 'Literal["short", "active", "passive"]'
+WaitPolicy: TypeAlias = 'Literal["short", "active", "passive"]'
 
 
-@record(kw_only=False)
-class Tuning:
-    """Variables for the OpenMP runtime, and what to warn of."""
+@record
+class OpenmpVariables:
+    """Requests for variables of the OpenMP runtime, and warnings."""
 
-    variable_requests: tuple[VariableRequest, ...]
+    variable_requests: tuple[VariableRequest, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def waiting(request: LaunchRequest, runtime: Runtime, shared: str | None) -> Tuning:
-    """What idle threads do. `shared`: why the worker's CPUs are not its own; None if they are.
+def wait_variables(request: LaunchRequest, runtime: Runtime, shared_reason: str | None) -> OpenmpVariables:
+    """The variables that say what idle threads do.
 
+    `shared_reason`: why other threads compete for the worker's CPUs; None if none do.
     Source: libgomp manual (OMP_WAIT_POLICY, GOMP_SPINCOUNT); LLVM OpenMP reference (KMP_BLOCKTIME, milliseconds).
     """
-    asked, origin = request.settings.wait_policy, request.origin("wait_policy")
+    requested, origin = request.settings.wait_policy, request.origin("wait_policy")
     assigned = dict(request.settings.env).get("OMP_WAIT_POLICY")
     users = request.environ.get("OMP_WAIT_POLICY") if assigned is None else assigned
     if users is not None and (origin != "cli" or assigned is not None):
         place = "in your environment" if assigned is None else "(--env)"
-        spins = shared and users.lower() == "active"
-        return Tuning((), (f"OMP_WAIT_POLICY={users} {place} spins although {shared}",) if spins else ())
-    policy = _policy(asked, shared)
-    refused = asked == "active" and policy != "active"
-    reason = _wait_reason(request, policy, shared)
-    variable_requests = tuple(
-        VariableRequest(name=name, value=value, origin=origin if asked == policy else "default", reason=reason)
-        for name, value in _WAITING[policy].items()
-        if not name.startswith(_FOREIGN[runtime])
+        spins = shared_reason and users.lower() == "active"
+        warning = f"OMP_WAIT_POLICY={users} {place} makes idle threads spin although {shared_reason}"
+        return OpenmpVariables(warnings=(warning,) if spins else ())
+    policy = _policy(requested, shared_reason)
+    reason = _wait_reason(request, policy, shared_reason)
+    refused = requested == "active" and policy != "active" and origin == "cli"
+    warning = f"--wait-policy active is not applied: {shared_reason}, and spinning threads would hold up the others"
+    return OpenmpVariables(
+        variable_requests=tuple(
+            VariableRequest(name=name, value=value, origin=origin if requested == policy else "default", reason=reason)
+            for name, value in _WAIT_VARIABLES[policy].items()
+            if not name.startswith(_OTHER_RUNTIME[runtime])
+        ),
+        warnings=(warning,) if refused else (),
     )
-    if refused and origin == "cli":
-        return Tuning(
-            variable_requests, (f"--wait-policy active is not applied: {shared}, and spinning threads would starve",)
-        )
-    return Tuning(variable_requests)
 
 
-def _policy(asked: str, shared: str | None) -> Waiting:
-    if asked == "passive" or shared:
+def _policy(requested: str, shared_reason: str | None) -> WaitPolicy:
+    if requested == "passive" or shared_reason:
         return "passive"
-    return "active" if asked == "active" else "short"
+    return "active" if requested == "active" else "short"
 
 
-_WAITING: dict[Waiting, dict[str, str]] = {
+_WAIT_VARIABLES: dict[WaitPolicy, dict[str, str]] = {
     "short": {"KMP_BLOCKTIME": "1"},
     "active": {"OMP_WAIT_POLICY": "ACTIVE", "KMP_BLOCKTIME": "infinite", "GOMP_SPINCOUNT": "INFINITY"},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"},
 }
-_FOREIGN: dict[Runtime, str] = {"intel": "GOMP_", "llvm": "GOMP_", "gnu": "KMP_"}
-"""Variables of the runtimes that are not loaded."""
+_OTHER_RUNTIME: dict[Runtime, str] = {"intel": "GOMP_", "llvm": "GOMP_", "gnu": "KMP_"}
+"""What the names of variables begin with that the runtime does not read."""
 
 
-def _wait_reason(request: LaunchRequest, policy: Waiting, shared: str | None) -> str:
+def _wait_reason(request: LaunchRequest, policy: WaitPolicy, shared_reason: str | None) -> str:
     if request.settings.wait_policy == policy:
         return request.reasons.get("wait_policy", f"--wait-policy {policy}")
-    if shared:
-        return f"{shared}: idle threads sleep instead of spinning"
-    return "spin for 1 ms after a parallel region (the runtime's default is 200), then sleep"
+    if shared_reason:
+        return f"{shared_reason}: idle threads sleep instead of spinning"
+    return "idle threads spin for 1 ms after a parallel region (the runtime's default is 200 ms), then sleep"
 
 
-def pinning(
-    request: LaunchRequest, runtime: Runtime, workers: Sequence[WorkerCpus], *, bound: bool, guarded: bool
-) -> Tuning:
-    """Where OpenMP threads sit inside the worker's CPUs. `guarded`: the worker plugin gives children all of them.
+def affinity_variables(
+    request: LaunchRequest, runtime: Runtime, workers: Sequence[WorkerCpus], *, owned: bool, plugin: bool
+) -> OpenmpVariables:
+    """The variables that pin OpenMP threads to CPUs of their worker.
 
+    `owned`: the workers are bound to CPUs of their own. `plugin`: the worker plugin gives forked children all of the
+    worker's CPUs back.
     Source: OpenMP 5.2, 21.1.6 and 21.1.7; LLVM OpenMP reference (KMP_AFFINITY wins over OMP_PROC_BIND).
     """
-    affinity = request.settings.affinity
-    if affinity == "mask":
-        return Tuning(variable_requests=(), warnings=() if guarded else _inherited_pinning(request))
-    if affinity != "none" and not bound:
-        return Tuning(
-            variable_requests=(),
-            warnings=(f"--affinity {affinity} is not applied: the workers are not bound to CPUs of their own",),
+    affinity, origin = request.settings.affinity, request.origin("affinity")
+    users_own = origin != "cli" and any(name in request.environ for name in PINNING)
+    if affinity not in ("mask", "none") and not owned:
+        return OpenmpVariables(
+            warnings=(f"--affinity {affinity} is not applied: the workers are not bound to CPUs of their own",)
         )
-    origin = request.origin("affinity")
-    if origin != "cli" and any(name in request.environ for name in PINNING):
-        return Tuning((), () if guarded else _inherited_pinning(request))
-    children = "get the worker's CPUs back from the plugin" if guarded else "inherit one thread's CPU"
-    reason = request.reasons.get("affinity", f"--affinity {affinity}; forked children {children}")
-    if affinity == "none":
-        reason = request.reasons.get("affinity", "--affinity none: threads move freely inside the worker's CPUs")
+    if affinity == "mask" or users_own:
+        return OpenmpVariables(warnings=() if plugin else _inherited_pinning(request))
+    reason = request.reasons.get("affinity", f"--affinity {affinity}: {_affinity_effect(affinity, plugin=plugin)}")
     if affinity == "explicit":
-        name, values = _explicit(runtime, workers)
-        variable_requests = [per_worker(name, values, origin=origin, reason=reason)]
-        if name == "OMP_PLACES":
-            variable_requests.append(VariableRequest(name="OMP_PROC_BIND", value="close", origin=origin, reason=reason))
+        requests = _explicit(runtime, workers, origin=origin, reason=reason)
     else:
-        variable_requests = [
+        requests = tuple(
             VariableRequest(name=name, value=value, origin=origin, reason=reason)
             for name, value in _pins(runtime, affinity, request.settings.smt).items()
-        ]
-    named = {variable.name for variable in variable_requests}
-    cleared = [
+        )
+    named = {each.name for each in requests}
+    cleared = tuple(
         VariableRequest(name=name, value=None, origin=origin, reason=f"would contradict --affinity {affinity}")
         for name in PINNING
         if name in request.environ and name not in named
-    ]
-    return Tuning(variable_requests=(*variable_requests, *cleared))
+    )
+    return OpenmpVariables(variable_requests=(*requests, *cleared))
+
+
+def _affinity_effect(affinity: str, *, plugin: bool) -> str:
+    if affinity == "none":
+        return "threads move freely among the worker's CPUs"
+    if plugin:
+        return "threads are pinned; the plugin gives forked children all of the worker's CPUs back"
+    return "threads are pinned; forked children inherit one thread's CPU"
 
 
 PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -128,22 +131,29 @@ def _pins(runtime: Runtime, affinity: str, smt: bool) -> dict[str, str]:
     return {"KMP_AFFINITY": "granularity=fine," + ("compact,1,0" if affinity == "close" else "scatter")}
 
 
-def _explicit(runtime: Runtime, workers: Sequence[WorkerCpus]) -> tuple[str, list[str]]:
-    """A place for each CPU, in order. Not GOMP_CPU_AFFINITY: with it some pip torch runs one thread.
+def _explicit(
+    runtime: Runtime, workers: Sequence[WorkerCpus], *, origin: Origin, reason: str
+) -> tuple[VariableRequest, ...]:
+    """A place for each CPU, in order. Not GOMP_CPU_AFFINITY: some torch wheels from PyPI run one thread with it.
 
     Source: OpenMP 5.2, 21.1.6; pytorch issue 149422.
     """
     cpus = [[str(cpu) for core in worker.cores for cpu in core.cpus] for worker in workers]
     if runtime == "gnu":
-        return "OMP_PLACES", [",".join(f"{{{id_}}}" for id_ in ids) for ids in cpus]
-    return "KMP_AFFINITY", [f"granularity=fine,proclist=[{','.join(ids)}],explicit" for ids in cpus]
+        places = [",".join(f"{{{id_}}}" for id_ in ids) for ids in cpus]
+        return (
+            per_worker("OMP_PLACES", places, origin=origin, reason=reason),
+            VariableRequest(name="OMP_PROC_BIND", value="close", origin=origin, reason=reason),
+        )
+    lists = [f"granularity=fine,proclist=[{','.join(ids)}],explicit" for ids in cpus]
+    return (per_worker("KMP_AFFINITY", lists, origin=origin, reason=reason),)
 
 
 _UNPINNED = ("false", "none", "disabled", "respect", "norespect")
 
 
 def _inherited_pinning(request: LaunchRequest) -> tuple[str, ...]:
-    """A warning if the user's own variables pin threads: a forked DataLoader worker inherits one CPU.
+    """A warning if the user's own variables pin threads, because a forked DataLoader worker then inherits one CPU.
 
     Source: pytorch issues 99625 and 101850.
     """
@@ -155,10 +165,12 @@ def _inherited_pinning(request: LaunchRequest) -> tuple[str, ...]:
     ]
     if not set_:
         return ()
-    return (f"{', '.join(set_)} pins threads: forked DataLoader workers would inherit one CPU (--affinity none)",)
+    return (
+        f"{', '.join(set_)} pins threads: forked DataLoader workers inherit a single CPU (--affinity none prevents it)",
+    )
 
 
-def hazards(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[str, ...]:
+def hazard_warnings(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[str, ...]:
     """Warnings for variables with which torch computes wrongly, crashes or runs one thread.
 
     Source: pytorch issues 168965 and 149422 (seen with torch 2.6, not with 2.13).
@@ -167,17 +179,20 @@ def hazards(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple
     environ = {**profile, **request.environ, **dict(request.settings.env)}
     warnings = []
     if environ.get("OMP_DYNAMIC", "").lower() in ("true", "1", "yes"):
-        warnings.append("OMP_DYNAMIC=true may start fewer threads than torch was compiled for: wrong results")
+        warnings.append("OMP_DYNAMIC=true: results may be wrong, because fewer threads may start than torch expects")
     limit = first_count(environ.get("OMP_THREAD_LIMIT", ""))
     if limit is not None and limit < max(threads):
-        warnings.append(f"OMP_THREAD_LIMIT={limit} is below the {max(threads)} threads of a worker: wrong results")
+        warnings.append(f"OMP_THREAD_LIMIT={limit}: results may be wrong, because a worker has {max(threads)} threads")
     if environ.get("KMP_DUPLICATE_LIB_OK", "").lower() in ("true", "1", "yes"):
-        warnings.append("KMP_DUPLICATE_LIB_OK lets two OpenMP runtimes run in one process: crashes, wrong results")
+        warnings.append(
+            "KMP_DUPLICATE_LIB_OK allows two OpenMP runtimes in a process: it may crash or give wrong results"
+        )
     version = host.torch_release
     bundled = host.torch is not None and "libgomp" in (host.torch.bundled_openmp or "")
     affinity = environ.get("GOMP_CPU_AFFINITY")
     if affinity and bundled and version is not None and version < (2, 13):
         warnings.append(
-            f"GOMP_CPU_AFFINITY={affinity}: torch before 2.13 may run one thread with it (OMP_PLACES and OMP_PROC_BIND)"
+            f"GOMP_CPU_AFFINITY={affinity}: with it torch before 2.13 may run a single thread "
+            "(use OMP_PLACES and OMP_PROC_BIND instead)"
         )
     return tuple(warnings)

@@ -1,7 +1,8 @@
-"""OMP_NUM_THREADS and MKL_NUM_THREADS: who decides each, and the thread count that follows."""
+"""The number of compute threads of each worker, and OMP_NUM_THREADS and MKL_NUM_THREADS, which set it."""
 
 from cpulaunch.plan.placement.threads import Threads, check_assigned, first_count
-from cpulaunch.plan.variables.resolve import VariableRequest, per_worker
+from cpulaunch.plan.variables.resolve import per_worker
+from cpulaunch.records.plan import VariableRequest
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
 
@@ -9,51 +10,51 @@ OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 @record
-class Compute:
-    """Threads by worker as they will be, the variables that say so, and what to warn of.
+class ThreadPlan:
+    """The number of compute threads of each worker, and the variables that set it.
 
-    `limits`: CPUs of each worker that may run at a time. `malformed`: variables of the user's environment that
-    hold no number of threads and are replaced.
+    `cpu_limits`: how many of each worker's CPUs may be busy at a time. `malformed`: variables of the user's
+    environment that hold no number of threads and are replaced.
     """
 
-    threads: tuple[int, ...]
-    limits: tuple[int, ...]
+    counts: tuple[int, ...]
+    cpu_limits: tuple[int, ...]
     variable_requests: tuple[VariableRequest, ...]
     malformed: frozenset[str]
     warnings: tuple[str, ...]
 
 
-def decide_compute(request: LaunchRequest, default: Threads) -> Compute:
-    """The thread counts of all workers: --env and --threads, the user's environment, a profile, the cores.
+def plan_threads(request: LaunchRequest, default: Threads) -> ThreadPlan:
+    """The thread counts of all workers: from --env and --threads, the user's environment, a profile or the default.
 
-    Raises: UsageError if --env holds no number or contradicts --threads.
+    Raises: UsageError if --env sets no number of threads or contradicts --threads.
     """
     assigned = dict(request.settings.env)
     check_assigned(request, assigned)
     malformed = frozenset(
         name for name in (OMP, MKL) if name in request.environ and first_count(request.environ[name]) is None
     )
-    decided, source = _decided(request, assigned, malformed)
-    threads = default.counts if decided is None else (decided,) * len(default.counts)
+    chosen, source = _chosen(request, assigned, malformed)
+    counts = default.counts if chosen is None else (chosen,) * len(default.counts)
     replaced = tuple(
-        f"{name}={request.environ[name]} in your environment is not a number of threads: replaced"
+        f"{name}={request.environ[name]} in your environment is not a number of threads and is replaced"
         for name in sorted(malformed)
     )
-    omp = _wish(OMP, request, default.counts, default.reason)
-    mkl = per_worker(MKL, [str(count) for count in threads], origin="default", reason=f"follows {OMP}")
-    if decided == request.settings.threads:
-        mkl = _wish(MKL, request, threads, mkl.reason)
-    return Compute(
-        threads=threads,
-        limits=default.limits,
+    omp = _variable(OMP, request, default.counts, default.reason)
+    mkl = per_worker(MKL, [str(count) for count in counts], origin="default", reason=f"follows {OMP}")
+    if chosen == request.settings.threads:
+        mkl = _variable(MKL, request, counts, mkl.reason)
+    return ThreadPlan(
+        counts=counts,
+        cpu_limits=default.cpu_limits,
         variable_requests=(omp, mkl),
         malformed=malformed,
-        warnings=(*default.warnings, *replaced, *_oversized(decided, source, default.limits)),
+        warnings=(*default.warnings, *replaced, *_too_many(chosen, source, default.cpu_limits)),
     )
 
 
-def _decided(request: LaunchRequest, assigned: dict[str, str], malformed: frozenset[str]) -> tuple[int | None, str]:
-    """The number of threads somebody chose (None: nobody) and who."""
+def _chosen(request: LaunchRequest, assigned: dict[str, str], malformed: frozenset[str]) -> tuple[int | None, str]:
+    """The number of threads that the user or a profile chose, and how; None for the default."""
     if OMP in assigned:
         return first_count(assigned[OMP]), f"--env {OMP}"
     if request.origin("threads") == "cli":
@@ -66,7 +67,7 @@ def _decided(request: LaunchRequest, assigned: dict[str, str], malformed: frozen
     return request.settings.threads, request.origin("threads")
 
 
-def _wish(name: str, request: LaunchRequest, counts: tuple[int, ...], reason: str) -> VariableRequest:
+def _variable(name: str, request: LaunchRequest, counts: tuple[int, ...], reason: str) -> VariableRequest:
     if request.settings.threads is None:
         return per_worker(name, [str(count) for count in counts], origin="default", reason=reason)
     return VariableRequest(
@@ -77,9 +78,10 @@ def _wish(name: str, request: LaunchRequest, counts: tuple[int, ...], reason: st
     )
 
 
-def _oversized(threads: int | None, source: str, limits: tuple[int, ...]) -> tuple[str, ...]:
-    """A warning if the threads somebody chose are more than a worker's CPUs or share of the quota."""
-    narrowest = min(limits)
-    if threads is None or threads <= narrowest:
+def _too_many(threads: int | None, source: str, limits: tuple[int, ...]) -> tuple[str, ...]:
+    """A warning if the chosen number of threads is larger than a worker's CPUs or its share of the quota."""
+    fewest = min(limits)
+    if threads is None or threads <= fewest:
         return ()
-    return (f"{threads} threads ({source}), but a worker has {narrowest} CPUs: they will take turns",)
+    cpus = f"{fewest} CPU{'s' * (fewest != 1)}"
+    return (f"{threads} threads ({source}) share the {cpus} of a worker and take turns",)

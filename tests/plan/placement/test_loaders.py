@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpulaunch.plan.placement.loaders import FEWEST_CORES, LOADER_BYTES
+from cpulaunch.plan.placement.loaders import LOADER_BYTES, MIN_CORES
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.torch_settings import TorchSettings, decode
@@ -23,7 +23,7 @@ def with_torch(host: Host, memory_bytes: int | None = 256 * GIB) -> Host:
 @given(hosts(), st.integers(1, 12), st.sampled_from(("", "--smt", "--reserve 1")), st.data())
 @settings(max_examples=150, deadline=None)
 def test_loader_cores_are_carved_out_of_the_instance(host: Host, wanted: int, more: str, data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, max(1, pool_cores(host) // FEWEST_CORES)), label="instances")
+    count = data.draw(st.integers(1, max(1, pool_cores(host) // MIN_CORES)), label="instances")
     flags = f"--instances {count} {more}" if pool_cores(host) >= 2 * count else f"--instances {count}"
     whole, divided = plan(with_torch(host), flags), plan(with_torch(host), f"{flags} --dataloader-workers {wanted}")
     for before, after in zip(whole.workers, divided.workers, strict=True):
@@ -31,7 +31,7 @@ def test_loader_cores_are_carved_out_of_the_instance(host: Host, wanted: int, mo
         assert not after.cpus & after.loader_cpus
         assert after.cpus
         size = cores(host, before)
-        expected = min(wanted, size // 2) if size >= FEWEST_CORES else 0
+        expected = min(wanted, size // 2) if size >= MIN_CORES else 0
         assert size - cores(host, after) == expected
         assert (after.numa_nodes, after.mempolicy) == (before.numa_nodes, before.mempolicy)
 
@@ -114,7 +114,7 @@ def test_memory_bounds_auto_and_is_a_warning_for_a_number() -> None:
     assert told(plan(tight, "--instances 4 --dataloader-workers auto")).dataloader_workers is None
     (warning,) = plan(tight, "--instances 2 --dataloader-workers 4").warnings
     assert "8 DataLoader workers need about 2.3 GiB (300 MiB each)" in warning
-    assert "2.3 GiB there is" in warning
+    assert "2.3 GiB available" in warning
     assert not plan(tight, "--dataloader-workers 2").warnings
     assert not plan(with_torch(machine(cores=16), memory_bytes=None), "--dataloader-workers 900").warnings
 
@@ -125,7 +125,7 @@ def test_the_note_says_what_was_done() -> None:
         return found.value, found.origin, found.reason
 
     assert note(machine(cores=8), "--dataloader-workers 2")[:2] == ("2", "cli")
-    assert "CPUs 6-7 are theirs" in note(machine(cores=8), "--dataloader-workers 2")[2]
+    assert "CPUs 6-7 are reserved for them" in note(machine(cores=8), "--dataloader-workers 2")[2]
     assert "fewer than 4" in note(machine(cores=3), "--dataloader-workers 2")[2]
     assert "an instance of fewer" in note(machine(cores=7), "--instances 2 --dataloader-workers 1")[2]
     assert note(machine(cores=2), "--dataloader-workers auto")[0] == "the program's own"

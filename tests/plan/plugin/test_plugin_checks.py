@@ -161,7 +161,7 @@ def test_with_the_plugin_pinned_threads_do_no_harm_to_children() -> None:
     guarded, open_ = HOST, replace(HOST, torch=replace(TORCH, plugin=False))
     assert not plan(guarded, environ=users).warnings
     assert any("DataLoader" in warning for warning in plan(open_, environ=users).warnings)
-    assert "back from the plugin" in note(guarded, "OMP_PROC_BIND", "--affinity close").reason
+    assert "the plugin gives forked children" in note(guarded, "OMP_PROC_BIND", "--affinity close").reason
     assert "inherit one" in note(open_, "OMP_PROC_BIND", "--affinity close").reason
 
 
