@@ -1,17 +1,17 @@
-"""The check of doctor on collectives: how ranks of one host would move data over the backend "ccl"."""
+"""The check of collectives: how the ranks of one host exchange data over the backend "ccl"."""
 
 from cpulaunch.doctor.facts import Facts
-from cpulaunch.doctor.machine import MIB, WITH_COMPILER, Finding, skipped
+from cpulaunch.doctor.findings import MIB, WITH_COMPILER, Finding, advice, ok, skipped
 
 RANK_BYTES = 26 * MIB
-"""What a rank of oneCCL 2022.1 must find free in /dev/shm; the backend refuses to start with less."""
+"""Free space in /dev/shm that each rank of oneCCL 2022.1 needs; the backend does not start with less."""
 ADMINISTRATORS_ONLY = 2
-"""The ptrace_scope from which on only administrators may read another process. Source: kernel, LSM/Yama.rst."""
+"""From this ptrace_scope on, only administrators may read another process. Source: kernel, LSM/Yama.rst."""
 INSTALL = "pip install 'cpulaunch[ccl]'"
 
 
 def collectives(facts: Facts) -> tuple[Finding, ...]:
-    """Whether `--dist-backend ccl` can be had, and how it would move data."""
+    """Whether `--dist-backend ccl` works here, and by which means it exchanges data."""
     if not facts.live:
         return skipped("not part of a captured machine")
     if facts.may_copy is None or facts.host.arch != "x86_64":
@@ -19,29 +19,26 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
     if facts.torch is None:
         return skipped("torch is not installed")
     engine = "no oneCCL" if facts.oneccl is None else f"oneCCL {facts.oneccl}"
-    lock = _lock(facts)
-    if lock is None:
+    obstacle = _obstacle(facts)
+    if obstacle is None:
         only = ": one host only" if facts.oneccl is None else " for several hosts"
         found = f"ccl: ranks may use one another's memory; {engine}{only}"
-        if not facts.no_library:
-            return (Finding(status="ok", found=found),)
-        return (_advice(found, f"{facts.no_library}: Python reduces tensors on one host, slower", WITH_COMPILER),)
-    why, fix = lock
+        missing = facts.missing_library_reason
+        if not missing:
+            return ok(found)
+        return advice(found, why=f"{missing}: Python reduces tensors on one host, slower", fix=WITH_COMPILER)
+    why, fix = obstacle
     if facts.oneccl is None:
-        return (_advice(f"no ccl, gloo only: {engine}, and ranks may not use one another's memory", why, INSTALL),)
+        return advice(f"no ccl, gloo only: {engine}, and ranks may not use one another's memory", why=why, fix=INSTALL)
     if (room := _room(facts)) < 2:
-        short = f"{RANK_BYTES // MIB} MiB of /dev/shm for each rank of oneCCL, which is the only way: {why}"
+        short = f"{RANK_BYTES // MIB} MiB of /dev/shm for each rank of oneCCL, the only means here: {why}"
         found = f"ccl: /dev/shm has room for {room} rank{'s' * (room != 1)} of {engine}"
-        return (_advice(found, short, "docker run --shm-size=1g ..."),)
-    return (_advice(f"ccl: {engine}, slower than ranks that use one another's memory", why, fix),)
+        return advice(found, why=short, fix="docker run --shm-size=1g ...")
+    return advice(f"ccl: {engine}, slower than ranks that use one another's memory", why=why, fix=fix)
 
 
-def _advice(found: str, why: str, fix: str) -> Finding:
-    return Finding(status="advice", found=found, why=why, fix=fix)
-
-
-def _lock(facts: Facts) -> tuple[str, str] | None:
-    """Why ranks may not use one another's memory, and what lets them; None if they may."""
+def _obstacle(facts: Facts) -> tuple[str, str] | None:
+    """Why ranks cannot use one another's memory, and the command that permits it; None if they can."""
     if facts.may_copy is False:
         why = "a filter of system calls, such as a container's, forbids process_vm_readv"
         return why, "docker run --cap-add SYS_PTRACE ..."
@@ -52,5 +49,5 @@ def _lock(facts: Facts) -> tuple[str, str] | None:
 
 
 def _room(facts: Facts) -> int:
-    """How many ranks /dev/shm has room for."""
+    """Number of ranks for which /dev/shm has room."""
     return 0 if facts.shm is None else facts.shm.free_bytes // RANK_BYTES

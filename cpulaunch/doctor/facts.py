@@ -1,4 +1,4 @@
-"""What doctor looks at beyond the Host: shared memory, swap, other packages' OpenMP runtimes, torch's own words."""
+"""Facts that only doctor needs: shared memory, swap, OpenMP runtimes in packages, and what torch reports of itself."""
 
 import ctypes
 import os
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import cpulaunch
-from cpulaunch.doctor.torch_report import BrokenTorch, Runner, TorchFacts, ask_torch
+from cpulaunch.doctor.torch_report import BrokenTorch, Runner, TorchFacts, read_torch_report
 from cpulaunch.probe import Root
 from cpulaunch.probe.gpus.nvml import with_nvml
+from cpulaunch.probe.portable import read_cpuid_features
 from cpulaunch.probe.software.oneccl import oneccl_version
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.records.host import Host
@@ -21,7 +22,7 @@ YAMA = "proc/sys/kernel/yama/ptrace_scope"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
-    """Size of /dev/shm and what is free of it."""
+    """Size and free space of /dev/shm."""
 
     total_bytes: int
     free_bytes: int
@@ -29,7 +30,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """Swap space of the machine and what is free of it."""
+    """Size of the swap space and what is free of it."""
 
     total_bytes: int
     free_bytes: int
@@ -37,12 +38,14 @@ class Swap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything the checks judge. `live`: this machine, not a captured one; `torch` None: not installed.
+    """All input of the checks.
 
-    `bundled_openmp`: OpenMP runtimes that packages bring along, by the package's folder. `oneccl`: the version beside
-    torch, if any. `may_copy`: whether system calls that copy between processes are allowed (None: there are none),
-    `ptrace_scope`: to whom, where the kernel has Yama; `no_library`: why cpulaunch's own for collectives is not
-    used, empty if it is.
+    `live`: whether the facts are about this machine and not a captured one. `torch`: None if it is not installed.
+    `bundled_openmp`: (folder of a package, OpenMP runtime in it). `oneccl`: the version installed beside torch.
+    `may_copy`: whether the system calls that copy between processes are permitted; None if the kernel lacks them.
+    `ptrace_scope`: the setting of Yama that restricts them further; None without Yama. `missing_library_reason`: why
+    cpulaunch's library of collectives is not used; empty if it is. `cpuid_features`: those of FEATURES that the
+    processor reports itself; None for a captured machine.
     """
 
     host: Host
@@ -56,29 +59,31 @@ class Facts:
     oneccl: str | None = None
     may_copy: bool | None = None
     ptrace_scope: int | None = None
-    no_library: str = ""
+    missing_library_reason: str = ""
+    cpuid_features: frozenset[str] | None = None
 
 
 def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
-    """All facts. Of a captured machine, nothing of this process or machine. Effect: asks torch and NVML here."""
+    """All facts; for a captured machine those in its files. Effect: on this machine runs torch, NVML and CPUID."""
     return Facts(
         host=with_nvml(host),
         environ=environ if root.live else {},
         live=root.live,
         shm=read_shm() if root.live else None,
         swap=read_swap(root),
-        torch=ask_torch(interpreter, environ, run=run) if root.live else None,
+        torch=read_torch_report(interpreter, environ, run=run) if root.live else None,
         bundled_openmp=read_bundled_openmp(root, host),
         distribution=read_distribution(root),
         oneccl=None if host.torch is None else oneccl_version(root, host.torch),
         may_copy=may_copy() if root.live else None,
         ptrace_scope=read_ptrace_scope(root),
-        no_library=no_library(own_file(MEMORY_LIBRARY)) if root.live else "",
+        missing_library_reason=missing_library_reason(own_file(MEMORY_LIBRARY)) if root.live else "",
+        cpuid_features=read_cpuid_features() if root.live else None,
     )
 
 
 def read_shm() -> SharedMemory | None:
-    """The /dev/shm of this machine; None where there is none. Source: statvfs(3)."""
+    """Size and free space of /dev/shm; None if it does not exist. Source: statvfs(3)."""
     try:
         status = os.statvfs("/" + SHM)
     except (OSError, AttributeError):
@@ -87,50 +92,53 @@ def read_shm() -> SharedMemory | None:
 
 
 def read_ptrace_scope(root: Root) -> int | None:
-    """Who may read another process's memory, 0 (its user) to 3 (nobody); None without Yama. Source: LSM/Yama.rst."""
+    """Yama's restriction on reading other processes, 0 (same user) to 3 (forbidden); None without Yama.
+
+    Source: kernel, Documentation/admin-guide/LSM/Yama.rst.
+    """
     text = (root.text(YAMA) or "").strip()
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-class _Piece(ctypes.Structure):
+class _IoVec(ctypes.Structure):
     """struct iovec."""
 
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 def may_copy() -> bool | None:
-    """Whether this process may copy between processes at all; None where there is no such call.
+    """Whether process_vm_readv(2) is permitted; None if the operating system does not have it.
 
-    It copies from itself, which only a filter of system calls (a container's) forbids. Source: process_vm_readv(2).
+    The process copies from itself, which only a filter of system calls, such as a container's, forbids.
     """
     if platform.system() != "Linux":
         return None
     libc = ctypes.CDLL(None)
     source, target = ctypes.c_char(b"x"), ctypes.c_char(b"-")
-    there, here = (_Piece(ctypes.addressof(each), 1) for each in (source, target))
+    there, here = (_IoVec(ctypes.addressof(each), 1) for each in (source, target))
     size = ctypes.c_ulong(1)
     copied = libc.process_vm_readv(os.getpid(), ctypes.byref(here), size, ctypes.byref(there), size, ctypes.c_ulong(0))
     return bool(copied == 1)
 
 
 def own_file(name: str) -> str:
-    """The path of a file of cpulaunch's."""
+    """The path of a file in the package."""
     return os.path.join(os.path.dirname(cpulaunch.__file__), name)
 
 
-def no_library(path: str) -> str:
-    """Why the compiled library of collectives on one host is not used; empty if it is."""
+def missing_library_reason(path: str) -> str:
+    """Why the compiled library of collectives is not used on one host; empty if it is used."""
     if not os.path.isfile(path):
         return "cpulaunch was installed without a C compiler"
     try:
         version = ctypes.CDLL(path).cpulaunch_ccl_version()
     except (OSError, AttributeError) as error:
         return f"cpulaunch's library cannot be loaded: {error}"
-    return "" if version == MEMORY_LIBRARY_VERSION else f"{path} is another version's"
+    return "" if version == MEMORY_LIBRARY_VERSION else f"{path} belongs to another version"
 
 
 def read_swap(root: Root) -> Swap | None:
-    """Swap space, from proc/meminfo (kB); None where it does not say."""
+    """Size and free swap space, from proc/meminfo (kB); None if it has no such lines."""
     sizes: dict[str, int] = {}
     for line in (root.text("proc/meminfo") or "").splitlines():
         name, _, rest = line.partition(":")
@@ -143,7 +151,7 @@ def read_swap(root: Root) -> Swap | None:
 
 
 def read_bundled_openmp(root: Root, host: Host) -> tuple[tuple[str, str], ...]:
-    """(package folder, file) of each OpenMP runtime that a wheel beside torch brings in its `….libs` folder."""
+    """(package folder, file) of each OpenMP runtime that a wheel beside torch bundles in its `….libs` folder."""
     if host.torch is None:
         return ()
     packages = os.path.dirname(host.torch.path)

@@ -1,47 +1,8 @@
-"""The checks of doctor on the machine: each a pure function of the facts to what was found, why, and what fixes it."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+"""The checks of the machine: each a pure function from the facts to a finding."""
 
 from cpulaunch.doctor.facts import Facts
-from cpulaunch.records.host import Library, size_text
-
-Status = Literal["ok", "advice", "problem", "skipped"]
-MIB, GIB = 1 << 20, 1 << 30
-WITH_COMPILER = "install a C compiler, then: pip install --force-reinstall --no-cache-dir cpulaunch"
-"""What brings the libraries that an installation without one lacks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check found. `why` and `fix` (a command, or what to change) are for advice and problems."""
-
-    status: Status
-    found: str
-    why: str | None = None
-    fix: str | None = None
-
-
-Check = Callable[[Facts], tuple[Finding, ...]]
-
-
-def _ok(found: str) -> tuple[Finding, ...]:
-    return (Finding(status="ok", found=found),)
-
-
-def _advice(found: str, *, why: str, fix: str) -> tuple[Finding, ...]:
-    return (Finding(status="advice", found=found, why=why, fix=fix),)
-
-
-def _problem(found: str, *, why: str, fix: str) -> tuple[Finding, ...]:
-    return (Finding(status="problem", found=found, why=why, fix=fix),)
-
-
-def skipped(why: str) -> tuple[Finding, ...]:
-    """A check that could not be made, and why."""
-    return (Finding(status="skipped", found=why),)
-
+from cpulaunch.doctor.findings import GIB, MIB, Finding, advice, ok, problem, skipped
+from cpulaunch.records.host import FEATURES, Library, size_text
 
 INSTALL = {
     "debian": "apt-get install libtcmalloc-minimal4",
@@ -50,7 +11,7 @@ INSTALL = {
     "suse": "zypper install gperftools",
     "arch": "pacman -S gperftools",
 }
-"""How each family of distributions installs tcmalloc."""
+"""Family of distributions -> the command that installs tcmalloc."""
 
 
 def _install_command(facts: Facts) -> str:
@@ -63,20 +24,20 @@ def _libraries(facts: Facts, kind: str) -> tuple[Library, ...]:
 
 
 def allocator(facts: Facts) -> tuple[Finding, ...]:
-    """Whether a faster allocator than the C library's can be preloaded."""
+    """Whether an allocator that is faster than the C library's can be preloaded."""
     found = _libraries(facts, "allocator")
     usable = [library for library in found if library.untrusted is None]
     if usable:
-        return _ok(", ".join(dict.fromkeys(library.name for library in usable)) + f" ({usable[0].path})")
+        return ok(", ".join(dict.fromkeys(library.name for library in usable)) + f" ({usable[0].path})")
     if found:
-        return _advice(
+        return advice(
             f"{found[0].path} is not preloaded",
-            why=f"{found[0].untrusted}: whoever writes there would run code in your programs",
+            why=f"{found[0].untrusted}: another user could run code in your programs",
             fix=_install_command(facts),
         )
-    return _advice(
-        "only the C library's",
-        why="tensors come and go: tcmalloc or jemalloc keep their memory instead of asking the kernel again",
+    return advice(
+        "only the C library's is installed",
+        why="programs allocate tensors all the time: tcmalloc and jemalloc reuse memory without calling the kernel",
         fix=_install_command(facts),
     )
 
@@ -87,33 +48,33 @@ def openmp(facts: Facts) -> tuple[Finding, ...]:
     usable = [library for library in found if library.untrusted is None]
     if usable:
         only_asked = "" if usable[0].name == "intel" else ": --openmp llvm uses it"
-        return _ok(", ".join(dict.fromkeys(library.name for library in usable)) + f" ({usable[0].path}){only_asked}")
+        return ok(", ".join(dict.fromkeys(library.name for library in usable)) + f" ({usable[0].path}){only_asked}")
     if facts.host.arch != "x86_64":
-        return _ok("torch's own: the best choice here")
+        return ok("torch's own: the best choice for this architecture")
     if facts.host.torch is not None and "libiomp5" in (facts.host.torch.bundled_openmp or ""):
-        return _ok("torch brings Intel's")
+        return ok("torch bundles Intel's")
     if found:
-        return _advice(
+        return advice(
             f"{found[0].path} is not preloaded",
-            why=f"{found[0].untrusted}: whoever writes there would run code in your programs",
+            why=f"{found[0].untrusted}: another user could run code in your programs",
             fix="pip install intel-openmp",
         )
-    return _advice(
-        "only torch's own libgomp",
-        why="Intel's runtime starts parallel regions faster and waits in a way that can be set in milliseconds",
+    return advice(
+        "only torch's own libgomp is installed",
+        why="Intel's runtime starts parallel regions faster, and how long its threads spin can be set",
         fix="pip install intel-openmp",
     )
 
 
 def two_runtimes(facts: Facts) -> tuple[Finding, ...]:
-    """Whether one process would have several OpenMP runtimes, each with its own threads."""
+    """Whether one process would load several OpenMP runtimes, each with its own threads."""
     preloaded = [
         path
         for path in facts.environ.get("LD_PRELOAD", "").replace(":", " ").split()
         if path.rsplit("/", 1)[-1].startswith(("libgomp", "libiomp5", "libomp"))
     ]
     if len(preloaded) > 1:
-        return _problem(
+        return problem(
             "LD_PRELOAD names " + " and ".join(preloaded),
             why="two OpenMP runtimes in one process: each has its own threads, and some pairs crash",
             fix="unset LD_PRELOAD",
@@ -121,24 +82,24 @@ def two_runtimes(facts: Facts) -> tuple[Finding, ...]:
     if facts.bundled_openmp:
         packages = list(dict.fromkeys(folder.removesuffix(".libs") for folder, _ in facts.bundled_openmp))
         names = ", ".join(packages[:4]) + (", ..." if len(packages) > 4 else "")
-        return _advice(
-            f"own runtime in: {names}",
-            why="a program that computes with torch and with these has two pools of threads on the same cores",
+        return advice(
+            f"bundled in: {names}",
+            why="a program that computes with torch and with these packages runs two thread pools on the same cores",
             fix="python -m threadpoolctl -i torch " + " ".join(packages[:2]).replace("scikit_learn", "sklearn"),
         )
-    return _ok("one OpenMP runtime a process")
+    return ok("one OpenMP runtime per process")
 
 
 def huge_pages(facts: Facts) -> tuple[Finding, ...]:
     """Whether --huge-pages can have an effect."""
     mode = facts.host.kernel.transparent_hugepage
     if mode is None:
-        return _ok("the kernel does not say")
+        return ok("unknown: the kernel does not report it")
     if mode != "never":
-        return _ok(mode)
-    return _advice(
+        return ok(mode)
+    return advice(
         "never",
-        why="large tensors cost a page fault for every 4 KiB, and --huge-pages has no effect",
+        why="every 4 KiB of a large tensor cost a page fault, and --huge-pages has no effect",
         fix="echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
     )
 
@@ -150,32 +111,32 @@ def _nodes_with_cpus(facts: Facts) -> int:
 def numa_balancing(facts: Facts) -> tuple[Finding, ...]:
     """Whether the kernel moves pages that bound workers have already placed."""
     if _nodes_with_cpus(facts) < 2:
-        return _ok("one NUMA node: it has no effect")
+        return ok("no effect on one NUMA node")
     if not facts.host.kernel.numa_balancing:
-        return _ok("off")
-    return _advice(
+        return ok("off")
+    return advice(
         "on",
-        why="workers are bound and their pages local: the kernel's scans only cost page faults",
+        why="bound workers have local pages already: the kernel's scans only cost page faults",
         fix="sudo sysctl kernel.numa_balancing=0",
     )
 
 
 def governor(facts: Facts) -> tuple[Finding, ...]:
-    """Whether cores run at full speed at once."""
+    """Whether cores run at full speed without delay."""
     chosen = facts.host.kernel.governor
     if chosen is None:
-        return _ok("not ours to choose (virtual machine, or the firmware decides)")
+        return ok("chosen by the hypervisor or the firmware")
     if chosen == "performance":
-        return _ok(chosen)
-    return _advice(
+        return ok(chosen)
+    return advice(
         chosen,
-        why="cores speed up only after they were busy for a while: short requests run slow",
+        why="a core reaches full speed only after it has been busy for a while: short requests run slowly",
         fix="sudo cpupower frequency-set -g performance",
     )
 
 
 def smt_siblings(facts: Facts) -> tuple[Finding, ...]:
-    """Whether somebody else may run on the other half of our cores."""
+    """Whether other programs may run on the SMT siblings of this process's CPUs."""
     allowed = facts.host.limits.budget.cpus
     cores: dict[int, set[int]] = {}
     for cpu in facts.host.cpus:
@@ -183,58 +144,58 @@ def smt_siblings(facts: Facts) -> tuple[Finding, ...]:
     ours = [cpus for cpus in cores.values() if cpus & allowed]
     halves = [cpus for cpus in ours if not cpus <= allowed]
     if not halves:
-        return _ok("whole cores")
-    return _advice(
-        f"{len(halves)} of {len(ours)} cores are given in part",
-        why="what runs on a core's other sibling takes half its speed, and it may not be yours",
+        return ok("this process may use all siblings of its cores")
+    return advice(
+        f"{len(halves)} of {len(ours)} cores are only partly available",
+        why="another program on the other sibling of a core takes half of its speed",
         fix="kubelet --cpu-manager-policy-options=full-pcpus-only=true, or a cpuset of whole cores",
     )
 
 
 def shared_memory(facts: Facts) -> tuple[Finding, ...]:
-    """Whether DataLoader workers can hand tensors over."""
+    """Whether /dev/shm has room for the batches of DataLoader workers."""
     if not facts.live:
         return skipped("not part of a captured machine")
     if facts.shm is None:
         return skipped("there is no /dev/shm here")
     found = f"{size_text(facts.shm.total_bytes)}, {size_text(facts.shm.free_bytes)} free"
-    why = "DataLoader workers hand batches over in it; when it is full they die of SIGBUS"
+    why = "DataLoader workers pass batches through it; when it is full, SIGBUS kills them"
     fix = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm"
     if facts.shm.total_bytes <= 64 * MIB:
-        return _problem(found, why=why + " (64 MiB is Docker's default)", fix=fix)
+        return problem(found, why=why + " (64 MiB is Docker's default)", fix=fix)
     if facts.shm.free_bytes < 64 * MIB:
-        return _problem(found, why=why, fix="ls -l /dev/shm, and remove what is left over there")
+        return problem(found, why=why, fix="ls -l /dev/shm, and remove files that no process uses")
     if facts.shm.total_bytes < GIB:
-        return _advice(found, why=why, fix=fix)
-    return _ok(found)
+        return advice(found, why=why, fix=fix)
+    return ok(found)
 
 
 def memory_policy(facts: Facts) -> tuple[Finding, ...]:
-    """Whether workers' memory can be placed."""
+    """Whether workers can be bound to the memory of their NUMA nodes."""
     if _nodes_with_cpus(facts) < 2:
-        return _ok("one NUMA node: nothing to place")
+        return ok("not needed on one NUMA node")
     permission = facts.host.kernel.mempolicy
     if permission == "permitted":
-        return _ok("may be set")
+        return ok("permitted")
     if permission == "unknown":
-        return skipped("only the machine itself can tell")
-    return _advice(
-        "may not be set",
-        why="memory goes where it is first touched: mostly right, as CPUs are still bound",
+        return skipped("cannot be read from files")
+    return advice(
+        "not permitted",
+        why="memory is placed where it is first touched, which is mostly right because CPUs are still bound",
         fix="docker run --cap-add SYS_NICE ...",
     )
 
 
 def cpu_quota(facts: Facts) -> tuple[Finding, ...]:
-    """Whether programs see more CPUs than they may use."""
+    """Whether programs see more CPUs than their quota pays for."""
     quota, cpus = facts.host.limits.quota, len(facts.host.limits.budget.cpus)
     if quota is None:
-        return _ok("none")
+        return ok("none")
     threads = facts.host.limits.budget.threads
-    found = f"{quota.cpus:.4g} CPUs of time, {cpus} CPUs to run on"
+    found = f"a quota of {quota.cpus:.4g} CPUs on {cpus} CPUs"
     if quota.cpus >= cpus:
-        return _ok(found)
-    return _advice(
+        return ok(found)
+    return advice(
         found,
         why=f"other programs start {cpus} threads and are throttled; cpulaunch starts {threads}",
         fix="a cpuset beside the quota: docker run --cpuset-cpus, kubelet --cpu-manager-policy=static",
@@ -242,17 +203,32 @@ def cpu_quota(facts: Facts) -> tuple[Finding, ...]:
 
 
 def swap(facts: Facts) -> tuple[Finding, ...]:
-    """Whether memory is on disk."""
+    """Whether memory has been swapped out."""
     if facts.swap is None:
-        return _ok("the kernel does not say")
+        return ok("unknown: the kernel does not report it")
     if facts.swap.total_bytes == 0:
-        return _ok("none")
+        return ok("none")
     used = facts.swap.total_bytes - facts.swap.free_bytes
     found = f"{size_text(used)} of {size_text(facts.swap.total_bytes)} in use"
     if used < 256 * MIB:
-        return _ok(found)
-    return _advice(
+        return ok(found)
+    return advice(
         found,
-        why="a step that touches memory on disk takes a thousand times longer",
+        why="a step that touches swapped memory takes a thousand times longer",
         fix="free memory, then: sudo swapoff -a && sudo swapon -a",
+    )
+
+
+def cpu_features(facts: Facts) -> tuple[Finding, ...]:
+    """Whether the kernel offers every instruction set that the processor reports by CPUID."""
+    reported = facts.cpuid_features
+    if reported is None:
+        return skipped("only on this machine")
+    hidden = [name for name in FEATURES if name in reported - facts.host.cpu.isa]
+    if not hidden:
+        return ok(f"{len(facts.host.cpu.isa)} of those that torch uses, as the processor reports them")
+    return advice(
+        f"the kernel hides {', '.join(hidden)}",
+        why="the processor reports them and /proc/cpuinfo does not: torch may not run its kernels for them",
+        fix="a newer kernel, and no clearcpuid= in /proc/cmdline",
     )

@@ -1,4 +1,4 @@
-"""doctor: what is right here, what could be better, what is wrong, and the command for it."""
+"""The report of `cpulaunch doctor`: every check with its finding, the reason, and the command that fixes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from cpulaunch.doctor import gpus, machine, software
 from cpulaunch.doctor.collectives import collectives
 from cpulaunch.doctor.facts import Facts, gather_facts
-from cpulaunch.doctor.machine import Check, Finding
+from cpulaunch.doctor.findings import Check, Finding
 from cpulaunch.doctor.torch_report import Runner, run_program
 from cpulaunch.probe import Root
 from cpulaunch.records.host import Host
@@ -22,6 +22,7 @@ CHECKS: Mapping[str, Check] = {
     "OpenMP in wheels": machine.two_runtimes,
     "MKL on AMD": software.mkl_on_amd,
     "AMX": software.hidden_amx,
+    "CPU features": machine.cpu_features,
     "environment": software.environment,
     "CPU quota": machine.cpu_quota,
     "SMT siblings": machine.smt_siblings,
@@ -45,13 +46,13 @@ STATUS_WIDTH, NAME_WIDTH = 8, 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Every finding under the name of its check."""
+    """The findings of all checks, each with the name of its check."""
 
     findings: tuple[tuple[str, Finding], ...]
 
     @property
     def exit_code(self) -> int:
-        """1 if there is a problem, else 0."""
+        """1 if any check found a problem, else 0."""
         return int(any(finding.status == "problem" for _, finding in self.findings))
 
     def as_json(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Report:
         return {"schema": 1, "checks": checks, "problems": self._count("problem"), "advice": self._count("advice")}
 
     def as_text(self, *, width: int, color: bool) -> str:
-        """The report as a table; commands are never broken over lines."""
+        """The report as text for a person; commands are never broken over lines."""
         lines = [line for name, finding in self.findings for line in _lines(name, finding, width=width, color=color)]
         problems, advice = self._count("problem"), self._count("advice")
         total = f"{count_text(problems, 'problem')}, {count_text(advice, 'piece')} of advice"
@@ -76,12 +77,12 @@ class Report:
 def doctor_report(
     host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner = run_program
 ) -> Report:
-    """What every check found. Effect: on this machine, starts the interpreter once to ask torch."""
-    return judge(gather_facts(host, root=root, interpreter=interpreter, environ=environ, run=run))
+    """The findings of all checks. Effect: on this machine, starts the interpreter once to examine its torch."""
+    return run_checks(gather_facts(host, root=root, interpreter=interpreter, environ=environ, run=run))
 
 
-def judge(facts: Facts) -> Report:
-    """What every check finds in the facts."""
+def run_checks(facts: Facts) -> Report:
+    """The findings of all checks for these facts."""
     return Report(findings=tuple((name, finding) for name, check in CHECKS.items() for finding in check(facts)))
 
 

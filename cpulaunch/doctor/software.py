@@ -1,10 +1,10 @@
-"""The checks of doctor on the user's environment variables and on torch."""
+"""The checks of torch and of the user's environment variables."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cpulaunch.doctor.facts import Facts
-from cpulaunch.doctor.machine import WITH_COMPILER, Finding, Status, skipped
+from cpulaunch.doctor.findings import WITH_COMPILER, Finding, Status, advice, ok, problem, skipped
 from cpulaunch.doctor.torch_report import BrokenTorch, TorchFacts
 from cpulaunch.plan.placement.threads import first_count
 from cpulaunch.plan.plugin.checks import AUTOLOAD, plugin_missing_reason
@@ -22,7 +22,7 @@ def _pins(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hazard:
-    """A variable, the values of it that do harm (given the budget's threads), how much, and why."""
+    """An environment variable that may do harm: with which values (given the threads of the budget), and why."""
 
     name: str
     harmful: Callable[[str, int], bool]
@@ -31,7 +31,7 @@ class _Hazard:
 
 
 _FORKS = "threads are pinned while torch is imported: forked DataLoader workers inherit one CPU (pytorch#101850)"
-_FEWER = "fewer threads than asked for: compiled kernels give wrong results (pytorch#168965)"
+_FEWER = "fewer threads than requested: compiled kernels give wrong results (pytorch#168965)"
 HAZARDS = (
     _Hazard(name="OMP_DYNAMIC", harmful=lambda value, _: _true(value), status="problem", why=_FEWER),
     _Hazard(
@@ -50,13 +50,13 @@ HAZARDS = (
         name="OMP_NUM_THREADS",
         harmful=lambda value, threads: (first_count(value) or threads + 1) > threads,
         status="advice",
-        why="it is no number, or more threads than the CPUs this process may use: they take turns",
+        why="not a number, or more threads than CPUs that this process may use",
     ),
     _Hazard(
         name="MKL_NUM_THREADS",
         harmful=lambda value, threads: (first_count(value) or threads + 1) > threads,
         status="advice",
-        why="it is no number, or more threads than the CPUs this process may use: they take turns",
+        why="not a number, or more threads than CPUs that this process may use",
     ),
     _Hazard(name="KMP_AFFINITY", harmful=lambda value, _: _pins(value), status="advice", why=_FORKS),
     _Hazard(name="OMP_PROC_BIND", harmful=lambda value, _: _pins(value), status="advice", why=_FORKS),
@@ -70,13 +70,13 @@ HAZARDS = (
         name="ATEN_CPU_CAPABILITY",
         harmful=lambda value, _: value.strip().lower() == "default",
         status="advice",
-        why="torch's own kernels then use no vector instructions beyond the oldest",
+        why="torch's own kernels then use only the oldest vector instructions",
     ),
 )
 
 
 def environment(facts: Facts) -> tuple[Finding, ...]:
-    """The variables in force that slow programs down or break them."""
+    """The variables of the user's environment that slow programs down or break them."""
     if not facts.live:
         return skipped("not part of a captured machine")
     threads = facts.host.limits.budget.threads
@@ -90,72 +90,67 @@ def environment(facts: Facts) -> tuple[Finding, ...]:
         for hazard in HAZARDS
         if hazard.name in facts.environ and hazard.harmful(facts.environ[hazard.name], threads)
     )
-    return findings or (Finding(status="ok", found="no variable that does harm"),)
+    return findings or ok("no harmful variable")
 
 
 def torch(facts: Facts) -> tuple[Finding, ...]:
-    """Whether torch imports and uses what the CPU has."""
+    """Whether torch can be imported and was built for this CPU."""
     if not facts.live:
-        return skipped("a captured machine's torch cannot be asked")
+        return skipped("the torch of a captured machine cannot be run")
     match facts.torch:
         case None:
-            return (
-                Finding(status="advice", found="not installed", why="cpulaunch runs it from here", fix=TORCH_INSTALL),
-            )
+            return advice("not installed", why="cpulaunch looks for it in this environment", fix=TORCH_INSTALL)
         case BrokenTorch(reason=reason):
             why = "`import torch` fails: no program that needs it can start"
-            return (Finding(status="problem", found=reason, why=why, fix=f"{TORCH_INSTALL} --force-reinstall"),)
-        case TorchFacts() as said:
-            return (*_build(said, facts),)
+            return problem(reason, why=why, fix=f"{TORCH_INSTALL} --force-reinstall")
+        case TorchFacts() as report:
+            return (*_build(report, facts),)
 
 
-def _build(said: TorchFacts, facts: Facts) -> tuple[Finding, ...]:
-    parts = [said.version, said.capability]
-    parts += [name for name, has in (("oneDNN", said.onednn), ("MKL", said.mkl), ("OpenMP", said.openmp)) if has]
-    found = ", ".join(parts) + f", {said.threads} threads"
-    lacking = [name for name, has in (("oneDNN", said.onednn), ("OpenMP", said.openmp)) if not has]
+def _build(report: TorchFacts, facts: Facts) -> tuple[Finding, ...]:
+    parts = [report.version, report.capability]
+    parts += [name for name, has in (("oneDNN", report.onednn), ("MKL", report.mkl), ("OpenMP", report.openmp)) if has]
+    found = ", ".join(parts) + f", {report.threads} threads"
+    lacking = [name for name, has in (("oneDNN", report.onednn), ("OpenMP", report.openmp)) if not has]
     if lacking:
         why = f"built without {' and '.join(lacking)}: products and convolutions are slow or use one thread"
-        return (Finding(status="problem", found=found, why=why, fix=TORCH_INSTALL),)
-    if said.capability == "DEFAULT" and "avx2" in facts.host.cpu.isa:
+        return problem(found, why=why, fix=TORCH_INSTALL)
+    if report.capability == "DEFAULT" and "avx2" in facts.host.cpu.isa:
         why = "this CPU has AVX2 and torch uses none of it"
-        return (Finding(status="problem", found=found, why=why, fix="unset ATEN_CPU_CAPABILITY"),)
-    return (Finding(status="ok", found=found),)
+        return problem(found, why=why, fix="unset ATEN_CPU_CAPABILITY")
+    return ok(found)
 
 
 def plugin(facts: Facts) -> tuple[Finding, ...]:
-    """Whether torch will load cpulaunch's plugin, which applies the settings inside torch and guards forks."""
+    """Whether torch loads the plugin that applies the settings inside torch and guards forks."""
     if facts.host.torch is None:
         return skipped("no torch was found")
     missing = plugin_missing_reason(facts.host, facts.environ)
     if missing is None:
-        return (Finding(status="ok", found="torch loads it: settings inside torch apply in every worker"),)
+        return ok("loaded by torch: settings inside torch apply in every worker")
     fix = "pip install cpulaunch, into the environment of torch"
     if AUTOLOAD in missing:
         fix = f"unset {AUTOLOAD}"
     elif "loads no plugins" in missing:
         fix = TORCH_INSTALL
-    why = "--graph, --precision and the others inside torch do nothing, and forks are not guarded"
-    return (Finding(status="advice", found=missing, why=why, fix=fix),)
+    why = "--graph, --precision and the other settings inside torch have no effect, and forks are not guarded"
+    return advice(missing, why=why, fix=fix)
 
 
 def loaded_runtimes(facts: Facts) -> tuple[Finding, ...]:
-    """Whether torch itself comes up with two OpenMP runtimes."""
+    """Whether importing torch loads two OpenMP runtimes."""
     if not isinstance(facts.torch, TorchFacts):
-        return skipped("torch gave no answer")
+        return skipped("torch did not report them")
     files = facts.torch.openmp_files
     if len(files) < 2:
-        return (Finding(status="ok", found=_base(files[0]) if files else "none seen"),)
+        return ok(_base(files[0]) if files else "none seen")
     preloaded = facts.environ.get("LD_PRELOAD", "")
     if any(name in preloaded for name in files):
-        return (Finding(status="ok", found="the preloaded one answers for torch's own"),)
-    return (
-        Finding(
-            status="advice",
-            found=" and ".join(map(_base, files)),
-            why="importing torch loads two OpenMP runtimes: each has its own threads, and some pairs crash",
-            fix="pip install --force-reinstall torch, from one source (pip or conda) only",
-        ),
+        return ok("the preloaded runtime replaces torch's own")
+    return advice(
+        " and ".join(map(_base, files)),
+        why="importing torch loads two OpenMP runtimes: each has its own threads, and some pairs crash",
+        fix="pip install --force-reinstall torch, from one source (pip or conda) only",
     )
 
 
@@ -164,21 +159,18 @@ def _base(path: str) -> str:
 
 
 def mkl_on_amd(facts: Facts) -> tuple[Finding, ...]:
-    """Whether MKL inside torch can take its fast path on AMD."""
+    """Whether MKL inside torch takes its fast path on AMD."""
     if facts.host.cpu.vendor not in ("AuthenticAMD", "HygonGenuine"):
-        return (Finding(status="ok", found="not an AMD CPU: MKL chooses its fast kernels by itself"),)
+        return ok("not an AMD CPU: MKL chooses its fast kernels by itself")
     installed = facts.host.torch
     if installed is None or not installed.mkl_dispatch_symbol:
-        return (Finding(status="ok", found="torch brings no MKL that would need it"),)
+        return ok("this torch does not need it")
     if any(library.kind == "mkl-dispatch" for library in facts.host.libraries):
-        return (Finding(status="ok", found="cpulaunch's dispatch library makes MKL take its fast kernels"),)
-    return (
-        Finding(
-            status="advice",
-            found="the dispatch library is missing",
-            why="MKL takes a slow path on AMD: fp32 products can be 2.2 times faster, at the same precision",
-            fix=WITH_COMPILER,
-        ),
+        return ok("cpulaunch's dispatch library makes MKL take its fast kernels")
+    return advice(
+        "the dispatch library is missing",
+        why="MKL takes a slow path on AMD: fp32 products can be 2.2 times faster, at the same precision",
+        fix=WITH_COMPILER,
     )
 
 
@@ -186,17 +178,14 @@ AMX_MODELS = (0x8F, 0xCF, 0xAD, 0xAE)
 
 
 def hidden_amx(facts: Facts) -> tuple[Finding, ...]:
-    """Whether a CPU that has AMX shows it. Source: Linux, arch/x86/include/asm/intel-family.h."""
+    """Whether the AMX of this CPU is visible. Source: Linux, arch/x86/include/asm/intel-family.h."""
     cpu = facts.host.cpu
     if (cpu.vendor, cpu.family) != ("GenuineIntel", 6) or cpu.model not in AMX_MODELS:
-        return (Finding(status="ok", found="not a CPU with AMX"),)
+        return ok("not a CPU with AMX")
     if "amx_tile" in cpu.isa:
-        return (Finding(status="ok", found="available: bf16 and int8 products are several times faster"),)
-    return (
-        Finding(
-            status="advice",
-            found="hidden",
-            why="this CPU has AMX and the hypervisor or an old kernel hides it: bf16 gains little without",
-            fix="a kernel from 5.16 on, and a virtual machine type that passes AMX through",
-        ),
+        return ok("available: bf16 and int8 products are several times faster")
+    return advice(
+        "hidden",
+        why="the hypervisor or an old kernel hides AMX, without which bf16 gains little",
+        fix="a kernel from 5.16 on, and a virtual machine type that passes AMX through",
     )

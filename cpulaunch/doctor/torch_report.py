@@ -1,4 +1,4 @@
-"""What the worker's torch says of itself, asked in a process of its own."""
+"""Facts that the worker's torch reports about itself, from a program run by the worker's interpreter."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 SECONDS = 120.0
 """A cold `import torch` from a network file system took 40 s (ecmwf/anemoi-core issue 1327)."""
 
-QUESTION = """\
+REPORT_PROGRAM = """\
 import json, sys
 sys.path[:] = [folder for folder in sys.path if folder]  # not the current folder's torch.py
 try:
@@ -38,20 +38,20 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """How a program ended and what it wrote; `exit_code` None: it could not be started or did not end."""
+class ProgramResult:
+    """Exit code and output of a program; `exit_code` None: it could not be started or did not end in time."""
 
     exit_code: int | None
     stdout: str = ""
     stderr: str = ""
 
 
-Runner = Callable[[Sequence[str], Mapping[str, str]], Answer]
+Runner = Callable[[Sequence[str], Mapping[str, str]], ProgramResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """What torch said of itself."""
+    """What torch reports about itself."""
 
     version: str
     mkl: bool
@@ -64,13 +64,13 @@ class TorchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenTorch:
-    """A torch that does not import, and its last words."""
+    """A torch that cannot be imported, and the last line of the error."""
 
     reason: str
 
 
-def run_program(argv: Sequence[str], environ: Mapping[str, str]) -> Answer:
-    """What a program answered. Effect: starts it and waits for its end, at most SECONDS."""
+def run_program(argv: Sequence[str], environ: Mapping[str, str]) -> ProgramResult:
+    """The result of a program. Effect: starts it and waits at most SECONDS for its end."""
     try:
         done = subprocess.run(
             list(argv),
@@ -83,42 +83,42 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str]) -> Answer:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer(exit_code=None, stderr=f"no answer within {SECONDS:g} s")
+        return ProgramResult(exit_code=None, stderr=f"no answer within {SECONDS:g} s")
     except OSError as error:
-        return Answer(exit_code=None, stderr=f"{argv[0]} cannot be started: {error.strerror}")
-    return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        return ProgramResult(exit_code=None, stderr=f"{argv[0]} cannot be started: {error.strerror}")
+    return ProgramResult(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def ask_torch(interpreter: str, environ: Mapping[str, str], *, run: Runner) -> TorchFacts | BrokenTorch | None:
-    """What the interpreter's torch says of itself; None if it has no torch."""
-    answer = run([interpreter, "-c", QUESTION], environ)
-    if answer.exit_code != 0:
-        return BrokenTorch(reason=_last_words(answer))
+def read_torch_report(interpreter: str, environ: Mapping[str, str], *, run: Runner) -> TorchFacts | BrokenTorch | None:
+    """What the torch of an interpreter reports; None if the interpreter has no torch."""
+    result = run([interpreter, "-c", REPORT_PROGRAM], environ)
+    if result.exit_code != 0:
+        return BrokenTorch(reason=_last_line(result))
     try:
-        # Imports may print too: the answer is the last line.
-        said = json.loads(answer.stdout.strip().splitlines()[-1])
-        return None if said.get("absent") is True else _facts(said)
+        # Imports may print too: the report is the last line.
+        report = json.loads(result.stdout.strip().splitlines()[-1])
+        return None if report.get("absent") is True else _facts(report)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError):
-        return BrokenTorch(reason="it answered nothing that can be read")
+        return BrokenTorch(reason="its report cannot be read")
 
 
-def _facts(said: Mapping[str, Any]) -> TorchFacts:
+def _facts(report: Mapping[str, Any]) -> TorchFacts:
     return TorchFacts(
-        version=str(said["version"]),
-        mkl=bool(said["mkl"]),
-        onednn=bool(said["onednn"]),
-        openmp=bool(said["openmp"]),
-        capability=str(said["capability"]),
-        threads=int(said["threads"]),
-        openmp_files=tuple(str(name) for name in said["openmp_files"]),
+        version=str(report["version"]),
+        mkl=bool(report["mkl"]),
+        onednn=bool(report["onednn"]),
+        openmp=bool(report["openmp"]),
+        capability=str(report["capability"]),
+        threads=int(report["threads"]),
+        openmp_files=tuple(str(name) for name in report["openmp_files"]),
     )
 
 
-def _last_words(answer: Answer) -> str:
+def _last_line(result: ProgramResult) -> str:
     """The last line of stderr, which for an exception is its type and message; else how the program ended."""
-    lines = answer.stderr.strip().splitlines()
+    lines = result.stderr.strip().splitlines()
     if lines:
         return lines[-1].strip()
-    if answer.exit_code is not None and answer.exit_code < 0:
-        return f"killed by signal {-answer.exit_code}"
-    return f"ended with exit code {answer.exit_code}"
+    if result.exit_code is not None and result.exit_code < 0:
+        return f"killed by signal {-result.exit_code}"
+    return f"ended with exit code {result.exit_code}"

@@ -1,4 +1,4 @@
-"""All facts of a machine, put together. `launch` reads what planning needs; `full` everything."""
+"""All facts of a machine in one object: at detail `launch` those that planning needs, at `full` all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cpulaunch.probe.numa import read_memory, read_numa_nodes
 from cpulaunch.probe.software.libraries import mkl_dispatch_library, read_libraries
 from cpulaunch.probe.software.torch_files import environment_prefix, read_torch
 from cpulaunch.probe.topology import read_cpu_ids, read_cpus
-from cpulaunch.records.host import Gpu, Host, Library
+from cpulaunch.records.host import CpuInfo, Gpu, Host, Library
+from cpulaunch.records.record import replace
 from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
@@ -27,7 +28,7 @@ Detail: TypeAlias = 'Literal["launch", "full"]'
 NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 GPU_DRIVERS = ("nvidia", "amdgpu", "xe", "i915")
-"""Looking for these takes microseconds; listing a server's PCI devices takes milliseconds."""
+"""Looking these up takes microseconds; listing the PCI devices of a server takes milliseconds."""
 
 
 def probe_host(
@@ -56,13 +57,13 @@ def probe_host(
     prefix = environment_prefix(root, interpreter)
     return Host(
         arch=arch,
-        cpu=read_cpu_info(root),
+        cpu=_with_frequencies(read_cpu_info(root)) if full and root.live else read_cpu_info(root),
         cpus=read_cpus(root, ids, nodes=nodes, l3=l3),
         limits=read_limits(root, ids.online, cgroups),
         offline_cpus=ids.offline,
         numa_nodes=nodes,
         caches=caches,
-        kernel=read_kernel(root, first_cpu=min(ids.online), arch=arch, try_mempolicy=full or len(nodes) > 1),
+        kernel=read_kernel(root, first_cpu=min(ids.online), try_mempolicy=full or len(nodes) > 1),
         memory_bytes=read_memory(root),
         libraries=_libraries(root, arch, prefix=prefix, environ=environ),
         gpus=_gpus(root, all_of_them=full),
@@ -70,6 +71,13 @@ def probe_host(
         container=cgroups.container or any(root.exists(name) for name in CONTAINER_FILES),
         sysroot=None if root.live else root.path,
     )
+
+
+def _with_frequencies(cpu: CpuInfo) -> CpuInfo:
+    from cpulaunch.probe.portable import read_frequencies
+
+    current, maximum = read_frequencies()
+    return replace(cpu, current_mhz=current, max_mhz=maximum)
 
 
 def _libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[str, str]) -> tuple[Library, ...]:

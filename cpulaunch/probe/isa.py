@@ -1,12 +1,18 @@
-"""The CPU: who made it, its model, and the instruction sets that matter here.
+"""The CPU: vendor, model, and those of its instruction sets that torch uses.
 
-Source: /proc/cpuinfo. Its x86 and Arm flag names are the kernel's (arch/x86/include/asm/cpufeatures.h,
-Documentation/arch/arm64/elf_hwcaps.rst).
+Source: /proc/cpuinfo. The names of its x86 and Arm flags are explained in the kernel
+(arch/x86/include/asm/cpufeatures.h, Documentation/arch/arm64/elf_hwcaps.rst).
 """
+
+from __future__ import annotations
 
 from cpulaunch.probe.arm_parts import IMPLEMENTERS, PARTS
 from cpulaunch.records.host import FEATURES, CpuInfo
 from cpulaunch.system.root import Root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FIRST_BLOCK = 1 << 12
 WHOLE_FILE = 1 << 16
@@ -86,14 +92,19 @@ def _model_name(entries: dict[str, str], implementer: int | None, part: int | No
 
 
 def _features(entries: dict[str, str]) -> frozenset[str]:
-    words = (_first(entries, ("flags", "Features", "features")) or "").split()
-    found = {ALIASES.get(word, word) for word in words}
-    if {"fphp", "asimdhp"} <= found:
-        found.add("fp16")
+    found = set(features_of((_first(entries, ("flags", "Features", "features")) or "").split()))
     if _power_generation(entries) >= 7:
         found.add("vsx")
     if "v" in entries.get("isa", "").partition("_")[0].removeprefix("rv"):
         found.add("rvv")
+    return frozenset(found)
+
+
+def features_of(flags: Iterable[str]) -> frozenset[str]:
+    """Those of FEATURES that a processor with these flags, named as by Linux or py-cpuinfo, has."""
+    found = {ALIASES.get(flag, flag) for flag in flags}
+    if {"fphp", "asimdhp"} <= found:
+        found.add("fp16")
     return frozenset(FEATURES) & found
 
 

@@ -1,18 +1,14 @@
-"""Kernel settings that change speed. Source: /sys and /proc/sys, as named in each line."""
+"""Kernel settings that affect speed. Source: the files of /sys and /proc/sys named in each line."""
 
 import os
 
 from cpulaunch.probe.topology import CPU
 from cpulaunch.records.host import Kernel, Permission
+from cpulaunch.system.mempolicy import get_policy, has_known_numbers, set_policy
 from cpulaunch.system.root import Root
 
-SYSTEM_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237), "loongarch64": (236, 237)}
-"""Numbers of get_mempolicy and set_mempolicy (kernel, syscall tables). Others: the permission stays unknown."""
 
-MAX_NODES = 1024
-
-
-def read_kernel(root: Root, *, first_cpu: int, arch: str, try_mempolicy: bool) -> Kernel:
+def read_kernel(root: Root, *, first_cpu: int, try_mempolicy: bool) -> Kernel:
     """The settings; with `try_mempolicy`, on this machine, whether memory policies may be set."""
     balancing = root.integer("proc/sys/kernel/numa_balancing")
     return Kernel(
@@ -22,28 +18,23 @@ def read_kernel(root: Root, *, first_cpu: int, arch: str, try_mempolicy: bool) -
         governor=root.text(f"{CPU}/cpu{first_cpu}/cpufreq/scaling_governor"),
         smt=root.text(f"{CPU}/smt/control"),
         isolated_cpus=root.cpulist(f"{CPU}/isolated") or frozenset(),
-        mempolicy=mempolicy_permission(arch) if root.live and try_mempolicy else "unknown",
+        mempolicy=mempolicy_permission() if root.live and try_mempolicy else "unknown",
         page_bytes=os.sysconf("SC_PAGE_SIZE") if root.live else None,
     )
 
 
-def mempolicy_permission(arch: str) -> Permission:
-    """Whether this process may set its memory policy: tried by setting the one it has.
+def mempolicy_permission() -> Permission:
+    """Whether this process may set its memory policy, found out by setting the policy that it has.
 
-    Containers forbid it by a seccomp filter (EPERM); kernels without NUMA have no such call (ENOSYS).
+    Containers forbid the call by a seccomp filter (EPERM); kernels without NUMA do not have it (ENOSYS).
     """
-    numbers = SYSTEM_CALLS.get(arch)
-    if numbers is None:
+    if not has_known_numbers():
         return "unknown"
-    import ctypes
-
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    mode = ctypes.c_int()
-    mask = (ctypes.c_ulong * (MAX_NODES // (8 * ctypes.sizeof(ctypes.c_ulong))))()
-    limit = ctypes.c_ulong(MAX_NODES)
-    if call(numbers[0], ctypes.byref(mode), mask, limit, None, 0):
+    try:
+        set_policy(get_policy())
+    except OSError:
         return "denied"
-    return "denied" if call(numbers[1], mode, mask if any(mask) else None, limit) else "permitted"
+    return "permitted"
 
 
 def _chosen(text: str | None) -> str | None:

@@ -1,12 +1,13 @@
-"""Machines without /sys and /proc (macOS, Windows): what psutil and py-cpuinfo say.
+"""Facts from psutil and py-cpuinfo: hosts without /sys and /proc (macOS, Windows), and on Linux frequencies and CPUID.
 
-Both are imported here only: they cost 20 ms and 1 s.
+Importing psutil takes 20 ms and asking py-cpuinfo takes 1 s, so no launch on Linux does either.
 """
 
 import os
 import platform
 
-from cpulaunch.records.host import FEATURES, Budget, CpuInfo, Host, Kernel, Limits, LogicalCpu
+from cpulaunch.probe.isa import features_of
+from cpulaunch.records.host import Budget, CpuInfo, Host, Kernel, Limits, LogicalCpu
 
 
 def probe_portable() -> Host:
@@ -45,10 +46,34 @@ def _cpu_info() -> CpuInfo:
     import cpuinfo
 
     facts = cpuinfo.get_cpu_info()
+    current, maximum = read_frequencies()
     return CpuInfo(
         vendor=facts.get("vendor_id_raw"),
         model_name=facts.get("brand_raw"),
         family=facts.get("family"),
         model=facts.get("model"),
-        isa=frozenset(FEATURES) & frozenset(facts.get("flags", ())),
+        isa=features_of(facts.get("flags", ())),
+        current_mhz=current,
+        max_mhz=maximum,
     )
+
+
+def read_frequencies() -> tuple[float | None, float | None]:
+    """Current frequency, as the mean of all CPUs, and highest frequency, in MHz; None where it is unknown."""
+    import psutil
+
+    try:
+        frequency = psutil.cpu_freq()
+    except (OSError, RuntimeError, NotImplementedError):
+        return None, None
+    return (None, None) if frequency is None else (frequency.current or None, frequency.max or None)
+
+
+def read_cpuid_features() -> frozenset[str]:
+    """The FEATURES that py-cpuinfo finds, which asks the processor by CPUID beside the files of the kernel.
+
+    Effect: py-cpuinfo runs machine code in a process of its own, and lscpu where it is installed; about 1 s.
+    """
+    import cpuinfo
+
+    return features_of(cpuinfo.get_cpu_info().get("flags", ()))

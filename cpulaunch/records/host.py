@@ -64,7 +64,8 @@ class CpuInfo:
     On Arm `vendor` is the implementer's name as lscpu prints it ("ARM" for 0x41, "Ampere" for 0xc0, "NVIDIA" for
     0x4e) and `model` the part number (0xd0c is Neoverse N1). `platform` is who sells the machine, as DMI says
     ("Amazon EC2", "Google"): it tells Graviton from Ampere Altra, which have the same core.
-    Source of `platform`: /sys/class/dmi/id/sys_vendor.
+    Source of `platform`: /sys/class/dmi/id/sys_vendor. `current_mhz` is the mean of all CPUs; both frequencies are read
+    for `probe` and `doctor` only.
     """
 
     vendor: str | None = None
@@ -73,6 +74,8 @@ class CpuInfo:
     model: int | None = None
     isa: frozenset[str] = frozenset()
     platform: str | None = None
+    current_mhz: float | None = None
+    max_mhz: float | None = None
 
 
 FEATURES = (

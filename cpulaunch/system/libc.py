@@ -1,4 +1,4 @@
-"""The C library's calls that Python does not offer; ctypes is imported only when one is needed."""
+"""Calls of the C library that Python does not offer; ctypes is imported only when one is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _opened: list[Any] = []
 
 
 def libc() -> Any:
-    """The process's C library (importing ctypes takes about 3 ms, so only those who need it pay)."""
+    """The C library of this process. Effect: imports ctypes, which takes about 3 ms."""
     if not _opened:
         _opened.append(ctypes_module().CDLL(None, use_errno=True))
     return _opened[0]
@@ -35,7 +35,7 @@ def ctypes_module() -> Any:
 
 
 def call(name: str, *args: Any) -> int:
-    """What the C function returned. Raises: OSError with its errno if that is negative or it does not exist."""
+    """The result of a C function. Raises: OSError with its errno if it is negative, ENOSYS if it does not exist."""
     try:
         function = getattr(libc(), name)
     except AttributeError:
@@ -53,10 +53,10 @@ def is_linux() -> bool:
 
 
 def die_with_parent(signum: int, *, parent: int) -> None:
-    """Effect: the kernel sends this process `signum` when the thread that made it ends; exec keeps that.
+    """Effect: the kernel sends this process `signum` when the thread that forked it ends; exec keeps the setting.
 
-    Where that is refused or unknown, the guard is what is left.
-    Source: prctl(2) PR_SET_PDEATHSIG. The parent may be gone already, hence the comparison.
+    Where prctl is refused or missing, only the guard process ends the workers of a killed launcher.
+    Source: prctl(2) PR_SET_PDEATHSIG. The parent may have ended before the call, hence the comparison.
     """
     if is_linux():
         _control(PR_SET_PDEATHSIG, signum)
@@ -65,7 +65,7 @@ def die_with_parent(signum: int, *, parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Effect: descendants whose parent ends become children of this process, unless that is refused or unknown.
+    """Effect: descendants whose parent ends become children of this process, unless prctl is refused or missing.
 
     Source: prctl(2) PR_SET_CHILD_SUBREAPER, Linux 3.4; fork does not inherit it.
     """
@@ -74,7 +74,7 @@ def adopt_orphans() -> None:
 
 
 def _control(option: int, value: int) -> bool:
-    """Whether prctl(2) took it; a sandbox may refuse."""
+    """Whether prctl(2) accepted the option; a sandbox may refuse it."""
     try:
         call("prctl", option, value, 0, 0, 0)
     except OSError:

@@ -1,4 +1,4 @@
-"""The calling thread's NUMA memory policy, by direct system calls: no numactl or libnuma needed."""
+"""The NUMA memory policy of the calling thread, by direct system calls, without numactl or libnuma."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Policy:
 
 
 def get_policy() -> Policy:
-    """The calling thread's policy. Raises: OSError (EPERM, ENOSYS) where the kernel does not say."""
+    """The policy of the calling thread. Raises: OSError (EPERM, ENOSYS) where the system call is refused or missing."""
     ctypes = ctypes_module()
     mode = ctypes.c_int()
     mask = (ctypes.c_ubyte * (MAX_NUMA_NODES // 8))()
@@ -60,7 +60,7 @@ def get_policy() -> Policy:
 
 
 def set_policy(policy: Policy) -> None:
-    """Effect: the calling thread, and all it makes or executes, allocates by this policy.
+    """Effect: the calling thread, its future threads and children, and what it executes allocate by this policy.
 
     Raises: OSError (EPERM in containers, ENOSYS without NUMA, EINVAL for NUMA nodes that are not allowed).
     """
@@ -69,7 +69,7 @@ def set_policy(policy: Policy) -> None:
     mask = (ctypes.c_ulong * (MAX_NUMA_NODES // 64))(
         *(bits >> shift & (1 << 64) - 1 for shift in range(0, MAX_NUMA_NODES, 64))
     )
-    # The kernel looks at one bit less than it is told (get_nodes() in mm/mempolicy.c), hence + 1.
+    # The kernel uses one bit less than the size it is given (get_nodes() in mm/mempolicy.c), hence + 1.
     size = ctypes.c_ulong(MAX_NUMA_NODES + 1)
     _syscall(_numbers().set, ctypes.c_int(policy.mode), mask if bits else None, size if bits else ctypes.c_ulong(0))
 
@@ -80,12 +80,23 @@ def _words(mask: bytes) -> int:
     return sum(int.from_bytes(word, "big") << 64 * place for place, word in enumerate(words))
 
 
+def has_known_numbers() -> bool:
+    """Whether the numbers of the system calls are known for this operating system and architecture."""
+    return _known_numbers() is not None
+
+
+def _known_numbers() -> _Numbers | None:
+    if sys.maxsize < 2**32 or not sys.platform.startswith("linux"):
+        return None
+    return SYSCALLS.get(os.uname().machine)
+
+
 def _numbers() -> _Numbers:
-    """This machine's system call numbers. Raises: OSError ENOSYS where they are unknown."""
-    machine = os.uname().machine if hasattr(os, "uname") else ""
-    if sys.maxsize < 2**32 or not sys.platform.startswith("linux") or machine not in SYSCALLS:
+    """The numbers of this machine's system calls. Raises: OSError ENOSYS where they are unknown."""
+    numbers = _known_numbers()
+    if numbers is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return SYSCALLS[machine]
+    return numbers
 
 
 def _syscall(number: int, *args: object) -> None:

@@ -1,6 +1,6 @@
-"""A live process as the kernel sees it: where its threads may run, where its memory is, what it has loaded.
+"""Facts about a live process: the CPUs of its threads, the NUMA nodes of its memory, the libraries it has loaded.
 
-From /proc/PID alone, so that it can be asked of any process of the same user, from outside or by itself.
+Read from /proc/PID alone, so that a process can take a snapshot of itself or of any process of the same user.
 Source: proc(5), numa(7); Linux, Documentation/filesystems/proc.rst.
 """
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 OPENMP = ("libgomp", "libiomp5", "libomp", "libomp5")
-"""The runtimes' names before "-" or ".so": wheels bundle theirs as libgomp-HASH.so.1."""
+"""File names of OpenMP runtimes before "-" or ".so": wheels bundle them as libgomp-HASH.so.1."""
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 COMMAND_LETTERS = 1000
 
 
 def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True) -> dict[str, Any]:
-    """What /proc says of a process (None: this one); nothing, zero or None where it does not say, or has ended.
+    """Facts about a process (None: this one); empty, zero or None where /proc has none or the process has ended.
 
     Shape: {"pid", "command", "threads": [{"cpus": "0-1", "count": 3}], most first, "pages": {"0": bytes of each NUMA
     node}, "openmp": [paths], "allocator": name, "allocator_path", "peak_memory_bytes", "rss_bytes"}.
-    `pages` walks the process's page tables: milliseconds for each GB it uses, during which it may have to wait.
+    `pages` walks the page tables of the process: milliseconds for each GB, during which the process may be delayed.
     """
     number = os.getpid() if pid is None else pid
     folder = f"{proc}/{number}"
@@ -89,7 +89,7 @@ def _stem(path: str) -> str:
 
 
 def _allocator(loaded: Iterable[str]) -> tuple[str, str | None]:
-    """The memory allocator's name and path; ("default", None) without one of those known."""
+    """Name and path of the memory allocator; ("default", None) if it is none of ALLOCATORS."""
     for path in loaded:
         for name in ALLOCATORS:
             if _stem(path).startswith(f"lib{name}"):
@@ -114,7 +114,7 @@ def _status(path: str) -> dict[str, str]:
 
 
 def _bytes(text: str | None) -> int | None:
-    """Bytes of a field such as "2116 kB"; None where there is none, as of a process that has ended."""
+    """Bytes of a field such as "2116 kB"; None if the field is absent, as for a process that has ended."""
     return _number(text.split()[0]) * 1024 if text else None
 
 
@@ -127,7 +127,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    """A file's text; empty if it is absent, may not be read, or its process ends meanwhile (ESRCH)."""
+    """The text of a file; empty if it is absent, may not be read, or belongs to a process that ends (ESRCH)."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

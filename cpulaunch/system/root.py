@@ -1,4 +1,4 @@
-"""The one place files of a machine are read through: this machine ("/") or a captured one (--sysroot)."""
+"""Reading the files of a machine, this one ("/") or a captured one (--sysroot); all of `probe` reads through here."""
 
 import errno
 import os
@@ -8,11 +8,11 @@ from cpulaunch.records.errors import ProbeError
 
 MAX_LINKS = 40
 READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-"""Not blocking: a captured tree may hold a pipe."""
+"""Without blocking, because a captured tree may contain a pipe."""
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 PADDING = b"\0 \t\r\n"
 MAX_DIGITS = 20
-"""Of an unsigned 64-bit number, the largest the kernel writes."""
+"""Digits of the largest number that the kernel writes: an unsigned one of 64 bits."""
 
 
 class Root:
@@ -78,7 +78,7 @@ class Root:
         return self.cpumask(stem) if listed is None else listed
 
     def names(self, name: str) -> list[str]:
-        """What the directory contains, in no order; empty if it is absent."""
+        """The names in a directory, in no order; empty if the directory is absent."""
         try:
             return os.listdir(self.host_path(name))
         except (OSError, ValueError):
@@ -92,14 +92,16 @@ class Root:
             return False
 
     def host_path(self, name: str) -> str:
-        """Where the file, links followed inside the root, is on this machine. Raises: OSError on a loop."""
+        """The path on this machine of a file under the root, links followed inside it. Raises: OSError on a loop."""
         if self.live:
             return "/" + name.lstrip("/")
-        return self._prefix + self.trail(name)[-1]
+        return self._prefix + self.resolve_links(name)[-1]
 
-    def trail(self, name: str) -> list[str]:
-        """Every directory and link that leads to the file, and at the end the file itself, as absolute names inside
-        the root. Raises: OSError if links go in a circle."""
+    def resolve_links(self, name: str) -> list[str]:
+        """All directories and links on the path to the file, then the file, as absolute names inside the root.
+
+        Raises: OSError if links form a circle.
+        """
         visited, here, links = ["/"], "", 0
         todo = name.split("/")[::-1]
         while todo:
@@ -145,7 +147,7 @@ class Root:
         return os.open(self.host_path(name), READ | NOFOLLOW)
 
     def _directory(self, name: str) -> str:
-        """Where a directory of a captured machine is on this one; each step of the way is looked at once."""
+        """The path on this machine of a directory under the root; each of its parents is looked up once."""
         real = self._directories.get(name)
         if real is None:
             parent, _, part = name.rpartition("/")
@@ -157,7 +159,7 @@ class Root:
 
 
 def natural(text: str) -> int | None:
-    """The number that a text of decimal digits is; None for any other text, and for what fills no 64 bits."""
+    """The number that the text writes in decimal digits; None for any other text, and above 20 digits."""
     return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else None
 
 

@@ -1,4 +1,4 @@
-"""What a killed process could not remove itself. A launch imports it only when a worker was killed."""
+"""Shared memory that a killed process could not remove itself. Imported only after a worker was killed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ SHARED_FOLDER = "/dev/shm"
 
 
 def remove_shared_memory(pid: int, folder: str = SHARED_FOLDER) -> None:
-    """Effect: the memory that is named after a process goes: 25 MB for a rank of oneCCL, 1 KB of Intel OpenMP.
+    """Effect: removes files named after a process: 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP.
 
-    The process must have ended, and its number not been given to another: its parent has not asked for it yet.
+    Call it after the process has ended and before it is reaped: until then its id is not given to another process.
     Source: libfabric, whose shm provider names a region PID:UID:NUMBER; openmp/runtime/src/kmp_runtime.cpp,
     __kmp_reg_status_name.
     """

@@ -17,7 +17,7 @@ SIGINT = int(signal.SIGINT)
 ENDING = frozenset(
     number for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if (number := getattr(signal, name, None)) is not None
 )
-"""A launch ends when one of these arrives; all others are passed on and their effect is the workers' business."""
+"""Signals that end a launch; the others are passed on to the workers, which decide what they mean."""
 
 NOT_PASSED_ON = (
     *("SIGKILL", "SIGSTOP"),  # cannot be caught
@@ -27,7 +27,7 @@ NOT_PASSED_ON = (
 
 
 def passed_on(numbers: Iterable[int]) -> frozenset[int]:
-    """Of these signals, those a launcher passes on: not the ones it was started with ignoring (nohup, `&`)."""
+    """Those of the signals that a launcher passes on: not the ones that it ignores since its start (nohup, `&`)."""
     excluded = {getattr(signal, name, None) for name in NOT_PASSED_ON}
     return frozenset(
         int(number) for number in numbers if number not in excluded and signal.getsignal(number) != signal.SIG_IGN

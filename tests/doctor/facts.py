@@ -99,5 +99,6 @@ def facts(host: Host | None = None, **more: Any) -> Facts:
         distribution="debian",
         oneccl="2022.1.2",
         may_copy=True,
+        cpuid_features=frozenset({"avx2"}),
     )
     return replace(best, **more)

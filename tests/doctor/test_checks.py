@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cpulaunch.doctor.facts import SharedMemory, Swap
-from cpulaunch.doctor.report import CHECKS, judge
+from cpulaunch.doctor.report import CHECKS, run_checks
 from cpulaunch.doctor.torch_report import BrokenTorch
 from cpulaunch.records.host import CpuInfo, MigInstance, Torch
 from tests.doctor.facts import GIB, MIB, PLUGIN, TORCH, facts, gpu, kernel, library, machine
@@ -48,7 +48,13 @@ TABLE = {
     ),
     "collectives": ("collectives", facts(), "ok", "oneCCL 2022.1.2 for several hosts", None),
     "collectives without oneCCL": ("collectives", facts(oneccl=None), "ok", "no oneCCL: one host only", None),
-    "collectives in Python": ("collectives", facts(no_library="none"), "advice", "may use one another", "C compiler"),
+    "collectives in Python": (
+        "collectives",
+        facts(missing_library_reason="none"),
+        "advice",
+        "may use one another",
+        "C compiler",
+    ),
     "collectives in a container": (
         "collectives",
         facts(may_copy=False),
@@ -84,7 +90,7 @@ TABLE = {
         "OpenMP runtime",
         facts(machine(libraries=(), torch=Torch(version="2", path="/t", bundled_openmp="/t/libiomp5.so"))),
         "ok",
-        "torch brings",
+        "torch bundles",
         None,
     ),
     "no OpenMP on Arm": ("OpenMP runtime", facts(machine(libraries=(), arch="aarch64")), "ok", "torch's own", None),
@@ -123,7 +129,7 @@ TABLE = {
         "GPUs",
         facts(machine(container=True, gpus=(gpu(0, accessible=False), gpu(1)))),
         "ok",
-        "given 1 of the machine's 2 GPUs",
+        "has 1 of the machine's 2 GPUs",
         None,
     ),
     "no device file": (
@@ -154,7 +160,7 @@ TABLE = {
         "GPU neighbours",
         facts(machine(nodes=2, gpus=(gpu(0, accessible=False),))),
         "skipped",
-        "none of the GPUs",
+        "cannot use any GPU",
         None,
     ),
     "GPU on one NUMA node": ("GPU neighbours", facts(machine(gpus=(gpu(0),))), "ok", "one NUMA node", None),
@@ -164,12 +170,12 @@ TABLE = {
         "GPU neighbours",
         facts(machine(nodes=2, allowed=frozenset({0, 1}), gpus=(gpu(0, numa_node=1), gpu(1, numa_node=0)))),
         "advice",
-        "GPU 0: none of our CPUs (affinity)",
+        "GPU 0: no CPU of this process (affinity)",
         "NUMA node 1 too",
     ),
     "THP": ("huge pages", facts(), "ok", "madvise", None),
     "THP never": ("huge pages", facts(machine(kernel=kernel(transparent_hugepage="never"))), "advice", "never", "echo"),
-    "THP unknown": ("huge pages", facts(machine(kernel=kernel(transparent_hugepage=None))), "ok", "not say", None),
+    "THP unknown": ("huge pages", facts(machine(kernel=kernel(transparent_hugepage=None))), "ok", "not report", None),
     "balancing": (
         "NUMA balancing",
         facts(machine(nodes=2, kernel=kernel(numa_balancing=True))),
@@ -193,8 +199,8 @@ TABLE = {
         "powersave",
         "cpupower",
     ),
-    "no governor": ("governor", facts(machine(kernel=kernel(governor=None))), "ok", "not ours", None),
-    "whole cores": ("SMT siblings", facts(machine(smt=2)), "ok", "whole", None),
+    "no governor": ("governor", facts(machine(kernel=kernel(governor=None))), "ok", "hypervisor or the firmware", None),
+    "whole cores": ("SMT siblings", facts(machine(smt=2)), "ok", "all siblings", None),
     "half cores": (
         "SMT siblings",
         facts(machine(smt=2, allowed=frozenset({0, 1, 4}))),
@@ -226,32 +232,32 @@ TABLE = {
     ),
     "no shm": ("/dev/shm", facts(shm=None), "skipped", "no /dev/shm", None),
     "shm of a captured machine": ("/dev/shm", facts(live=False), "skipped", "captured", None),
-    "policy, one NUMA node": ("memory policy", facts(), "ok", "nothing to place", None),
+    "policy, one NUMA node": ("memory policy", facts(), "ok", "not needed", None),
     "policy permitted": (
         "memory policy",
         facts(machine(nodes=2, kernel=kernel(mempolicy="permitted"))),
         "ok",
-        "may be set",
+        "permitted",
         None,
     ),
     "policy denied": (
         "memory policy",
         facts(machine(nodes=2, kernel=kernel(mempolicy="denied"))),
         "advice",
-        "may not",
+        "not permitted",
         "SYS_NICE",
     ),
-    "policy unknown": ("memory policy", facts(machine(nodes=2)), "skipped", "the machine itself", None),
+    "policy unknown": ("memory policy", facts(machine(nodes=2)), "skipped", "read from files", None),
     "no quota": ("CPU quota", facts(), "ok", "none", None),
-    "quota": ("CPU quota", facts(machine(cores=64, quota=7.5)), "advice", "7.5 CPUs of time, 64 CPUs", "cpuset"),
-    "quota as large as the cpuset": ("CPU quota", facts(machine(cores=4, quota=4.0)), "ok", "4 CPUs of time", None),
+    "quota": ("CPU quota", facts(machine(cores=64, quota=7.5)), "advice", "quota of 7.5 CPUs on 64 CPUs", "cpuset"),
+    "quota as large as the cpuset": ("CPU quota", facts(machine(cores=4, quota=4.0)), "ok", "quota of 4 CPUs", None),
     "no swap": ("swap", facts(), "ok", "none", None),
     "swap unused": ("swap", facts(swap=Swap(total_bytes=8 * GIB, free_bytes=8 * GIB)), "ok", "0 B of 8 GiB", None),
     "swap used": ("swap", facts(swap=Swap(total_bytes=8 * GIB, free_bytes=5 * GIB)), "advice", "3 GiB of 8", "swapoff"),
-    "swap unknown": ("swap", facts(swap=None), "ok", "not say", None),
+    "swap unknown": ("swap", facts(swap=None), "ok", "not report", None),
     "environment": ("environment", facts(environ={"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "false"}), "ok", "no", None),
     "OMP_DYNAMIC": ("environment", facts(environ={"OMP_DYNAMIC": "TRUE"}), "problem", "=TRUE", "unset OMP_DYNAMIC"),
-    "OMP_DYNAMIC off": ("environment", facts(environ={"OMP_DYNAMIC": "false"}), "ok", "no variable", None),
+    "OMP_DYNAMIC off": ("environment", facts(environ={"OMP_DYNAMIC": "false"}), "ok", "no harmful variable", None),
     "thread limit": (
         "environment",
         facts(environ={"OMP_THREAD_LIMIT": "2"}),
@@ -259,7 +265,13 @@ TABLE = {
         "=2",
         "unset OMP_THREAD_LIMIT",
     ),
-    "thread limit high enough": ("environment", facts(environ={"OMP_THREAD_LIMIT": "4"}), "ok", "no variable", None),
+    "thread limit high enough": (
+        "environment",
+        facts(environ={"OMP_THREAD_LIMIT": "4"}),
+        "ok",
+        "no harmful variable",
+        None,
+    ),
     "duplicate libraries": (
         "environment",
         facts(environ={"KMP_DUPLICATE_LIB_OK": "True"}),
@@ -287,7 +299,7 @@ TABLE = {
         "unset",
     ),
     "environment of a captured machine": ("environment", facts(live=False), "skipped", "captured", None),
-    "plugin": ("plugin", facts(), "ok", "torch loads it", None),
+    "plugin": ("plugin", facts(), "ok", "loaded by torch", None),
     "plugin without torch": ("plugin", facts(machine(torch=None)), "skipped", "no torch", None),
     "plugin of an old torch": (
         "plugin",
@@ -346,7 +358,7 @@ TABLE = {
         "DEFAULT",
         None,
     ),
-    "torch of a captured machine": ("torch", facts(live=False, torch=None), "skipped", "cannot be asked", None),
+    "torch of a captured machine": ("torch", facts(live=False, torch=None), "skipped", "cannot be run", None),
     "torch with one runtime": ("torch's OpenMP", facts(), "ok", "libgomp.so.1", None),
     "torch with two runtimes": (
         "torch's OpenMP",
@@ -362,10 +374,10 @@ TABLE = {
             torch=replace(TORCH, openmp_files=("/a/libgomp.so.1", "/b/libiomp5.so")),
         ),
         "ok",
-        "answers for",
+        "replaces",
         None,
     ),
-    "torch that gave no answer": ("torch's OpenMP", facts(torch=None), "skipped", "no answer", None),
+    "torch that gave did not report": ("torch's OpenMP", facts(torch=None), "skipped", "did not report", None),
     "MKL on Intel": ("MKL on AMD", facts(machine(torch=MKL_TORCH)), "ok", "not an AMD CPU", None),
     "MKL on AMD": ("MKL on AMD", facts(machine(cpu=AMD, torch=MKL_TORCH)), "advice", "missing", "C compiler"),
     "MKL on AMD with the library": (
@@ -375,7 +387,7 @@ TABLE = {
         "dispatch library",
         None,
     ),
-    "torch without MKL on AMD": ("MKL on AMD", facts(machine(cpu=AMD)), "ok", "no MKL", None),
+    "torch without MKL on AMD": ("MKL on AMD", facts(machine(cpu=AMD)), "ok", "does not need it", None),
     "AMX": ("AMX", facts(), "ok", "available", None),
     "hidden AMX": (
         "AMX",
@@ -384,6 +396,15 @@ TABLE = {
         "hidden",
         "kernel",
     ),
+    "all CPU features": ("CPU features", facts(), "ok", "2 of those that torch uses", None),
+    "a CPU feature hidden by the kernel": (
+        "CPU features",
+        facts(cpuid_features=frozenset({"avx2", "amx_tile", "avx512_bf16"})),
+        "advice",
+        "the kernel hides avx512_bf16",
+        "clearcpuid",
+    ),
+    "CPU features of a captured machine": ("CPU features", facts(cpuid_features=None), "skipped", "this machine", None),
     "no AMX to hide": ("AMX", facts(machine(cpu=AMD)), "ok", "not a CPU with AMX", None),
 }
 
@@ -411,6 +432,6 @@ def test_each_harmful_variable_is_a_finding_of_its_own():
 
 
 def test_nothing_is_wrong_where_nothing_is_wrong():
-    report = judge(facts())
+    report = run_checks(facts())
     assert {finding.status for _, finding in report.findings} == {"ok"}
     assert report.exit_code == 0

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from cpulaunch.doctor.facts import Swap, gather_facts, read_bundled_openmp, read_swap
-from cpulaunch.doctor.report import CHECKS, doctor_report, judge
-from cpulaunch.doctor.torch_report import QUESTION, Answer, BrokenTorch, ask_torch, run_program
+from cpulaunch.doctor.report import CHECKS, doctor_report, run_checks
+from cpulaunch.doctor.torch_report import REPORT_PROGRAM, BrokenTorch, ProgramResult, read_torch_report, run_program
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.records.host import Torch
 from tests.doctor.facts import TORCH, facts, machine
@@ -31,32 +31,32 @@ def answering(answer):
 
 
 def ask(answer):
-    return ask_torch("/env/bin/python", {}, run=answering(answer))
+    return read_torch_report("/env/bin/python", {}, run=answering(answer))
 
 
 def test_torch_answers():
-    assert ask(Answer(exit_code=0, stdout="a library's greeting\n" + json.dumps(SAID) + "\n")) == TORCH
+    assert ask(ProgramResult(exit_code=0, stdout="a library's greeting\n" + json.dumps(SAID) + "\n")) == TORCH
 
 
 def test_torch_is_absent():
-    assert ask(Answer(exit_code=0, stdout='{"absent": true}\n')) is None
+    assert ask(ProgramResult(exit_code=0, stdout='{"absent": true}\n')) is None
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (
-            Answer(exit_code=1, stderr="Traceback ...\nOSError: libtorch_cpu.so: truncated\n"),
+            ProgramResult(exit_code=1, stderr="Traceback ...\nOSError: libtorch_cpu.so: truncated\n"),
             "OSError: libtorch_cpu.so",
         ),
-        (Answer(exit_code=-11), "killed by signal 11"),
-        (Answer(exit_code=3), "ended with exit code 3"),
-        (Answer(exit_code=None, stderr="no answer within 120 s"), "no answer within 120 s"),
-        (Answer(exit_code=0, stdout=""), "nothing that can be read"),
-        (Answer(exit_code=0, stdout="garbage"), "nothing that can be read"),
-        (Answer(exit_code=0, stdout="[1]"), "nothing that can be read"),
-        (Answer(exit_code=0, stdout='{"version": "2"}'), "nothing that can be read"),
-        (Answer(exit_code=0, stdout=json.dumps(SAID | {"threads": "many"})), "nothing that can be read"),
+        (ProgramResult(exit_code=-11), "killed by signal 11"),
+        (ProgramResult(exit_code=3), "ended with exit code 3"),
+        (ProgramResult(exit_code=None, stderr="no answer within 120 s"), "no answer within 120 s"),
+        (ProgramResult(exit_code=0, stdout=""), "its report cannot be read"),
+        (ProgramResult(exit_code=0, stdout="garbage"), "its report cannot be read"),
+        (ProgramResult(exit_code=0, stdout="[1]"), "its report cannot be read"),
+        (ProgramResult(exit_code=0, stdout='{"version": "2"}'), "its report cannot be read"),
+        (ProgramResult(exit_code=0, stdout=json.dumps(SAID | {"threads": "many"})), "its report cannot be read"),
     ],
 )
 def test_torch_is_broken(answer, reason):
@@ -70,28 +70,28 @@ def test_the_question_is_asked_of_the_named_interpreter_in_the_users_environment
 
     def run(argv, environ):
         asked.append((argv, environ))
-        return Answer(exit_code=0, stdout='{"absent": true}')
+        return ProgramResult(exit_code=0, stdout='{"absent": true}')
 
-    ask_torch("/env/bin/python", {"A": "1"}, run=run)
-    assert asked == [(["/env/bin/python", "-c", QUESTION], {"A": "1"})]
+    read_torch_report("/env/bin/python", {"A": "1"}, run=run)
+    assert asked == [(["/env/bin/python", "-c", REPORT_PROGRAM], {"A": "1"})]
 
 
 def test_a_torch_that_does_not_import_is_told_by_the_real_question(tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: file too short')\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    assert ask_torch(sys.executable, environ, run=run_program) == BrokenTorch(
+    assert read_torch_report(sys.executable, environ, run=run_program) == BrokenTorch(
         reason="OSError: libtorch_cpu.so: file too short"
     )
 
 
 def test_a_torch_py_in_the_current_folder_is_not_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit(9)\n")
-    done = subprocess.run([sys.executable, "-S", "-c", QUESTION], cwd=tmp_path, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-S", "-c", REPORT_PROGRAM], cwd=tmp_path, capture_output=True, check=False)
     assert json.loads(done.stdout) == {"absent": True}
 
 
 def test_an_interpreter_that_cannot_be_started(tmp_path):
-    told = ask_torch(str(tmp_path / "python"), {}, run=run_program)
+    told = read_torch_report(str(tmp_path / "python"), {}, run=run_program)
     assert told == BrokenTorch(reason=f"{tmp_path}/python cannot be started: No such file or directory")
 
 
@@ -99,7 +99,7 @@ def test_a_captured_machine_is_judged_without_this_one(tmp_path):
     root = Root(str(write_root(tmp_path, RootSpec(sockets=2))))
 
     def run(argv, environ):
-        raise AssertionError("a captured machine's torch cannot be asked")
+        raise AssertionError("the torch of a captured machine must not be run")
 
     report = doctor_report(probe_host(root), root=root, interpreter="python", environ={"OMP_DYNAMIC": "true"}, run=run)
     by_name = {name: finding for name, finding in report.findings}
@@ -132,7 +132,7 @@ def test_wheels_with_a_runtime_of_their_own(tmp_path):
 
 
 def test_the_report_as_an_object():
-    report = judge(facts(torch=BrokenTorch(reason="OSError: x"), environ={"OMP_DYNAMIC": "1"}, swap=None))
+    report = run_checks(facts(torch=BrokenTorch(reason="OSError: x"), environ={"OMP_DYNAMIC": "1"}, swap=None))
     told = json.loads(json.dumps(report.as_json()))
     assert (told["schema"], told["problems"], told["advice"]) == (1, 2, 0)
     assert {check["check"] for check in told["checks"]} == set(CHECKS)
@@ -147,10 +147,10 @@ def test_the_report_as_an_object():
 
 
 def test_the_report_for_a_person():
-    lines = judge(facts(machine(libraries=()))).as_text(width=80, color=False).splitlines()
+    lines = run_checks(facts(machine(libraries=()))).as_text(width=80, color=False).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("advice  allocator"))
-    assert lines[at] == "advice  allocator        only the C library's"
-    assert lines[at + 1].startswith("        why: tensors come and go")
+    assert lines[at] == "advice  allocator        only the C library's is installed"
+    assert lines[at + 1].startswith("        why: programs allocate tensors")
     assert "        fix: apt-get install libtcmalloc-minimal4" in lines
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "0 problems, 2 pieces of advice"
@@ -158,7 +158,7 @@ def test_the_report_for_a_person():
 
 
 def test_colours_are_on_the_first_word_only():
-    text = judge(facts()).as_text(width=80, color=True)
+    text = run_checks(facts()).as_text(width=80, color=True)
     assert text.startswith("\x1b[32mOK      \x1b[0mtorch ")
     assert text.count("\x1b[32m") == text.count("\x1b[0m") == len(CHECKS)
 
@@ -175,7 +175,7 @@ def test_this_machine():
 def test_facts_of_this_machine():
     root = Root("/")
     given = gather_facts(
-        probe_host(root), root=root, interpreter="x", environ={"A": "1"}, run=answering(Answer(exit_code=1))
+        probe_host(root), root=root, interpreter="x", environ={"A": "1"}, run=answering(ProgramResult(exit_code=1))
     )
     assert (given.live, given.environ) == (True, {"A": "1"})
     assert isinstance(given.torch, BrokenTorch)
@@ -190,7 +190,7 @@ def test_the_torch_of_this_environment():
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         pytest.skip("torch is not installed beside pytest")
-    told = ask_torch(sys.executable, dict(os.environ), run=run_program)
+    told = read_torch_report(sys.executable, dict(os.environ), run=run_program)
     assert (told.version.split("+")[0], told.openmp) == (version.split("+")[0], True)
     assert told.threads >= 1
     assert told.capability

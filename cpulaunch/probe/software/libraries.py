@@ -70,7 +70,7 @@ def untrusted_part(root: Root, path: str) -> str | None:
     A sticky directory (/tmp) is fine: others cannot replace what is there. So is a group-writable one of root's
     group, or of the group that has only its owner in it (group id = user id, as many distributions set up).
     """
-    for inside in root.trail(path):
+    for inside in root.resolve_links(path):
         where = f"{root.path.rstrip('/')}{inside}"
         try:
             status = os.lstat(where)
@@ -127,7 +127,7 @@ def _preference(path: str) -> tuple[int, int, str]:
 
 def _real(root: Root, path: str) -> str | None:
     try:
-        real = root.trail(path)[-1]
+        real = root.resolve_links(path)[-1]
     except OSError:
         return None
     return real if root.exists(real) else None

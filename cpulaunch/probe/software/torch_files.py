@@ -30,7 +30,7 @@ def environment_prefix(root: Root, interpreter: str | None) -> str | None:
     if root.exists(f"{prefix}/pyvenv.cfg") or any(_python_folders(root, f"{prefix}/lib")):
         return prefix
     try:
-        return os.path.dirname(os.path.dirname(root.trail(interpreter)[-1]))
+        return os.path.dirname(os.path.dirname(root.resolve_links(interpreter)[-1]))
     except OSError:
         return prefix
 
