@@ -99,7 +99,7 @@ def assemble_environment(
 
 
 _SCHEDULE = VariableRequest(
-    name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks, the same ones for each thread"
+    name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks, which stay with their threads"
 )
 
 

@@ -1,4 +1,4 @@
-"""The command line of each worker: interpreter and program, behind numactl or taskset where asked."""
+"""The command line of each worker: interpreter and program, started by numactl or taskset if the binder is one."""
 
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.plan import Binder, MemoryPolicy
@@ -9,7 +9,10 @@ RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[
 
 
 def program_argv(program: Program | None, *, unbuffered: bool, run_path: bool = False) -> tuple[str, ...]:
-    """What a worker runs; empty for a plan without a program. `unbuffered`: Python gets -u."""
+    """The command line of a worker without a binder; empty for a plan without a program.
+
+    `unbuffered`: Python gets -u. `run_path`: Python runs the script with runpy.run_path.
+    """
     if program is None:
         return ()
     if program.kind == "command":
@@ -23,11 +26,16 @@ def program_argv(program: Program | None, *, unbuffered: bool, run_path: bool = 
 
 
 def rank_argv(argv: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
-    """The command line of one rank. Source: torch elastic, macros.substitute, which leaves what is executed alone."""
+    """The command line of one rank, with its local rank substituted in the arguments.
+
+    Source: torch elastic, macros.substitute, which leaves the executable as it is.
+    """
     from cpulaunch.plan.ranks.templates import substitute
 
     values = {"local_rank": str(local_rank)}
-    return tuple(word if at == 0 or "$" not in word else substitute(word, values) for at, word in enumerate(argv))
+    return tuple(
+        word if position == 0 or "$" not in word else substitute(word, values) for position, word in enumerate(argv)
+    )
 
 
 def bound_argv(
@@ -38,7 +46,7 @@ def bound_argv(
     mempolicy: MemoryPolicy,
     nodes: frozenset[int],
 ) -> tuple[str, ...]:
-    """The command behind the program that binds it, if one does. Source: man numactl, man taskset."""
+    """The command line with the binder that starts it, if there is one. Source: man numactl, man taskset."""
     if not argv:
         return ()
     if binder == "taskset" and cpus:

@@ -1,4 +1,4 @@
-"""Notes on the settings that no decision of its own explains."""
+"""Notes on the settings that no other decision explains."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_EXPLAINED = frozenset(
+_NOTED_ELSEWHERE = frozenset(
     (
         *("instances", "cores_per_instance", "cpus", "numa_nodes", "membind", "binder", "threads"),
         *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env", "nproc_per_node", "device"),
         *("dist_backend", "ccl_workers", "ccl_path"),
     )
 )
-"""Settings with a note of their own, or that are the notes on variables."""
+"""Settings that have a note from the decision they belong to, or whose notes are those on variables."""
 
-_FOR_RANKS = ("device", "scheduler", "ccl_workers", "ccl_worker_siblings")
-"""Settings that only ranks of this launch have; a backend is also for those that a program starts itself."""
+_RANK_SETTINGS = ("device", "scheduler", "ccl_workers", "ccl_worker_siblings")
+"""Settings that take effect only for ranks of this launch."""
 
 _BINDERS = {
-    "native": "system calls before the program starts, inherited by all of its threads",
-    "numactl": "numactl starts each worker",
-    "taskset": "taskset starts each worker; it chooses CPUs only",
-    "none": "nobody binds: the kernel moves threads as it likes",
+    "native": "system calls before the program starts; all of its threads inherit the binding",
+    "numactl": "numactl starts and binds each worker",
+    "taskset": "taskset starts each worker and binds it to CPUs, not to memory",
+    "none": "workers are not bound: the kernel may run their threads on any CPU",
 }
 
 
 def instances_note(request: LaunchRequest, placement: Placement) -> Note:
-    """How many workers, and how they divide the pool."""
+    """The number of workers, and how they divide the pool."""
     if request.distributed:
         name = "nproc_per_node"
-        beaten = request.reasons.get(name, "") if request.origin(name) == "cli" else ""
-        reason = "; ".join(filter(None, (placement.reason, beaten)))
+        overridden = request.reasons.get(name, "") if request.origin(name) == "cli" else ""
+        reason = "; ".join(filter(None, (placement.reason, overridden)))
         return Note(setting=name, value=str(len(placement.workers)), origin=request.origin(name), reason=reason)
     origins = (request.origin("instances"), request.origin("cores_per_instance"))
     origin = next((origin for origin in origins if origin != "default"), "default")
@@ -45,7 +45,7 @@ def instances_note(request: LaunchRequest, placement: Placement) -> Note:
 
 
 def binder_note(host: Host, request: LaunchRequest) -> Note:
-    """Who binds, and how."""
+    """What binds the workers."""
     binder = request.settings.binder
     reason = request.reasons.get("binder", _BINDERS[binder])
     if not host.can_bind:
@@ -54,9 +54,9 @@ def binder_note(host: Host, request: LaunchRequest) -> Note:
 
 
 def setting_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tuple[Note, ...]:
-    """A note for each setting that is not at its default and has no note of its own.
+    """A note on each setting that the user or a profile chose and that no other decision explains.
 
-    `not_applied`: the reasons of settings that are not applied.
+    `not_applied`: setting -> why it is not applied.
     """
     chosen = tuple(
         Note(
@@ -66,7 +66,7 @@ def setting_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tup
             reason=f"not applied: {not_applied[name]}" if name in not_applied else _reason(request, spec),
         )
         for name, spec in setting_specs().items()
-        if name in request.origins and (name not in _EXPLAINED or _idle(request, name))
+        if name in request.origins and (name not in _NOTED_ELSEWHERE or _lacks_ranks(request, name))
     )
     if request.distributed:  # There the note on the flag says which of torchrun's variables it overrides.
         return chosen
@@ -74,36 +74,35 @@ def setting_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tup
     return (*ignored, *chosen)
 
 
-def _idle(request: LaunchRequest, name: str) -> bool:
-    """Whether this belongs to a job of ranks, and there is none."""
-    return name in _FOR_RANKS and not request.distributed
+def _lacks_ranks(request: LaunchRequest, name: str) -> bool:
+    """Whether a setting takes effect only for ranks, and the launch has none."""
+    return name in _RANK_SETTINGS and not request.distributed
 
 
 def _reason(request: LaunchRequest, spec: SettingSpec) -> str:
     value = getattr(request.settings, spec.name)
-    if _idle(request, spec.name):
-        return "without effect: it is for a job of ranks"
-    usual = spec.value_type.flag and value == spec.default
-    meant = "as it is by default" if usual else _MEANINGS.get((spec.name, value), spec.help)
-    return request.reasons.get(spec.name, meant)
+    if _lacks_ranks(request, spec.name):
+        return "no effect: this launch has no ranks"
+    if spec.name in request.reasons:
+        return request.reasons[spec.name]
+    if spec.value_type.flag and value == spec.default:
+        return "same as the default"
+    return _EFFECTS.get((spec.name, value), spec.help)
 
 
-_MEANINGS = {
-    (
-        "graph",
-        "onednn",
-    ): "modules in eval mode run as frozen graphs of fused oneDNN operations; results differ by rounding",
+_EFFECTS = {
+    ("graph", "onednn"): "modules in eval mode run as graphs of fused oneDNN operations; results differ by rounding",
     ("graph", "inductor"): "torch.compile with freezing for modules in eval mode; the first calls take seconds",
     ("graph", "zentorch"): "AMD's compiler for modules in eval mode; the first calls take seconds",
-    ("graph", "off"): "modules run as they are written",
-    ("precision", "bf16"): "autocast: products with 8 bits of precision, results differ in the third digit",
-    ("precision", "fp16"): "autocast: products with 11 bits of precision, and nothing above 65504",
-    ("precision", "tf32"): "fp32 products may be computed with 11 bits of precision, where the hardware has such",
-    ("precision", "medium"): "fp32 products may be computed in bf16, with 8 bits of precision",
-    ("precision", "fp32"): "fp32 products in full precision",
+    ("graph", "off"): "modules run eagerly, as they are written",
+    ("precision", "bf16"): "autocast to bf16: products have 8 bits of precision, so results differ in the third digit",
+    ("precision", "fp16"): "autocast to fp16: products have 11 bits of precision and overflow above 65504",
+    ("precision", "tf32"): "fp32 products may use tf32, with 11 bits of precision, where the hardware supports it",
+    ("precision", "medium"): "fp32 products may use bf16, with 8 bits of precision",
+    ("precision", "fp32"): "fp32 products have full precision",
     ("debug_apis", False): "anomaly detection, emit_nvtx and gradcheck do nothing",
 }
-"""What a choice does, where the help has one line for several."""
+"""What a choice does, where the help describes several choices in one line."""
 
 
 def _text(spec: SettingSpec, value: object) -> str:

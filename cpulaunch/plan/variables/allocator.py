@@ -1,4 +1,4 @@
-"""Variables for the memory allocator that will be loaded, huge pages, and torch's compile workers."""
+"""Variables for the preloaded memory allocator, for huge pages and for torch's compile workers."""
 
 from __future__ import annotations
 
@@ -17,58 +17,55 @@ JEMALLOC = "oversize_threshold:1,background_thread:true,metadata_thp:auto"
 JEMALLOC_HUGE = "oversize_threshold:1,background_thread:true,metadata_thp:always,thp:always"
 
 _HUGE_PAGES = {
-    "mimalloc": ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
-    "default": ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+    "mimalloc": (("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),),
+    "default": (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),),
 }
-"""The switch of each allocator; tcmalloc has none.
+"""The variable with which each allocator uses huge pages; tcmalloc has none.
 
 Source: mimalloc readme; glibc manual, "Memory Allocation Tunables".
 """
 
 COMPILE_WORKER_BYTES = 1 << 30
 """Memory to allow for one compile worker: a Python with torch and a C++ compiler. Source: FBGEMM issue 6009."""
-MOST_COMPILE_WORKERS = 32
+MAX_COMPILE_WORKERS = 32
 """torch's own upper limit. Source: torch._inductor.config.decide_compile_threads."""
 
 
 def allocator_variables(request: LaunchRequest, allocator: str) -> tuple[VariableRequest, ...]:
-    """Settings of the allocator and, with --huge-pages, of torch's own."""
+    """Variables of the allocator and, with --huge-pages, of torch's own memory."""
     huge = request.settings.huge_pages
     origin = request.origin("huge_pages") if huge else "default"
-    variable_requests = []
+    requests = []
     if allocator == "jemalloc":
         reason = "no dedicated arena for large blocks, purge in the background" + (", huge pages" if huge else "")
-        variable_requests.append(
-            VariableRequest(name="MALLOC_CONF", value=JEMALLOC_HUGE if huge else JEMALLOC, origin=origin, reason=reason)
-        )
+        value = JEMALLOC_HUGE if huge else JEMALLOC
+        requests.append(VariableRequest(name="MALLOC_CONF", value=value, origin=origin, reason=reason))
     if huge:
         reason = request.reasons.get("huge_pages", "huge pages: fewer TLB misses on large tensors")
-        variable_requests.append(VariableRequest(name="THP_MEM_ALLOC_ENABLE", value="1", origin=origin, reason=reason))
-        if allocator in _HUGE_PAGES:
-            name, value = _HUGE_PAGES[allocator]
-            variable_requests.append(VariableRequest(name=name, value=value, origin=origin, reason=reason))
-    return tuple(variable_requests)
+        for name, value in (("THP_MEM_ALLOC_ENABLE", "1"), *_HUGE_PAGES.get(allocator, ())):
+            requests.append(VariableRequest(name=name, value=value, origin=origin, reason=reason))
+    return tuple(requests)
 
 
 def huge_page_warnings(host: Host, request: LaunchRequest) -> tuple[str, ...]:
-    """A warning if huge pages are asked for on the command line and the kernel gives none."""
+    """A warning if the command line requests huge pages and the kernel never gives any."""
     if request.origin("huge_pages") != "cli" or not request.settings.huge_pages:
         return ()
     if host.kernel.transparent_hugepage != "never":
         return ()
     return (
-        "--huge-pages has no effect: /sys/kernel/mm/transparent_hugepage/enabled is never (root can write madvise)",
+        "--huge-pages has no effect: /sys/kernel/mm/transparent_hugepage/enabled is never (root can set it to madvise)",
     )
 
 
-def compile_threads(host: Host, cores: Sequence[int]) -> VariableRequest:
-    """torch.compile's workers: one per core of the worker, within its share of the memory and torch's limit."""
+def compile_threads(host: Host, cpu_limits: Sequence[int]) -> VariableRequest:
+    """The number of compile workers of each worker: one per core, within its share of memory and torch's limit."""
     budget = memory_budget(host)
-    share = MOST_COMPILE_WORKERS if budget is None else budget // len(cores) // COMPILE_WORKER_BYTES
-    most = max(1, min(MOST_COMPILE_WORKERS // len(cores) if len(cores) > 1 else MOST_COMPILE_WORKERS, share))
+    share = MAX_COMPILE_WORKERS if budget is None else budget // len(cpu_limits) // COMPILE_WORKER_BYTES
+    most = max(1, min(MAX_COMPILE_WORKERS // len(cpu_limits) if len(cpu_limits) > 1 else MAX_COMPILE_WORKERS, share))
     return per_worker(
         "TORCHINDUCTOR_COMPILE_THREADS",
-        [str(min(count, most)) for count in cores],
+        [str(min(count, most)) for count in cpu_limits],
         origin="default",
-        reason="one per core of the worker, 1 GiB of memory for each, at most 32 in all workers together",
+        reason="one per core of the worker, 1 GiB of memory for each; at most 32 for all workers together",
     )

@@ -1,4 +1,4 @@
-"""Which libraries a worker starts with: one OpenMP runtime, one allocator, MKL's dispatch; after a trial start."""
+"""The libraries preloaded into workers: an OpenMP runtime, an allocator, MKL's dispatch, each after a trial start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cpulaunch.plan.variables.openmp import Runtime
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host, Library
 from cpulaunch.records.plan import Note, PreloadCandidate, PreloadKind
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest, Origin
 
 TYPE_CHECKING = False
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Literal, TypeAlias
 
-Allocator: TypeAlias = 'Literal["default", "tcmalloc", "jemalloc", "mimalloc"]'
 Trials: TypeAlias = "Mapping[str, str | None]"
 """Library path -> None if the worker's interpreter started with it, else the reason."""
 
@@ -30,7 +29,7 @@ INSTALL = {
     "llvm": "apt install libomp5",
     "mkl-dispatch": "install a C compiler, then pip install --force-reinstall cpulaunch",
 }
-_MARKS: tuple[tuple[str, PreloadKind, str], ...] = (
+_FILE_NAMES: tuple[tuple[str, PreloadKind, str], ...] = (
     ("libtcmalloc", "allocator", "tcmalloc"),
     ("libjemalloc", "allocator", "jemalloc"),
     ("libmimalloc", "allocator", "mimalloc"),
@@ -42,7 +41,7 @@ _MARKS: tuple[tuple[str, PreloadKind, str], ...] = (
 
 @record
 class Preloads:
-    """The preload list (None: leave LD_PRELOAD alone), what it brings, and who chose what and why."""
+    """The value for LD_PRELOAD (None: leave it as it is), and the runtime and allocator that workers then have."""
 
     ld_preload: str | None
     origin: Origin
@@ -54,25 +53,29 @@ class Preloads:
 
 
 @record(kw_only=False)
-class _Wanted:
-    """What to preload of one kind, best first; `reason` says why nothing or why this."""
+class _Preference:
+    """The libraries of one kind to try, best first; `reason` says why these, or why none."""
 
     kind: PreloadKind
-    setting: str
     names: tuple[str, ...]
     origin: Origin
     reason: str
     required: bool = False
     warning: str | None = None
 
+    @property
+    def setting(self) -> str:
+        """The setting that chooses a library of this kind."""
+        return self.kind.replace("-", "_")
+
 
 def users_preloads(request: LaunchRequest) -> dict[PreloadKind, str]:
-    """The kinds of library that the user's own LD_PRELOAD already brings, by their names."""
+    """The kinds of library that the user's own LD_PRELOAD loads, with the name of each library."""
     found: dict[PreloadKind, str] = {}
     for path in _users_list(request):
         base = path.rpartition("/")[2]
-        for mark, kind, name in _MARKS:
-            if base.startswith(mark):
+        for start, kind, name in _FILE_NAMES:
+            if base.startswith(start):
                 found.setdefault(kind, name)
                 break
     return found
@@ -84,34 +87,35 @@ def _users_list(request: LaunchRequest) -> list[str]:
 
 
 def preload_candidates(host: Host, request: LaunchRequest) -> tuple[PreloadCandidate, ...]:
-    """Libraries to try, in order of preference within each kind; the first of a kind that starts is used.
+    """The libraries to try, the best of each kind first; the first one of a kind with which Python starts is used.
 
-    Raises: UsageError if a library is asked for by name that is not installed or not to be trusted.
+    Raises: UsageError if a library requested by name is not installed or not trusted.
     """
-    return tuple(candidate for wanted in _all_wanted(host, request) for candidate in _candidates(host, wanted))
+    return tuple(each for preference in _preferences(host, request) for each in _candidates(host, preference))
 
 
 def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -> Preloads:
-    """The libraries of the plan. `trials` None: nothing was tried, so the first of each kind is named.
+    """The libraries of the plan. `trials` None: nothing was tried, so the first of each kind is chosen.
 
-    Raises: UsageError if a library asked for by name is missing, not to be trusted, or failed its trial.
+    Raises: UsageError if a library requested by name is missing, not trusted, or failed its trial.
     """
     chosen: list[str] = []
     origins: list[Origin] = []
     names: dict[PreloadKind, str] = {}
     notes: list[Note] = []
     warnings: list[str] = []
-    for wanted in _all_wanted(host, request):
-        candidate, why = _first_that_starts(_candidates(host, wanted), trials)
-        reason = "; ".join(filter(None, (wanted.reason, *why, _missing(host, wanted, candidate))))
+    for each in _preferences(host, request):
+        candidate, failures = _first_that_starts(_candidates(host, each), trials)
+        reasons = [each.reason, *failures, _missing(host, each, candidate)]
         if candidate is not None:
             chosen.append(candidate.path)
-            origins.append(wanted.origin)
-            names[wanted.kind] = candidate.name
-            reason += f"; {candidate.path}" + ("" if trials is not None else " (not tried)")
-        value = candidate.name if candidate else "off" if wanted.kind == "mkl-dispatch" else "default"
-        notes.append(Note(setting=wanted.setting, value=value, origin=wanted.origin, reason=reason.lstrip("; ")))
-        warnings.extend(_passed_over(host, wanted, candidate) if wanted.warning is None else (wanted.warning,))
+            origins.append(each.origin)
+            names[each.kind] = candidate.name
+            reasons.append(candidate.path + ("" if trials is not None else " (not tried)"))
+        value = candidate.name if candidate else "off" if each.kind == "mkl-dispatch" else "default"
+        reason = "; ".join(filter(None, reasons))
+        notes.append(Note(setting=each.setting, value=value, origin=each.origin, reason=reason))
+        warnings.extend(_untrusted_warnings(host, each, candidate) if each.warning is None else (each.warning,))
     users = users_preloads(request)
     own = "your own list, then " if _users_list(request) else ""
     runtime = names.get("openmp") or users.get("openmp")
@@ -127,106 +131,119 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
     )
 
 
-def _all_wanted(host: Host, request: LaunchRequest) -> tuple[_Wanted, ...]:
+def _preferences(host: Host, request: LaunchRequest) -> tuple[_Preference, ...]:
     return (_openmp(host, request), _allocator(host, request), _mkl_dispatch(host, request))
 
 
-def _asked(host: Host, request: LaunchRequest, kind: PreloadKind, setting: str) -> _Wanted | None:
-    """What decides a kind before `auto` does: the user's own preload, "default", or a name."""
-    value: str = getattr(request.settings, setting)
-    origin = request.origin(setting)
-    why = request.reasons.get(setting, f"--{setting} {value}" if origin == "cli" else "")
+def _decided(host: Host, request: LaunchRequest, kind: Literal["openmp", "allocator"]) -> _Preference | None:
+    """The preference of a kind that is settled without `auto`: by the user's LD_PRELOAD, "default" or a name."""
+    value: str = getattr(request.settings, kind)
+    origin = request.origin(kind)
+    why = request.reasons.get(kind, f"--{kind} {value}" if origin == "cli" else "")
     users = users_preloads(request).get(kind)
     if users is not None:
-        reason = f"your LD_PRELOAD brings {users}, and one is enough"
-        ignored = f"--{setting} {value} is not applied: your LD_PRELOAD brings {users}"
+        reason = f"your LD_PRELOAD already loads {users}"
+        ignored = f"--{kind} {value} is not applied: {reason}"
         refused = origin == "cli" and value not in ("auto", "default", users)
-        return _Wanted(kind, setting, (), "environment", reason, warning=ignored if refused else None)
+        return _Preference(kind, (), "environment", reason, warning=ignored if refused else None)
     if value == "default":
-        return _Wanted(kind, setting, (), origin, why)
+        return _Preference(kind, (), origin, why)
     if not host.can_bind:
-        return _Wanted(kind, setting, (), "default", "preloads are a matter of Linux")
+        return _Preference(kind, (), "default", "cpulaunch preloads libraries on Linux only")
     if value != "auto":
-        return _Wanted(kind, setting, (value,), origin, why, required=origin == "cli")
-    if request.program is not None and request.program.kind == "command":
-        return _Wanted(kind, setting, (), "default", "a preload would reach every program that the command starts")
+        return _Preference(kind, (value,), origin, why, required=origin == "cli")
+    if _runs_command(request):
+        return _Preference(kind, (), "default", _COMMAND)
     return None
 
 
-def _openmp(host: Host, request: LaunchRequest) -> _Wanted:
-    asked = _asked(host, request, "openmp", "openmp")
-    if asked is not None:
-        return _or_else(asked, ("intel",) if host.arch in X86 else ())
+_COMMAND = "every program that the command starts would load it too"
+
+
+def _runs_command(request: LaunchRequest) -> bool:
+    return request.program is not None and request.program.kind == "command"
+
+
+def _openmp(host: Host, request: LaunchRequest) -> _Preference:
+    decided = _decided(host, request, "openmp")
+    if decided is not None:
+        return _with_fallbacks(decided, ("intel",) if host.arch in X86 else ())
     if host.arch not in X86:
-        return _Wanted("openmp", "openmp", (), "default", f"torch's own runtime is the tested one on {host.arch}")
+        return _Preference("openmp", (), "default", f"torch's own runtime is the one tested on {host.arch}")
     bundled = "" if host.torch is None else host.torch.bundled_openmp or ""
     if "libiomp5" in bundled:
-        return _Wanted("openmp", "openmp", (), "default", "torch brings Intel's runtime")
-    return _Wanted("openmp", "openmp", ("intel",), "default", "short waits, less overhead in small operations")
+        return _Preference("openmp", (), "default", "torch includes Intel's runtime")
+    return _Preference("openmp", ("intel",), "default", "short waits and less overhead in small operations")
 
 
-def _allocator(host: Host, request: LaunchRequest) -> _Wanted:
-    asked = _asked(host, request, "allocator", "allocator")
-    if asked is None:
-        return _Wanted("allocator", "allocator", ALLOCATORS, "default", "tensors are allocated and freed all the time")
-    return _or_else(asked, ALLOCATORS)
+def _allocator(host: Host, request: LaunchRequest) -> _Preference:
+    decided = _decided(host, request, "allocator")
+    if decided is None:
+        return _Preference("allocator", ALLOCATORS, "default", "programs allocate and free tensors constantly")
+    return _with_fallbacks(decided, ALLOCATORS)
 
 
-def _or_else(asked: _Wanted, others: tuple[str, ...]) -> _Wanted:
-    """What a profile prefers, then the others: only the command line insists."""
-    if asked.required or not asked.names:
-        return asked
-    names = tuple(dict.fromkeys(asked.names + others))
-    return _Wanted(asked.kind, asked.setting, names, asked.origin, asked.reason)
+def _with_fallbacks(decided: _Preference, others: tuple[str, ...]) -> _Preference:
+    """The library that a profile prefers, then the others; the command line insists on its library."""
+    if decided.required or not decided.names:
+        return decided
+    return replace(decided, names=tuple(dict.fromkeys(decided.names + others)))
 
 
-def _mkl_dispatch(host: Host, request: LaunchRequest) -> _Wanted:
+def _mkl_dispatch(host: Host, request: LaunchRequest) -> _Preference:
     value, origin = request.settings.mkl_dispatch, request.origin("mkl_dispatch")
-
-    def wanted(reason: str, *, use: bool = False, warning: str | None = None) -> _Wanted:
-        names = ("mkl-dispatch",) if use else ()
-        required = use and value == "on" and origin == "cli"
-        return _Wanted("mkl-dispatch", "mkl_dispatch", names, origin, reason, required=required, warning=warning)
-
-    if value == "off":
-        return wanted(request.reasons.get("mkl_dispatch", "--mkl-dispatch off"))
+    symbol = host.torch is not None and host.torch.mkl_dispatch_symbol
     if value == "on":
-        absent = host.torch is not None and not host.torch.mkl_dispatch_symbol
-        useless = "--mkl-dispatch on has no effect: this torch does not ask MKL's dispatch" if absent else None
-        return wanted(request.reasons.get("mkl_dispatch", "--mkl-dispatch on"), use=True, warning=useless)
-    if host.cpu.vendor not in MKL_VENDORS:
-        return wanted(_fast_already(host))
-    if request.program is not None and request.program.kind == "command":
-        return wanted("a preload would reach every program that the command starts")
-    if host.torch is None or not host.torch.mkl_dispatch_symbol:
-        return wanted("no torch with MKL was found, so there is nothing to dispatch")
-    return wanted("MKL takes a slow path on this vendor's CPUs unless told otherwise; same precision", use=True)
+        return _Preference(
+            "mkl-dispatch",
+            ("mkl-dispatch",),
+            origin,
+            request.reasons.get("mkl_dispatch", "--mkl-dispatch on"),
+            required=origin == "cli",
+            warning=_NO_DISPATCH if host.torch is not None and not symbol else None,
+        )
+    if value == "off":
+        reason = request.reasons.get("mkl_dispatch", "--mkl-dispatch off")
+    elif host.cpu.vendor not in MKL_VENDORS:
+        reason = _already_fast(host)
+    elif _runs_command(request):
+        reason = _COMMAND
+    elif not symbol:
+        reason = "no torch with MKL was found"
+    else:
+        return _Preference("mkl-dispatch", ("mkl-dispatch",), origin, _SLOW_PATH)
+    return _Preference("mkl-dispatch", (), origin, reason)
 
 
-def _fast_already(host: Host) -> str:
+_NO_DISPATCH = "--mkl-dispatch on has no effect: this torch does not use MKL's dispatch"
+_SLOW_PATH = "by default MKL takes a slow path on this vendor's CPUs; the fast one has the same precision"
+
+
+def _already_fast(host: Host) -> str:
+    """Why MKL needs no dispatch library here."""
     if host.arch not in X86:
         return f"MKL is not used on {host.arch}"
-    return "MKL already takes its fast kernels on " + ("Intel" if host.cpu.vendor == "GenuineIntel" else "this CPU")
+    return "MKL already uses its fast kernels on " + ("Intel CPUs" if host.cpu.vendor == "GenuineIntel" else "this CPU")
 
 
-def _candidates(host: Host, wanted: _Wanted) -> tuple[PreloadCandidate, ...]:
-    found = _found(host, wanted)
+def _candidates(host: Host, preference: _Preference) -> tuple[PreloadCandidate, ...]:
+    found = _found(host, preference)
     usable = [library for library in found if _distrust(library) is None]
-    if wanted.required and not usable:
-        raise _unavailable(host, wanted, found)
+    if preference.required and not usable:
+        raise _unavailable(host, preference, found)
     return tuple(
-        PreloadCandidate(kind=wanted.kind, name=library.name, path=library.path, required=wanted.required)
+        PreloadCandidate(kind=preference.kind, name=library.name, path=library.path, required=preference.required)
         for library in usable
     )
 
 
-def _found(host: Host, wanted: _Wanted) -> list[Library]:
-    """What is on the machine of it, best first, usable or not."""
-    return [library for name in wanted.names for library in host.libraries if _matches(library, wanted, name)]
+def _found(host: Host, preference: _Preference) -> list[Library]:
+    """The preferred libraries that are on the machine, best first, usable or not."""
+    return [library for name in preference.names for library in host.libraries if _matches(library, preference, name)]
 
 
-def _matches(library: Library, wanted: _Wanted, name: str) -> bool:
-    return library.kind == wanted.kind and (library.name == name or wanted.kind == "mkl-dispatch")
+def _matches(library: Library, preference: _Preference, name: str) -> bool:
+    return library.kind == preference.kind and (library.name == name or preference.kind == "mkl-dispatch")
 
 
 def _distrust(library: Library) -> str | None:
@@ -240,9 +257,9 @@ def _splits(path: str) -> bool:
     return any(character in path for character in " :\t\n")
 
 
-def _unavailable(host: Host, wanted: _Wanted, found: list[Library]) -> UsageError:
-    name = wanted.names[0]
-    flag = "--" + wanted.setting.replace("_", "-")
+def _unavailable(host: Host, preference: _Preference, found: list[Library]) -> UsageError:
+    name = preference.names[0]
+    flag = "--" + preference.setting.replace("_", "-")
     if name in X86_ONLY and host.arch not in X86:
         return UsageError(f"{name} exists for x86_64 only", value=host.arch, source=flag, hint=f"leave {flag} out")
     if found:
@@ -263,26 +280,26 @@ def _first_that_starts(
             return candidate, refused
         if candidate.required:
             raise UsageError(
-                f"a Python start with {candidate.name} preloaded fails",
+                f"Python does not start with {candidate.name} preloaded",
                 value=failure,
                 source=candidate.path,
-                hint="choose another, or leave the option out",
+                hint="choose another library, or leave the option out",
             )
         refused.append(f"{candidate.path} not used: {failure}")
     return None, refused
 
 
-def _missing(host: Host, wanted: _Wanted, candidate: PreloadCandidate | None) -> str:
-    """What to install if nothing of the wanted kind is on the machine."""
-    if candidate is not None or not wanted.names or _found(host, wanted):
+def _missing(host: Host, preference: _Preference, candidate: PreloadCandidate | None) -> str:
+    """What to install if no library of this kind is on the machine; empty if one is."""
+    if candidate is not None or not preference.names or _found(host, preference):
         return ""
-    return f"none found: {INSTALL[wanted.names[0]]}"
+    return f"none is installed: {INSTALL[preference.names[0]]}"
 
 
-def _passed_over(host: Host, wanted: _Wanted, chosen: PreloadCandidate | None) -> tuple[str, ...]:
-    """A warning for each library that would have come before the chosen one and is not to be trusted."""
+def _untrusted_warnings(host: Host, preference: _Preference, chosen: PreloadCandidate | None) -> tuple[str, ...]:
+    """A warning for each library that is preferred to the chosen one and not trusted."""
     warnings = []
-    for library in _found(host, wanted):
+    for library in _found(host, preference):
         if chosen is not None and library.path == chosen.path:
             break
         if (reason := _distrust(library)) is not None:
@@ -291,17 +308,17 @@ def _passed_over(host: Host, wanted: _Wanted, chosen: PreloadCandidate | None) -
 
 
 def _runtime(host: Host, name: str | None) -> Runtime:
-    """The OpenMP runtime a worker will have: a preloaded one, else torch's own."""
+    """The OpenMP runtime that a worker will have: a preloaded one, else torch's own."""
     if name is None and host.torch is not None and host.torch.bundled_openmp:
         base = host.torch.bundled_openmp.rpartition("/")[2]
-        name = next((known for mark, kind, known in _MARKS if kind == "openmp" and base.startswith(mark)), None)
+        name = next((known for start, kind, known in _FILE_NAMES if kind == "openmp" and base.startswith(start)), None)
     return "intel" if name == "intel" else "llvm" if name == "llvm" else "gnu"
 
 
 def _torch_runtime(host: Host) -> list[str]:
-    """Torch's own OpenMP runtime where it has to lead a preload list, which is on Arm.
+    """The path of torch's own OpenMP runtime where it has to be first in LD_PRELOAD, which is on Arm; else empty.
 
-    Loaded late there, it finds no room left for its thread-local storage ("cannot allocate memory in static
+    Loaded later there, it may find no room for its thread-local storage ("cannot allocate memory in static
     TLS block"). Source: pytorch and glibc bug reports; NVIDIA/DALI issue 5519.
     """
     path = host.torch.bundled_openmp if host.torch is not None and host.arch == "aarch64" else None

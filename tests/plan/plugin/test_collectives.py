@@ -225,7 +225,7 @@ def test_a_profiles_auto_does_not_complain_of_a_plain_process() -> None:
     made = plan(TWO, profile={"dist_backend": "auto", "ccl_workers": 1})
     assert (made.mode, made.warnings, ccl(made)) == ("single", (), {})
     assert lines(made) == lines(plan(TWO))
-    assert note(made, "ccl_workers").reason == "without effect: it is for a job of ranks"
+    assert note(made, "ccl_workers").reason == "no effect: this launch has no ranks"
 
 
 @pytest.mark.parametrize("text", [None, "", "x", "1:2", "1:0.5:x", "0:1:1", "1:-1:1", "1:nan:1"])
