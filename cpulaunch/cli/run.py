@@ -6,7 +6,7 @@ import os
 import sys
 
 from cpulaunch.cli.arguments import parse_command_line
-from cpulaunch.launch.process.program import check_program, check_sharable, find_executable
+from cpulaunch.launch.process.program import check_program, check_shareable, find_executable
 from cpulaunch.launch.run import launch
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.planner import make_plan, preload_candidates
@@ -257,7 +257,7 @@ def _launch(
 ) -> int:
     """The exit code of the launch. Effect: runs the plan and reports on it."""
     if line.program is not None:
-        check_sharable(line.program, workers=len(plan.workers))
+        check_shareable(line.program, workers=len(plan.workers))
     for notice in line.notices:
         notify(notice)
     for warning in plan.warnings:

@@ -1,4 +1,4 @@
-"""A measurement of collectives among ranks that are bound as a plan's will be. Launches that need none skip this."""
+"""A measurement of collectives among ranks bound as the plan binds them. Only launches that need one import this."""
 
 from __future__ import annotations
 
@@ -18,26 +18,42 @@ if TYPE_CHECKING:
     from cpulaunch.records.plan import LaunchPlan
 
 MODULE = "cpulaunch.worker.ccl.measure"
-SECONDS = 60.0
-"""For a measurement of one second: importing torch, and ranks that find each other, take most of it."""
+TIMEOUT_SECONDS = 60.0
+"""Measuring takes one second; importing torch and the rendezvous of the ranks take the rest."""
 GRACE_SECONDS = 5.0
-"""For it to end its ranks and to give back what they hold in /dev/shm."""
-OF_A_RANK = (*OWN_VARIABLES, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
-"""Variables of the plan's ranks that are not for those of the measurement, which are told their own."""
+"""How long the measurement may take to end its ranks and to remove their files in /dev/shm."""
+RANK_VARIABLES = (
+    *OWN_VARIABLES,
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "CCL_LOCAL_RANK",
+    "CCL_LOCAL_SIZE",
+)
+"""Variables of the plan's ranks that the measurement sets itself for its own ranks."""
 
 
 @record
 class CollectiveTimes:
-    """(bytes, gloo's seconds, ccl's seconds) of each size; or why there are none."""
+    """(bytes, seconds with gloo, seconds with ccl) for each size; or why there are none."""
 
     times: tuple[tuple[int, float, float], ...] = ()
     failure: str | None = None
 
 
 def measure_collectives(
-    plan: LaunchPlan, sizes: Sequence[int], *, interpreter: str, environ: Mapping[str, str], seconds: float = SECONDS
+    plan: LaunchPlan,
+    sizes: Sequence[int],
+    *,
+    interpreter: str,
+    environ: Mapping[str, str],
+    seconds: float = TIMEOUT_SECONDS,
 ) -> CollectiveTimes:
-    """What all-reduces of these sizes take among the plan's ranks. Effect: starts them, and waits for their end."""
+    """How long all-reduces of these sizes in bytes take among the plan's ranks.
+
+    Effect: starts as many ranks, bound as planned, and waits at most `seconds` for them to end.
+    """
     cpus = ";".join(format_cpulist(worker.cpus) for worker in plan.workers)
     command = [interpreter, "-P", "-m", MODULE, str(os.getpid()), cpus, ",".join(map(str, sizes))]
     try:
@@ -54,22 +70,22 @@ def measure_collectives(
     except OSError as error:
         return CollectiveTimes(failure=f"{interpreter} cannot be started: {error.strerror}")
     try:
-        said, complaints = child.communicate(timeout=seconds)
+        output, errors = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return CollectiveTimes(failure=f"no answer within {seconds:g} s")
     finally:
         _end(child)
-    return _answer(said, complaints, child.returncode)
+    return _parse(output, errors, child.returncode)
 
 
 def _environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that the plan gives its first rank, without what tells it that it is that."""
+    """The environment of the plan's first rank, without the variables that number the ranks."""
     planned = {**environ, **dict(plan.workers[0].env)}
-    return {name: value for name, value in planned.items() if value is not None and name not in OF_A_RANK}
+    return {name: value for name, value in planned.items() if value is not None and name not in RANK_VARIABLES}
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Effect: neither it nor any of its ranks is left. It is asked first: only it can tidy up after them."""
+    """Effect: ends the child and its ranks: by SIGTERM first, as only the child can clean up after its ranks."""
     try:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM)
@@ -85,8 +101,9 @@ def _end(child: subprocess.Popen[str]) -> None:
             pipe.close()
 
 
-def _answer(said: str, complaints: str, code: int) -> CollectiveTimes:
-    for line in said.splitlines():
+def _parse(output: str, errors: str, code: int) -> CollectiveTimes:
+    """The times in the child's output; else the last line of its stderr as the failure."""
+    for line in output.splitlines():
         try:
             answer = json.loads(line)
             if "failed" in answer:
@@ -94,6 +111,6 @@ def _answer(said: str, complaints: str, code: int) -> CollectiveTimes:
             times = answer["times"]
             return CollectiveTimes(times=tuple((int(count), float(gloo), float(ccl)) for count, gloo, ccl in times))
         except (ValueError, KeyError, TypeError):
-            continue  # Libraries print, too.
-    words = complaints.strip().splitlines()
-    return CollectiveTimes(failure=words[-1].strip() if words else f"it ended with exit code {code} and said nothing")
+            continue  # Libraries print to stdout, too.
+    lines = errors.strip().splitlines()
+    return CollectiveTimes(failure=lines[-1].strip() if lines else f"it ended with exit code {code} and no message")

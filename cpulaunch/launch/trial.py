@@ -1,4 +1,4 @@
-"""Trial starts: does the worker's interpreter start with a library preloaded? Answers are remembered."""
+"""Trial starts: whether the worker's interpreter starts with a library preloaded. The results are cached."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 TRIAL_SECONDS = 20.0
 TIMED_OUT = f"the trial start did not end within {TRIAL_SECONDS:g} s"
-NOT_ITS_FAULT = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGTERM", "SIGXCPU")
-"""Signals that come from outside: a Ctrl-C, a batch system, the kernel out of memory."""
+EXTERNAL_SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGTERM", "SIGXCPU")
+"""Signals that say nothing about the library: from Ctrl-C, a batch system, or the kernel when memory runs out."""
 
 NOT_LOADED = 77
 CHECK = f"import sys; sys.exit({NOT_LOADED} * (sys.argv[1] not in open('/proc/self/maps').read()))"
-"""A statically linked interpreter, or one with capabilities, ignores preloads without a word."""
+"""An interpreter that is statically linked or has capabilities ignores preloads without a message."""
 
 
 def try_preloads(
@@ -28,66 +28,64 @@ def try_preloads(
     environ: Mapping[str, str],
     cache_file: str | None,
 ) -> dict[str, str | None]:
-    """Why each library cannot be preloaded into the interpreter; None where a trial start succeeded.
+    """By path: why the library cannot be preloaded into the interpreter; None if a trial start succeeded.
 
-    Verdicts are kept in `cache_file` under the identity (path, size, times, inode) of both files, so a
-    changed file is tried again. Effect: starts the interpreter for what is not known yet.
+    Effect: starts the interpreter for each path without a cached verdict, and caches the new verdicts. A cached
+    verdict holds as long as path, size, modification time and inode of library and interpreter stay the same.
     """
     if not paths:
         return {}
     own = environ.get("LD_PRELOAD", "")
     known = read_verdicts(cache_file) if cache_file else {}
     keys = {path: _key(path, interpreter, own) for path in paths}
-    verdicts = {path: known[key] for path, key in keys.items() if key in known}
-    unknown = [path for path in keys if path not in verdicts]
+    reasons = {path: known[key] for path, key in keys.items() if key in known}
+    unknown = [path for path in keys if path not in reasons]
     if unknown:
-        trials = [_start(path, interpreter=interpreter, environ=environ) for path in unknown]
-        fresh = {trial.path: _verdict(trial) for trial in trials}
-        verdicts |= {path: verdict.refused for path, verdict in fresh.items()}
+        trials = {path: _start(path, interpreter=interpreter, environ=environ) for path in unknown}
+        verdicts = {path: _finish(path, trial) for path, trial in trials.items()}
+        reasons |= {path: verdict.reason for path, verdict in verdicts.items()}
         if cache_file:
-            lasting = {keys[path]: each.refused for path, each in fresh.items() if keys[path] and each.lasts}
+            lasting = {keys[path]: each.reason for path, each in verdicts.items() if keys[path] and each.lasting}
             write_verdicts(cache_file, known | lasting)
-    return verdicts
+    return reasons
 
 
 def _key(path: str, interpreter: str, own: str) -> str:
-    """What a verdict depends on, in one line; empty (never cached) if that cannot be said."""
+    """Both files' identity and the user's own LD_PRELOAD, in one line; empty (never cached) if a file is missing."""
     try:
         files = [(name, os.stat(name)) for name in (path, interpreter)]
     except (OSError, ValueError):
         return ""
     parts = [f"{name}\t{at.st_size}\t{at.st_mtime_ns}\t{at.st_ino}" for name, at in files]
-    # repr keeps every odd character (newline, tab, undecodable byte) inside the one line.
+    # ascii() escapes every special character (newline, tab, undecodable byte), so that the key stays one line.
     return ascii("\t".join([*parts, own]))
 
 
 @record
 class _Verdict:
-    """Why a library cannot be preloaded (None: it can), and whether that will be so next time.
+    """Why a library cannot be preloaded (None: it can), and whether the next trial would have the same result.
 
-    A busy machine's time-out, a process that was not to be had or was killed say nothing about the library.
+    A time-out on a busy machine, a failed fork or a kill says nothing about the library.
     """
 
-    refused: str | None
-    lasts: bool = True
+    reason: str | None
+    lasting: bool = True
 
 
 @record
 class _Trial:
-    """A started interpreter (`pid`) and the read end of its stderr, or the verdict without one."""
+    """A started interpreter and the read end of its stderr."""
 
-    path: str
-    pid: int = 0
-    stderr: int = -1
-    verdict: _Verdict | None = None
+    pid: int
+    stderr: int
 
 
-def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial:
-    import signal  # Here and below: verdicts are mostly known, and then nothing of this is needed.
+def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial | _Verdict:
+    """A started trial; a verdict if it cannot start."""
+    import signal  # Here and below: verdicts are mostly cached, and then this is not needed.
 
     if any(separator in path for separator in " :"):
-        reason = "its path has a space or colon, which LD_PRELOAD cannot express"
-        return _Trial(path=path, verdict=_Verdict(refused=reason))
+        return _Verdict(reason="its path has a space or colon, which LD_PRELOAD cannot express")
     own = environ.get("LD_PRELOAD")
     env = {**environ, "LD_PRELOAD": f"{path}:{own}" if own else path}
     check = [interpreter, "-I", "-S", "-c", CHECK, os.path.basename(os.path.realpath(path))]
@@ -101,32 +99,31 @@ def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial
         pid = os.posix_spawn(interpreter, check, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
     except OSError as error:
         os.close(read)
-        reason = f"{interpreter} cannot be started: {error.strerror}"
-        return _Trial(path=path, verdict=_Verdict(refused=reason, lasts=False))
+        return _Verdict(reason=f"{interpreter} cannot be started: {error.strerror}", lasting=False)
     finally:
         os.close(write)
-    return _Trial(path=path, pid=pid, stderr=read)
+    return _Trial(pid=pid, stderr=read)
 
 
-def _verdict(trial: _Trial) -> _Verdict:
-    """What came of the trial. Effect: its process has ended."""
+def _finish(path: str, trial: _Trial | _Verdict) -> _Verdict:
+    """The verdict of a trial. Effect: waits for its process, and kills it after the time limit."""
     import signal
 
-    if trial.verdict is not None:
-        return trial.verdict
-    said, in_time = _read_until_closed(trial.stderr)
+    if isinstance(trial, _Verdict):
+        return trial
+    output, in_time = _read_until_closed(trial.stderr)
     os.close(trial.stderr)
     if not in_time:
         os.kill(trial.pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(trial.pid, 0)[1])
     if not in_time:
-        return _Verdict(refused=TIMED_OUT, lasts=False)
-    reason = _reason(status, said.decode(errors="replace").strip(), path=trial.path)
-    return _Verdict(refused=reason, lasts=-status not in {getattr(signal, name) for name in NOT_ITS_FAULT})
+        return _Verdict(reason=TIMED_OUT, lasting=False)
+    reason = _failure(status, output.decode(errors="replace").strip(), path=path)
+    return _Verdict(reason=reason, lasting=-status not in {getattr(signal, name) for name in EXTERNAL_SIGNALS})
 
 
-def _reason(status: int, text: str, *, path: str) -> str | None:
-    """Why a trial that ended so, and wrote this, failed; None if it succeeded."""
+def _failure(status: int, text: str, *, path: str) -> str | None:
+    """Why a trial with this exit status and stderr text failed; None if it succeeded."""
     for line in text.splitlines():
         # glibc: "ERROR: ld.so: object 'X' from LD_PRELOAD cannot be preloaded (reason): ignored."
         if "cannot be preloaded" in line and path in line:
@@ -135,26 +132,23 @@ def _reason(status: int, text: str, *, path: str) -> str | None:
         return "the interpreter starts without loading it"
     if status != 0:
         last = text.splitlines()[-1] if text else "no message"
-        return f"the trial start {_ended(status)}: {last}"
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+        return f"the trial start {how}: {last}"
     return None
 
 
-def _ended(status: int) -> str:
-    return f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
-
-
 def _read_until_closed(fd: int) -> tuple[bytes, bool]:
-    """What was written (its first 64 KiB) and whether all writers closed within the time limit."""
+    """The first 64 KiB that were written, and whether all writers closed the pipe within the time limit."""
     import select
     from time import monotonic
 
     deadline = monotonic() + TRIAL_SECONDS
-    said = b""
+    output = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     while poll.poll(max(0.0, deadline - monotonic()) * 1000):
         data = os.read(fd, 1 << 16)
         if not data:
-            return said, True
-        said = (said + data)[: 1 << 16]
-    return said, False
+            return output, True
+        output = (output + data)[: 1 << 16]
+    return output, False

@@ -1,4 +1,4 @@
-"""The remembered verdicts of trial starts: a small text file that only its owner can have written."""
+"""A cache of verdicts: a small text file, trusted only if its owner alone can write it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ MAX_ENTRIES = 200
 
 
 def read_verdicts(path: str) -> dict[str, str | None]:
-    """The verdict (None: good) by key; empty if the file is absent, not ours, writable by others or malformed."""
+    """By key: the verdict, None for a success. Empty if the file is absent, malformed or writable by other users."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError):
         return {}
     try:
-        return _parse(os.read(fd, MAX_BYTES + 1)) if _is_ours(os.fstat(fd)) else {}
+        return _parse(os.read(fd, MAX_BYTES + 1)) if _is_private(os.fstat(fd)) else {}
     except OSError:
         return {}
     finally:
         os.close(fd)
 
 
-def _is_ours(status: os.stat_result) -> bool:
+def _is_private(status: os.stat_result) -> bool:
     private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and private
 
 
 def _parse(data: bytes) -> dict[str, str | None]:
-    """Lines "KEY<tab>VERDICT" under the header; a file that holds anything else holds nothing."""
+    """The verdicts in lines "KEY<tab>VERDICT" under the header; none without that header."""
     header, *lines = data.decode("utf-8", "replace").split("\n")
     if header != HEADER or len(data) > MAX_BYTES:
         return {}
@@ -50,7 +50,7 @@ def _parse(data: bytes) -> dict[str, str | None]:
 
 
 def write_verdicts(path: str, verdicts: Mapping[str, str | None]) -> None:
-    """Effect: the file holds the latest verdicts, whole or not at all; nothing if it cannot be written."""
+    """Effect: replaces the file by one with the latest verdicts, atomically; does nothing if that fails."""
     entries = list(verdicts.items())[-MAX_ENTRIES:]
     lines = [HEADER, *(f"{key}\t{GOOD if verdict is None else _one_line(verdict)}" for key, verdict in entries), ""]
     temporary = f"{path}.{os.getpid()}"

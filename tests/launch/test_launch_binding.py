@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cpulaunch.launch.process.bind import policies
+from cpulaunch.launch.process.bind import candidate_policies
 from cpulaunch.system.mempolicy import (
     MPOL_BIND,
     MPOL_INTERLEAVE,
@@ -87,7 +87,7 @@ def test_cpus_that_do_not_exist_are_an_error(launcher, copies):
     assert outcome.code == 125
     assert outcome.error == (
         "cpulaunch: error: worker 0 cannot be bound: CPUs 8191 (sched_setaffinity: Invalid argument)\n"
-        "hint: `cpulaunch probe` shows what this process may use\n"
+        "hint: run `cpulaunch probe` to see what this process may use\n"
     )
     assert not (launcher.dir / "started").exists()
 
@@ -98,7 +98,7 @@ def test_cpus_that_are_partly_missing_are_said(launcher):
     assert outcome.code == 0
     assert outcome.error == (
         "cpulaunch: warning: worker 0 does not get all its CPUs: the kernel withholds 8191; "
-        "`cpulaunch probe` shows what this process may use\n"
+        "run `cpulaunch probe` to see what this process may use\n"
     )
     assert launcher.run(partly, strict=True).code == 125
 
@@ -119,7 +119,7 @@ def test_numa_nodes_that_do_not_exist_are_an_error(launcher):
     ("code", "hint"),
     [
         (errno.EPERM, "in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"),
-        (errno.ENOSYS, "this kernel has no NUMA memory policies; --membind none says so"),
+        (errno.ENOSYS, "this kernel has no NUMA memory policies; use --membind none"),
     ],
 )
 @pytest.mark.parametrize("calls", [("set_mempolicy",), ("set_mempolicy", "get_mempolicy")])
@@ -197,4 +197,6 @@ def test_no_ctypes_without_a_memory_policy(launcher):
     ],
 )
 def test_kernels_before_preferred_many_get_the_first_node(mempolicy, nodes, tried):
-    assert [(policy.mode, set(policy.numa_nodes)) for policy in policies(mempolicy, frozenset(nodes))] == tried
+    assert [
+        (policy.mode, set(policy.numa_nodes)) for policy in candidate_policies(mempolicy, frozenset(nodes))
+    ] == tried

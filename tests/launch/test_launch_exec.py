@@ -89,7 +89,7 @@ def test_a_file_without_executable_format_is_126(launcher, tmp_path, workers):
     program.chmod(0o755)
     outcome = launcher.run(*[[str(program)]] * workers)
     assert outcome.code == 126
-    assert "cpulaunch: error: command has no executable format" in outcome.error
+    assert "cpulaunch: error: command is not in an executable format" in outcome.error
     assert len(outcome.error.splitlines()) == 2
 
 

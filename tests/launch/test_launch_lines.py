@@ -17,7 +17,7 @@ LONG = b"x" * LINE_BYTES
 def written(path, feeds, *, prefixes=(b"[0] ", b"[1] "), finish=True):
     """What a file holds after routes 0 and 1 were fed (route, data) in this order."""
     sink = Sink(os.open(path, os.O_WRONLY | os.O_CREAT), name="file")
-    routes = [OutputRoute(sink, prefix=prefix, alone=False) for prefix in prefixes]
+    routes = [OutputRoute(sink, prefix=prefix, exclusive=False) for prefix in prefixes]
     for index, data in feeds:
         if data is None:
             routes[index].break_line()
@@ -56,11 +56,11 @@ def test_lines_stay_whole(tmp_path, feeds, expected):
     assert written(tmp_path / "file", feeds) == expected
 
 
-def test_a_line_wipes_another_workers_progress_bar_off_a_terminal():
+def test_a_line_erases_the_progress_bar_of_another_worker():
     ours, theirs = pty.openpty()
     tty.setraw(theirs)
-    sink = Sink.of_descriptor(theirs, name="terminal")
-    bar, other = (OutputRoute(sink, prefix=prefix, alone=False) for prefix in (b"[0] ", b"[1] "))
+    sink = Sink.for_inherited(theirs, name="terminal")
+    bar, other = (OutputRoute(sink, prefix=prefix, exclusive=False) for prefix in (b"[0] ", b"[1] "))
     bar.feed(b"50%|#####     |\r60%")
     other.feed(b"line\n")
     bar.finish()
@@ -82,7 +82,7 @@ def test_a_line_wipes_another_workers_progress_bar_off_a_terminal():
         ([(0, b"a"), (1, b"b")], b"a\nb"),
     ],
 )
-def test_a_log_ends_as_its_writers_left_it(tmp_path, feeds, expected):
+def test_a_log_ends_without_a_newline_if_its_writer_wrote_none(tmp_path, feeds, expected):
     assert written(tmp_path / "file", feeds, prefixes=(b"", b"")) == expected
 
 
@@ -93,7 +93,7 @@ def test_a_stream_remembers_its_last_lines():
         os.write(write, b"line %d\n" % number)
     os.write(write, b"no newline \xff")
     os.close(write)
-    while stream.pump():
+    while stream.transfer():
         pass
     stream.close()
     assert stream.last_lines() == (*(f"line {number}" for number in range(81, 100)), "no newline \ufffd")
@@ -115,20 +115,20 @@ def test_last_lines_are_as_a_terminal_leaves_them(text, lines):
     stream = Stream(read, routes=[])
     os.write(write, text)
     os.close(write)
-    while stream.pump():
+    while stream.transfer():
         pass
     stream.close()
     assert stream.last_lines() == lines
 
 
-def test_a_sink_without_a_reader_is_gone_and_takes_everything():
+def test_a_sink_without_a_reader_discards_everything():
     read, write = os.pipe()
     sink = Sink(write, name="pipe")
     os.close(read)
     sink.send(b"text")
-    assert sink.gone
+    assert sink.reader_gone
     sink.send(b"more")
-    assert not sink.waiting
+    assert not sink.has_pending
 
 
 def test_a_connection_that_is_reset_has_no_reader():
@@ -139,12 +139,12 @@ def test_a_connection_that_is_reset_has_no_reader():
     theirs.close()
     sink = Sink(ours.fileno(), name="socket")
     sink.send(b"text")
-    assert sink.gone
+    assert sink.reader_gone
     ours.close()
     listener.close()
 
 
-def test_a_sink_that_failed_holds_nobody_up(tmp_path):
+def test_a_failed_sink_is_not_congested(tmp_path):
     read, write = os.pipe()
     os.set_blocking(write, False)
     sink = Sink(write, name="pipe")
@@ -154,7 +154,7 @@ def test_a_sink_that_failed_holds_nobody_up(tmp_path):
     with pytest.raises(SinkError):
         sink.flush()
     assert not sink.congested
-    assert not sink.waiting
+    assert not sink.has_pending
     sink.close()
     os.close(read)
 
@@ -168,7 +168,7 @@ def test_a_slow_reader_gets_everything_in_order():
         sink.send(sent[at : at + 50_000])
     assert sink.congested
     got = b""
-    while sink.waiting:
+    while sink.has_pending:
         got += os.read(read, 1 << 16)
         sink.flush()
     sink.close()

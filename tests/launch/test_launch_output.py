@@ -184,7 +184,7 @@ def test_a_log_directory_that_is_a_file_starts_nothing(launcher, tmp_path):
     assert outcome.code == 125
     assert outcome.error == (
         "cpulaunch: error: log cannot be written: logs/here (Not a directory)\n"
-        "hint: --log-dir needs a directory that can be written\n"
+        "hint: --log-dir needs a writable directory\n"
     )
     assert not (tmp_path / "started").exists()
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cpulaunch.launch.process.program import check_program, check_sharable, find_executable
+from cpulaunch.launch.process.program import check_program, check_shareable, find_executable
 from cpulaunch.records.errors import NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.request import Program
 
@@ -31,7 +31,7 @@ def test_a_missing_script_names_the_nearest(tmp_path):
 
 
 def test_a_missing_script_without_a_near_name_says_where_it_looked(tmp_path):
-    with pytest.raises(NotFoundError, match="looked in"):
+    with pytest.raises(NotFoundError, match="searched in"):
         check_program(script(tmp_path / "train.py"), {})
 
 
@@ -94,16 +94,16 @@ def test_standard_input_and_modules_are_pythons_business():
 def test_several_workers_cannot_share_what_is_read_once(tmp_path, target):
     os.mkfifo(tmp_path / "pipe")
     program = Program(kind="script", target=os.path.join(tmp_path, target) if target == "pipe" else target)
-    check_sharable(program, workers=1)
-    with pytest.raises(UsageError, match="2 workers cannot share a script that is read once"):
-        check_sharable(program, workers=2)
+    check_shareable(program, workers=1)
+    with pytest.raises(UsageError, match="2 workers cannot share a script that can be read only once"):
+        check_shareable(program, workers=2)
 
 
 def test_several_workers_share_a_file_or_a_module(tmp_path):
     (tmp_path / "a.py").write_text("")
-    check_sharable(script(tmp_path / "a.py"), workers=2)
-    check_sharable(script(tmp_path), workers=2)
-    check_sharable(Program(kind="module", target="-", interpreter=sys.executable), workers=2)
+    check_shareable(script(tmp_path / "a.py"), workers=2)
+    check_shareable(script(tmp_path), workers=2)
+    check_shareable(Program(kind="module", target="-", interpreter=sys.executable), workers=2)
 
 
 def test_a_missing_interpreter_is_named():

@@ -395,9 +395,8 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
     faulty = python("""
         import os, sys, time
         from cpulaunch.launch.process.bind import UNBOUND
-        from cpulaunch.launch.process.guard import become_guarded
+        from cpulaunch.launch.process.guard import fork_supervisor
         from cpulaunch.launch.output.routing import open_output_routing
-        from cpulaunch.launch.process.spawn import Inherited
         from cpulaunch.launch.process.exec_spec import ExecSpec
         from cpulaunch.launch.supervision.supervise import Supervisor, SupervisorOptions
         from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
@@ -406,11 +405,10 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
                             argv=("/bin/sh", "-c", "echo $$ > worker; setsid sleep 600 & echo $! > orphan; wait"))
         plan = LaunchPlan(mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(),
                           launch=LaunchOptions(show=frozenset()))
-        guarded = become_guarded(print)
+        link = fork_supervisor(print, workers=1)
         routing = open_output_routing(plan)
         spec = ExecSpec(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND)
-        inherited = Inherited(signal_mask=guarded.signal_mask)
-        options = SupervisorOptions(inherited=inherited, grace_seconds=1, control=guarded.control)
+        options = SupervisorOptions(inherited=link.inherited, grace_seconds=1, control=link.control)
 
         def clock():
             while not (os.path.exists("worker") and os.path.exists("orphan")):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cpulaunch.launch.process.run_directory import make_named_directory
+from cpulaunch.launch.process.run_directory import make_private_path
 from cpulaunch.records.errors import LaunchError
 from tests.launch.launching import alive, eventually, python, shell, sleeps
 
@@ -152,8 +152,8 @@ def test_where_tmpdir_cannot_be_written_there_is_another_place(watched, folder):
 
 
 def test_a_directory_for_runs_that_cannot_be_made_is_an_error():
-    with pytest.raises(LaunchError, match="no directory for this run: /proc/x") as error:
-        make_named_directory("/proc/x")
+    with pytest.raises(LaunchError, match="cannot create the files of this run: /proc/x") as error:
+        make_private_path("/proc/x")
     assert "set TMPDIR" in str(error.value)
 
 

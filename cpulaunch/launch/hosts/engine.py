@@ -18,11 +18,11 @@ from cpulaunch.launch.process.bind import UNBOUND, Notify
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED, ExecSpec, prepare_exec_specs
 from cpulaunch.launch.process.program import child_environ, find_executable
 from cpulaunch.launch.process.run_directory import (
+    choose_private_path,
     events_path,
     make_event_files,
-    make_named_directory,
     make_private_directory,
-    name_private_directory,
+    make_private_path,
     remove_run_directory,
 )
 from cpulaunch.launch.ranks.files import log_error, writes_logs
@@ -73,7 +73,7 @@ def launch_hosts(
     specs = prepare_exec_specs(plan, environ, notify=notify)
     interpreter = find_executable(job.interpreter or sys.executable, environ, what="Python interpreter")
     logs = _log_directory(plan, job, environ, notify)
-    directory = name_private_directory(environ)
+    directory = choose_private_path(environ)
     try:
         own_stores = OWN_STORES not in environ and hosts_may_join(job)
         run = _HostRun(
@@ -159,16 +159,13 @@ def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], n
 
 def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> tuple[LaunchResult, JobOutput]:
     """How the agent ended, and the output of the ranks, in a process of its own."""
-    from cpulaunch.launch.output.routing import OutputRouting, open_standard_descriptors, worker_stdin
-    from cpulaunch.launch.process.descriptors import fd_shortage_error, raise_fd_limit
-    from cpulaunch.launch.process.guard import become_guarded
-    from cpulaunch.launch.process.spawn import Inherited
+    from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
+    from cpulaunch.launch.process.descriptors import fd_shortage_error
+    from cpulaunch.launch.process.guard import fork_supervisor
     from cpulaunch.launch.supervision.supervise import SupervisorOptions, ending_signals, supervise
 
-    open_standard_descriptors()
-    descriptor_limit = raise_fd_limit(2 * len(run.specs))
     try:
-        guarded = become_guarded(notify, directory=run.directory)
+        link = fork_supervisor(notify, workers=2 * len(run.specs), directory=run.directory)
         stdin = worker_stdin(len(run.specs))
         output = _prepare_files(run, stdin=stdin)
         routing = OutputRouting(
@@ -180,9 +177,9 @@ def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> 
             stdin=stdin,
         )
         options = SupervisorOptions(
-            inherited=Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit),
+            inherited=link.inherited,
             grace_seconds=run.plan.launch.grace_seconds + AGENT_GRACE_SECONDS,
-            control=guarded.control,
+            control=link.control,
             memory_events=memory_events,
             ending_signals=ending_signals(run.config.job),
         )
@@ -198,7 +195,7 @@ def _prepare_files(run: _HostRun, *, stdin: int) -> JobOutput:
     is always there to remove them.
     """
     ranks = [spec.worker for spec in run.specs]
-    make_named_directory(run.directory)
+    make_private_path(run.directory)
     if run.plan.launch.watched:  # Here only under --strict, to know whether each rank's torch applied its settings.
         make_event_files(run.directory, ranks)
     try:

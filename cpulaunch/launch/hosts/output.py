@@ -10,9 +10,9 @@ import os
 
 from cpulaunch.launch.hosts.agent.files import agent_pipe, rank_pipe
 from cpulaunch.launch.hosts.agent.messages import RankPipe
-from cpulaunch.launch.output.routing import STDERR, STDOUT, StdioFds
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
+from cpulaunch.launch.process.descriptors import STDERR, STDOUT, StdioFds
 from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
@@ -42,9 +42,9 @@ class JobOutput:
 
 def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[bool], stdin: int) -> JobOutput:
     """The pipes of these local ranks, made in the run's directory. Raises: OSError."""
-    out = Sink.of_descriptor(STDOUT, name="stdout")
+    out = Sink.for_inherited(STDOUT, name="stdout")
     merged = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
-    err = out if merged else Sink.of_descriptor(STDERR, name="stderr")
+    err = out if merged else Sink.for_inherited(STDERR, name="stderr")
     sinks = {STDOUT: out} if merged else {STDOUT: out, STDERR: err}
     write_ends: list[int] = []
     agent_paths = {number: agent_pipe(directory, number) for number in sinks}
@@ -71,4 +71,4 @@ def _stream(path: str, sink: Sink | None, write_ends: list[int]) -> Stream:
     os.mkfifo(path, 0o600)
     read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     write_ends.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-    return Stream(read, routes=[] if sink is None else [OutputRoute(sink, alone=False)])
+    return Stream(read, routes=[] if sink is None else [OutputRoute(sink, exclusive=False)])

@@ -45,14 +45,14 @@ def become_rank(config: RankConfig, *, agent: int) -> int:
 
 def _exec_error(path: str, code: int) -> CpulaunchError:
     """The error for a command that existed when the job started, and cannot be executed now."""
-    from cpulaunch.launch.process.program import exec_failure, find_executable
+    from cpulaunch.launch.process.program import exec_error, find_executable
     from cpulaunch.records.errors import CpulaunchError
 
     try:
         find_executable(path, {})
     except CpulaunchError as error:
         return error
-    return exec_failure(path, code)
+    return exec_error(path, code)
 
 
 def _bind(config: RankConfig) -> None:

@@ -1,1 +1,1 @@
-"""What a launch observes while workers run: their events, memory, and the start barrier."""
+"""Observes running workers: their event files, their memory and CPUs, and the start barrier."""

@@ -1,4 +1,4 @@
-"""The start barrier's launch side: who is still missing, and the pipe that holds the others back."""
+"""The launcher's side of the start barrier: which workers have not arrived, and the pipe that holds the others."""
 
 from __future__ import annotations
 
@@ -6,51 +6,52 @@ import os
 
 from cpulaunch.launch.process.run_directory import ARRIVALS, GATE
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 
 PIPE_BYTES = 1 << 16
-"""All that a pipe holds, so that no worker's line is read in two parts. Source: pipe(7)."""
+"""The capacity of a pipe, so that one read takes whole lines. Source: pipe(7)."""
 
-PATIENCE_SECONDS = 30.0
-"""How long the first worker waits before somebody is told for whom."""
+NOTICE_SECONDS = 30.0
+"""How long the first worker waits before a notice names the missing ones."""
 
 
 @record
-class Waiting:
-    """Who has not arrived yet, and when (seconds of the monotonic clock) those who wait ask why; None: nobody asks."""
+class BarrierState:
+    """The workers that have not arrived, and when to name them (monotonic seconds; None: not yet, or done)."""
 
     missing: frozenset[int]
-    ask_at: float | None = None
-    asked: bool = False
+    notice_at: float | None = None
+    noticed: bool = False
 
 
-def arrive(state: Waiting, message: bytes, now: float) -> Waiting:
-    """The state after workers wrote their indexes, one a line."""
-    here = frozenset(int(line) for line in message.split() if line.isdigit())
-    ask_at = state.ask_at if state.ask_at is not None or state.asked else now + PATIENCE_SECONDS
-    return Waiting(missing=state.missing - here, ask_at=ask_at, asked=state.asked)
+def with_arrivals(state: BarrierState, message: bytes, now: float) -> BarrierState:
+    """The state after workers have written their indexes, one a line."""
+    arrived = frozenset(int(line) for line in message.split() if line.isdigit())
+    notice_at = state.notice_at if state.notice_at is not None or state.noticed else now + NOTICE_SECONDS
+    return replace(state, missing=state.missing - arrived, notice_at=notice_at)
 
 
-def give_up_on(state: Waiting, worker: int) -> Waiting:
-    """The state after a worker ended: nobody waits for it any more."""
-    return Waiting(missing=state.missing - {worker}, ask_at=state.ask_at, asked=state.asked)
+def without_worker(state: BarrierState, worker: int) -> BarrierState:
+    """The state after a worker has ended: the barrier no longer waits for it."""
+    return replace(state, missing=state.missing - {worker})
 
 
-def ask(state: Waiting, now: float) -> tuple[Waiting, str | None]:
-    """The state, and a line about the missing if it is time for one."""
-    if state.ask_at is None or now < state.ask_at:
+def overdue_notice(state: BarrierState, now: float) -> tuple[BarrierState, str | None]:
+    """The next state, and a line that names the missing workers if it is due."""
+    if state.notice_at is None or now < state.notice_at:
         return state, None
-    told = Waiting(missing=state.missing, asked=True)
-    missing = format_cpulist(state.missing)
-    return told, f"start barrier: still waiting for worker {missing} (cpulaunch.ready(), or its first forward)"
+    workers = "worker" if len(state.missing) == 1 else "workers"
+    missing = f"{workers} {format_cpulist(state.missing)}"
+    line = f"start barrier: still waiting for {missing} (cpulaunch.ready(), or the first forward)"
+    return replace(state, notice_at=None, noticed=True), line
 
 
 class StartBarrier:
-    """The two named pipes of a run's directory. Workers pass as soon as this is closed, by whatever end."""
+    """The two named pipes in the run directory. The barrier opens for good when this is closed, even by a kill."""
 
     def __init__(self, directory: str, workers: frozenset[int]) -> None:
-        """Raises: OSError where there can be no named pipes."""
-        self.state = Waiting(missing=workers)
+        """Raises: OSError where the directory cannot hold named pipes."""
+        self.state = BarrierState(missing=workers)
         arrivals, gate = os.path.join(directory, ARRIVALS), os.path.join(directory, GATE)
         self.fd, self._own_end = _open_pipe(arrivals)
         end, gate_end = _open_pipe(gate)
@@ -59,50 +60,52 @@ class StartBarrier:
 
     @property
     def lifted(self) -> bool:
-        """Whether nobody is held back any more."""
+        """Whether workers pass without waiting."""
         return self._gate is None
 
     def close(self) -> None:
-        """Effect: all pass, and no descriptor is left."""
-        if self._gate is not None:
-            os.close(self._gate)
-            self._gate = None
+        """Effect: lets all workers pass and closes all descriptors."""
+        self._lift()
         os.close(self.fd)
         os.close(self._own_end)
 
     def serve(self, now: float) -> None:
-        """Effect: who has arrived is noted, and all pass if nobody is missing."""
+        """Effect: reads arrivals, and lets all workers pass if none is missing."""
         try:
             message = os.read(self.fd, PIPE_BYTES)
         except BlockingIOError:
             return
-        self._become(arrive(self.state, message, now))
+        self._update(with_arrivals(self.state, message, now))
 
-    def ended(self, worker: int) -> None:
-        """Effect: nobody waits for this worker any more."""
-        self._become(give_up_on(self.state, worker))
+    def worker_ended(self, worker: int) -> None:
+        """Effect: waits for this worker no longer."""
+        self._update(without_worker(self.state, worker))
 
-    def ask(self, now: float) -> str | None:
-        """A line about the missing if those who wait have done so for long."""
+    def overdue_notice(self, now: float) -> str | None:
+        """A line that names the missing workers, once, if others have waited long."""
         if self.lifted:
             return None
-        self.state, line = ask(self.state, now)
+        self.state, line = overdue_notice(self.state, now)
         return line
 
     @property
     def deadline(self) -> float | None:
-        """When to ask."""
-        return None if self.lifted else self.state.ask_at
+        """When `overdue_notice` has a line (monotonic seconds); None: never."""
+        return None if self.lifted else self.state.notice_at
 
-    def _become(self, state: Waiting) -> None:
+    def _update(self, state: BarrierState) -> None:
         self.state = state
-        if not state.missing and self._gate is not None:
+        if not state.missing:
+            self._lift()
+
+    def _lift(self) -> None:
+        if self._gate is not None:
             os.close(self._gate)
             self._gate = None
 
 
 def _open_pipe(path: str) -> tuple[int, int]:
-    """Both ends of a new named pipe, neither of which ever blocks. A reader that holds a writer sees no end of file."""
+    """The read and the write end of a new named pipe, both non-blocking. With its own writer, it never ends."""
     os.mkfifo(path, 0o600)
     read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return read, os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What the supervisor watches for a report, a metric or a start barrier; a plain launch never imports this."""
+"""What the supervisor observes for a report, a metric or a start barrier. A plain launch never imports this."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from cpulaunch.launch.process.bind import Notify
+
 
 @record
 class Observation:
-    """What was seen of one worker: how long it ran, its peak memory, its own words, snapshots by process."""
+    """What is known of one ended worker: its run time, peak memory, own report, and snapshots by pid."""
 
     wall_seconds: float
     peak_memory_bytes: int | None = None
@@ -29,12 +31,10 @@ class Observation:
 
 
 class Watch:
-    """The run's directory, seen from the supervisor."""
+    """Observes the workers of one run through its run directory and /proc."""
 
-    def __init__(
-        self, plan: LaunchPlan, directory: str, *, clock: Callable[[], float], notify: Callable[[str], None]
-    ) -> None:
-        """Raises: LaunchError if there can be no start barrier."""
+    def __init__(self, plan: LaunchPlan, directory: str, *, clock: Callable[[], float], notify: Notify) -> None:
+        """Raises: LaunchError if the start barrier cannot be made."""
         self._directory = directory
         self._clock = clock
         self._notify = notify
@@ -48,57 +48,57 @@ class Watch:
         self._barrier = _open_barrier(directory, workers) if plan.launch.start_barrier else None
 
     def close(self) -> None:
-        """Effect: no descriptor is left of it; who waits at the start barrier passes."""
+        """Effect: closes all descriptors, and lets workers at the start barrier pass."""
         if self._barrier is not None:
             self._barrier.close()
 
     def register(self, poll: select.poll) -> None:
-        """Effect: the poll object wakes up when `serve` has something to do."""
+        """Effect: makes the poll object return when `serve` has something to do."""
         if self._barrier is not None:
             poll.register(self._barrier.fd, select.POLLIN)
 
     def owns(self, fd: int) -> bool:
-        """Whether this descriptor's readiness is for `serve`."""
+        """Whether `serve` handles this descriptor."""
         return self._barrier is not None and fd == self._barrier.fd
 
     def serve(self) -> None:
-        """Effect: workers that have arrived at the start barrier are noted."""
+        """Effect: notes the workers that have arrived at the start barrier."""
         if self._barrier is not None:
             self._barrier.serve(self._clock())
 
     @property
     def deadline(self) -> float | None:
-        """When `look` has something to do; None: never again."""
+        """When `run_due` has something to do (monotonic seconds); None: never."""
         sample = self._sampler.deadline if self._sampler is not None and self._groups else None
-        ask = self._barrier.deadline if self._barrier is not None else None
-        return min((at for at in (sample, ask) if at is not None), default=None)
+        notice = self._barrier.deadline if self._barrier is not None else None
+        return min((at for at in (sample, notice) if at is not None), default=None)
 
-    def look(self) -> None:
-        """Effect: what is due by now is done."""
+    def run_due(self) -> None:
+        """Effect: takes the snapshots and sends the notice that are due."""
         if self._sampler is not None:
-            self._sampler.look(self._groups)
-        if self._barrier is not None and (line := self._barrier.ask(self._clock())) is not None:
+            self._sampler.sample(self._groups)
+        if self._barrier is not None and (line := self._barrier.overdue_notice(self._clock())) is not None:
             self._notify(line)
 
-    def started(self, worker: int, pid: int) -> None:
-        """Effect: the worker is watched."""
+    def worker_started(self, worker: int, pid: int) -> None:
+        """Effect: observes this worker from now on."""
         self._groups[worker] = pid
         self._started_at[worker] = self._clock()
 
-    def ended(self, worker: int, peak_memory_bytes: int | None) -> None:
-        """Effect: the worker's own process is not watched any more, nor waited for."""
+    def worker_ended(self, worker: int, peak_memory_bytes: int | None) -> None:
+        """Effect: takes no more snapshots of this worker, and the start barrier no longer waits for it."""
         self._groups.pop(worker, None)
         self._ended_at[worker] = self._clock()
         self._peaks[worker] = peak_memory_bytes
         if self._barrier is not None:
-            self._barrier.ended(worker)
+            self._barrier.worker_ended(worker)
 
     def wall_seconds(self) -> float:
-        """How long the run has taken so far."""
+        """Seconds since the run started."""
         return self._clock() - self._start
 
     def observation(self, worker: int) -> Observation:
-        """What was seen of a worker that has ended."""
+        """What is known of a worker that has ended."""
         return Observation(
             wall_seconds=self._ended_at[worker] - self._started_at[worker],
             peak_memory_bytes=self._peaks[worker],
@@ -112,12 +112,15 @@ def _open_barrier(directory: str, workers: frozenset[int]) -> StartBarrier:
         return StartBarrier(directory, workers)
     except OSError as error:
         raise LaunchError(
-            "no start barrier", value=directory, source=error.strerror, hint="set TMPDIR to a local directory"
+            "cannot make the start barrier",
+            value=directory,
+            source=error.strerror,
+            hint="set TMPDIR to a local directory",
         ) from None
 
 
 def _read_report(path: str) -> WorkerReport:
-    """What is in a worker's file of events, if it is still there."""
+    """The report in a worker's event file; an empty one if the file is gone."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return read_worker_report(file)

@@ -1,4 +1,4 @@
-"""What a worker told its launch: made of the events in its file, into which any process may write anything."""
+"""A worker's report on itself, from the events in its file. Any process may write anything there."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-BY_THE_PROGRAM = ("metric",)
-"""Events that say nothing of the plugin: the program itself causes them."""
+PROGRAM_EVENTS = ("metric",)
+"""Events that do not show that the plugin is loaded: the program causes them."""
 
 
 @record
 class WorkerReport:
-    """One worker's own words. `main_pid` is the process that loaded the plugin first (None: none did)."""
+    """What one worker reported. `main_pid` is the process that loaded the plugin first; None if none did."""
 
     main_pid: int | None = None
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Per setting: {"state": "applied" | "degraded", "detail": why or how}."""
+    """By setting: {"state": "applied" | "degraded", "detail": how or why}."""
     captured: tuple[Mapping[str, Any], ...] = ()
     eager: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     live: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Per process: what it last said of itself."""
+    """By pid: the last snapshot that the process took of itself."""
 
 
 def read_worker_report(lines: Iterable[str]) -> WorkerReport:
-    """What the lines of an events file amount to; malformed ones count for nothing."""
-    told = _Collected()
+    """The report that the lines of an event file add up to; malformed lines are ignored."""
+    collected = _Collected()
     for line in lines:
-        event = _event(line)
+        event = _parse(line)
         if event is not None:
-            told.add(event)
-    return told.sum()
+            collected.add(event)
+    return collected.report()
 
 
-def _event(line: str) -> dict[str, Any] | None:
-    """The event of a line; None for what is none, as of a process killed while it wrote."""
+def _parse(line: str) -> dict[str, Any] | None:
+    """The event in a line; None if it holds none, as after a kill in the middle of a write."""
     try:
-        event = json.loads(line, parse_constant=lambda _: None)  # NaN and Infinity are no JSON.
+        event = json.loads(line, parse_constant=lambda _: None)  # JSON has no NaN or Infinity.
     except ValueError:
         return None
     if not isinstance(event, dict) or not isinstance(event.get("pid"), int):
@@ -52,7 +52,7 @@ def _event(line: str) -> dict[str, Any] | None:
 
 
 class _Collected:
-    """Events so far, in the order they were told."""
+    """The events so far, which must be added in the order in which they were written."""
 
     def __init__(self) -> None:
         self.main_pid: int | None = None
@@ -64,43 +64,43 @@ class _Collected:
         self.live: dict[int, dict[str, Any]] = {}
 
     def add(self, event: dict[str, Any]) -> None:
-        """Effect: the event counts."""
+        """Effect: adds one event."""
         kind, pid = event["event"], event["pid"]
         facts = {name: value for name, value in event.items() if name != "event"}
-        if self.main_pid is None and kind not in BY_THE_PROGRAM:
+        if self.main_pid is None and kind not in PROGRAM_EVENTS:
             self.main_pid = pid
         if kind in ("applied", "degraded"):
-            self._setting(pid, kind, facts)
+            self._add_setting(pid, kind, facts)
         elif kind in ("captured", "eager"):
-            self._module(self.captured if kind == "captured" else self.eager, facts)
+            self._add_module(self.captured if kind == "captured" else self.eager, facts)
         elif kind == "warning":
             self.warnings[str(facts.get("text", ""))] = None
         elif kind == "metric":
-            self._metric(facts)
+            self._add_metric(facts)
         elif kind == "live":
             self.live[pid] = facts
 
-    def _setting(self, pid: int, state: str, facts: dict[str, Any]) -> None:
-        """Effect: the main process's last word counts, or any other's where it said nothing."""
+    def _add_setting(self, pid: int, state: str, facts: dict[str, Any]) -> None:
+        """Effect: keeps the main process's last state of a setting, or another process's if the main one has none."""
         name = str(facts.get("setting", ""))
         detail = str(facts.get("reason" if state == "degraded" else "detail", ""))
         if pid == self.main_pid or name not in self.settings or self.settings[name][0] != self.main_pid:
             self.settings[name] = (pid, {"state": state, "detail": detail})
 
     @staticmethod
-    def _module(modules: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-        """Effect: it is listed, once: every process of a worker may say the same."""
+    def _add_module(modules: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+        """Effect: lists the module once, although every process of a worker may report it."""
         del facts["pid"]
         if facts not in modules:
             modules.append(facts)
 
-    def _metric(self, facts: dict[str, Any]) -> None:
+    def _add_metric(self, facts: dict[str, Any]) -> None:
         name, value = facts.get("name"), facts.get("value")
         if isinstance(name, str) and isinstance(value, int | float) and not isinstance(value, bool):
             self.metrics[name] = float(value)
 
-    def sum(self) -> WorkerReport:
-        """What was told so far."""
+    def report(self) -> WorkerReport:
+        """The report on all events so far."""
         return WorkerReport(
             main_pid=self.main_pid,
             settings={name: setting for name, (_, setting) in self.settings.items()},

@@ -1,1 +1,1 @@
-"""Workers' output: read, labelled, copied to files, searched for metrics."""
+"""Reads the workers' output, labels its lines, copies it to the terminal and to files, and searches it for metrics."""

@@ -1,4 +1,4 @@
-"""Figures in the workers' output: the last number a pattern finds counts, under a name made from the pattern."""
+"""Metrics in the workers' output: the last number that a pattern finds, named after the pattern."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 LINE_BYTES = 1 << 16
-"""Of a longer line, only its end is searched."""
+"""Only the end of a longer line is searched."""
 
 BREAKS = re.compile(rb"[\r\n]+")
-"""A progress bar redraws its line after \\r: each state is a line of its own."""
+"""\\r too: a progress bar redraws its line after it, and each state counts as a line."""
 
-NAMELESS = "metric"
+DEFAULT_NAME = "metric"
 TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<|\(\?|\(|\)", re.DOTALL)
-"""What matters for finding a group: escapes and character classes hide the parentheses in them."""
+"""Tokens to find a group by: parentheses do not count inside escapes and character classes."""
 
 TRIMMED = re.compile(r"(?:\\s|\\b|(?<!\0)[.\s])[*+?]?\??|(?<!\0)[\^$]")
 SPECIAL = re.compile(r"[.*+?^$|()\[\]{}\\]")
 
 
 class Metric:
-    """The last number that the pattern's group held in one worker's output (None: none yet).
+    """`value`: the last number that the pattern's group matched in one worker's output; None if there is none yet.
 
-    `refused` is the last text there that was no finite number.
+    `rejected`: the last match that is not a finite number.
     """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern)
         self.value: float | None = None
-        self.refused: str | None = None
+        self.rejected: str | None = None
 
-    def take(self, lines: Iterable[bytes]) -> None:
-        """Effect: the last figure in these lines, which came in this order, counts."""
+    def search(self, lines: Iterable[bytes]) -> None:
+        """Effect: takes the last number in these lines, the oldest line first."""
         for line in reversed(list(lines)):
             matches = self._pattern.findall(line.decode(errors="replace"))
             for text in reversed(matches):
-                if self._counts(text):
+                if self._accept(text):
                     return
 
-    def _counts(self, text: str) -> bool:
+    def _accept(self, text: str) -> bool:
         number = _number(text)
         if number is None:
-            self.refused = text
+            self.rejected = text
             return False
         self.value = number
         return True
 
 
 def _number(text: str) -> float | None:
-    """The finite number written so; None for anything else."""
+    """The finite number that the text stands for; None if it stands for none."""
     try:
         number = float(text)
     except ValueError:
@@ -61,35 +61,35 @@ def _number(text: str) -> float | None:
 
 
 class LineReader:
-    """One stream of a worker, cut into lines for its figure."""
+    """Cuts one stream of a worker into lines for its metric."""
 
     def __init__(self, metric: Metric) -> None:
         self._figure = metric
-        self._rest = b""
+        self._partial = b""
 
     def feed(self, data: bytes) -> None:
-        """Effect: the lines that are complete now are searched."""
-        *lines, self._rest = BREAKS.split(self._rest + data)
-        self._rest = self._rest[-LINE_BYTES:]
-        self._figure.take(lines)
+        """Effect: searches the lines that are complete now."""
+        *lines, self._partial = BREAKS.split(self._partial + data)
+        self._partial = self._partial[-LINE_BYTES:]
+        self._figure.search(lines)
 
     def finish(self) -> None:
-        """Effect: the last line, which lacks its newline, is searched too."""
-        self._figure.take([self._rest])
-        self._rest = b""
+        """Effect: searches the last line too, which lacks its newline."""
+        self._figure.search([self._partial])
+        self._partial = b""
 
 
 def metric_name(pattern: str) -> str:
-    """What a pattern's figure is called: the plain text before its group, else that after it, else "metric".
+    """The name of a pattern's metric: the plain text before its group, else the text after it, else "metric".
 
-    "samples/s: ([0-9.]+)" is samples/s, r"([0-9.]+)\\s*images/s" images/s.
+    "samples/s: ([0-9.]+)" is named samples/s, and r"([0-9.]+)\\s*images/s" is named images/s.
     """
     start, end = _group(pattern)
-    return _plain(pattern[:start]) or _plain(pattern[end:]) or NAMELESS
+    return _plain(pattern[:start]) or _plain(pattern[end:]) or DEFAULT_NAME
 
 
 def _group(pattern: str) -> tuple[int, int]:
-    """Where the pattern's one capturing group begins and ends."""
+    """The start and end of the pattern's only capturing group."""
     opened: list[re.Match[str]] = []
     for token in TOKEN.finditer(pattern):
         if token[0].startswith("("):
@@ -100,7 +100,7 @@ def _group(pattern: str) -> tuple[int, int]:
 
 
 def _plain(part: str) -> str:
-    """The text a part of a pattern stands for; empty if it is not one text."""
+    """The only text that part of a pattern matches; empty if it matches several."""
     escaped = re.sub(r"\\([^A-Za-z0-9])", "\0\\1", part)
     text = TRIMMED.sub(" ", escaped)
     if SPECIAL.search(re.sub(r"\0.", "", text)):
@@ -109,30 +109,35 @@ def _plain(part: str) -> str:
 
 
 def totals(workers: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, tuple[float | None, ...]]]:
-    """Each figure's sum over the workers that have it, and its value for each worker (None: it has none)."""
+    """By name: the sum over the workers that have this metric, and each worker's value (None: it has none)."""
     each = list(workers)
     names = dict.fromkeys(name for metrics in each for name in metrics)
     return {
-        name: (math.fsum(metrics[name] for metrics in each if name in metrics), tuple(f.get(name) for f in each))
+        name: (
+            math.fsum(metrics[name] for metrics in each if name in metrics),
+            tuple(metrics.get(name) for metrics in each),
+        )
         for name in names
     }
 
 
-MOST_TERMS = 8
+MAX_TERMS = 8
 
 
 def metric_line(name: str, total: float, values: Iterable[float | None]) -> str:
-    """A figure for a person: "samples/s: 37.5 (18.9 + 18.6)"; the range of many workers' values."""
+    """A metric as a line of text: "samples/s: 37.5 (18.9 + 18.6)"; for more workers, the range of their values."""
     each = [value for value in values if value is not None]
     if len(each) == 1:
-        return f"{name}: {short(total)}"
-    if len(each) <= MOST_TERMS:
-        return f"{name}: {short(total)} ({' + '.join(map(short, each))})"
-    return f"{name}: {short(total)} ({len(each)} workers, {short(min(each))} to {short(max(each))})"
+        return f"{name}: {short_number(total)}"
+    if len(each) <= MAX_TERMS:
+        return f"{name}: {short_number(total)} ({' + '.join(map(short_number, each))})"
+    return (
+        f"{name}: {short_number(total)} ({len(each)} workers, {short_number(min(each))} to {short_number(max(each))})"
+    )
 
 
-def short(number: float) -> str:
-    """A number in at most four significant digits, unless it is a whole one: "37.5", "18.93", "12835"."""
+def short_number(number: float) -> str:
+    """The number with at most four significant digits, or with all digits before the point: "18.93", "12835"."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
     decimals = max(0, 3 - math.floor(math.log10(abs(number))))

@@ -1,4 +1,4 @@
-"""All streams and sinks of a launch, moved as they become ready and never further than memory allows."""
+"""Moves output from all streams to all sinks as they become ready, with bounded memory."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 STALL_SECONDS = 1.0
-"""How long a worker silent in the middle of a long line may hold up others whose buffers are full."""
+"""How long a worker that is silent in the middle of a long line may block others whose buffers are full."""
 
 
 class Pump:
-    """Registers what is worth waiting for with a poll object, and serves what became ready."""
+    """Polls streams and sinks while they have something to transfer, and serves those that are ready."""
 
     def __init__(self, poll: select.poll, *, streams: Iterable[Stream], sinks: Iterable[Sink]) -> None:
         self._poll = poll
         self._streams = {stream.fd: stream for stream in streams}
         self._sinks = {sink.fd: sink for sink in sinks}
         self._paused: set[int] = set()
-        self._watched: set[int] = set()
+        self._polled_sinks: set[int] = set()
         self._stall_deadline: float | None = None
         for fd in self._streams:
             poll.register(fd, select.POLLIN)
 
     @property
-    def idle(self) -> bool:
-        """Whether all that was read is written."""
-        return not any(sink.waiting for sink in self._sinks.values())
+    def all_written(self) -> bool:
+        """Whether every sink has written all that was read."""
+        return not any(sink.has_pending for sink in self._sinks.values())
 
     @property
     def deadline(self) -> float | None:
-        """When a silent holder of a sink is to be broken off; None almost always."""
+        """When to break the line of a silent worker that blocks others (monotonic seconds); None if there is none."""
         return self._stall_deadline
 
     def owns(self, fd: int) -> bool:
-        """Whether this descriptor's readiness is for `serve`."""
+        """Whether this descriptor is one of a stream or a sink."""
         return fd in self._streams or fd in self._sinks
 
     def serve(self, fd: int) -> None:
-        """Effect: one read or write. Raises: SinkError."""
+        """Effect: reads or writes this descriptor once. Raises: SinkError."""
         if fd in self._sinks:
             self._sinks[fd].flush()
         elif fd in self._streams and fd not in self._paused:
             stream = self._streams[fd]
-            if any(route.sink.holder is route for route in stream.routes):
+            if any(route.sink.line_owner is route for route in stream.routes):
                 self._stall_deadline = None
-            if not stream.pump():
+            if not stream.transfer():
                 self._end(stream)
 
-    def settle(self, now: float) -> None:
-        """Effect: after serving, what should be waited for is. Raises: SinkError."""
+    def update_polling(self, now: float) -> None:
+        """Effect: pauses blocked streams, resumes others, and polls sinks with pending data. Raises: SinkError."""
         self._break_stalled_lines(now)
-        self._watch_sinks()
-        if not self._paused and not any(sink.congested or sink.holder for sink in self._sinks.values()):
+        self._poll_pending_sinks()
+        if not self._paused and not any(sink.congested or sink.line_owner for sink in self._sinks.values()):
             return
         for fd, stream in self._streams.items():
             if stream.blocked != (fd in self._paused):
                 self._pause(fd) if stream.blocked else self._resume(fd)
-        if self._stall_deadline is None and self._held_up():
+        if self._stall_deadline is None and self._contended_sinks():
             self._stall_deadline = now + STALL_SECONDS
 
     def drain(self) -> None:
-        """Effect: all that workers left in their pipes is read. Raises: SinkError."""
+        """Effect: reads what workers left in their pipes, except where a sink is congested. Raises: SinkError."""
         for stream in list(self._streams.values()):
-            while not stream.blocked and _readable(stream.fd):
-                if not stream.pump():
+            while not stream.blocked and _is_readable(stream.fd):
+                if not stream.transfer():
                     self._end(stream)
                     break
 
     @property
-    def undrained(self) -> bool:
-        """Whether a pipe may still hold output that waits for a slow reader."""
-        return any(_readable(stream.fd) for stream in self._streams.values())
+    def has_unread_output(self) -> bool:
+        """Whether a pipe still holds output, because the reader of a sink is slow."""
+        return any(_is_readable(stream.fd) for stream in self._streams.values())
 
     def finish(self) -> None:
-        """Effect: every stream is closed, unfinished lines are on their way. Raises: SinkError."""
+        """Effect: closes every stream and sends unfinished lines. Raises: SinkError."""
         for stream in list(self._streams.values()):
             self._end(stream)
 
@@ -98,30 +98,30 @@ class Pump:
         self._paused.discard(fd)
         self._poll.register(fd, select.POLLIN)
 
-    def _watch_sinks(self) -> None:
+    def _poll_pending_sinks(self) -> None:
         for fd, sink in self._sinks.items():
-            if sink.waiting and fd not in self._watched:
-                self._watched.add(fd)
+            if sink.has_pending and fd not in self._polled_sinks:
+                self._polled_sinks.add(fd)
                 self._poll.register(fd, select.POLLOUT)
-            elif not sink.waiting and fd in self._watched:
-                self._watched.discard(fd)
+            elif not sink.has_pending and fd in self._polled_sinks:
+                self._polled_sinks.discard(fd)
                 self._poll.unregister(fd)
 
-    def _held_up(self) -> list[Sink]:
-        """Sinks that full streams cannot write to because another is in the middle of a line."""
+    def _contended_sinks(self) -> list[Sink]:
+        """The sinks that a paused stream cannot write because another stream is in the middle of a line."""
         return [route.sink for fd in self._paused for route in self._streams[fd].routes if route.must_wait]
 
     def _break_stalled_lines(self, now: float) -> None:
-        """Effect: a line whose writer has been silent while others are full of waiting is broken in two."""
+        """Effect: past the deadline, ends the line of each silent worker that blocks others."""
         if self._stall_deadline is None or now < self._stall_deadline:
             return
         self._stall_deadline = None
-        for sink in self._held_up():
-            if sink.holder is not None:
-                sink.holder.break_line()
+        for sink in self._contended_sinks():
+            if sink.line_owner is not None:
+                sink.line_owner.break_line()
 
 
-def _readable(fd: int) -> bool:
+def _is_readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))

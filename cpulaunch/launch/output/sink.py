@@ -1,4 +1,4 @@
-"""Where output goes: the terminal, a pipe or a file, written without ever blocking on a slow reader."""
+"""A sink: a terminal, pipe or file that is written without ever blocking on a slow reader."""
 
 from __future__ import annotations
 
@@ -12,134 +12,136 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Writer(Protocol):
-        """Something that writes lines into a sink, and can be told that it is its turn."""
+        """Writes lines into a sink that others write too."""
 
         def advance(self) -> None:
-            """Effect: what may be written now is on its way."""
+            """Effect: sends what may be written now."""
 
         def break_line(self) -> None:
-            """Effect: its unfinished line ends here."""
+            """Effect: ends its unfinished line."""
 
 
 BUFFER_BYTES = 1 << 20
 ERASE_LINE = b"\x1b[K"
-"""To the end of the line. Source: ECMA-48, EL."""
+"""Erases to the end of the line. Source: ECMA-48, EL."""
 
-CAREFUL_BYTES = 4096
+ATOMIC_BYTES = 4096
 """A pipe that polls writable takes this much without blocking. Source: POSIX, PIPE_BUF; pipe(7)."""
 
 HUNG_UP = (errno.EIO, errno.ENXIO)
-"""What a terminal whose other side is gone answers."""
+"""The errors of a write to a terminal whose other side is gone."""
 
 
 class SinkError(OSError):
-    """Output that was asked for cannot be written; `filename` is where."""
+    """Output cannot be written; `filename` names the sink."""
 
 
 class Sink:
-    """One destination. Data that cannot be written yet waits in memory; `congested` asks to send no more.
+    """One destination. Data that cannot be written yet waits in memory; a `congested` sink should get no more.
 
-    `gone`: its reader closed it, nothing is written any more. A hung-up terminal swallows what it gets.
+    `reader_gone`: the reader has closed it, and nothing is written any more. Data for a terminal that has hung up is
+    discarded.
     """
 
     def __init__(self, fd: int, *, name: str) -> None:
         self.fd = fd
         self.name = name
-        self.gone = False
-        self.holder: Writer | None = None
-        """Whoever is in the middle of a long line here; `waiters` wait for its end."""
+        self.reader_gone = False
+        self.line_owner: Writer | None = None
+        """The writer in the middle of a long line; `waiters` wait for the end of that line."""
         self.waiters: list[Writer] = []
-        self.unfinished = False
-        """Whether the last line here lacks its newline and its writer has gone."""
-        self.redrawn_by: Writer | None = None
-        """Whose line ended here in \\r, to be drawn anew: another's would be mixed with what stands there."""
-        self.over_state = b"\n"
-        """What must precede another's line then: a new line, or on a terminal the wiping of the old one."""
+        self.needs_newline = False
+        """Whether the last line lacks its newline and its writer has ended."""
+        self.redraw_owner: Writer | None = None
+        """The writer whose last line ended in \\r and may be redrawn, as a progress bar is."""
+        self.redraw_separator = b"\n"
+        """What precedes a line of another writer then: a newline; on a terminal, the code that erases the old line."""
         self._pending = bytearray()
-        self._dead = False
-        self._polled: select.poll | None = None
+        self._failed = False
+        self._writable: select.poll | None = None
 
     @classmethod
-    def of_descriptor(cls, fd: int, *, name: str) -> Sink:
-        """The sink for an inherited descriptor, whose flags (shared with other processes) stay as they are."""
+    def for_inherited(cls, fd: int, *, name: str) -> Sink:
+        """The sink for an inherited descriptor, whose flags stay unchanged, as other processes share them."""
         mode = os.fstat(fd).st_mode
         terminal = os.isatty(fd)
         if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not terminal):
             return cls(os.dup(fd), name=name)
-        own = _own_description(fd) if stat.S_ISFIFO(mode) or terminal else None
+        own = _open_nonblocking(fd) if stat.S_ISFIFO(mode) or terminal else None
         sink = cls(os.dup(fd) if own is None else own, name=name)
         if terminal:
-            sink.over_state = ERASE_LINE
+            sink.redraw_separator = ERASE_LINE
         if own is None:
-            sink._polled = select.poll()
-            sink._polled.register(sink.fd, select.POLLOUT)
+            sink._writable = select.poll()
+            sink._writable.register(sink.fd, select.POLLOUT)
         return sink
 
     @property
-    def waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether data waits for the reader."""
-        return bool(self._pending) and not self._dead
+        return bool(self._pending) and not self._failed
 
     @property
     def congested(self) -> bool:
-        """Whether more data waits than should be kept in memory."""
-        return len(self._pending) >= BUFFER_BYTES and not self._dead
+        """Whether as much data waits as memory should hold."""
+        return len(self._pending) >= BUFFER_BYTES and not self._failed
 
     def send(self, data: bytes) -> None:
-        """Effect: the data is written, now or by later calls of `flush`. Raises: SinkError."""
-        if self.gone or self._dead:
+        """Effect: writes the data, now or in later calls of `flush`. Raises: SinkError."""
+        if self.reader_gone or self._failed:
             return
         if self._pending:
             self._pending += data
             return
         written = self._write(data)
-        if written < len(data) and not (self.gone or self._dead):
+        if written < len(data) and not (self.reader_gone or self._failed):
             self._pending += memoryview(data)[written:]
 
     def flush(self) -> None:
-        """Effect: as much of the waiting data as fits is written. Raises: SinkError."""
-        if not self._dead:
+        """Effect: writes as much of the waiting data as the reader takes. Raises: SinkError."""
+        if not self._failed:
             with memoryview(self._pending) as view:
                 written = self._write(view)
             del self._pending[:written]
-        if self.gone or self._dead:
+        if self.reader_gone or self._failed:
             self._pending.clear()
 
     def close(self) -> None:
-        """Effect: the descriptor is closed; what still waits is lost."""
+        """Effect: closes the descriptor; data that still waits is lost."""
         os.close(self.fd)
 
     def _write(self, data: bytes | memoryview) -> int:
-        """How many bytes were taken before the reader made us wait."""
+        """How many bytes were written before a write would have blocked."""
         written = 0
         with memoryview(data) as view:
             while written < len(view):
-                if self._polled is not None and not self._polled.poll(0):
+                if self._writable is not None and not self._writable.poll(0):
                     break
-                end = len(view) if self._polled is None else written + CAREFUL_BYTES
+                end = len(view) if self._writable is None else written + ATOMIC_BYTES
                 try:
                     written += os.write(self.fd, view[written:end])
                 except BlockingIOError:
                     break
                 except (BrokenPipeError, ConnectionResetError):
-                    self.gone = True
+                    self.reader_gone = True
                     break
                 except OSError as error:
-                    self._failed(error)
+                    self._fail(error)
                     break
         return written
 
-    def _failed(self, error: OSError) -> None:
-        self._dead = True
+    def _fail(self, error: OSError) -> None:
+        """Raises: SinkError, except for a terminal that has hung up."""
+        self._failed = True
         if error.errno in HUNG_UP and not stat.S_ISREG(os.fstat(self.fd).st_mode):
             return
         raise SinkError(error.errno, error.strerror, self.name) from None
 
 
-def _own_description(fd: int) -> int | None:
-    """A new, non-blocking description of the same pipe or terminal; None if there is none to be had.
+def _open_nonblocking(fd: int) -> int | None:
+    """A new, non-blocking open file description of the same pipe or terminal.
 
-    Without /proc, or where it is another user's: then small writes that cannot block must do.
+    None without /proc, or where another user owns the file: then `Sink` writes in small parts that cannot block.
     """
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

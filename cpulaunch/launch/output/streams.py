@@ -1,4 +1,4 @@
-"""What the workers write: whole lines with a prefix, into sinks that several of them share."""
+"""Streams of worker output, and the routes on which their lines, kept whole, reach sinks that several streams share."""
 
 from __future__ import annotations
 
@@ -14,105 +14,108 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 16
 LINE_BYTES = 1 << 20
-"""A line longer than this is written in parts, while nobody else writes to the same sink."""
+"""A longer line is written in parts, and no other stream writes to the same sink meanwhile."""
 
 TAIL_BYTES = 1 << 13
 TAIL_LINES = 20
 
 
 class OutputRoute:
-    """The way from one stream to one sink. Alone there, bytes pass at once; else as whole lines with a prefix."""
+    """The way from one stream to one sink.
 
-    def __init__(self, sink: Sink, *, prefix: bytes = b"", alone: bool) -> None:
+    `exclusive`: no other stream writes to the sink, so bytes pass at once; else as whole lines with the prefix.
+    """
+
+    def __init__(self, sink: Sink, *, prefix: bytes = b"", exclusive: bool) -> None:
         self.sink = sink
         self._prefix = prefix
-        self._alone = alone
-        self._rest = bytearray()
+        self._exclusive = exclusive
+        self._buffer = bytearray()
         self._finished = False
 
     @property
     def blocked(self) -> bool:
         """Whether it can take no more data now."""
-        return self.sink.congested or (self.must_wait and len(self._rest) >= LINE_BYTES)
+        return self.sink.congested or (self.must_wait and len(self._buffer) >= LINE_BYTES)
 
     @property
     def must_wait(self) -> bool:
         """Whether another stream is in the middle of a long line."""
-        return self.sink.holder is not None and self.sink.holder is not self
+        return self.sink.line_owner is not None and self.sink.line_owner is not self
 
     def feed(self, data: bytes) -> None:
-        """Effect: the data is on its way. Raises: SinkError."""
-        if self._alone:
+        """Effect: sends the data to the sink, or buffers it until a line is complete. Raises: SinkError."""
+        if self._exclusive:
             self.sink.send(data)
             return
-        self._rest += data
+        self._buffer += data
         self.advance()
 
     def finish(self) -> None:
-        """Effect: what the stream left without a newline is written as a line, now or when others let it."""
+        """Effect: writes the stream's last line although it lacks a newline, as soon as no other owns the line."""
         self._finished = True
-        if not self._alone:
+        if not self._exclusive:
             self.advance()
 
     def break_line(self) -> None:
-        """Effect: the long line in the middle of which it is ends here, and others may write."""
+        """Effect: ends the long line that this route is in the middle of, so that others may write."""
         self.sink.send(b"\n")
-        self._let_others()
+        self._release_line()
 
     def advance(self) -> None:
-        """Effect: all that may be written now is on its way, or waits for its turn."""
+        """Effect: sends all that may be written now, or joins the sink's waiters."""
         if self.must_wait:
             if self not in self.sink.waiters:
                 self.sink.waiters.append(self)
             return
-        held = self.sink.holder is self
-        end = self._complete(held=held)
+        owned = self.sink.line_owner is self
+        end = self._complete_bytes(owned=owned)
         if end:
-            self._send(bytes(self._rest[:end]))
-            del self._rest[:end]
-            self.sink.holder = None
-        if len(self._rest) >= LINE_BYTES:
-            self._send(bytes(self._rest))
-            self._rest.clear()
-            self.sink.holder = self
-        if self._finished and (self._rest or self.sink.holder is self):
-            self._end_line()
-        if held and self.sink.holder is None:
-            self._let_others()
+            self._send(bytes(self._buffer[:end]))
+            del self._buffer[:end]
+            self.sink.line_owner = None
+        if len(self._buffer) >= LINE_BYTES:
+            self._send(bytes(self._buffer))
+            self._buffer.clear()
+            self.sink.line_owner = self
+        if self._finished and (self._buffer or self.sink.line_owner is self):
+            self._send_last_line()
+        if owned and self.sink.line_owner is None:
+            self._release_line()
 
-    def _end_line(self) -> None:
-        """Effect: a last line is as the worker left it in a log, and a whole line among other workers'."""
-        self._send(bytes(self._rest) + (b"\n" if self._prefix else b""))
-        self._rest.clear()
-        self.sink.holder = None
-        self.sink.unfinished = not self._prefix
+    def _send_last_line(self) -> None:
+        """Effect: sends the last line: unchanged to a log, with a newline where lines of several workers mix."""
+        self._send(bytes(self._buffer) + (b"\n" if self._prefix else b""))
+        self._buffer.clear()
+        self.sink.line_owner = None
+        self.sink.needs_newline = not self._prefix
 
-    def _complete(self, *, held: bool) -> int:
-        """How much of what waits is whole lines, or states of a progress bar (it redraws its line after \\r)."""
-        end = self._rest.rfind(b"\n") + 1
-        # A last \r may yet become \r\n.
-        return end if end or held else self._rest.rfind(b"\r", 0, -1) + 1
+    def _complete_bytes(self, *, owned: bool) -> int:
+        """How many buffered bytes are whole lines, or else states of a progress bar, each ended by \\r."""
+        end = self._buffer.rfind(b"\n") + 1
+        # The last byte may be the \r of a \r\n whose \n is yet to come.
+        return end if end or owned else self._buffer.rfind(b"\r", 0, -1) + 1
 
-    def _let_others(self) -> None:
-        self.sink.holder = None
+    def _release_line(self) -> None:
+        self.sink.line_owner = None
         waiters, self.sink.waiters = self.sink.waiters, []
         for route in waiters:
             route.advance()
 
     def _send(self, data: bytes) -> None:
-        lead = b"" if self.sink.holder is self else self._prefix
-        if self.sink.unfinished:
+        lead = b"" if self.sink.line_owner is self else self._prefix
+        if self.sink.needs_newline:
             lead = b"\n" + lead
-            self.sink.unfinished = False
+            self.sink.needs_newline = False
         if self._prefix:
-            if self.sink.redrawn_by not in (None, self):
-                lead = self.sink.over_state + lead
-            self.sink.redrawn_by = self if data.endswith(b"\r") else None
+            if self.sink.redraw_owner not in (None, self):
+                lead = self.sink.redraw_separator + lead
+            self.sink.redraw_owner = self if data.endswith(b"\r") else None
             data = self._prefixed(data)
         self.sink.send(lead + data)
 
     def _prefixed(self, data: bytes) -> bytes:
-        """The data with the prefix wherever, after its start, a line begins or is drawn anew (\\r)."""
+        """The data with the prefix at each line but the first, and at each state that \\r redraws."""
         end = 2 if data.endswith(b"\r\n") else 1
         body, last = data[:-end], data[-end:]
         if b"\r" in body:
@@ -122,7 +125,7 @@ class OutputRoute:
 
 
 class Stream:
-    """The read end of one worker's output: `routes` to follow, its last lines for the summary, who reads along."""
+    """The read end of one worker's output, with its routes, its last lines for the summary, and its metric's reader."""
 
     def __init__(self, fd: int, *, routes: Sequence[OutputRoute], reader: LineReader | None = None) -> None:
         self.fd = fd
@@ -132,16 +135,16 @@ class Stream:
 
     @property
     def blocked(self) -> bool:
-        """Whether reading more would only fill memory."""
+        """Whether data that is read now could only wait in memory."""
         return any(route.blocked for route in self.routes)
 
     @property
-    def unread(self) -> bool:
-        """Whether all who would have read it are gone; its writer should learn of it."""
-        return bool(self.routes) and all(route.sink.gone for route in self.routes)
+    def readers_gone(self) -> bool:
+        """Whether the reader of every sink is gone. The worker should get an error then, as in a shell's pipe."""
+        return bool(self.routes) and all(route.sink.reader_gone for route in self.routes)
 
-    def pump(self) -> bool:
-        """Whether there may be more. Effect: one read's worth is on its way. Raises: SinkError."""
+    def transfer(self) -> bool:
+        """Whether more output may follow. Effect: reads once and feeds what was read. Raises: SinkError."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -153,10 +156,10 @@ class Stream:
             route.feed(data)
         if self._reader is not None:
             self._reader.feed(data)
-        return not self.unread
+        return not self.readers_gone
 
     def close(self) -> None:
-        """Effect: nothing is read any more and unfinished lines are written. Raises: SinkError."""
+        """Effect: closes the pipe and writes unfinished lines. Raises: SinkError."""
         os.close(self.fd)
         if self._reader is not None:
             self._reader.finish()
@@ -164,7 +167,7 @@ class Stream:
             route.finish()
 
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines it carried, at most 20, each as a terminal leaves it: the last state of a progress bar."""
+        """The last lines, at most 20, each as a terminal shows it in the end: a progress bar in its last state."""
         lines = self._tail.removesuffix(b"\n").split(b"\n") if self._tail else []
         if len(self._tail) >= TAIL_BYTES and len(lines) > 1:
             del lines[0]  # Its beginning may be lost.

@@ -1,1 +1,1 @@
-"""One worker process, from finding its program to reaping it."""
+"""Starts one worker process: finds its program, binds it, executes it, and reaps it."""

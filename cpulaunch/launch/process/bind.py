@@ -1,4 +1,4 @@
-"""Binding to CPUs and NUMA memory, tried on this very process before anything starts."""
+"""Binding to CPUs and NUMA memory, tried on this process before any worker starts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 Notify: TypeAlias = "Callable[[str], None]"
+"""Shows the user one line."""
+
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 PERMIT_HINT = "in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"
-ABSENT_HINT = "this kernel has no NUMA memory policies; --membind none says so"
-PROBE_HINT = "`cpulaunch probe` shows what this process may use"
+ABSENT_HINT = "this kernel has no NUMA memory policies; use --membind none"
+PROBE_HINT = "run `cpulaunch probe` to see what this process may use"
 
 
 @record
 class Binding:
-    """What one worker is bound to, as this kernel takes it. Empty `cpus`, no `policy`: inherited."""
+    """A worker's CPUs and memory policy, as this kernel accepts them. The worker inherits what is empty or None."""
 
     cpus: frozenset[int] = frozenset()
     policy: Policy | None = None
@@ -43,7 +45,7 @@ UNBOUND = Binding()
 
 
 def apply_binding(binding: Binding) -> None:
-    """Effect: binds the calling thread, and what it makes or executes. Raises: OSError."""
+    """Effect: binds the calling thread, the threads and children it makes, and what it executes. Raises: OSError."""
     if binding.policy is not None:
         set_policy(binding.policy)
     if binding.cpus:
@@ -51,31 +53,33 @@ def apply_binding(binding: Binding) -> None:
 
 
 def prepare_bindings(plan: LaunchPlan, *, notify: Notify) -> tuple[Binding, ...]:
-    """Each worker's binding, tried out on this process, which is left as it was.
+    """One binding for each worker, empty unless the binder is native.
 
-    What the kernel refuses is dropped with one line to `say`. Raises: LaunchError for that if the plan is
-    strict, and always for CPUs or NUMA nodes that do not exist or may not be used.
+    Effect: tries each on this process, then restores this process's own binding. Drops what the kernel refuses, with
+    one line to `notify`.
+    Raises: LaunchError for a refusal if the plan is strict, and for CPUs or NUMA nodes that do not exist or that this
+    process may not use.
     """
     if plan.launch.binder != "native":
         return (UNBOUND,) * len(plan.workers)
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def degrade(what: str, *, why: str, hint: str) -> None:
         if plan.launch.strict:
             raise LaunchError(what, value=why, source="--strict", hint=hint)
-        if what not in said:
-            said.add(what)
+        if what not in reported:
+            reported.add(what)
             notify(f"warning: {what}: {why}; {hint}")
 
-    taken: dict[tuple[str, frozenset[int]], Policy | None] = {}
+    accepted: dict[tuple[str, frozenset[int]], Policy | None] = {}
     bindings = []
     cpus, policy = _own_cpus(), _own_policy(plan)
     try:
         for worker in plan.workers:
-            wanted = (worker.mempolicy, worker.numa_nodes)
-            if wanted not in taken:
-                taken[wanted] = _try_policy(worker, degrade)
-            bindings.append(Binding(cpus=_try_cpus(worker, degrade), policy=taken[wanted]))
+            planned = (worker.mempolicy, worker.numa_nodes)
+            if planned not in accepted:
+                accepted[planned] = _try_policy(worker, degrade)
+            bindings.append(Binding(cpus=_try_cpus(worker, degrade), policy=accepted[planned]))
     finally:
         _restore(cpus, policy)
     return tuple(bindings)
@@ -85,31 +89,32 @@ Degrade: TypeAlias = "Callable[..., None]"
 
 
 def _try_cpus(worker: WorkerPlan, degrade: Degrade) -> frozenset[int]:
-    """The CPUs this kernel binds the worker to; empty where it binds nothing."""
+    """The CPUs that this kernel binds the worker to; empty where it refuses. Effect: binds this process to them."""
     if not worker.cpus:
         return frozenset()
     if not hasattr(os, "sched_setaffinity"):
-        degrade("workers are not bound to CPUs", why="this system has no call for it", hint="--binder none says so")
+        degrade("workers are not bound to CPUs", why="this system cannot bind", hint="use --binder none")
         return frozenset()
     try:
         os.sched_setaffinity(0, worker.cpus)
     except (OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno in REFUSED:
-            degrade("workers are not bound to CPUs", why=_reason("sched_setaffinity", error), hint="--binder none")
+            degrade("workers are not bound to CPUs", why=_reason("sched_setaffinity", error), hint="use --binder none")
             return frozenset()
-        raise _impossible(worker, f"CPUs {format_cpulist(worker.cpus)}", "sched_setaffinity", error) from None
-    got = frozenset(os.sched_getaffinity(0))
-    if got != worker.cpus:
+        raise _binding_error(worker, f"CPUs {format_cpulist(worker.cpus)}", "sched_setaffinity", error) from None
+    granted = frozenset(os.sched_getaffinity(0))
+    if granted != worker.cpus:
         # The kernel intersects with the cpuset without an error.
-        lost = format_cpulist(worker.cpus - got)
-        degrade(f"worker {worker.index} does not get all its CPUs", why=f"the kernel withholds {lost}", hint=PROBE_HINT)
-    return got
+        withheld = format_cpulist(worker.cpus - granted)
+        what = f"worker {worker.index} does not get all its CPUs"
+        degrade(what, why=f"the kernel withholds {withheld}", hint=PROBE_HINT)
+    return granted
 
 
 def _try_policy(worker: WorkerPlan, degrade: Degrade) -> Policy | None:
-    """The first policy this kernel takes of those that mean what the worker wants; None for the inherited one."""
+    """The first candidate policy that this kernel accepts; None if the worker inherits its policy."""
     error: OSError | None = None
-    for policy in policies(worker.mempolicy, worker.numa_nodes):
+    for policy in candidate_policies(worker.mempolicy, worker.numa_nodes):
         try:
             set_policy(policy)
         except OSError as refused:
@@ -124,11 +129,11 @@ def _try_policy(worker: WorkerPlan, degrade: Degrade) -> Policy | None:
         hint = ABSENT_HINT if error.errno == errno.ENOSYS else PERMIT_HINT
         degrade("memory is not bound (CPUs are)", why=_reason("set_mempolicy", error), hint=hint)
         return None
-    raise _impossible(worker, f"NUMA nodes {format_cpulist(worker.numa_nodes)}", "set_mempolicy", error)
+    raise _binding_error(worker, f"NUMA nodes {format_cpulist(worker.numa_nodes)}", "set_mempolicy", error)
 
 
-def policies(mempolicy: MemoryPolicy, nodes: frozenset[int]) -> tuple[Policy, ...]:
-    """What to try, best first: preferred-many is unknown before Linux 5.15 (EINVAL)."""
+def candidate_policies(mempolicy: MemoryPolicy, nodes: frozenset[int]) -> tuple[Policy, ...]:
+    """Kernel policies for this memory policy, best first: Linux before 5.15 refuses preferred-many with EINVAL."""
     if not nodes or mempolicy == "none":
         return ()
     if mempolicy == "bind":
@@ -140,7 +145,7 @@ def policies(mempolicy: MemoryPolicy, nodes: frozenset[int]) -> tuple[Policy, ..
 
 
 def _restore(cpus: set[int] | None, policy: Policy | None) -> None:
-    """Effect: this process is bound as before (None: as it is). What was refused may be refused again."""
+    """Effect: binds this process to these CPUs and sets this policy (None: no change), unless the kernel refuses."""
     try:
         if cpus is not None:
             os.sched_setaffinity(0, cpus)
@@ -156,8 +161,8 @@ def _own_cpus() -> set[int] | None:
 
 
 def _own_policy(plan: LaunchPlan) -> Policy | None:
-    """This process's memory policy; None if no worker wants one (then nothing is asked and nothing changes)."""
-    if not any(policies(worker.mempolicy, worker.numa_nodes) for worker in plan.workers):
+    """This process's memory policy; None if no worker changes it."""
+    if not any(candidate_policies(worker.mempolicy, worker.numa_nodes) for worker in plan.workers):
         return None
     try:
         return get_policy()
@@ -169,6 +174,6 @@ def _reason(call: str, error: OSError) -> str:
     return f"{call}: {error.strerror}"
 
 
-def _impossible(worker: WorkerPlan, value: str, call: str, error: Exception) -> LaunchError:
+def _binding_error(worker: WorkerPlan, value: str, call: str, error: Exception) -> LaunchError:
     detail = _reason(call, error) if isinstance(error, OSError) else f"{call}: {error}"
     return LaunchError(f"worker {worker.index} cannot be bound", value=value, source=detail, hint=PROBE_HINT)

@@ -1,4 +1,4 @@
-"""Room for the descriptors of many workers: pipes, logs, and the pipes that report failed starts."""
+"""File descriptors: the standard ones, those of a worker, and the limit on open files."""
 
 from __future__ import annotations
 
@@ -8,25 +8,48 @@ import os
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
 
+STDIN, STDOUT, STDERR = 0, 1, 2
+
 PER_WORKER = 8
-"""At most: two pipes with two ends, a log, and a failure pipe with two ends or a read end and a process."""
+"""At most: two pipes with two ends, a log, and an error pipe with two ends or a read end and a pidfd."""
 
 SPARE = 32
-"""For this Python, what it was started with, and what a run with a start barrier holds open."""
+"""For this Python, what it inherited, and what a run with a start barrier holds open."""
+
+
+@record
+class StdioFds:
+    """The descriptors that become a worker's 0, 1 and 2. The launcher closes `owned` after the fork."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    owned: tuple[int, ...]
 
 
 @record(kw_only=False)
 class DescriptorLimit:
-    """RLIMIT_NOFILE as it was: workers get it back, since programs that use select(2) rely on a low one."""
+    """RLIMIT_NOFILE before it was raised. Workers get it back: programs that use select(2) rely on a low one."""
 
     soft: int
     hard: int
 
 
-def raise_fd_limit(workers: int) -> DescriptorLimit | None:
-    """The limit before it was raised; None if there is room.
+def open_standard_descriptors() -> None:
+    """Effect: opens 0, 1 and 2 on the null device where they are closed, so that no pipe gets one of these numbers."""
+    for fd in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest free number, which is this one.
+            os.set_inheritable(fd, True)
 
-    Effect: this process may open what the workers need. Raises: LaunchError if the hard limit forbids it.
+
+def raise_fd_limit(workers: int) -> DescriptorLimit | None:
+    """The limit on open files before it was raised; None if it was high enough.
+
+    Effect: raises this process's soft limit to what this many workers need.
+    Raises: LaunchError if the hard limit is lower than that.
     """
     needed = workers * PER_WORKER + SPARE
     if os.sysconf("SC_OPEN_MAX") >= needed:  # The soft limit, without an import.
@@ -44,20 +67,23 @@ def raise_fd_limit(workers: int) -> DescriptorLimit | None:
 
 
 def restore_fd_limit(limit: DescriptorLimit) -> None:
-    """Effect: the limit is what it was."""
+    """Effect: sets this process's limit on open files back to this one. Raises: OSError."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit.soft, limit.hard))
 
 
 def fd_shortage_error(error: OSError) -> Exception:
-    """The error to raise for this one: if descriptors ran out all the same, as many were inherited, what to do."""
+    """A LaunchError with a hint if this error means that descriptors ran out; else the error itself.
+
+    They can run out below the raised limit where this process inherited many.
+    """
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return error
-    return LaunchError("no file could be opened", value=os.strerror(error.errno), hint="ulimit -n 4096")
+    return LaunchError("cannot open another file", value=os.strerror(error.errno), hint="ulimit -n 4096")
 
 
 def fork_error(error: OSError) -> LaunchError:
-    """The error for a fork that failed."""
+    """The LaunchError for a failed fork."""
     hint = "check `ulimit -u` and the cgroup's pids.max"
-    return LaunchError("no process could be made", value=os.strerror(error.errno or 0), source="fork", hint=hint)
+    return LaunchError("cannot create a process", value=os.strerror(error.errno or 0), source="fork", hint=hint)

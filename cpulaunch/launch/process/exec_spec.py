@@ -1,11 +1,11 @@
-"""What it takes to start each worker, resolved and tried before anything starts."""
+"""What to execute for each worker, found and tried before any worker starts."""
 
 from __future__ import annotations
 
 from cpulaunch.launch.process.bind import Binding, Notify, prepare_bindings
 from cpulaunch.launch.process.program import child_environ, find_executable
 from cpulaunch.records.plan import LaunchPlan
-from cpulaunch.records.record import fields, record
+from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE, VARIABLE
 
 TYPE_CHECKING = False
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NOT_INHERITED = ((VARIABLE, None), (EVENTS_VARIABLE, None), ("CPULAUNCH_WORKER_PID", None))
-"""What an outer launch told its own workers; the last is MARK of worker/origin.py."""
+"""Variables of an outer launch, unset for the workers. The last is MARK of worker/reporting/process_identity.py."""
 
 
 @record
 class ExecSpec:
-    """One worker: what to execute, with which environment, bound to what."""
+    """One worker: the program to execute, its arguments, environment and binding."""
 
     worker: int
     path: str
@@ -28,13 +28,12 @@ class ExecSpec:
 
 
 def with_variables(spec: ExecSpec, variables: Mapping[str, str]) -> ExecSpec:
-    """The start with these variables set as well."""
-    values = {name: getattr(spec, name) for name in fields(ExecSpec)}
-    return ExecSpec(**values | {"environ": {**spec.environ, **variables}})
+    """The spec with these environment variables set as well."""
+    return replace(spec, environ={**spec.environ, **variables})
 
 
 def prepare_exec_specs(plan: LaunchPlan, environ: Mapping[str, str], *, notify: Notify) -> tuple[ExecSpec, ...]:
-    """A start for each worker, its command found in its own PATH, its binding tried out.
+    """One spec for each worker: the command as found in the worker's own PATH, the binding as tried on this process.
 
     Raises: NotFoundError, NotExecutableError, LaunchError.
     """

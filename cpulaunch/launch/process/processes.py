@@ -1,4 +1,4 @@
-"""Children: which there are, which have ended, and signals to those that may be gone."""
+"""Child processes: listing, reaping and signalling them."""
 
 import os
 import select
@@ -8,11 +8,11 @@ from cpulaunch.records.record import record
 from cpulaunch.system.libc import is_linux
 
 PARENT, GROUP = 1, 2
-"""Which field after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
+"""Indexes of the fields after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
 
 
 def children_of(parent: int) -> frozenset[int]:
-    """The pids whose parent is `parent`, ended and unreaped ones included; empty without /proc."""
+    """The pids of this parent's children, unreaped ones included; empty without /proc."""
     return frozenset(pid for pid in _all_pids() if _stat_field(pid, PARENT) == parent)
 
 
@@ -34,7 +34,7 @@ def _all_pids() -> list[int]:
 
 
 def own_children() -> frozenset[int]:
-    """The pids of this process's children, ended and unreaped ones included; usually one system call."""
+    """The pids of this process's children, unreaped ones included. Takes one system call if there are none."""
     if hasattr(os, "waitid"):
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -44,7 +44,7 @@ def own_children() -> frozenset[int]:
 
 
 def kill_children(spared: frozenset[int] = frozenset()) -> None:
-    """Effect: no child of this process is left, nor any that becomes one when its parent is killed."""
+    """Effect: kills and reaps every child but those `spared`, and every orphan that this process adopts meanwhile."""
     while pids := own_children() - spared:
         for pid in pids:
             signal_process(pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ def _wait_for(pid: int) -> None:
 
 @record
 class ExitedChild:
-    """A child that ended: its exit code, or minus its signal. `unreaped`: its pid is not free yet."""
+    """A child that has ended. `status`: its exit code, or minus its signal; `unreaped`: it still holds its pid."""
 
     pid: int
     status: int
@@ -69,7 +69,10 @@ class ExitedChild:
 
 
 def ended_child(pid: int | None = None) -> ExitedChild | None:
-    """A child (None: any) that has ended, left unreaped where the system can (Python < 3.13 on macOS cannot)."""
+    """A child (`pid` None: any) that has ended; None if none has.
+
+    It stays unreaped where the system has waitid(2); Python < 3.13 on macOS has not.
+    """
     try:
         if not hasattr(os, "waitid"):
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -85,18 +88,19 @@ def ended_child(pid: int | None = None) -> ExitedChild | None:
 
 
 class ExitQueue:
-    """Children in the order of their ends. Alone, waitid(2) tells of those that have ended in the order of their start.
+    """Ended children, in the order in which they ended.
 
-    Where there is no pidfd (before Linux 5.3, other systems, a sandbox), that must do. Source: pidfd_open(2);
-    epoll(7): what became ready first is told first.
+    waitid(2) alone returns ended children in the order in which they started. That order is used where there is no
+    pidfd: before Linux 5.3, on other systems, in a sandbox.
+    Source: pidfd_open(2); epoll(7) returns first what became ready first.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll() if hasattr(os, "pidfd_open") else None
         self._pid_of: dict[int, int] = {}
 
-    def watch(self, pid: int) -> None:
-        """Effect: the child's end has its place among the others'."""
+    def add(self, pid: int) -> None:
+        """Effect: records when this child ends, relative to the others."""
         if self._epoll is None:
             return
         try:
@@ -107,7 +111,7 @@ class ExitQueue:
             return
 
     def close(self) -> None:
-        """Effect: no descriptor is left of it."""
+        """Effect: closes all descriptors."""
         for pidfd in self._pid_of:
             os.close(pidfd)
         self._pid_of.clear()
@@ -115,7 +119,7 @@ class ExitQueue:
             self._epoll.close()
 
     def first(self) -> ExitedChild | None:
-        """The watched child that ended first, then any other that has ended."""
+        """The added child that ended first, else any other child that has ended; None if none has."""
         ended = ended_child()
         if ended is None or self._epoll is None:
             return ended
@@ -127,15 +131,15 @@ class ExitQueue:
 
 
 def reap(ended: ExitedChild) -> None:
-    """Effect: the ended child's pid is free."""
+    """Effect: releases the ended child's pid."""
     if ended.unreaped:
         os.waitpid(ended.pid, 0)
 
 
 def reap_measured(ended: ExitedChild) -> int | None:
-    """Peak memory in bytes of the ended child, or of a child it waited for; None where that is lost.
+    """Peak memory in bytes of the ended child or of a child that it waited for, whichever is larger; None if unknown.
 
-    Effect: its pid is free; imports `resource`. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.
+    Effect: releases its pid; imports `resource`. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.
     """
     if not ended.unreaped:
         return None
@@ -144,7 +148,7 @@ def reap_measured(ended: ExitedChild) -> int | None:
 
 
 def _stat_field(pid: int, field: int) -> int | None:
-    """A number that proc(5) puts after the process's name, which may hold anything, ")" too."""
+    """One field after the process's name, which may hold any character, even ")"; None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[field])
@@ -153,7 +157,7 @@ def _stat_field(pid: int, field: int) -> int | None:
 
 
 def signal_process(pid: int, number: int) -> None:
-    """Effect: the process has the signal, unless it is gone."""
+    """Effect: sends the process this signal, unless it is gone or may not be signalled."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -161,17 +165,17 @@ def signal_process(pid: int, number: int) -> None:
 
 
 def signal_group(group: int, number: int) -> None:
-    """Effect: every member of the process group that may be signalled has the signal."""
+    """Effect: sends this signal to the members of the process group, except those that may not be signalled."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         return
 
 
-def group_lives(group: int) -> bool:
-    """Whether the process group of an ended worker has a member whose end will be noticed.
+def group_exists(group: int) -> bool:
+    """Whether an ended worker's process group has members whose end this process will notice.
 
-    Effect: where orphans are not adopted (not Linux) its members are killed, as nobody would tell of their end.
+    Effect: on systems without orphan adoption (all but Linux), kills the members instead, and the group is gone.
     """
     if not is_linux():
         signal_group(group, signal.SIGKILL)
@@ -181,5 +185,5 @@ def group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # Only members of other users (a setuid program) are left.
+        return True  # Only processes of other users (a setuid program) are left.
     return True

@@ -1,4 +1,4 @@
-"""Finding what is to be executed, before anything starts."""
+"""Finding the program to execute, before any worker starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BINDERS = ("numactl", "taskset")
 
 
 def child_environ(environ: Mapping[str, str], changes: Sequence[tuple[str, str | None]]) -> dict[str, str]:
-    """The environment of a worker: the inherited one with changes, where None unsets."""
+    """The environment with these changes applied; None unsets a variable."""
     child = dict(environ)
     for name, value in changes:
         if value is None:
@@ -29,9 +29,9 @@ def child_environ(environ: Mapping[str, str], changes: Sequence[tuple[str, str |
 
 
 def check_program(program: Program, environ: Mapping[str, str]) -> None:
-    """Effect: none. Raises: NotFoundError (127) or NotExecutableError (126) for what can never start.
+    """Raises: NotFoundError (127) or NotExecutableError (126) if the program can never start.
 
-    A module is not looked up: only its own interpreter can.
+    A module is not looked up: only the interpreter that runs it can do that.
     """
     if program.kind == "command":
         find_executable(program.target, environ)
@@ -41,14 +41,14 @@ def check_program(program: Program, environ: Mapping[str, str]) -> None:
         _check_script(program.target)
 
 
-def check_sharable(program: Program, *, workers: int) -> None:
-    """Effect: none. Raises: UsageError for a script that several workers cannot each read from its start."""
+def check_shareable(program: Program, *, workers: int) -> None:
+    """Raises: UsageError if several workers are to read a script from a pipe or from standard input."""
     if workers < 2 or program.kind != "script":
         return
     if program.target not in STANDARD_INPUT and not stat.S_ISFIFO(os.stat(program.target).st_mode):
         return
     raise UsageError(
-        f"{workers} workers cannot share a script that is read once",
+        f"{workers} workers cannot share a script that can be read only once",
         value=printable(program.target),
         source="several workers get no standard input",
         hint="save the script as a file",
@@ -59,9 +59,9 @@ def _check_script(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFoundError("script not found", value=printable(path), hint=_nearest(path)) from None
+        raise NotFoundError("script not found", value=printable(path), hint=_suggestion(path)) from None
     except (OSError, ValueError) as error:
-        raise _unusable("script cannot be read", path, error) from None
+        raise _access_error("script cannot be read", path, error) from None
     if stat.S_ISDIR(mode):
         if os.path.isfile(os.path.join(path, "__main__.py")):
             return  # Python runs such a directory.
@@ -71,8 +71,8 @@ def _check_script(path: str) -> None:
         raise NotExecutableError("script cannot be read", value=printable(path), hint=f"chmod +r {printable(path)}")
 
 
-def _nearest(path: str) -> str:
-    """A hint: the file of the same directory with the most similar name, else the directory looked in."""
+def _suggestion(path: str) -> str:
+    """A hint: the file of the same directory with the most similar name, else the directory that was searched."""
     from difflib import get_close_matches
 
     directory, name = os.path.split(path)
@@ -83,13 +83,13 @@ def _nearest(path: str) -> str:
     near = get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {printable(os.path.join(directory, near[0]))}?"
-    return f"looked in {printable(os.path.abspath(directory or '.'))}; for a module use -m"
+    return f"searched in {printable(os.path.abspath(directory or '.'))}; use -m for a module"
 
 
 def find_executable(name: str, environ: Mapping[str, str], *, what: str = "command") -> str:
-    """The path of a command by the PATH of `environ`, as execvp(3) would choose it.
+    """The path of a command, searched in the PATH of `environ` as execvp(3) does.
 
-    Raises: NotFoundError if no file has that name, NotExecutableError if one has and cannot be executed.
+    Raises: NotFoundError if there is no file of that name, NotExecutableError if it cannot be executed.
     """
     if os.path.dirname(name):
         candidates = [name]
@@ -103,7 +103,7 @@ def find_executable(name: str, environ: Mapping[str, str], *, what: str = "comma
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:
-            refused = refused or _unusable(f"{what} cannot be executed", candidate, error)
+            refused = refused or _access_error(f"{what} cannot be executed", candidate, error)
             continue
         if stat.S_ISREG(mode) and os.access(candidate, os.X_OK):
             return candidate
@@ -128,20 +128,22 @@ def _not_executable(what: str, path: str, mode: int) -> NotExecutableError:
     return NotExecutableError(f"{what} is not executable", value=printable(path), hint=f"chmod +x {printable(path)}")
 
 
-def _unusable(what: str, path: str, error: Exception) -> NotExecutableError:
+def _access_error(what: str, path: str, error: Exception) -> NotExecutableError:
     reason = error.strerror if isinstance(error, OSError) else str(error)
-    return NotExecutableError(what, value=printable(path), source=reason, hint="check the permissions on its path")
+    return NotExecutableError(
+        what, value=printable(path), source=reason, hint="check the permissions of the file and its directories"
+    )
 
 
-def exec_failure(path: str, code: int) -> CpulaunchError:
-    """The error for an execve that failed with this errno although the file was there and executable."""
+def exec_error(path: str, code: int) -> CpulaunchError:
+    """The error for an execve(2) that failed with this errno although `find_executable` had found the file."""
     source = f"execve: {os.strerror(code)}"
     value = printable(path)
     if code == errno.ENOEXEC:
         hint = "a script needs a first line such as #!/bin/sh"
-        return NotExecutableError("command has no executable format", value=value, source=source, hint=hint)
+        return NotExecutableError("command is not in an executable format", value=value, source=source, hint=hint)
     if code == errno.ENOENT:
-        hint = "check the interpreter named in its first line"
+        hint = "check the interpreter named in the file's first line"
         return NotExecutableError("command's interpreter not found", value=value, source=source, hint=hint)
     if code == errno.E2BIG:
         hint = "shorten the arguments or the environment"
@@ -150,6 +152,6 @@ def exec_failure(path: str, code: int) -> CpulaunchError:
 
 
 def printable(text: str) -> str:
-    """The text in one line that any terminal can show."""
+    """The text as one line of printable characters, quoted where it has others."""
     plain = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return plain if plain.isprintable() and plain else repr(plain)

@@ -1,4 +1,4 @@
-"""One worker without logs: this process becomes it."""
+"""One worker without logs: this process becomes the worker."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import sys
 
 from cpulaunch.launch.process.bind import apply_binding
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.program import exec_failure
+from cpulaunch.launch.process.program import exec_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
-"""Python ignores these from its start on; a program expects their default. Source: Python/pylifecycle.c."""
+"""Python ignores these from its start; programs expect the default action. Source: Python/pylifecycle.c."""
 
 
-def flush_python() -> None:
-    """Effect: what this Python has printed is written, before a fork would copy it or exec lose it."""
+def flush_standard_streams() -> None:
+    """Effect: writes what sys.stdout and sys.stderr buffer, which a fork would copy and an exec lose."""
     for file in (sys.stdout, sys.stderr):
-        if file is not None:  # None where the descriptor was closed from the start.
+        if file is not None:  # None where the descriptor was closed at the start.
             file.flush()
 
 
 def restore_dispositions() -> None:
-    """Effect: signals that this Python ignores for itself have their default action again (exec resets handlers)."""
+    """Effect: gives the signals that Python ignores their default action again. An exec resets handlers by itself."""
     import signal
 
     for name in IGNORED_BY_PYTHON:
@@ -34,10 +34,10 @@ def restore_dispositions() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def default_dispositions() -> None:
-    """Effect: every signal this Python handles or ignores for itself has its default action.
+def reset_dispositions() -> None:
+    """Effect: gives every signal that this Python handles or ignores its default action.
 
-    For a forked child that unblocks signals before it executes: what arrives then is not lost in a handler.
+    For a forked child that unblocks signals before it executes: a handler would swallow a signal that arrives then.
     """
     import signal
 
@@ -48,12 +48,15 @@ def default_dispositions() -> None:
 
 
 def replace_this_process(spec: ExecSpec) -> NoReturn:
-    """Effect: this process is the worker: same pid, signals and exit code. Raises: NotExecutableError."""
-    flush_python()
+    """Effect: this process becomes the worker; its pid, signals and exit code are the worker's.
+
+    Raises: NotExecutableError.
+    """
+    flush_standard_streams()
     apply_binding(spec.binding)
-    if not os.path.basename(spec.path).startswith("python"):  # It would ignore them again; `signal` takes 3 ms.
+    if not os.path.basename(spec.path).startswith("python"):  # Python ignores them again, and `signal` takes 3 ms.
         restore_dispositions()
     try:
         os.execve(spec.path, spec.argv, spec.environ)
     except OSError as error:
-        raise exec_failure(spec.path, error.errno or 0) from None
+        raise exec_error(spec.path, error.errno or 0) from None

@@ -1,4 +1,4 @@
-"""The directory of one run: what workers tell their launch, and error files of ranks; gone when the run is over."""
+"""The run directory: the workers' event files and the ranks' error files; removed when the run is over."""
 
 from __future__ import annotations
 
@@ -13,90 +13,94 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 ARRIVALS, GATE = "arrivals", "gate"
-"""The start barrier's named pipes: the names in worker/barrier.py."""
+"""The start barrier's named pipes: the same names as in worker/reporting/barrier.py."""
 
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", ".")
-"""Where it is without a TMPDIR that can be written, as that of a batch job may be gone.
+"""Parents to try after TMPDIR, which may be gone, as that of a batch job.
 
 Source: Python's tempfile, whose import takes as long as planning.
 """
 
 
 def make_private_directory(environ: Mapping[str, str]) -> str:
-    """The absolute path of a new directory that nobody else may read. Raises: LaunchError."""
+    """The absolute path of a new directory that only its owner can read. Raises: LaunchError."""
     failures = []
     for parent in _parents(environ):
         try:
-            return new_directory(parent, "cpulaunch-")
+            return make_unique_directory(parent, "cpulaunch-")
         except OSError as error:
             failures.append(error)
-    raise _no_directory(failures[0])
+    raise _directory_error(failures[0])
+
+
+def make_unique_directory(parent: str, prefix: str) -> str:
+    """The absolute path of a new directory in `parent` that only its owner can read. Raises: OSError."""
+    path = _unique_path(parent, prefix)
+    os.mkdir(path, 0o700)
+    return path
+
+
+def choose_private_path(environ: Mapping[str, str]) -> str:
+    """The absolute path, with a random name, of a directory that `make_private_path` can make later."""
+    parents = _parents(environ)
+    return _unique_path(
+        next((parent for parent in parents if os.access(parent, os.W_OK | os.X_OK)), parents[0]), "cpulaunch-"
+    )
+
+
+def make_private_path(path: str) -> None:
+    """Effect: makes this directory, which only its owner can read. Raises: LaunchError."""
+    try:
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        raise _directory_error(error) from None
 
 
 def _parents(environ: Mapping[str, str]) -> tuple[str, ...]:
     return (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY
 
 
-def _no_directory(error: OSError) -> LaunchError:
+def _unique_path(parent: str, prefix: str) -> str:
+    return os.path.join(os.path.abspath(parent), prefix + os.urandom(6).hex())
+
+
+def _directory_error(error: OSError) -> LaunchError:
     return LaunchError(
-        "no directory for this run",
+        "cannot create the files of this run",
         value=error.filename,
         source=error.strerror,
-        hint="set TMPDIR to a directory that can be written",
+        hint="set TMPDIR to a writable directory",
     )
 
 
-def name_private_directory(environ: Mapping[str, str]) -> str:
-    """The absolute path of a directory that `make_named_directory` is to make, whose name nobody has guessed."""
-    parents = _parents(environ)
-    parent = next((parent for parent in parents if os.access(parent, os.W_OK | os.X_OK)), parents[0])
-    return os.path.join(os.path.abspath(parent), "cpulaunch-" + os.urandom(6).hex())
-
-
-def make_named_directory(path: str) -> None:
-    """Effect: the directory exists, and nobody else may read it. Raises: LaunchError."""
-    try:
-        os.mkdir(path, 0o700)
-    except OSError as error:
-        raise _no_directory(error) from None
-
-
-def new_directory(parent: str, prefix: str) -> str:
-    """The absolute path of a new directory in `parent` whose name nobody has guessed. Raises: OSError."""
-    path = os.path.join(os.path.abspath(parent), prefix + os.urandom(6).hex())
-    os.mkdir(path, 0o700)
-    return path
-
-
 def make_event_files(directory: str, workers: Iterable[int]) -> None:
-    """Effect: an empty file of events for each worker. Raises: LaunchError."""
+    """Effect: makes an empty event file for each worker. Raises: LaunchError."""
     try:
         for worker in workers:
             os.close(os.open(events_path(directory, worker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        hint = "set TMPDIR to a directory that can be written"
-        raise LaunchError("no directory for this run", value=directory, source=error.strerror, hint=hint) from None
+        raise _directory_error(error) from None
 
 
 def events_path(directory: str, worker: int) -> str:
-    """Where a worker tells what happens in it."""
+    """The path of a worker's event file, one JSON object a line."""
     return os.path.join(directory, f"worker-{worker}.jsonl")
 
 
 def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpec, ...]:
-    """The starts of workers that tell this run's directory what happens in them."""
+    """The specs, each with the variable that names the worker's event file in this run directory."""
     return tuple(with_variables(spec, {EVENTS_VARIABLE: events_path(directory, spec.worker)}) for spec in specs)
 
 
 def remove_run_directory(directory: str) -> None:
-    """Effect: nothing of the run's directory is left, as far as that is permitted."""
+    """Effect: removes the directory and what is in it, as far as permissions allow."""
     try:
         with os.scandir(directory) as entries:
             for entry in list(entries):
                 _remove(entry)
         os.rmdir(directory)
     except OSError:
-        return  # Another process of this launch was faster.
+        return  # Another process of this launch has removed it.
 
 
 def _remove(entry: os.DirEntry[str]) -> None:

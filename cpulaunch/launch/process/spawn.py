@@ -1,16 +1,15 @@
-"""One worker process made: its own group, bound, wired and executed, or the exact reason why not."""
+"""Starting one worker process in a group of its own, bound and connected, and the reason if it cannot start."""
 
 from __future__ import annotations
 
 import os
 import signal
 
-from cpulaunch.launch.output.routing import StdioFds
 from cpulaunch.launch.process.bind import apply_binding
-from cpulaunch.launch.process.descriptors import DescriptorLimit, fork_error, restore_fd_limit
+from cpulaunch.launch.process.descriptors import DescriptorLimit, StdioFds, fork_error, restore_fd_limit
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.program import exec_failure
-from cpulaunch.launch.process.replace import default_dispositions
+from cpulaunch.launch.process.program import exec_error
+from cpulaunch.launch.process.replace import reset_dispositions
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import die_with_parent
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @record
 class Inherited:
-    """What every worker gets as this launch got it: the signal mask, and the limit of open files if that was raised."""
+    """What each worker gets as this launch got it: the signal mask and, if it was raised, the limit on open files."""
 
     signal_mask: frozenset[int]
     descriptor_limit: DescriptorLimit | None = None
@@ -30,54 +29,54 @@ class Inherited:
 
 @record
 class SpawnedWorker:
-    """A worker's process (`pid` is its group too) and the pipe that says why it was not executed."""
+    """A forked worker. `pid` is its process group too; `error_fd` is the pipe that says why it was not executed."""
 
     pid: int
-    failure: int
+    error_fd: int
 
 
 def spawn(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited) -> SpawnedWorker:
-    """The forked process; whether it was executed, `confirm_executed` tells. Raises: LaunchError."""
-    read, write = os.pipe()  # Closed by a successful exec.
+    """The forked process, which `confirm_executed` waits for. Effect: closes `stdio.owned`. Raises: LaunchError."""
+    read, write = os.pipe()  # A successful exec closes it.
     parent = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:
         raise fork_error(error) from None
     if pid == 0:
-        _become_worker(spec, stdio=stdio, inherited=inherited, parent=parent, failure=write)
+        _become_worker(spec, stdio=stdio, inherited=inherited, parent=parent, error_fd=write)
     os.close(write)
     _make_group(pid)
     for fd in stdio.owned:
         os.close(fd)
-    return SpawnedWorker(pid=pid, failure=read)
+    return SpawnedWorker(pid=pid, error_fd=read)
 
 
 def _make_group(pid: int) -> None:
-    """Effect: the child's group exists from here on. The child does it too: whoever comes first."""
+    """Effect: the child's process group exists. The child makes it too, as either process may run first."""
     try:
         os.setpgid(pid, pid)
     except OSError:
         return  # It has executed already, or ended.
 
 
-def confirm_executed(spec: ExecSpec, started: SpawnedWorker) -> None:
-    """Effect: waits until the worker's program runs. Raises: LaunchError or NotExecutableError if it never will."""
-    with open(started.failure, "rb") as file:
+def confirm_executed(spec: ExecSpec, spawned: SpawnedWorker) -> None:
+    """Effect: waits until the worker has executed its program. Raises: LaunchError, NotExecutableError."""
+    with open(spawned.error_fd, "rb") as file:
         message = file.read().decode(errors="replace")
     if not message:
         return
     stage, _, code = message.partition(" ")
     if stage == "execve":
-        raise exec_failure(spec.path, int(code))
+        raise exec_error(spec.path, int(code))
     reason = os.strerror(int(code))
     raise LaunchError(
         f"worker {spec.worker} could not be started", value=stage, source=reason, hint="try --binder none"
     )
 
 
-def _become_worker(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited, parent: int, failure: int) -> NoReturn:
-    """Effect: this forked child is the worker, or has written "STAGE ERRNO" and ended."""
+def _become_worker(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited, parent: int, error_fd: int) -> NoReturn:
+    """Effect: this forked child becomes the worker, or writes "STAGE ERRNO" to `error_fd` and ends."""
     stage = "setpgid"
     try:
         os.setpgid(0, 0)
@@ -93,11 +92,11 @@ def _become_worker(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited, par
         if inherited.descriptor_limit is not None:
             restore_fd_limit(inherited.descriptor_limit)
         stage = "signals"
-        default_dispositions()
+        reset_dispositions()
         signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
         stage = "execve"
         os.execve(spec.path, spec.argv, spec.environ)
     except OSError as error:
-        os.write(failure, f"{stage} {error.errno}".encode())
+        os.write(error_fd, f"{stage} {error.errno}".encode())
     finally:
         os._exit(127)

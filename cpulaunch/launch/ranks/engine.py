@@ -6,19 +6,17 @@ import os
 import select
 import time
 
-from cpulaunch.launch.output.routing import open_standard_descriptors
 from cpulaunch.launch.process.bind import Notify
-from cpulaunch.launch.process.descriptors import fd_shortage_error, raise_fd_limit
+from cpulaunch.launch.process.descriptors import fd_shortage_error
 from cpulaunch.launch.process.exec_spec import ExecSpec, prepare_exec_specs, with_variables
-from cpulaunch.launch.process.guard import Guarded, become_guarded
+from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
 from cpulaunch.launch.process.run_directory import (
     make_event_files,
     make_private_directory,
-    new_directory,
+    make_unique_directory,
     remove_run_directory,
     with_event_files,
 )
-from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
 from cpulaunch.launch.ranks.output import open_rank_routing
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
@@ -87,7 +85,7 @@ def launch_ranks(
             memory_events=memory_events,
             notify=notify,
         )
-        return _guarded(run)
+        return _supervised(run)
     finally:
         if private is not None:
             remove_run_directory(private)
@@ -107,15 +105,11 @@ def random_id() -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-def _guarded(run: _RankRun) -> LaunchResult:
+def _supervised(run: _RankRun) -> LaunchResult:
     """How the ranks ended, supervised in a process of its own."""
-    open_standard_descriptors()
-    descriptor_limit = raise_fd_limit(len(run.specs))
     try:
-        guarded = become_guarded(run.notify, directory=run.private)
-        inherited = Inherited(signal_mask=guarded.signal_mask, descriptor_limit=descriptor_limit)
-        _collect_garbage_from_here_on()
-        result = _attempts(run, guarded, inherited)
+        link = fork_supervisor(run.notify, workers=len(run.specs), directory=run.private)
+        result = _attempts(run, link)
     except OSError as error:
         raise fd_shortage_error(error) from None
     if result.first_failure is not None and run.error_file:
@@ -133,21 +127,13 @@ def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
     copy_error_file(files.error_file(rank.index), run.error_file, exit_code=code)
 
 
-def _collect_garbage_from_here_on() -> None:
-    """Effect: garbage is collected again, except for what exists by now and stays until the end."""
-    import gc
-
-    gc.freeze()
-    gc.enable()
-
-
-def _attempts(run: _RankRun, guarded: Guarded, inherited: Inherited) -> LaunchResult:
+def _attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
     """How the ranks ended at last: restarted after a failure, or because somebody else took their port."""
     restarts = lost_ports = 0
     options = SupervisorOptions(
-        inherited=inherited,
+        inherited=link.inherited,
         grace_seconds=run.plan.launch.grace_seconds,
-        control=guarded.control,
+        control=link.control,
         memory_events=run.memory_events,
         ending_signals=ending_signals(run.job),
     )
@@ -226,7 +212,7 @@ def _watched(run: _RankRun, specs: list[ExecSpec]) -> tuple[Watch, list[ExecSpec
     """The watch over one attempt, and its ranks' starts that tell it things."""
     from cpulaunch.launch.monitor.watch import Watch
 
-    directory = new_directory(str(run.private), "told-")
+    directory = make_unique_directory(str(run.private), "told-")
     make_event_files(directory, [spec.worker for spec in specs])
     watch = Watch(run.plan, directory, clock=time.monotonic, notify=run.notify)
     return watch, list(with_event_files(specs, directory))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.process.run_directory import make_private_directory, new_directory, remove_run_directory
+from cpulaunch.launch.process.run_directory import make_private_directory, make_unique_directory, remove_run_directory
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record
@@ -57,7 +57,7 @@ def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str
         return RunFolder(path=None, kept=False)
     try:
         os.makedirs(log_dir, exist_ok=True)
-        return RunFolder(path=new_directory(log_dir, f"{run_id.replace(os.sep, '_')}_"), kept=True)
+        return RunFolder(path=make_unique_directory(log_dir, f"{run_id.replace(os.sep, '_')}_"), kept=True)
     except OSError as error:
         raise log_error(log_dir, error) from None
 
@@ -86,5 +86,5 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int) -> RankFile
 
 def log_error(path: str, error: OSError) -> LaunchError:
     """The error for a log that cannot be written."""
-    hint = "--log-dir needs a directory that can be written"
+    hint = "--log-dir needs a writable directory"
     return LaunchError("log cannot be written", value=error.filename or path, source=error.strerror, hint=hint)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.output.routing import OutputRouting, StdioFds, Terminal, open_metrics, open_terminal, worker_stdin
+from cpulaunch.launch.output.routing import OutputRouting, Terminal, open_metrics, open_terminal, worker_stdin
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
+from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.ranks.files import RankFiles, log_error
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
@@ -29,7 +30,7 @@ class FilteredRoute(OutputRoute):
     """The way of those lines that hold one of some words."""
 
     def __init__(self, sink: Sink, *, prefix: bytes, words: Sequence[bytes]) -> None:
-        super().__init__(sink, prefix=prefix, alone=False)
+        super().__init__(sink, prefix=prefix, exclusive=False)
         self._words = tuple(words)
 
     def _send(self, data: bytes) -> None:
@@ -55,9 +56,9 @@ class _Way:
 
     def routes(self, *, alone: bool) -> list[OutputRoute]:
         """`alone`: nobody else writes to the terminal."""
-        routes = [] if self.log is None else [OutputRoute(self.log, alone=True)]
+        routes = [] if self.log is None else [OutputRoute(self.log, exclusive=True)]
         if self.shown is not None:
-            routes.append(OutputRoute(self.shown, prefix=self.prefix, alone=alone and not self.prefix))
+            routes.append(OutputRoute(self.shown, prefix=self.prefix, exclusive=alone and not self.prefix))
         if self.filtered is not None:
             routes.append(FilteredRoute(self.filtered, prefix=self.prefix, words=self.words))
         return routes

@@ -138,7 +138,7 @@ def _missing_figure(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
     if not without:
         return ()
     whose = ", ".join(str(worker.index) for worker in without)
-    refused = next((worker.metric.refused for worker in without if worker.metric and worker.metric.refused), None)
+    refused = next((worker.metric.rejected for worker in without if worker.metric and worker.metric.rejected), None)
     found = "no line" if refused is None else f"no number, last {refused!r}"
     return (f"warning: --metric found {found} in the output of worker {whose}",)
 

@@ -8,12 +8,13 @@ import signal
 import time
 
 from cpulaunch.launch.output.pump import Pump
-from cpulaunch.launch.output.routing import OutputRouting, StdioFds, close_output_routing
+from cpulaunch.launch.output.routing import OutputRouting, close_output_routing
 from cpulaunch.launch.output.sink import SinkError
+from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
     ExitQueue,
-    group_lives,
+    group_exists,
     kill_children,
     own_children,
     reap,
@@ -126,11 +127,11 @@ class Supervisor:
         for spec, its_stdio in zip(specs, stdio, strict=True):
             one = spawn(spec, stdio=its_stdio, inherited=self._inherited)
             started.append(one)
-            self._exits.watch(one.pid)
+            self._exits.add(one.pid)
             self.pids[spec.worker] = one.pid
             self._worker_of[one.pid] = spec.worker
             if self._watch is not None:
-                self._watch.started(spec.worker, one.pid)
+                self._watch.worker_started(spec.worker, one.pid)
             self.state = with_worker(self.state, spec.worker)
         for spec, one in zip(specs, started, strict=True):
             confirm_executed(spec, one)
@@ -160,7 +161,7 @@ class Supervisor:
             _empty(self._wakeup)
             self._reap()
         if self._watch is not None:
-            self._watch.look()
+            self._watch.run_due()
         due = self.state.next_deadline
         if due is not None and due <= self._clock():
             self._happened(TimePassed())
@@ -187,7 +188,7 @@ class Supervisor:
 
     def _settle(self) -> None:
         try:
-            self._pump.settle(self._clock())
+            self._pump.update_polling(self._clock())
         except SinkError as error:
             self._output_failed(error)
 
@@ -220,7 +221,7 @@ class Supervisor:
             if index is None or self._watch is None:
                 reap(ended)
             else:
-                self._watch.ended(index, reap_measured(ended))
+                self._watch.worker_ended(index, reap_measured(ended))
         self._look_at_groups()
 
     def _look_at_groups(self) -> None:
@@ -229,7 +230,7 @@ class Supervisor:
         Its last member may be a zombie whose parent, an orphan, never waits for it.
         """
         for index in sorted(self.state.groups & self.statuses.keys()):
-            if self.state.is_killed(index) or not group_lives(self.pids[index]):
+            if self.state.is_killed(index) or not group_exists(self.pids[index]):
                 self._happened(GroupGone(index))
         if not self.state.groups:
             self._look_for_orphans()
@@ -244,12 +245,12 @@ class Supervisor:
         """Whether all output is written, or nobody wants to wait for it."""
         try:
             self._pump.drain()
-            if self._pump.undrained and not self._impatient:
+            if self._pump.has_unread_output and not self._impatient:
                 return False
             self._pump.finish()
         except SinkError as error:
             self._output_failed(error)
-        return self._pump.idle or self._impatient
+        return self._pump.all_written or self._impatient
 
 
 def _tidy_up_after(pid: int) -> None:

@@ -1,8 +1,14 @@
-"""Arrivals and ends -> who is missing, and when to ask for them."""
+"""Arrivals and ends -> the missing workers, and when a notice names them."""
 
 import pytest
 
-from cpulaunch.launch.monitor.start_barrier import PATIENCE_SECONDS, Waiting, arrive, ask, give_up_on
+from cpulaunch.launch.monitor.start_barrier import (
+    NOTICE_SECONDS,
+    BarrierState,
+    overdue_notice,
+    with_arrivals,
+    without_worker,
+)
 from cpulaunch.launch.process import run_directory
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED
 from cpulaunch.worker.reporting import barrier
@@ -10,9 +16,9 @@ from cpulaunch.worker.reporting import process_identity as origin
 
 
 def missing(*events, workers=3):
-    state = Waiting(missing=frozenset(range(workers)))
+    state = BarrierState(missing=frozenset(range(workers)))
     for event in events:
-        state = arrive(state, event, 0) if isinstance(event, bytes) else give_up_on(state, event)
+        state = with_arrivals(state, event, 0) if isinstance(event, bytes) else without_worker(state, event)
     return state.missing
 
 
@@ -29,22 +35,22 @@ def missing(*events, workers=3):
         ([b"7\nx\n\n-1\n"], {0, 1, 2}),
     ],
 )
-def test_who_arrived_or_ended_is_not_missing(events, left):
+def test_a_worker_that_arrived_or_ended_is_not_missing(events, left):
     assert missing(*events) == left
 
 
-def test_once_after_a_while_those_who_wait_ask():
-    state = arrive(Waiting(missing=frozenset({0, 1, 3})), b"1\n", 100)
-    assert ask(state, 100 + PATIENCE_SECONDS - 1) == (state, None)
-    asked, line = ask(state, 100 + PATIENCE_SECONDS)
-    assert line == "start barrier: still waiting for worker 0,3 (cpulaunch.ready(), or its first forward)"
-    later = arrive(asked, b"0\n", 500)
-    assert ask(later, 1000) == (later, None)
+def test_one_notice_names_the_missing_after_a_while():
+    state = with_arrivals(BarrierState(missing=frozenset({0, 1, 3})), b"1\n", 100)
+    assert overdue_notice(state, 100 + NOTICE_SECONDS - 1) == (state, None)
+    noticed, line = overdue_notice(state, 100 + NOTICE_SECONDS)
+    assert line == "start barrier: still waiting for workers 0,3 (cpulaunch.ready(), or the first forward)"
+    later = with_arrivals(noticed, b"0\n", 500)
+    assert overdue_notice(later, 1000) == (later, None)
 
 
-def test_nobody_asks_before_anybody_waits():
-    state = Waiting(missing=frozenset({0, 1}))
-    assert ask(state, 1e9) == (state, None)
+def test_no_notice_comes_before_the_first_arrival():
+    state = BarrierState(missing=frozenset({0, 1}))
+    assert overdue_notice(state, 1e9) == (state, None)
 
 
 def test_both_sides_use_the_same_names():

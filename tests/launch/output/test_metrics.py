@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.launch.output.metrics import LINE_BYTES, LineReader, Metric, metric_line, metric_name, short, totals
+from cpulaunch.launch.output.metrics import (
+    LINE_BYTES,
+    LineReader,
+    Metric,
+    metric_line,
+    metric_name,
+    short_number,
+    totals,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +35,7 @@ from cpulaunch.launch.output.metrics import LINE_BYTES, LineReader, Metric, metr
         (r"[(]x (\d+)", "metric"),
     ],
 )
-def test_a_figure_is_named_by_the_plain_text_beside_its_group(pattern, name):
+def test_a_metric_is_named_by_the_plain_text_beside_its_group(pattern, name):
     assert metric_name(pattern) == name
 
 
@@ -65,32 +73,32 @@ def test_the_last_number_counts(chunks, value):
 
 def test_text_that_is_no_number_is_remembered():
     found = metric(r"x (\S+)", b"x n/a\n")
-    assert (found.value, found.refused) == (None, "n/a")
+    assert (found.value, found.rejected) == (None, "n/a")
 
 
 def test_a_long_line_takes_no_more_memory_than_its_end():
     reader = LineReader(Metric("x (y)"))
     for _ in range(100):
         reader.feed(b"." * LINE_BYTES)
-    assert len(reader._rest) <= LINE_BYTES
+    assert len(reader._partial) <= LINE_BYTES
 
 
-def test_a_pattern_that_needs_a_whole_line_has_one():
+def test_a_pattern_is_matched_against_whole_lines():
     assert metric(r"^x (\d+)$", b"ax 1\nx 2\nx 3b\n").value == 2
 
 
-def test_an_optional_group_that_held_nothing_is_no_number():
+def test_an_optional_group_that_matched_nothing_is_no_number():
     assert metric(r"x(\d+)?", b"x\n").value is None
 
 
 @given(st.lists(st.sampled_from([b"x 1", b"x 22", b"\n", b"\r", b" x", b" 3", b"y"]), max_size=12), st.integers(1, 7))
-def test_how_the_output_is_cut_changes_nothing(parts, size):
+def test_the_size_of_reads_does_not_matter(parts, size):
     output = b"".join(parts)
     cut = [output[at : at + size] for at in range(0, len(output), size)]
     assert metric(r"x (\d+)", *cut).value == metric(r"x (\d+)", output).value
 
 
-def test_sums_are_over_the_workers_that_have_a_figure():
+def test_sums_are_over_the_workers_that_have_the_metric():
     assert totals([{"a": 18.9}, {}, {"a": 18.6, "b": 1.0}]) == {
         "a": (37.5, (18.9, None, 18.6)),
         "b": (1.0, (None, None, 1.0)),
@@ -107,7 +115,7 @@ def test_sums_are_over_the_workers_that_have_a_figure():
         ([float(n) for n in range(1, 10)], "a: 45 (9 workers, 1 to 9)"),
     ],
 )
-def test_a_figure_is_one_line(values, line):
+def test_a_metric_is_one_line(values, line):
     assert metric_line("a", sum(value or 0 for value in values), values) == line
 
 
@@ -116,9 +124,9 @@ def test_a_figure_is_one_line(values, line):
     [(37.5, "37.5"), (18.93456, "18.93"), (12835.4, "12835"), (0.00123456, "0.001235"), (0, "0"), (-3.25, "-3.25")],
 )
 def test_numbers_are_short(number, text):
-    assert short(number) == text
+    assert short_number(number) == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_short_numbers_are_near(number):
-    assert math.isclose(float(short(number)), number, rel_tol=1e-3)
+    assert math.isclose(float(short_number(number)), number, rel_tol=1e-3)

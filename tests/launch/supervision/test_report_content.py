@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpulaunch.launch.monitor.sampling import MOST_KEPT, keep, pause_before
+from cpulaunch.launch.monitor.sampling import MAX_SNAPSHOTS, keep, pause_before
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import Metric
@@ -172,7 +172,7 @@ def test_the_peak_is_the_highest_value_known(rusage, told, sampled, peak):
 
 def read(pattern, *lines):
     metric = Metric(pattern)
-    metric.take(lines)
+    metric.search(lines)
     return metric
 
 
@@ -267,7 +267,7 @@ def test_the_last_good_sample_is_kept():
 def test_of_many_short_lived_children_the_smallest_are_forgotten():
     snapshots = {}
     keep(snapshots, sample(0, rss=GB), pages=True)
-    for pid in range(1, 10 * MOST_KEPT):
+    for pid in range(1, 10 * MAX_SNAPSHOTS):
         keep(snapshots, sample(pid, rss=pid), pages=True)
-    assert len(snapshots) == MOST_KEPT
+    assert len(snapshots) == MAX_SNAPSHOTS
     assert 0 in snapshots

@@ -70,10 +70,10 @@ def test_cpus_that_are_not_there_are_a_failure():
     ("text", "failure"),
     [
         ("echo 'No module named torch' >&2; exit 1", "No module named torch"),
-        ("exit 3", "it ended with exit code 3 and said nothing"),
+        ("exit 3", "it ended with exit code 3 and no message"),
         ('echo hello; echo \'{"failed": "why"}\'; exit 1', "why"),
-        ("echo '{\"times\": [[1, 2]]}'", "it ended with exit code 0 and said nothing"),
-        ("echo '[]'", "it ended with exit code 0 and said nothing"),
+        ("echo '{\"times\": [[1, 2]]}'", "it ended with exit code 0 and no message"),
+        ("echo '[]'", "it ended with exit code 0 and no message"),
     ],
 )
 def test_what_is_no_answer_is_a_reason(tmp_path, text, failure):
