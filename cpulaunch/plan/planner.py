@@ -187,7 +187,7 @@ def _worker(request: LaunchRequest, decisions: Decisions, index: int, argv: tupl
         index=index if request.scheduled_rank is None else request.scheduled_rank.rank,
         cpus=cpus,
         loader_cpus=decisions.loaders.cpus[index],
-        ccl_cpus=decisions.collectives.cpus[index] if decisions.collectives.cpus else frozenset(),
+        ccl_cpus=decisions.collectives.ccl_cpus[index] if decisions.collectives.ccl_cpus else frozenset(),
         numa_nodes=nodes,
         mempolicy=policy,
         threads=decisions.threads.counts[index],

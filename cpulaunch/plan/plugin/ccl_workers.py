@@ -1,4 +1,4 @@
-"""Cores for oneCCL's own threads, taken out of the ranks' (--ccl-workers)."""
+"""Cores for oneCCL's own threads, taken from those of the ranks (--ccl-workers)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from cpulaunch.plan.placement.regions import last_cores
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.plan import Note, VariableRequest
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest, setting_source
 
 SETTING = "ccl_workers"
 WORKER_VARIABLES = ("CCL_WORKER_OFFLOAD", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY")
-"""What oneCCL is told of its threads; they make sense together only."""
+"""oneCCL's variables for its threads; they only make sense together."""
 
 
 @record
 class CclWorkers:
-    """What is left to the ranks, and the CPUs of oneCCL's threads, in order, by local rank; none: it has none."""
+    """The CPUs left to the ranks, and those of oneCCL's threads in order, by local rank (empty: no threads)."""
 
     placement: Placement
     cpus: tuple[tuple[int, ...], ...] = ()
@@ -26,134 +26,133 @@ class CclWorkers:
 
 @record(kw_only=False)
 class _Obstacle:
-    """Why there can be no such threads: what is wrong, the value seen, and what helps."""
+    """Why oneCCL cannot have threads of its own: the problem, the value seen, and a hint."""
 
-    what: str
+    problem: str
     value: str
     hint: str
 
 
 def check_without_ranks(request: LaunchRequest) -> None:
-    """Raises: UsageError if the command line asks for oneCCL's threads and there are no ranks to give them to."""
+    """Raises: UsageError if the command line requests threads for oneCCL and the launch starts no ranks."""
     if request.settings.ccl_workers and request.origin(SETTING) == "cli" and not request.distributed:
         hint = "--nproc-per-node N starts ranks"
-        raise _refused(request, _Obstacle("oneCCL's threads belong to ranks", "no job of ranks", hint))
+        raise _error(request, _Obstacle("threads for oneCCL need ranks", "no job of ranks", hint))
 
 
 def place_ccl_workers(request: LaunchRequest, placement: Placement, *, owned: bool, idle: str | None) -> CclWorkers:
-    """Cores for oneCCL's threads and what they leave.
+    """Cores for oneCCL's threads and the CPUs left to the ranks.
 
-    `owned`: the CPUs of a rank are its own. `idle`: why nothing would use such threads.
+    `owned`: the CPUs of each rank are its own. `idle`: why the threads would have nothing to do.
 
-    Raises: UsageError if the command line asks for what cannot be; a profile only prefers.
+    Raises: UsageError if the command line requests threads that cannot have cores of their own. Threads that only a
+    profile requests are left out instead, with a note.
     """
     settings = request.settings
-    count, siblings = settings.ccl_workers, settings.ccl_worker_siblings
+    count = settings.ccl_workers
     if not count:
-        return CclWorkers(placement=placement, notes=_siblings_alone(request))
-    beside = _siblings(placement.workers, count) if siblings else None
-    obstacle = _UNOWNED if not owned else _too_small(placement, count, beside)
+        _check_siblings(request)
+        return CclWorkers(placement=placement)
+    siblings = _free_siblings(placement.workers, count) if settings.ccl_worker_siblings else None
+    obstacle = _too_few(placement, count, siblings) if owned else _SHARED
     if obstacle is not None and request.origin(SETTING) == "cli":
-        raise _refused(request, obstacle)
-    why = idle or (obstacle and f"{obstacle.what}, {obstacle.value}")
+        raise _error(request, obstacle)
+    why = idle or (obstacle and f"{obstacle.problem}: {obstacle.value}")
     if why is not None:
         note = Note(setting=SETTING, value="0", origin=request.origin(SETTING), reason=f"not applied: {why}")
         return CclWorkers(placement=placement, notes=(note,))
-    taken = tuple(_cores(each, count) for each in placement.workers) if beside is None else beside
-    left = placement if siblings else _without(placement, taken)
-    return CclWorkers(placement=left, cpus=taken, notes=(_note(request, taken),))
+    if siblings is not None:
+        return CclWorkers(placement=placement, cpus=siblings, notes=(_note(request, siblings),))
+    taken = tuple(_last_cpus(worker, count) for worker in placement.workers)
+    return CclWorkers(placement=_without(placement, taken), cpus=taken, notes=(_note(request, taken),))
 
 
-_UNOWNED = _Obstacle(
-    "oneCCL's threads need cores that are the ranks' own", "ranks share CPUs or are not bound", "drop --ccl-workers"
+_SHARED = _Obstacle(
+    "threads for oneCCL need ranks with cores of their own", "ranks share CPUs or are not bound", "drop --ccl-workers"
 )
 
 
-def _too_small(placement: Placement, count: int, beside: tuple[tuple[int, ...], ...] | None) -> _Obstacle | None:
-    if beside is not None:
-        free = min(map(len, beside))
-        what, hint = "a rank has too few free SMT siblings", "drop --ccl-worker-siblings (or --smt)"
-        return None if free == count else _Obstacle(what, f"{free} for {count} of oneCCL's threads", hint)
+def _too_few(placement: Placement, count: int, siblings: tuple[tuple[int, ...], ...] | None) -> _Obstacle | None:
+    """The obstacle if a rank has fewer than `count` free SMT siblings, or no core left to compute on; None if none."""
+    if siblings is not None:
+        free = min(map(len, siblings))
+        problem, hint = "a rank has too few free SMT siblings", "drop --ccl-worker-siblings (or --smt)"
+        return None if free == count else _Obstacle(problem, f"{free} for {count} of oneCCL's threads", hint)
     cores = min(len(each.cores) for each in placement.workers)
     if cores > count:
         return None
-    value = f"{cores} core{'s' * (cores != 1)} of a rank, {count} for oneCCL"
-    hint = f"--ccl-workers {cores - 1}" if cores > 1 else "fewer ranks, or --ccl-worker-siblings"
+    value = f"{count} for oneCCL, of {cores} core{'s' * (cores != 1)}"
+    hint = f"--ccl-workers {cores - 1}" if cores > 1 else "start fewer ranks, or add --ccl-worker-siblings"
     return _Obstacle("a rank would have no core left to compute on", value, hint)
 
 
-def _refused(request: LaunchRequest, obstacle: _Obstacle) -> UsageError:
+def _error(request: LaunchRequest, obstacle: _Obstacle) -> UsageError:
     flag = f"--ccl-workers {request.settings.ccl_workers}"
     source = f"{flag}, {setting_source(request, SETTING)}"
-    return UsageError(obstacle.what, value=obstacle.value, source=source, hint=obstacle.hint)
+    return UsageError(obstacle.problem, value=obstacle.value, source=source, hint=obstacle.hint)
 
 
-def _siblings_alone(request: LaunchRequest) -> tuple[Note, ...]:
-    """Raises: UsageError if SMT siblings are asked for and no threads to run there."""
+def _check_siblings(request: LaunchRequest) -> None:
+    """Raises: UsageError if the command line has --ccl-worker-siblings without --ccl-workers."""
     name = "ccl_worker_siblings"
     if request.settings.ccl_worker_siblings and request.origin(name) == "cli":
         raise UsageError(
-            "no threads of oneCCL's to give SMT siblings to",
-            value="--ccl-worker-siblings alone",
+            "there are no threads for oneCCL to place",
+            value="--ccl-worker-siblings without --ccl-workers",
             source="command line",
             hint="--ccl-workers N --ccl-worker-siblings",
         )
-    return ()
 
 
-def _cores(whole: WorkerCpus, count: int) -> tuple[int, ...]:
-    """The first CPUs of so many of a rank's cores."""
-    return tuple(sorted(core.cpus[0] for core in last_cores(whole.cores, count)))
+def _last_cpus(worker: WorkerCpus, count: int) -> tuple[int, ...]:
+    """The first CPU of each of the worker's last `count` cores."""
+    return tuple(sorted(core.cpus[0] for core in last_cores(worker.cores, count)))
 
 
-def _siblings(workers: tuple[WorkerCpus, ...], count: int) -> tuple[tuple[int, ...], ...]:
-    """For each rank so many CPUs beside its own, on its last cores, that are nobody's; fewer if there are no more."""
-    taken = {cpu for each in workers for cpu in each.cpus}
+def _free_siblings(workers: tuple[WorkerCpus, ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """For each worker, `count` CPUs on its last cores that no worker uses; fewer if there are no more."""
+    taken = {cpu for worker in workers for cpu in worker.cpus}
     found: dict[frozenset[int], tuple[int, ...]] = {}
-    for each in workers:
-        if each.cpus in found:  # A scheduler bound each rank to CPUs of its own, and these are this rank's.
+    for worker in workers:
+        if worker.cpus in found:  # A scheduler bound this rank to CPUs of its own, which stand for every rank's here.
             continue
-        free = [cpu for core in each.cores for cpu in core.allowed if cpu not in taken]
-        found[each.cpus] = tuple(free[-count:])
-        taken.update(found[each.cpus])
-    return tuple(found[each.cpus] for each in workers)
+        free = [cpu for core in worker.cores for cpu in core.allowed if cpu not in taken]
+        found[worker.cpus] = tuple(free[-count:])
+        taken.update(found[worker.cpus])
+    return tuple(found[worker.cpus] for worker in workers)
 
 
 def _without(placement: Placement, taken: tuple[tuple[int, ...], ...]) -> Placement:
+    """The placement without the cores whose first CPU is taken from a worker."""
     workers = tuple(
-        worker_cpus(core for core in whole.cores if core.cpus[0] not in gone)
-        for whole, gone in zip(placement.workers, taken, strict=True)
+        worker_cpus(core for core in worker.cores if core.cpus[0] not in cpus)
+        for worker, cpus in zip(placement.workers, taken, strict=True)
     )
-    return Placement(
-        workers=workers, exclusive=placement.exclusive, reason=placement.reason, warnings=placement.warnings
-    )
+    return replace(placement, workers=workers)
 
 
 def _note(request: LaunchRequest, taken: tuple[tuple[int, ...], ...]) -> Note:
     cpus = format_cpulist(frozenset(cpu for each in taken for cpu in each))
-    where = "siblings of the ranks' CPUs" if request.settings.ccl_worker_siblings else "taken out of the ranks' cores"
-    reason = f"CPUs {cpus}, {where}: oneCCL's threads run there, and no compute thread"
-    said = request.reasons.get(SETTING, "")
+    where = "SMT siblings of the ranks' CPUs" if request.settings.ccl_worker_siblings else "from the ranks' cores"
+    reason = f"oneCCL's threads have CPUs {cpus}, {where}; no compute threads run there"
     return Note(
         setting=SETTING,
         value=str(request.settings.ccl_workers),
         origin=request.origin(SETTING),
-        reason="; ".join(filter(None, (said, reason))),
+        reason="; ".join(filter(None, (request.reasons.get(SETTING), reason))),
     )
 
 
 def ccl_worker_variables(request: LaunchRequest, cpus: tuple[tuple[int, ...], ...]) -> tuple[VariableRequest, ...]:
     """The variables that give oneCCL these CPUs.
 
-    Source: oneCCL, environment variables: the list has the threads of all local ranks, one rank after the other.
+    Source: oneCCL, environment variables: the affinity lists the CPUs of all local ranks, one rank after the other.
     """
     origin = request.origin(SETTING)
     offload = "oneCCL's own threads move the data while the ranks compute"
-    places = ",".join(str(cpu) for each in cpus for cpu in each)
+    affinity = ",".join(str(cpu) for each in cpus for cpu in each)
     return (
         VariableRequest(name="CCL_WORKER_OFFLOAD", value="1", origin=origin, reason=offload),
         VariableRequest(name="CCL_WORKER_COUNT", value=str(len(cpus[0])), origin=origin, reason="threads of each rank"),
-        VariableRequest(
-            name="CCL_WORKER_AFFINITY", value=places, origin=origin, reason="their CPUs, local rank by local rank"
-        ),
+        VariableRequest(name="CCL_WORKER_AFFINITY", value=affinity, origin=origin, reason="their CPUs, by local rank"),
     )

@@ -1,4 +1,4 @@
-"""Settings inside torch: which of those asked for apply on this host, and what to refuse or warn of."""
+"""Settings inside torch: which of the requested ones apply on this host, with errors and warnings for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cpulaunch.records.plan import Note, VariableRequest
 
 FIRST_TORCH = (2, 5)
-"""The first torch that calls the plugins of other packages. Source: torch 2.5 release notes, "torch.backends"."""
+"""The first torch that loads plugins of other packages. Source: torch 2.5 release notes, "torch.backends"."""
 LAST_IPEX_TORCH = (2, 8)
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 GPU_SETTINGS = ("pin_memory", "cudnn_benchmark")
@@ -25,7 +25,7 @@ _FEATURES = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
     "fp16": ("avx512_fp16", "amx_fp16", "fp16"),
 }
-"""CPU features with which products of the type are faster than fp32's; the last is Arm's."""
+"""CPU features that make products of the type faster than those of fp32; the last one is Arm's."""
 
 
 @record
@@ -43,7 +43,7 @@ class TorchChoices:
 
     @property
     def plugin(self) -> bool:
-        """Whether anything is chosen that the plugin is to do."""
+        """Whether any setting needs the plugin."""
         return any(value != setting_specs()[name].default for name, value in self.values.items())
 
 
@@ -51,13 +51,13 @@ class TorchChoices:
 class Collectives:
     """The backend of collectives among the settings inside torch, and the CPUs left to compute on.
 
-    `cpus`: the CPUs of oneCCL's own threads, by local rank; empty without such threads. `unmeasured`: the choice
+    `ccl_cpus`: the CPUs of oneCCL's own threads, by local rank; empty without such threads. `unmeasured`: the choice
     depends on a measurement on this host.
     """
 
     placement: Placement
     choices: TorchChoices
-    cpus: tuple[frozenset[int], ...] = ()
+    ccl_cpus: tuple[frozenset[int], ...] = ()
     variable_requests: tuple[VariableRequest, ...] = ()
     notes: tuple[Note, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -67,11 +67,11 @@ class Collectives:
 def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
     """The settings inside torch that apply.
 
-    Raises: UsageError if the command line asks for what contradicts itself or is not installed.
+    Raises: UsageError if flags contradict each other or need a package that is not installed.
     """
     not_applied: dict[str, str] = {}
     warnings: list[str] = []
-    for name, why in _obstacles(host, request):
+    for name, why in _not_applicable(host, request):
         if request.origin(name) == "cli":
             warnings.append(f"{_flag(request, name)} is not applied: {why}")
         not_applied[name] = why
@@ -88,24 +88,24 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
 
 
 def _flag(request: LaunchRequest, name: str) -> str:
-    """A setting as it is written on a command line."""
+    """The setting as the user would type it."""
     return " ".join(setting_specs()[name].arguments(getattr(request.settings, name)))
 
 
 def plugin_missing_reason(host: Host, environ: Mapping[str, str], *, interpreter: str = "") -> str | None:
-    """Why cpulaunch's plugin will not run inside the worker's torch; None if it will, or nothing is known of it.
+    """Why cpulaunch's plugin will not run inside the worker's torch; None if it will or nothing is known of that torch.
 
-    `interpreter`: the Python whose environment was looked at; empty if none was.
+    `interpreter`: the Python whose environment was searched for torch; empty if none was.
     Source: torch/__init__.py, _is_device_backend_autoload_enabled.
     """
     autoload = environ.get(AUTOLOAD, "1")
     if autoload != "1":
         return f"{AUTOLOAD}={autoload} keeps torch from loading cpulaunch's plugin"
     if host.torch is None:
-        return f"no torch was found in the environment of {interpreter}" if interpreter else None
+        return f"no torch in the environment of {interpreter}" if interpreter else None
     version = host.torch_release
     if version is not None and version < FIRST_TORCH:
-        return f"torch {host.torch.version} loads no plugins (2.5 is the first that does)"
+        return f"torch {host.torch.version} loads no plugins (2.5 is the first version that does)"
     if not host.torch.plugin:
         return f"cpulaunch is not installed beside the worker's torch ({host.torch.path})"
     return None
@@ -118,49 +118,52 @@ def _plugin_missing_reason(host: Host, request: LaunchRequest) -> str | None:
     return plugin_missing_reason(host, environ, interpreter=interpreter)
 
 
-def _obstacles(host: Host, request: LaunchRequest) -> Iterator[tuple[str, str]]:
-    """Settings that cannot apply here, and why. Raises: UsageError where the command line insists."""
+def _not_applicable(host: Host, request: LaunchRequest) -> Iterator[tuple[str, str]]:
+    """The settings that cannot apply here, each with the reason. Raises: UsageError if a flag requires one."""
     settings = request.settings
     graph, ipex = settings.graph, settings.ipex
     if ipex and (why := _no_ipex(host)) is not None:
-        _insist(request, "ipex", why, hint="the upstream way is --graph onednn --precision bf16")
+        _check_not_required(request, "ipex", why, hint="use --graph onednn --precision bf16, which need no extension")
         yield "ipex", why
         ipex = False
     if graph == "zentorch" and host.torch is not None and "zentorch" not in host.torch.extensions:
         why = "zentorch is not installed beside the worker's torch"
-        _insist(request, "graph", why, hint="pip install zentorch, or --graph onednn")
+        _check_not_required(request, "graph", why, hint="pip install zentorch, or --graph onednn")
         yield "graph", why
         graph = "off"
     if graph != "off" and ipex:
-        yield _weaker(request)
+        yield _overridden_engine(request)
     if settings.compile_mode is not None and graph != "inductor":
         why = "only torch.compile has modes"
-        _insist(request, "compile_mode", why, hint="--graph inductor")
+        _check_not_required(request, "compile_mode", why, hint="--graph inductor")
         yield "compile_mode", why
     if not host.gpus:
-        yield from ((name, "no GPU was found") for name in GPU_SETTINGS if getattr(settings, name))
+        yield from ((name, "no GPU found") for name in GPU_SETTINGS if getattr(settings, name))
 
 
-def _insist(request: LaunchRequest, name: str, why: str, *, hint: str) -> None:
-    """Raises: UsageError if the command line chose the setting; a profile only prefers."""
+def _check_not_required(request: LaunchRequest, name: str, why: str, *, hint: str) -> None:
+    """Raises: UsageError if the setting is from the command line; one from a profile is optional."""
     if request.origin(name) == "cli":
         raise UsageError(why, value=_flag(request, name), source="command line", hint=hint)
 
 
 def _no_ipex(host: Host) -> str | None:
-    """Why intel-extension-for-pytorch cannot be used; None if it can, or nothing is known of the worker's torch."""
+    """Why intel-extension-for-pytorch cannot be used; None if it can or nothing is known of the worker's torch."""
     if host.torch is None:
         return None
     if "intel_extension_for_pytorch" not in host.torch.extensions:
         return "intel-extension-for-pytorch is not installed beside the worker's torch"
     version = host.torch_release
     if version is not None and version > LAST_IPEX_TORCH:
-        return f"intel-extension-for-pytorch ends at torch 2.8, this is {host.torch.version}"
+        return f"intel-extension-for-pytorch supports torch up to 2.8, this is {host.torch.version}"
     return None
 
 
-def _weaker(request: LaunchRequest) -> tuple[str, str]:
-    """Which of --graph and --ipex gives way: the one the command line did not choose. Raises: UsageError if both."""
+def _overridden_engine(request: LaunchRequest) -> tuple[str, str]:
+    """Which of --graph and --ipex does not apply and why: the one that is not from the command line.
+
+    Raises: UsageError if both are.
+    """
     if request.origin("ipex") == request.origin("graph") == "cli":
         raise UsageError(
             "two engines for the same modules",
@@ -168,21 +171,21 @@ def _weaker(request: LaunchRequest) -> tuple[str, str]:
             source="command line",
             hint="drop one of the two",
         )
-    loser, winner = ("ipex", "graph") if request.origin("graph") == "cli" else ("graph", "ipex")
-    return loser, f"{_flag(request, winner)} takes care of the same modules"
+    overridden, winner = ("ipex", "graph") if request.origin("graph") == "cli" else ("graph", "ipex")
+    return overridden, f"{_flag(request, winner)} handles the same modules"
 
 
 def _slow_precision(host: Host, request: LaunchRequest) -> tuple[str, ...]:
-    """A warning if the CPU has no instructions for the precision asked for. A GPU is its own affair.
+    """A warning if the CPU has no instructions for the requested precision, unless the host has GPUs.
 
     Source of the figure: 8 linear layers of width 512, batch 1, torch 2.13.0, AMD Zen 5: a third of fp32's speed.
     """
     precision = request.settings.precision or ""
-    wanted = _FEATURES.get(precision)
-    if wanted is None or host.gpus or not host.cpu.isa or not host.cpu.isa.isdisjoint(wanted):
+    features = _FEATURES.get(precision)
+    if features is None or host.gpus or not host.cpu.isa or not host.cpu.isa.isdisjoint(features):
         return ()
-    names = f"{', '.join(wanted[:2])} or Arm's {wanted[2]}"
+    names = f"{', '.join(features[:2])} or Arm's {features[2]}"
     return (
-        f"--precision {precision}: this CPU has none of {names}, so it is emulated and several times slower than fp32 "
-        "(in eager mode small models are, even with avx512_bf16: 3 times was measured)",
+        f"--precision {precision}: this CPU has none of {names}, which makes it several times slower "
+        "than fp32 (in eager mode, small models were 3 times slower even with avx512_bf16)",
     )

@@ -1,6 +1,6 @@
-"""Collectives of ranks: which backend they run on, and what oneCCL is told. Launches that ask for neither skip this.
+"""Collectives of ranks: their backend, and the variables for oneCCL. Launches without such settings never import this.
 
-A program that asks for "ccl" by itself needs nothing of it: the worker's plugin adds oneCCL's defaults.
+A program that itself requests the backend "ccl" needs none of this: the worker's plugin adds oneCCL's defaults.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ BACKEND = "dist_backend"
 
 @record(kw_only=False)
 class _Backend:
-    """The backend that replaces the program's own ("": none does), the plan's word for that, and why."""
+    """The backend that replaces the one the program requests (None: it is not replaced), and the reason."""
 
-    name: str
-    shown: str
+    name: str | None
     reason: str
 
 
-_UNMEASURED = _Backend("", "the program's own", "auto: not measured on this host yet, `run` measures once")
+_UNMEASURED = _Backend(None, "auto: not measured on this host yet, `run` measures once")
 
 
 def plan_collectives(
@@ -50,206 +49,197 @@ def plan_collectives(
     owned: bool,
     measurement: CollectiveMeasurement | None,
 ) -> Collectives:
-    """What the settings on collectives come to.
+    """The backend of collectives, oneCCL's variables and the cores of its threads.
 
-    Raises: UsageError if the command line asks for what contradicts itself or cannot be here.
+    `owned`: the CPUs of each worker are its own. `measurement` None: collectives are not measured on this host.
+    Raises: UsageError if flags contradict each other or this host cannot do what they request.
     """
-    foreign = _foreign(host)
-    _check(request, foreign)
-    backend = _backend(
-        host,
-        request,
-        workers=workers,
-        plugin_missing_reason=choices.plugin_missing_reason,
-        foreign=foreign,
-        measurement=measurement,
-    )
+    unsupported = _ccl_unsupported_reason(host)
+    _check(request, unsupported)
+    backend = _backend(host, request, workers, obstacle=choices.plugin_missing_reason, measurement=measurement)
     threads = CclWorkers(placement=workers.placement)
     if workers.job is not None:
-        idle = foreign or _idle(request, measurement)
+        idle = unsupported or _idle_reason(request, measurement)
         threads = place_ccl_workers(request, workers.placement, owned=owned, idle=idle)
-    told = foreign is None and (backend.name == "ccl" or threads.cpus or request.settings.ccl_path is not None)
-    note = Note(setting=BACKEND, value=backend.shown, origin=request.origin(BACKEND), reason=backend.reason)
+    uses_ccl = unsupported is None and (backend.name == "ccl" or threads.cpus or request.settings.ccl_path is not None)
     return Collectives(
         placement=threads.placement,
-        cpus=tuple(frozenset(each) for each in threads.cpus),
-        choices=_with_backend(choices, backend.name),
-        variable_requests=_variable_requests(request, workers, threads.cpus) if told else (),
-        notes=(*((note,) if BACKEND in request.origins else ()), *threads.notes),
+        ccl_cpus=tuple(frozenset(each) for each in threads.cpus),
+        choices=choices if backend.name is None else replace(choices, values={**choices.values, BACKEND: backend.name}),
+        variable_requests=_variable_requests(request, workers, threads.cpus) if uses_ccl else (),
+        notes=(*_backend_notes(request, backend), *threads.notes),
         warnings=_warnings(request, choices),
         unmeasured=backend == _UNMEASURED,
     )
 
 
-def _foreign(host: Host) -> str | None:
+def _backend_notes(request: LaunchRequest, backend: _Backend) -> tuple[Note, ...]:
+    if BACKEND not in request.origins:
+        return ()
+    value = backend.name or "the program's own"
+    return (Note(setting=BACKEND, value=value, origin=request.origin(BACKEND), reason=backend.reason),)
+
+
+def _ccl_unsupported_reason(host: Host) -> str | None:
     """Why this host cannot have the backend ccl; None if it can."""
     return None if host.arch == "x86_64" and host.can_bind else "the backend ccl is for x86-64 Linux"
 
 
-def _check(request: LaunchRequest, foreign: str | None) -> None:
-    """Raises: UsageError for options that cannot be meant together, or not on this host."""
+def _check(request: LaunchRequest, unsupported: str | None) -> None:
+    """Raises: UsageError if flags contradict each other, or need the backend ccl where it is unsupported."""
     settings = request.settings
-    asked = {
+    flags = {
         "--dist-backend ccl": settings.dist_backend == "ccl" and request.origin(BACKEND) == "cli",
         "--ccl-workers": settings.ccl_workers and request.origin("ccl_workers") == "cli",
         "--ccl-path": request.origin("ccl_path") == "cli",
     }
-    if foreign is not None and any(asked.values()):
-        flag = next(flag for flag, chosen in asked.items() if chosen)
-        raise UsageError(foreign, value=flag, source="command line", hint="drop it: gloo is everywhere")
+    if unsupported is not None and any(flags.values()):
+        flag = next(flag for flag, given in flags.items() if given)
+        raise UsageError(unsupported, value=flag, source="command line", hint="drop it: gloo works everywhere")
     check_without_ranks(request)
-    if settings.ccl_workers and settings.dist_backend in ("gloo", "mpi") and request.origin("ccl_workers") == "cli":
+    if flags["--ccl-workers"] and settings.dist_backend in ("gloo", "mpi"):
         raise UsageError(
-            "oneCCL's threads, and nothing that runs on oneCCL",
+            "threads for oneCCL, but no collectives run on oneCCL",
             value=f"--ccl-workers {settings.ccl_workers} with --dist-backend {settings.dist_backend}",
             source=setting_source(request, "ccl_workers"),
             hint="--dist-backend ccl, or drop --ccl-workers",
         )
 
 
-def _idle(request: LaunchRequest, measurement: CollectiveMeasurement | None) -> str | None:
-    """Why nothing would run on oneCCL's threads; None if something may."""
+def _idle_reason(request: LaunchRequest, measurement: CollectiveMeasurement | None) -> str | None:
+    """Why oneCCL's threads would have nothing to do; None if they may have."""
     backend = request.settings.dist_backend
     if backend in ("gloo", "mpi"):
         return f"collectives run on {backend}"
     if backend == "auto" and measurement is not None and measurement.backend == "gloo":
         return "gloo was faster here" if measurement.failure is None else measurement.summary
-    return _users_own(request)
-
-
-def _users_own(request: LaunchRequest) -> str | None:
-    """What to say where a profile wants such threads, and the user has decided on them by variables; else None."""
-    users = {**request.environ, **dict(request.settings.env)}
+    if request.origin("ccl_workers") == "cli":
+        return None
+    users = {**request.environ, **dict(request.settings.env)}  # The user's variables win over a profile's threads.
     name = next((name for name in WORKER_VARIABLES if name in users), None)
-    return None if name is None or request.origin("ccl_workers") == "cli" else f"you set {name}"
-
-
-def _with_backend(choices: TorchChoices, backend: str) -> TorchChoices:
-    if not backend:
-        return choices
-    return replace(choices, values={**choices.values, BACKEND: backend})
+    return None if name is None else f"you set {name}"
 
 
 def _warnings(request: LaunchRequest, choices: TorchChoices) -> tuple[str, ...]:
-    asked = request.settings.dist_backend
-    if choices.plugin_missing_reason is None or asked is None or request.origin(BACKEND) != "cli":
+    backend = request.settings.dist_backend
+    if choices.plugin_missing_reason is None or backend is None or request.origin(BACKEND) != "cli":
         return ()
-    return (f"{choices.plugin_missing_reason}; not applied: --dist-backend {asked}",)
+    return (f"{choices.plugin_missing_reason}; not applied: --dist-backend {backend}",)
 
 
-# Which backend
+# The backend
 
 
 def _backend(
     host: Host,
     request: LaunchRequest,
-    *,
     workers: HostWorkers,
-    plugin_missing_reason: str | None,
-    foreign: str | None,
+    *,
+    obstacle: str | None,
     measurement: CollectiveMeasurement | None,
 ) -> _Backend:
-    asked = request.settings.dist_backend
-    if asked is None:
-        return _Backend("", "the program's own", "")
-    obstacle = plugin_missing_reason or (foreign if asked in ("ccl", "auto") else None)
+    """The backend to use. `obstacle`: why no backend can be set in the worker's torch."""
+    name = request.settings.dist_backend
+    if name is None:
+        return _Backend(None, "")
+    if obstacle is None and name in ("ccl", "auto"):
+        obstacle = _ccl_unsupported_reason(host)
     if obstacle is not None:
-        return _Backend("", "the program's own", f"not applied: {obstacle}")
-    said = request.reasons.get(BACKEND, "")
-    if asked == "auto":
+        return _Backend(None, f"not applied: {obstacle}")
+    if name == "auto":
         return _auto(host, workers, measurement)
-    return _Backend(asked, asked, "; ".join(filter(None, (said, _MEANINGS[asked]))))
+    return _Backend(name, "; ".join(filter(None, (request.reasons.get(BACKEND), _BACKEND_REASONS[name]))))
 
 
-_MEANINGS = {
-    "ccl": "collectives on CPU tensors, where the program asks for gloo or for nothing",
-    "gloo": "also where the program asks for ccl",
-    "mpi": "torch's own MPI backend, where the program asks for gloo or for nothing",
+_BACKEND_REASONS = {
+    "ccl": "collectives on CPU tensors, where the program requests gloo or no backend",
+    "gloo": "also where the program requests ccl",
+    "mpi": "torch's own MPI backend, where the program requests gloo or no backend",
 }
 
 
 def _auto(host: Host, workers: HostWorkers, measurement: CollectiveMeasurement | None) -> _Backend:
     job = workers.job
-    why = "there are no ranks to start" if job is None else _unmeasurable(host, job, gpus=workers.gpus)
+    why = "there are no ranks to start" if job is None else _unmeasurable_reason(host, job, gpus=workers.gpus)
     if why is not None:
-        return _Backend("", "the program's own", f"auto: {why}")
+        return _Backend(None, f"auto: {why}")
     if measurement is None:
         return _UNMEASURED
-    when = "measured just now" if measurement.fresh else "measured here before"
     if measurement.failure is not None:
-        return _Backend("", "the program's own", f"auto: {measurement.summary}")
+        return _Backend(None, f"auto: {measurement.summary}")
+    when = "measured just now" if measurement.fresh else "measured here before"
     if measurement.backend == "ccl":
-        return _Backend("ccl", "ccl", f"auto: {measurement.summary}; {when}")
-    return _Backend("", "the program's own", f"auto: ccl is not faster at every size: {measurement.summary}; {when}")
+        return _Backend("ccl", f"auto: {measurement.summary}; {when}")
+    return _Backend(None, f"auto: ccl is not faster at every size: {measurement.summary}; {when}")
 
 
-def _unmeasurable(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:
-    """Why a measurement on this host would say nothing of the job's collectives; None if it would."""
+def _unmeasurable_reason(host: Host, job: JobPlan, *, gpus: tuple[int | None, ...]) -> str | None:
+    """Why a measurement on this host would not tell how fast the job's collectives are; None if it would."""
     if host.torch is None:
-        return "which torch the program uses, if any, is not known"
+        return "cannot determine which torch the program uses"
     if job.hosts[1] > 1:
-        return "several hosts: what this one measures says nothing of the network, and all ranks must choose alike"
+        return "several hosts: a measurement on one does not cover the network, and all ranks must choose alike"
     if job.scheduled_rank is not None:
-        return "each rank is a launch of its own, and all must choose alike"
+        return "each rank is a launch of its own, and all ranks must choose alike"
     if any(gpu is not None for gpu in gpus):
         return "the ranks compute on GPUs"
-    return "one rank has nobody to talk to" if job.local_world_size == 1 else None
+    return "a single rank has no collectives" if job.local_world_size == 1 else None
 
 
-# What oneCCL is told
+# Variables for oneCCL
 
 
 def _variable_requests(
     request: LaunchRequest, workers: HostWorkers, cpus: tuple[tuple[int, ...], ...]
 ) -> tuple[VariableRequest, ...]:
-    """The best first: the first request for a variable counts."""
+    """The variables for oneCCL in order of precedence: the first request for a variable counts."""
     path, job = _path(request, workers=bool(cpus)), workers.job
     threads = ccl_worker_variables(request, cpus) if cpus else ()
     if job is None:
         return path
-    if request.settings.ccl_path == "memory":  # Then oneCCL is not even loaded; the threads' CPUs are the backend's.
+    if request.settings.ccl_path == "memory":  # The backend itself uses the threads' CPUs; oneCCL is not loaded.
         kept = tuple(variable for variable in threads if variable.name != "CCL_WORKER_OFFLOAD")
-        return (*path, *kept, *(_places(job) if kept else ()))
+        return (*path, *kept, *(_local_rank_variables(job) if kept else ()))
     rows = (*DEFAULTS, *_between_hosts(request, job.scheduled_rank, workers.variable_requests))
     defaults = (VariableRequest(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
-    return (*path, *threads, *_places(job), *defaults)
+    return (*path, *threads, *_local_rank_variables(job), *defaults)
 
 
 def _between_hosts(
     request: LaunchRequest, rank: SchedulerRank | None, planned: tuple[VariableRequest, ...]
 ) -> tuple[Default, ...]:
-    """What carries data between hosts, and over which interface: gloo's, be it the user's choice."""
+    """The transport between hosts, and its network interface: the one gloo uses, also if the user chose that."""
     environ = request.environ
-    place = ("", "") if rank is None else (str(rank.rank), str(rank.world_size))
-    rows = transport(environ, rank=place[0], world_size=place[1])
+    identity = ("", "") if rank is None else (str(rank.rank), str(rank.world_size))
+    rows = transport(environ, rank=identity[0], world_size=identity[1])
     interface = next((variable.value for variable in planned if variable.name == GLOO_INTERFACE), None)
     return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or interface or ""))
 
 
 def _path(request: LaunchRequest, *, workers: bool) -> tuple[VariableRequest, ...]:
-    asked = request.settings.ccl_path
-    if asked is not None:
-        reason = request.reasons.get("ccl_path", _PATHS[asked])
-        return (VariableRequest(name=PATH_VARIABLE, value=asked, origin=request.origin("ccl_path"), reason=reason),)
+    """The variable for --ccl-path. oneCCL's threads (`workers`) need the path oneccl unless the user chose another."""
+    path = request.settings.ccl_path
+    if path is not None:
+        reason = request.reasons.get("ccl_path", _PATH_REASONS[path])
+        return (VariableRequest(name=PATH_VARIABLE, value=path, origin=request.origin("ccl_path"), reason=reason),)
     if not workers:
         return ()
-    reason = "oneCCL's threads carry out oneCCL's own collectives only"
+    reason = "oneCCL's threads only carry out oneCCL's own collectives"
     return (VariableRequest(name=PATH_VARIABLE, value="oneccl", origin=request.origin("ccl_workers"), reason=reason),)
 
 
-_PATHS = {
-    "auto": "through the ranks' own memory if all are on one host and the kernel lets them, else by oneCCL",
-    "memory": "ranks read and write one another's memory; an error where they cannot",
-    "oneccl": "by oneCCL, also where ranks could read one another's memory",
+_PATH_REASONS = {
+    "auto": "through the ranks' own memory if all are on one host and the kernel permits it, else by oneCCL",
+    "memory": "ranks read and write each other's memory; an error where they cannot",
+    "oneccl": "by oneCCL, also where ranks could read each other's memory",
 }
 
 
-def _places(job: JobPlan) -> tuple[VariableRequest, ...]:
-    """Which rank of the host each is: also where all believe to be LOCAL_RANK 0."""
+def _local_rank_variables(job: JobPlan) -> tuple[VariableRequest, ...]:
+    """The local rank and local world size for oneCCL, correct even if every rank sees itself as LOCAL_RANK 0."""
     numbers = [str(number) for number in range(job.local_world_size)]
+    size = str(job.local_world_size)
     return (
-        per_worker("CCL_LOCAL_RANK", numbers, origin="default", reason="which of the host's ranks it is"),
-        VariableRequest(
-            name="CCL_LOCAL_SIZE", value=str(job.local_world_size), origin="default", reason="ranks of this host"
-        ),
+        per_worker("CCL_LOCAL_RANK", numbers, origin="default", reason="the rank's number on this host"),
+        VariableRequest(name="CCL_LOCAL_SIZE", value=size, origin="default", reason="ranks on this host"),
     )

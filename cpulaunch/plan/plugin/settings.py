@@ -1,4 +1,4 @@
-"""What the plugin inside each worker's torch is told: the plan, the settings inside torch, what to give back."""
+"""The settings that travel to the plugin inside each worker's torch, and what they imply: notes, compile caches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WEIGHTS_PART = 4
-"""Frozen copies of weights may fill one part in this many of a worker's memory, beside the weights themselves."""
+"""Frozen copies of weights may fill one part in this many of a worker's memory, besides the weights themselves."""
 FIRST_WITH_THREADS_IN_KEY = (2, 13)
-"""The first torch whose compile cache tells thread counts apart. Source: pytorch pull requests 185049 and 185312."""
+"""The first torch whose compile cache has the thread count in its keys. Source: pytorch PRs 185049 and 185312."""
 
 
 def check_reserved_variables(request: LaunchRequest) -> None:
-    """Raises: UsageError if --env sets what a launch tells its workers."""
+    """Raises: UsageError if --env sets a variable with which cpulaunch configures its workers."""
     for name, value in request.settings.env:
         if name in OWN_VARIABLES:
-            raise UsageError(f"{name} is the launch's own", value=value, source="--env", hint="the flags set it")
+            raise UsageError(f"cannot set {name}", value=value, source="--env", hint="cpulaunch sets it; use its flags")
 
 
 def torch_settings(
@@ -41,7 +41,7 @@ def torch_settings(
     loaders: Loaders,
     preloads: Preloads,
 ) -> tuple[TorchSettings, ...]:
-    """What each worker's plugin is to do, in the order of the workers."""
+    """The settings for the plugin of each worker, in the order of the workers."""
     common = dict(choices.values)
     common["dataloader_workers"] = loaders.dataloader_workers
     common["graph_memory_bytes"] = graph_memory_bytes(host, choices, len(workers))
@@ -61,12 +61,12 @@ def torch_settings(
 
 
 def _users_preload(request: LaunchRequest) -> str | None:
-    """LD_PRELOAD as it would be without the plan; None if it is not set."""
+    """The value of LD_PRELOAD without this launch; None if it is not set."""
     return dict(request.settings.env).get("LD_PRELOAD", request.environ.get("LD_PRELOAD"))
 
 
 def graph_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int | None:
-    """Bytes of frozen weights that one worker's graphs may hold; None without graphs or a known amount of memory."""
+    """Bytes of frozen weights that the graphs of one worker may hold; None without graphs or a known memory size."""
     budget = memory_budget(host)
     if choices.values["graph"] == "off" or budget is None:
         return None
@@ -74,44 +74,44 @@ def graph_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int |
 
 
 def plugin_variables(request: LaunchRequest, settings: Sequence[TorchSettings]) -> tuple[VariableRequest, ...]:
-    """The variable that carries the settings into the workers; what an outer launch set is none of theirs."""
+    """The variable that carries the settings to the workers; the variables of an outer launch are unset."""
     variable = per_worker(
         VARIABLE,
         [encode(each) for each in settings],
         origin="default",
-        reason=f"tells the plugin inside torch: {', '.join(_told(settings[0]))} (--json has it whole)",
+        reason=f"for the plugin inside torch: {', '.join(_setting_names(settings[0]))} (--json shows all of it)",
         shown="{…}",
     )
-    foreign = [name for name in OWN_VARIABLES if name != VARIABLE and name in request.environ]
+    outer = [name for name in OWN_VARIABLES if name != VARIABLE and name in request.environ]
     unset = [
         VariableRequest(name=name, value=None, origin="default", reason="it belongs to another launch")
-        for name in foreign
+        for name in outer
     ]
     return (variable, *unset)
 
 
-def _told(settings: TorchSettings) -> list[str]:
-    """The names of what a worker is told beside its number."""
+def _setting_names(settings: TorchSettings) -> list[str]:
+    """The names of the settings that differ from their defaults, for a note."""
     hidden = ("index", "ld_preload", "restore_preload")
-    told = [
+    names = [
         name
         for name, entry in fields(TorchSettings).items()
         if name not in hidden and getattr(settings, name) != entry.default
     ]
-    return told + (["LD_PRELOAD of its children"] if settings.restore_preload else [])
+    return names + (["LD_PRELOAD of its children"] if settings.restore_preload else [])
 
 
 def graph_notes(host: Host, choices: TorchChoices, workers: int) -> tuple[Note, ...]:
-    """How much memory frozen weights may take, where there are any."""
-    most = graph_memory_bytes(host, choices, workers)
-    if most is None:
+    """The note on the memory that frozen weights may take; none without graphs."""
+    limit = graph_memory_bytes(host, choices, workers)
+    if limit is None:
         return ()
-    reason = "frozen copies of weights in captured graphs of each worker, at most: a quarter of its share of the memory"
-    return (Note(setting="graph_memory", value=size_text(most), origin="default", reason=reason),)
+    reason = "limit for frozen weights in the captured graphs of each worker: a quarter of its share of memory"
+    return (Note(setting="graph_memory", value=size_text(limit), origin="default", reason=reason),)
 
 
 def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[VariableRequest, ...]:
-    """A compile cache for each thread count, inside torch's own, where its keys leave the count out.
+    """A compile cache for each thread count, inside torch's own cache, for a torch whose keys leave the count out.
 
     Source: torch/_inductor/runtime/cache_dir_utils.py; pytorch issues 167459 and 167463.
     """
@@ -126,6 +126,6 @@ def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) ->
             "TORCHINDUCTOR_CACHE_DIR",
             [f"{folder}/threads-{count}" for count in threads],
             origin="default",
-            reason="before torch 2.13 compiled kernels keep the thread count they were made for",
+            reason="before torch 2.13, compiled kernels keep the thread count they were compiled for",
         ),
     )

@@ -1,7 +1,8 @@
-"""What an all-reduce took on this host over gloo and over ccl, and which of the two that speaks for."""
+"""Times of an all-reduce on this host over gloo and over ccl, and the backend that they favour."""
 
 from __future__ import annotations
 
+from cpulaunch.records.host import size_text
 from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
@@ -11,12 +12,12 @@ if TYPE_CHECKING:
 SIZES = (1 << 20, 25 << 20)
 """Bytes of the first and of the other buckets of DistributedDataParallel. Source: torch, DDP's bucket_cap_mb."""
 GAIN = 1.05
-"""How many times faster ccl must be, at every size, to be worth a change."""
+"""How many times as fast as gloo ccl must be, at every size, to replace it."""
 
 
 @record(kw_only=False)
 class Timing:
-    """Median seconds of an all-reduce of so many bytes."""
+    """Median seconds of an all-reduce of `size_bytes`."""
 
     size_bytes: int
     gloo_seconds: float
@@ -25,7 +26,7 @@ class Timing:
 
 @record
 class CollectiveMeasurement:
-    """The timings; or why there are none. `fresh`: taken for this launch, else remembered."""
+    """The timings, or why there are none. `fresh`: measured for this launch, not read from the cache."""
 
     timings: tuple[Timing, ...] = ()
     failure: str | None = None
@@ -33,41 +34,37 @@ class CollectiveMeasurement:
 
     @property
     def backend(self) -> Literal["gloo", "ccl"]:
-        """The one to use: ccl if it is faster at every size."""
+        """The backend to use: ccl if it is faster at every size."""
         faster = [timing.gloo_seconds > GAIN * timing.ccl_seconds for timing in self.timings]
         return "ccl" if faster and all(faster) else "gloo"
 
     @property
     def summary(self) -> str:
-        """The numbers, or what went wrong, in one line."""
+        """The timings or the failure, in one line."""
         if self.failure is not None:
-            return f"it could not be measured ({self.failure})"
+            return f"the measurement failed ({self.failure})"
         times = (
-            f"{size(t.size_bytes)} in {_ms(t.ccl_seconds)}, over gloo in {_ms(t.gloo_seconds)} ms" for t in self.timings
+            f"{size_text(timing.size_bytes)} in {_ms_text(timing.ccl_seconds)} (gloo: {_ms_text(timing.gloo_seconds)})"
+            for timing in self.timings
         )
-        return f"an all-reduce over ccl of {'; of '.join(times)}"
+        return f"all-reduce over ccl: {', '.join(times)}"
 
 
-def size(count: int) -> str:
-    """Bytes for a person: "25 MB"."""
-    return f"{count >> 20} MB" if count >= 1 << 20 else f"{count} bytes"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}"
+def _ms_text(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def encode(timings: tuple[Timing, ...]) -> str:
-    """Timings as one line of text."""
+    """The timings as one line of text, for the cache."""
     return " ".join(f"{each.size_bytes}:{each.gloo_seconds:.9f}:{each.ccl_seconds:.9f}" for each in timings)
 
 
 def decode(text: str | None) -> CollectiveMeasurement | None:
-    """What encode wrote; None if that is not it."""
+    """The timings that `encode` wrote as this text; None if the text is something else."""
     try:
         rows = [row.split(":") for row in (text or "").split()]
         timings = tuple(Timing(int(count), float(gloo), float(ccl)) for count, gloo, ccl in rows)
     except ValueError:
         return None
-    sound = timings and all(each.size_bytes > 0 and each.gloo_seconds > 0 and each.ccl_seconds > 0 for each in timings)
-    return CollectiveMeasurement(timings=timings) if sound else None
+    valid = timings and all(each.size_bytes > 0 and each.gloo_seconds > 0 and each.ccl_seconds > 0 for each in timings)
+    return CollectiveMeasurement(timings=timings) if valid else None

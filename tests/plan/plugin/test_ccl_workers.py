@@ -1,4 +1,4 @@
-"""Which cores oneCCL's threads get, and where they are refused or left out."""
+"""The cores of oneCCL's threads, and where they are an error or left out."""
 
 import pytest
 
@@ -44,16 +44,16 @@ from tests.plan.plugin.test_collectives import FAILED, MIXED, ONE, RANKS, SMT, T
         ),
     ],
 )
-def test_oneccls_threads_get_cores_out_of_the_ranks(host, flags: str, workers: list[str], affinity: str) -> None:
+def test_oneccl_threads_get_cores_of_the_ranks(host, flags: str, workers: list[str], affinity: str) -> None:
     made = plan(host, flags)
     assert lines(made) == workers
-    said = ccl(made)
-    assert said["CCL_WORKER_AFFINITY"] == affinity
-    assert said["CCL_WORKER_OFFLOAD"] == "1"
-    assert int(said["CCL_WORKER_COUNT"] or 0) * len(made.workers) == len(affinity.split(","))
-    assert said["CPULAUNCH_CCL_PATH"] == "oneccl"
+    variables = ccl(made)
+    assert variables["CCL_WORKER_AFFINITY"] == affinity
+    assert variables["CCL_WORKER_OFFLOAD"] == "1"
+    assert int(variables["CCL_WORKER_COUNT"] or 0) * len(made.workers) == len(affinity.split(","))
+    assert variables["CPULAUNCH_CCL_PATH"] == "oneccl"
     assert env(made)["OMP_NUM_THREADS"] == str(made.workers[0].threads)
-    assert "no compute thread" in note(made, "ccl_workers").reason
+    assert "no compute threads" in note(made, "ccl_workers").reason
     assert sorted(cpu for worker in made.workers for cpu in worker.ccl_cpus) == list(map(int, affinity.split(",")))
     assert not any(worker.ccl_cpus & (worker.cpus | worker.loader_cpus) for worker in made.workers)
     assert not made.warnings
@@ -64,20 +64,20 @@ def test_oneccls_threads_get_cores_out_of_the_ranks(host, flags: str, workers: l
     [
         (ONE, "--nproc-per-node 1 --ccl-workers 1", "no core left", "fewer ranks"),
         (TWO, f"{RANKS} --ccl-workers 4", "no core left", "--ccl-workers 3"),
-        (TWO, "--nproc-per-node 9 --ccl-workers 1", "the ranks' own", "drop --ccl-workers"),
-        (quota(TWO, 4), f"{RANKS} --ccl-workers 1", "the ranks' own", "drop --ccl-workers"),
-        (TWO, f"{RANKS} --ccl-workers 1 --binder none", "the ranks' own", "drop --ccl-workers"),
+        (TWO, "--nproc-per-node 9 --ccl-workers 1", "cores of their own", "drop --ccl-workers"),
+        (quota(TWO, 4), f"{RANKS} --ccl-workers 1", "cores of their own", "drop --ccl-workers"),
+        (TWO, f"{RANKS} --ccl-workers 1 --binder none", "cores of their own", "drop --ccl-workers"),
         (TWO, f"{RANKS} --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--ccl-worker-siblings"),
         (SMT, f"{RANKS} --smt --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--smt"),
         (SMT, "--nproc-per-node 8 --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--smt"),
-        (SMT, f"{RANKS} --ccl-worker-siblings", "no threads of oneCCL's", "--ccl-workers N"),
-        (TWO, "--ccl-workers 1", "belong to ranks", "--nproc-per-node N"),
-        (TWO, "--instances 2 --ccl-workers 1", "belong to ranks", "--nproc-per-node N"),
-        (TWO, f"{RANKS} --ccl-workers 1 --dist-backend gloo", "nothing that runs on oneCCL", "--dist-backend ccl"),
-        (TWO, f"{RANKS} --ccl-workers 1 --dist-backend mpi", "nothing that runs on oneCCL", "--dist-backend ccl"),
+        (SMT, f"{RANKS} --ccl-worker-siblings", "no threads for oneCCL", "--ccl-workers N"),
+        (TWO, "--ccl-workers 1", "need ranks", "--nproc-per-node N"),
+        (TWO, "--instances 2 --ccl-workers 1", "need ranks", "--nproc-per-node N"),
+        (TWO, f"{RANKS} --ccl-workers 1 --dist-backend gloo", "no collectives run on oneCCL", "--dist-backend ccl"),
+        (TWO, f"{RANKS} --ccl-workers 1 --dist-backend mpi", "no collectives run on oneCCL", "--dist-backend ccl"),
     ],
 )
-def test_cores_that_are_not_there_are_refused(host, flags: str, error: str, hint: str) -> None:
+def test_missing_cores_are_an_error(host, flags: str, error: str, hint: str) -> None:
     with pytest.raises(UsageError, match=error) as caught:
         plan(host, flags)
     assert hint in (caught.value.hint or "")
@@ -86,7 +86,7 @@ def test_cores_that_are_not_there_are_refused(host, flags: str, error: str, hint
 @pytest.mark.parametrize(
     ("host", "flags"), [(ONE, "--nproc-per-node 1"), (quota(TWO, 4), RANKS), (TWO, f"{RANKS} --dist-backend gloo")]
 )
-def test_a_profile_only_prefers_them(host, flags: str) -> None:
+def test_threads_of_a_profile_are_optional(host, flags: str) -> None:
     made = plan(host, flags, profile={"ccl_workers": 1})
     assert lines(made) == lines(plan(host, flags))
     assert note(made, "ccl_workers").value == "0"
@@ -94,7 +94,7 @@ def test_a_profile_only_prefers_them(host, flags: str) -> None:
 
 
 @pytest.mark.parametrize("variable", ["CCL_WORKER_OFFLOAD", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"])
-def test_a_profile_does_not_mix_them_with_those_of_the_user(variable: str) -> None:
+def test_user_variables_disable_the_threads_of_a_profile(variable: str) -> None:
     flags, wanted = f"{RANKS} --dist-backend ccl", {"ccl_workers": 1}
     for made in (
         plan(TWO, flags, profile=wanted, environ={variable: "1"}),
@@ -110,25 +110,25 @@ def test_a_profile_does_not_mix_them_with_those_of_the_user(variable: str) -> No
     assert env(typed)[variable] != "7"
 
 
-def test_siblings_are_taken_from_no_other_rank() -> None:
+def test_each_sibling_belongs_to_one_rank() -> None:
     wide = replace(machine(cores=1, smt=4), torch=TORCH)
     made = plan(wide, f"{RANKS} --ccl-workers 1 --ccl-worker-siblings")
     cpus = [cpu for worker in made.workers for cpu in (*worker.cpus, *worker.ccl_cpus)]
     assert sorted(cpus) == [0, 1, 2, 3]
 
 
-def test_siblings_of_ranks_that_a_scheduler_bound_are_each_ranks_own() -> None:
+def test_a_rank_bound_by_a_scheduler_uses_its_own_siblings() -> None:
     scheduled_rank = SchedulerRank(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=True)
     request = replace(ask("--standalone --ccl-workers 1 --ccl-worker-siblings"), scheduled_rank=scheduled_rank)
     (worker,) = make_plan(cpuset(SMT, "2-3,6-7"), request).workers
     assert (worker.cpus, worker.ccl_cpus) == (frozenset((2, 3)), frozenset((7,)))
 
 
-def test_they_are_left_out_where_gloo_was_faster() -> None:
+def test_threads_are_left_out_if_gloo_is_faster() -> None:
     flags = f"{RANKS} --dist-backend auto --ccl-workers 1"
     assert "CCL_WORKER_COUNT" in env(plan(TWO, flags))
     made = measured_plan(MIXED, flags)
     assert (lines(made), ccl(made)) == (lines(plan(TWO, RANKS)), {})
     assert note(made, "ccl_workers").reason == "not applied: gloo was faster here"
     failed = note(measured_plan(FAILED, flags), "ccl_workers")
-    assert failed.reason == "not applied: it could not be measured (CclError: oneCCL is not installed)"
+    assert failed.reason == "not applied: the measurement failed (CclError: oneCCL is not installed)"

@@ -1,4 +1,4 @@
-"""Which backend ranks are told, what oneCCL is told, which cores its threads get, and what is refused."""
+"""The backend of collectives, the variables for oneCCL, and the errors about both."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def env(made: LaunchPlan, index: int = 0) -> dict[str, str | None]:
     return dict(made.workers[index].env)
 
 
-def told(made: LaunchPlan) -> TorchSettings:
+def settings_of(made: LaunchPlan) -> TorchSettings:
     return decode_settings(env(made)[VARIABLE] or "")
 
 
@@ -48,19 +48,19 @@ def measured_plan(
     return make_plan(host, ask(flags), measurement=measurement)
 
 
-# Who is told what
+# Variables of the ranks
 
 
-def test_without_these_settings_nothing_is_told() -> None:
+def test_without_these_settings_there_are_no_variables() -> None:
     made = plan(TWO, RANKS)
     assert ccl(made) == {}
-    assert told(made).dist_backend is None
+    assert settings_of(made).dist_backend is None
     assert not made.unmeasured
 
 
-def test_a_job_over_ccl_tells_each_rank_its_place_and_what_oneccl_needs() -> None:
+def test_a_job_over_ccl_sets_local_ranks_and_the_variables_of_oneccl() -> None:
     made = plan(TWO, f"{RANKS} --dist-backend ccl")
-    assert told(made).dist_backend == "ccl"
+    assert settings_of(made).dist_backend == "ccl"
     assert [ccl(made, rank)["CCL_LOCAL_RANK"] for rank in (0, 1)] == ["0", "1"]
     kept = {name: ccl(made)[name] for name in ("CCL_PLUGIN", "CCL_ATL_SHM", "CCL_WORKER_OFFLOAD", "CCL_LOCAL_SIZE")}
     assert kept == {
@@ -75,12 +75,12 @@ def test_a_job_over_ccl_tells_each_rank_its_place_and_what_oneccl_needs() -> Non
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_other_backends_need_no_variable(backend: str) -> None:
+def test_other_backends_need_no_variables(backend: str) -> None:
     made = plan(TWO, f"{RANKS} --dist-backend {backend}")
-    assert (told(made).dist_backend, ccl(made)) == (backend, {})
+    assert (settings_of(made).dist_backend, ccl(made)) == (backend, {})
 
 
-def test_what_the_user_has_set_stays_but_for_a_place_that_is_anothers() -> None:
+def test_user_variables_win_except_for_an_inherited_local_rank() -> None:
     users = {"CCL_LOG_LEVEL": "debug", "CCL_ATL_SHM": "0", "CCL_LOCAL_RANK": "7", "CCL_LOCAL_SIZE": "9"}
     made = plan(TWO, f"{RANKS} --dist-backend ccl --env CCL_WORKER_OFFLOAD=1", environ=users)
     assert not {"CCL_LOG_LEVEL", "CCL_ATL_SHM"} & env(made).keys()
@@ -89,17 +89,17 @@ def test_what_the_user_has_set_stays_but_for_a_place_that_is_anothers() -> None:
     assert env(made)["CCL_LOCAL_SIZE"] == "2"
 
 
-def test_every_rank_that_believes_to_be_the_first_has_a_place_of_its_own() -> None:
+def test_local_ranks_for_oneccl_differ_even_if_every_local_rank_is_0() -> None:
     made = plan(TWO, f"{RANKS} --dist-backend ccl --virtual-local-rank")
     assert [(env(made, r)["LOCAL_RANK"], env(made, r)["CCL_LOCAL_RANK"]) for r in (0, 1)] == [("0", "0"), ("0", "1")]
 
 
-def test_ranks_of_several_hosts_are_told_too() -> None:
+def test_ranks_of_several_hosts_get_the_variables_too() -> None:
     made = plan(TWO, f"{RANKS} --nnodes 2 --node-rank 1 --master-addr a --dist-backend ccl")
-    assert (told(made).dist_backend, ccl(made, 1)["CCL_LOCAL_RANK"]) == ("ccl", "1")
+    assert (settings_of(made).dist_backend, ccl(made, 1)["CCL_LOCAL_RANK"]) == ("ccl", "1")
 
 
-def test_a_rank_that_a_scheduler_started_knows_its_place() -> None:
+def test_a_scheduled_rank_gets_its_local_rank_and_affinity() -> None:
     scheduled_rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
     request = replace(
         ask("--nnodes 2 --master-addr a --dist-backend ccl --ccl-workers 1"), scheduled_rank=scheduled_rank
@@ -110,7 +110,7 @@ def test_a_rank_that_a_scheduler_started_knows_its_place() -> None:
     assert worker.cpus == frozenset((4, 5, 6))
 
 
-def test_a_rank_of_intel_mpis_launcher_talks_mpi_between_hosts() -> None:
+def test_ranks_of_intel_mpi_use_mpi_between_hosts() -> None:
     scheduled_rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
     mpi = {"I_MPI_HYDRA_UUID": "x", "PMI_RANK": "3", "PMI_SIZE": "4"}
     flags = "--nnodes 2 --master-addr a --dist-backend ccl"
@@ -119,19 +119,19 @@ def test_a_rank_of_intel_mpis_launcher_talks_mpi_between_hosts() -> None:
     assert env(plan(TWO, f"{RANKS} {flags}"))["CCL_ATL_TRANSPORT"] == "ofi"
 
 
-def test_a_process_without_ranks_gets_the_backend_for_those_it_starts() -> None:
+def test_a_single_process_gets_the_backend_for_ranks_it_starts_itself() -> None:
     made = plan(TWO, "--dist-backend ccl")
-    assert (made.mode, told(made).dist_backend, ccl(made)) == ("single", "ccl", {})
+    assert (made.mode, settings_of(made).dist_backend, ccl(made)) == ("single", "ccl", {})
     assert plan(TWO, "--ccl-path oneccl").mode == "single"
 
 
-def test_without_the_plugin_nothing_is_promised() -> None:
+def test_without_the_plugin_the_backend_is_not_applied() -> None:
     old = replace(TWO, torch=Torch(version="2.4.0", path="/t", plugin=True))
     made = plan(old, f"{RANKS} --dist-backend ccl")
     assert made.warnings == (
-        "torch 2.4.0 loads no plugins (2.5 is the first that does); not applied: --dist-backend ccl",
+        "torch 2.4.0 loads no plugins (2.5 is the first version that does); not applied: --dist-backend ccl",
     )
-    assert told(made).dist_backend is None
+    assert settings_of(made).dist_backend is None
     assert not plan(old, f"{RANKS} --dist-backend auto").unmeasured
     assert plan(old, RANKS, profile={"dist_backend": "auto"}).warnings == ()
 
@@ -142,44 +142,44 @@ MAC = replace(TWO, can_bind=False)
 
 @pytest.mark.parametrize("host", [ARM, MAC])
 @pytest.mark.parametrize("flags", ["--dist-backend ccl", "--ccl-workers 1", "--ccl-path memory"])
-def test_other_machines_have_no_ccl(host, flags: str) -> None:
+def test_ccl_is_an_error_on_other_machines(host, flags: str) -> None:
     with pytest.raises(UsageError, match="for x86-64 Linux") as caught:
         plan(host, f"{RANKS} {flags}")
     assert flags.split()[0] in str(caught.value)
 
 
 @pytest.mark.parametrize("host", [ARM, MAC])
-def test_other_machines_measure_nothing_and_follow_a_profile_as_far_as_they_can(host) -> None:
+def test_other_machines_ignore_ccl_of_a_profile_and_do_not_measure(host) -> None:
     wanted = {"dist_backend": "ccl", "ccl_workers": 1, "ccl_path": "memory"}
     made = plan(host, RANKS, profile=wanted)
-    assert (told(made).dist_backend, ccl(made), lines(made)) == (None, {}, lines(plan(host, RANKS)))
+    assert (settings_of(made).dist_backend, ccl(made), lines(made)) == (None, {}, lines(plan(host, RANKS)))
     assert "x86-64" in note(made, "dist_backend").reason
     assert not plan(host, f"{RANKS} --dist-backend auto").unmeasured
-    assert told(plan(host, f"{RANKS} --dist-backend mpi")).dist_backend == "mpi"
+    assert settings_of(plan(host, f"{RANKS} --dist-backend mpi")).dist_backend == "mpi"
 
 
 # auto
 
 
-def test_auto_is_open_until_somebody_measures() -> None:
+def test_auto_waits_for_a_measurement() -> None:
     made = plan(TWO, f"{RANKS} --dist-backend auto")
     assert made.unmeasured
-    assert (told(made).dist_backend, ccl(made)) == (None, {})
+    assert (settings_of(made).dist_backend, ccl(made)) == (None, {})
     assert "`run` measures once" in note(made, "dist_backend").reason
 
 
 @pytest.mark.parametrize(
     ("measurement", "backend", "reason"),
     [
-        (FASTER, "ccl", "1 MB in 0.5, over gloo in 2 ms; of 25 MB in 10, over gloo in 30 ms; measured just now"),
+        (FASTER, "ccl", "1 MiB in 0.5 ms (gloo: 2 ms), 25 MiB in 10 ms (gloo: 30 ms); measured just now"),
         (MIXED, None, "not faster at every size"),
-        (FAILED, None, "could not be measured (CclError: oneCCL is not installed)"),
+        (FAILED, None, "the measurement failed (CclError: oneCCL is not installed)"),
         (CollectiveMeasurement(), None, "not faster"),
     ],
 )
 def test_auto_follows_the_measurement(measurement: CollectiveMeasurement, backend: str, reason: str) -> None:
     made = measured_plan(measurement)
-    assert told(made).dist_backend == backend
+    assert settings_of(made).dist_backend == backend
     assert reason in note(made, "dist_backend").reason
     assert bool(ccl(made)) is (backend == "ccl")
     assert not made.unmeasured
@@ -189,7 +189,7 @@ def test_auto_follows_the_measurement(measurement: CollectiveMeasurement, backen
 @pytest.mark.parametrize(
     ("host", "flags", "why"),
     [
-        (TWO, "--nproc-per-node 1", "one rank"),
+        (TWO, "--nproc-per-node 1", "single rank"),
         (TWO, f"{RANKS} --nnodes 2 --node-rank 0 --master-addr a", "several hosts"),
         (TWO, f"{RANKS} --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a", "several hosts"),
         (TWO, "", "no ranks to start"),
@@ -197,22 +197,22 @@ def test_auto_follows_the_measurement(measurement: CollectiveMeasurement, backen
         (GPUS, "--nproc-per-node gpu", "GPUs"),
     ],
 )
-def test_auto_leaves_programs_alone_where_a_measurement_says_nothing(host, flags: str, why: str) -> None:
+def test_auto_keeps_the_backend_where_a_measurement_does_not_apply(host, flags: str, why: str) -> None:
     made = make_plan(host, ask(f"{flags} --dist-backend auto"), measurement=FASTER)
-    assert told(made).dist_backend is None
+    assert settings_of(made).dist_backend is None
     assert why in note(made, "dist_backend").reason
     assert not plan(host, f"{flags} --dist-backend auto").unmeasured
 
 
-def test_a_command_whose_torch_nobody_knows_is_left_alone() -> None:
+def test_auto_keeps_the_backend_of_a_command_with_unknown_torch() -> None:
     command = Program(kind="command", target="train", interpreter="")
     request = replace(ask(f"{RANKS} --dist-backend auto"), program=command)
     made = make_plan(replace(TWO, torch=None), request, measurement=FASTER)
-    assert (told(made).dist_backend, made.unmeasured, made.warnings) == (None, False, ())
-    assert "is not known" in note(made, "dist_backend").reason
+    assert (settings_of(made).dist_backend, made.unmeasured, made.warnings) == (None, False, ())
+    assert "cannot determine which torch" in note(made, "dist_backend").reason
 
 
-def test_ranks_that_start_one_by_one_do_not_measure() -> None:
+def test_scheduled_ranks_do_not_measure() -> None:
     scheduled_rank = SchedulerRank(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0)
     made = make_plan(
         TWO, replace(ask("--standalone --dist-backend auto"), scheduled_rank=scheduled_rank), measurement=FASTER
@@ -221,7 +221,7 @@ def test_ranks_that_start_one_by_one_do_not_measure() -> None:
     assert not made.unmeasured
 
 
-def test_a_profiles_auto_does_not_complain_of_a_plain_process() -> None:
+def test_a_profile_with_auto_does_not_warn_about_a_single_process() -> None:
     made = plan(TWO, profile={"dist_backend": "auto", "ccl_workers": 1})
     assert (made.mode, made.warnings, ccl(made)) == ("single", (), {})
     assert lines(made) == lines(plan(TWO))
@@ -229,11 +229,11 @@ def test_a_profiles_auto_does_not_complain_of_a_plain_process() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "x", "1:2", "1:0.5:x", "0:1:1", "1:-1:1", "1:nan:1"])
-def test_what_is_no_measurement_is_none(text: str | None) -> None:
+def test_malformed_measurements_decode_to_none(text: str | None) -> None:
     assert decode(text) is None
 
 
-def test_a_measurement_is_remembered_as_it_was() -> None:
+def test_encoded_timings_decode_unchanged() -> None:
     again = decode(encode(FASTER.timings))
     assert again is not None
     assert (again.timings, again.fresh) == (FASTER.timings, False)
@@ -252,13 +252,13 @@ def test_a_measurement_is_remembered_as_it_was() -> None:
         ("--ccl-workers 1", "oneccl", "cli"),
     ],
 )
-def test_the_path_is_the_users_and_with_threads_oneccls(flags: str, path: str, origin: str) -> None:
+def test_the_path_is_the_one_requested_or_oneccl_with_threads(flags: str, path: str, origin: str) -> None:
     made = plan(TWO, f"{RANKS} {flags}")
     assert env(made)["CPULAUNCH_CCL_PATH"] == path
     assert note(made, "CPULAUNCH_CCL_PATH").origin == origin
 
 
-def test_ranks_in_one_anothers_memory_need_no_word_to_oneccl() -> None:
+def test_the_memory_path_needs_no_variables_of_oneccl() -> None:
     made = plan(TWO, f"{RANKS} --ccl-path memory")
     assert ccl(made) == {"CPULAUNCH_CCL_PATH": "memory"}
     with_threads = ccl(plan(TWO, f"{RANKS} --ccl-path memory --ccl-workers 1"), 1)
@@ -271,9 +271,9 @@ def test_ranks_in_one_anothers_memory_need_no_word_to_oneccl() -> None:
     }
 
 
-def test_the_plan_for_a_person_says_it() -> None:
+def test_the_text_of_a_plan_shows_backend_and_variables() -> None:
     text = plan_text(measured_plan(FASTER), TWO, width=200, color=False)
-    assert "auto: an all-reduce over ccl of 1 MB in 0.5" in text
+    assert "auto: all-reduce over ccl: 1 MiB in 0.5 ms" in text
     assert "CCL_WORKER_OFFLOAD" in text
 
 

@@ -1,4 +1,4 @@
-"""Settings inside torch that cannot apply, are not installed, or would be slow: refused or warned of, with why."""
+"""Errors, notes and warnings about settings inside torch that cannot apply, are not installed, or would be slow."""
 
 import pytest
 
@@ -17,7 +17,7 @@ NEW_IPEX = replace(IPEX, torch=replace(IPEX.torch, version="2.13.0"))
 ZENTORCH = replace(HOST, torch=replace(TORCH, extensions=("zentorch",)))
 
 
-def told(host: Host, flags: str = "", **more: object) -> TorchSettings:
+def settings_of(host: Host, flags: str = "", **more: object) -> TorchSettings:
     return decode(dict(plan(host, flags, **more).workers[0].env)["CPULAUNCH_WORKER"] or "")
 
 
@@ -34,14 +34,14 @@ def cpu(host: Host, *isa: str) -> Host:
     ("host", "flags", "parts"),
     [
         (HOST, "--ipex", ["not installed beside", "--ipex", "--graph onednn --precision bf16"]),
-        (NEW_IPEX, "--ipex", ["ends at torch 2.8, this is 2.13.0", "--graph onednn --precision bf16"]),
+        (NEW_IPEX, "--ipex", ["supports torch up to 2.8, this is 2.13.0", "--graph onednn --precision bf16"]),
         (IPEX, "--ipex --graph onednn", ["two engines", "--ipex and --graph onednn"]),
         (HOST, "--graph zentorch", ["zentorch is not installed", "--graph zentorch", "--graph onednn"]),
         (HOST, "--compile-mode max-autotune", ["only torch.compile has modes", "--graph inductor"]),
         (HOST, "--graph onednn --compile-mode default", ["only torch.compile has modes"]),
     ],
 )
-def test_what_cannot_be_done_is_an_error_on_the_command_line(host: Host, flags: str, parts: list[str]) -> None:
+def test_flags_that_cannot_apply_are_errors(host: Host, flags: str, parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         plan(host, flags)
     for part in parts:
@@ -61,17 +61,17 @@ def test_what_cannot_be_done_is_an_error_on_the_command_line(host: Host, flags: 
         (IPEX, "graph", {"graph": "onednn", "ipex": True}),
     ],
 )
-def test_a_profile_only_prefers(host: Host, name: str, values: dict[str, object]) -> None:
+def test_settings_of_a_profile_that_cannot_apply_are_noted(host: Host, name: str, values: dict[str, object]) -> None:
     made = plan(host, profile=values)
     assert not made.warnings
-    assert getattr(told(host, profile=values), name) == getattr(TorchSettings(), name)
+    assert getattr(settings_of(host, profile=values), name) == getattr(TorchSettings(), name)
     assert note(host, name, profile=values).reason.startswith("not applied: ")
 
 
 def test_the_command_line_decides_between_two_engines() -> None:
-    graph = told(IPEX, "--graph onednn", profile={"ipex": True})
+    graph = settings_of(IPEX, "--graph onednn", profile={"ipex": True})
     assert (graph.graph, graph.ipex) == ("onednn", False)
-    ipex = told(IPEX, "--ipex", profile={"graph": "onednn"})
+    ipex = settings_of(IPEX, "--ipex", profile={"graph": "onednn"})
     assert (ipex.graph, ipex.ipex) == ("off", True)
     assert ipex.graph_memory_bytes is None
     assert note(IPEX, "graph", "--ipex", profile={"graph": "onednn"}).value == "off"
@@ -86,16 +86,16 @@ def test_the_command_line_decides_between_two_engines() -> None:
         (GPU, "--cudnn-benchmark --pin-memory"),
     ],
 )
-def test_what_is_there_is_used_without_a_word(host: Host, flags: str) -> None:
+def test_settings_that_apply_cause_no_warnings(host: Host, flags: str) -> None:
     assert not plan(host, flags).warnings
-    assert told(host, flags) != told(host)
+    assert settings_of(host, flags) != settings_of(host)
 
 
 @pytest.mark.parametrize("flag", ["--cudnn-benchmark", "--pin-memory"])
 def test_a_gpu_setting_without_gpus_is_warned_of(flag: str) -> None:
     (warning,) = plan(HOST, flag).warnings
-    assert warning == f"{flag} is not applied: no GPU was found"
-    assert told(HOST, flag) == told(HOST)
+    assert warning == f"{flag} is not applied: no GPU found"
+    assert settings_of(HOST, flag) == settings_of(HOST)
 
 
 UNREADABLE = replace(TORCH, version="unknown")
@@ -105,14 +105,14 @@ UNREADABLE = replace(TORCH, version="unknown")
     ("torch", "environ", "reason"),
     [
         (replace(TORCH, plugin=False), {}, "cpulaunch is not installed beside the worker's torch (/venv"),
-        (replace(TORCH, version="2.4.1"), {}, "torch 2.4.1 loads no plugins (2.5 is the first that does)"),
+        (replace(TORCH, version="2.4.1"), {}, "torch 2.4.1 loads no plugins (2.5 is the first version that does)"),
         (TORCH, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading"),
-        (None, {}, "no torch was found in the environment of /venv/bin/python"),
+        (None, {}, "no torch in the environment of /venv/bin/python"),
         (UNREADABLE, {}, None),
         (TORCH, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, None),
     ],
 )
-def test_settings_that_nobody_will_apply_are_named(
+def test_settings_without_the_plugin_are_warned_of(
     torch: Torch | None, environ: dict[str, str], reason: str | None
 ) -> None:
     host = replace(HOST, torch=torch)
@@ -126,7 +126,7 @@ def test_settings_that_nobody_will_apply_are_named(
     assert not plan(host, environ=environ).warnings
 
 
-def test_of_a_captured_machine_or_another_program_nothing_is_known() -> None:
+def test_an_unknown_torch_causes_no_errors_or_warnings() -> None:
     unknown = replace(HOST, torch=None)
     assert not plan(replace(unknown, sysroot="/dump"), "--graph zentorch").warnings
     assert not plan(replace(unknown, sysroot="/dump"), "--ipex").warnings
@@ -153,10 +153,10 @@ def test_a_precision_that_the_cpu_emulates_is_warned_of(host: Host, flags: str, 
     warnings = plan(host, flags).warnings
     assert bool(warnings) == warned
     assert all("slower than fp32" in warning and flags in warning for warning in warnings)
-    assert told(host, flags).precision == flags.split()[1]
+    assert settings_of(host, flags).precision == flags.split()[1]
 
 
-def test_with_the_plugin_pinned_threads_do_no_harm_to_children() -> None:
+def test_pinned_threads_are_warned_of_only_without_the_plugin() -> None:
     users = {"OMP_PROC_BIND": "close"}
     guarded, open_ = HOST, replace(HOST, torch=replace(TORCH, plugin=False))
     assert not plan(guarded, environ=users).warnings

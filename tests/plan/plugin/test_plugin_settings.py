@@ -1,4 +1,4 @@
-"""What every worker's torch is told, and how the plan shows it."""
+"""The settings for each worker's torch, and how the plan shows them."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def env(made: LaunchPlan, index: int = 0) -> dict[str, str | None]:
     return dict(made.workers[index].env)
 
 
-def told(made: LaunchPlan, index: int = 0) -> TorchSettings:
+def settings_of(made: LaunchPlan, index: int = 0) -> TorchSettings:
     return decode(env(made, index)[VARIABLE] or "")
 
 
@@ -32,11 +32,11 @@ def note(made: LaunchPlan, setting: str) -> Note:
 
 
 @given(st.integers(1, 8), st.integers(0, 3), st.booleans())
-def test_every_worker_is_told_its_place_in_the_plan(instances: int, loaders: int, bound: bool) -> None:
+def test_every_worker_gets_its_index_threads_and_cpus(instances: int, loaders: int, bound: bool) -> None:
     flags = f"--instances {instances}" + (f" --dataloader-workers {loaders}" if loaders else "")
     made = plan(HOST, flags + ("" if bound else " --binder none"))
     for worker in made.workers:
-        settings = told(made, worker.index)
+        settings = settings_of(made, worker.index)
         assert settings == TorchSettings(
             index=worker.index,
             threads=worker.threads,
@@ -55,8 +55,8 @@ def test_every_worker_is_told_its_place_in_the_plan(instances: int, loaders: int
         None,
     ],
 )
-def test_every_kind_of_program_carries_it(program: Program | None) -> None:
-    assert told(plan(FOUR, "--graph onednn", program=program)).graph == "onednn"
+def test_every_kind_of_program_gets_the_settings(program: Program | None) -> None:
+    assert settings_of(plan(FOUR, "--graph onednn", program=program)).graph == "onednn"
 
 
 FLAGS = {
@@ -79,7 +79,7 @@ FLAGS = {
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_flag_reaches_the_worker_and_the_plan_says_who_chose_it(name: str) -> None:
     made = plan(FOUR, FLAGS[name])
-    assert getattr(told(made), name) not in (None, False, getattr(TorchSettings(), name))
+    assert getattr(settings_of(made), name) not in (None, False, getattr(TorchSettings(), name))
     assert note(made, name).origin == "cli"
     assert note(made, name).reason
     assert not made.warnings
@@ -88,7 +88,7 @@ def test_a_flag_reaches_the_worker_and_the_plan_says_who_chose_it(name: str) -> 
 @pytest.mark.parametrize("name", ["debug_apis"])
 def test_a_profile_turns_off_what_is_on_by_default(name: str) -> None:
     made = plan(FOUR, profile={name: False})
-    assert getattr(told(made), name) is False
+    assert getattr(settings_of(made), name) is False
     assert (note(made, name).value, note(made, name).origin) == ("off", "profile:p")
 
 
@@ -98,26 +98,26 @@ def test_every_setting_inside_torch_has_a_field() -> None:
     assert names <= set(TorchSettings.__slots__)  # type: ignore[attr-defined]
 
 
-def test_without_settings_only_the_place_is_told() -> None:
-    assert told(plan(FOUR)) == TorchSettings(threads=4, cpus="0-3")
+def test_without_settings_only_threads_and_cpus_are_set() -> None:
+    assert settings_of(plan(FOUR)) == TorchSettings(threads=4, cpus="0-3")
 
 
-def test_nothing_of_an_outer_launch_reaches_the_worker() -> None:
+def test_variables_of_an_outer_launch_do_not_reach_the_worker() -> None:
     outer = {
         VARIABLE: '{"graph":"inductor","index":7}',
         EVENTS_VARIABLE: "/run/outer/worker-7.jsonl",
         "CPULAUNCH_WORKER_PID": "7",
     }
     made = plan(FOUR, environ=outer)
-    assert told(made) == TorchSettings(threads=4, cpus="0-3")
+    assert settings_of(made) == TorchSettings(threads=4, cpus="0-3")
     assert env(made)[EVENTS_VARIABLE] is env(made)["CPULAUNCH_WORKER_PID"] is None
     assert note(made, VARIABLE).origin == "default"
     assert not {EVENTS_VARIABLE, "CPULAUNCH_WORKER_PID"} & env(plan(FOUR)).keys()
 
 
 @pytest.mark.parametrize("name", [VARIABLE, EVENTS_VARIABLE])
-def test_the_command_line_cannot_set_the_launchs_own_variables(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is the launch's own"):
+def test_env_cannot_set_reserved_variables(name: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot set {name}"):
         plan(FOUR, f"--env {name}=x")
 
 
@@ -138,7 +138,7 @@ PRELOADED = replace(libraries(FOUR, "tcmalloc"), torch=TORCH)
 def test_children_get_the_users_own_preloads_back(
     host: Host, flags: str, environ: dict[str, str], expected: tuple[bool, str | None]
 ) -> None:
-    settings = told(plan(host, flags, environ=environ))
+    settings = settings_of(plan(host, flags, environ=environ))
     assert (settings.restore_preload, settings.ld_preload) == expected
 
 
@@ -156,7 +156,7 @@ def test_children_get_the_users_own_preloads_back(
 )
 def test_frozen_weights_fill_a_quarter_of_a_workers_memory(host: Host, flags: str, expected: int | None) -> None:
     made = plan(host, flags)
-    assert told(made).graph_memory_bytes == expected
+    assert settings_of(made).graph_memory_bytes == expected
     assert bool([entry for entry in made.notes if entry.setting == "graph_memory"]) == (expected is not None)
 
 
@@ -165,7 +165,7 @@ def test_the_text_names_the_variable_without_its_json() -> None:
     made = plan(HOST, flags)
     text = plan_text(made, HOST, width=80, color=False)
     words = " ".join(text.split())
-    assert "CPULAUNCH_WORKER {…} tells the plugin inside torch: threads, cpus, loader_cpus, graph" in words
+    assert "CPULAUNCH_WORKER {…} for the plugin inside torch: threads, cpus, loader_cpus, graph" in words
     assert '"index"' not in text
     assert '"graph":"onednn"' in (env(made)[VARIABLE] or "")
     for name, value in (("graph", "onednn"), ("precision", "bf16"), ("dataloader_workers", "1")):
@@ -200,14 +200,14 @@ OLD = Torch(version="2.12.1", path="/venv/torch", plugin=True)
         (None, {"USER": "me"}, [None, None]),
     ],
 )
-def test_before_torch_2_13_each_thread_count_has_its_compile_cache(
+def test_before_torch_2_13_each_thread_count_has_its_own_compile_cache(
     torch: Torch | None, environ: dict[str, str], expected: list[str | None]
 ) -> None:
     made = plan(replace(machine(cores=7), torch=torch), "--instances 2", environ=environ)
     assert [env(made, index).get("TORCHINDUCTOR_CACHE_DIR") for index in range(2)] == expected
 
 
-def test_unbound_workers_under_a_quota_are_told_their_nodes_cpus() -> None:
+def test_unpinned_workers_under_a_quota_get_the_cpus_of_their_node() -> None:
     made = plan(quota(HOST, 2.0), "--instances 2")
-    assert told(made).cpus == format_cpulist(made.workers[0].cpus) == "0-3"
-    assert told(plan(HOST, "--binder none")).cpus == ""
+    assert settings_of(made).cpus == format_cpulist(made.workers[0].cpus) == "0-3"
+    assert settings_of(plan(HOST, "--binder none")).cpus == ""

@@ -203,6 +203,6 @@ def test_a_failed_measurement_is_told_and_not_remembered(tmp_path):
     done = cpulaunch(tmp_path, *AUTO, CPULAUNCH_CCL_PATH="sideways")
     assert done.returncode == 0, done.stderr
     (line,) = decided(done)
-    assert "gloo stays: it could not be measured (" in line
+    assert "gloo stays: the measurement failed (" in line
     assert set(done.stdout.split()) == {"gloo"}
     assert not (tmp_path / "cache" / "cpulaunch" / "collectives").exists()
