@@ -8,7 +8,7 @@ import stat
 
 import cpulaunch
 from cpulaunch.cli import terminal
-from cpulaunch.launch.supervision.report import metric_lines, report, unapplied, without_plugin
+from cpulaunch.launch.supervision.report import flags_without_effect, metric_lines, report, workers_without_plugin
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import CpulaunchError
@@ -41,7 +41,7 @@ def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Cal
     for line in metric_lines(plan, result):
         notify(line)
     code = result.exit_code
-    if flags := unapplied(plan, result):
+    if flags := flags_without_effect(plan, result):
         code = _report_unapplied(flags, _workers_without_plugin(result), strict=plan.launch.strict, notify=notify)
     if plan.launch.report is None:
         return code
@@ -58,7 +58,7 @@ def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Cal
 
 def _workers_without_plugin(result: LaunchResult) -> str:
     """The workers that did not load the plugin, as the subject of a sentence with "loaded"."""
-    workers = without_plugin(result)
+    workers = workers_without_plugin(result)
     if len(workers) == len(result.workers):
         return "no worker"
     return f"worker {format_cpulist(frozenset(workers))} of {len(result.workers)} never"

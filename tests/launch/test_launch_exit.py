@@ -87,7 +87,7 @@ def test_the_summary_names_the_exit_code_and_the_log(launcher):
     outcome = launcher.run(shell("echo why >&2; exit 3"), log_dir="logs")
     assert outcome.code == 3
     assert "failed: exit code 3" in outcome.error
-    assert "its log: logs/worker-0.log" in outcome.error
+    assert "log: logs/worker-0.log" in outcome.error
 
 
 def test_an_out_of_memory_kill_is_told_apart(launcher, tmp_path):

@@ -1,4 +1,4 @@
-"""What a rank wrote about its own failure: torch elastic's file, into which anybody may write anything."""
+"""The file in which torch elastic's @record stores the exception of a failed rank. Its content is not trusted."""
 
 from __future__ import annotations
 
@@ -9,59 +9,26 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
-MOST_BYTES = 1 << 20
-MOST_SECONDS = 253_402_300_799
-"""The end of the year 9999; later times cannot be written as a date everywhere."""
+MAX_BYTES = 1 << 20
+MAX_SECONDS = 253_402_300_799
+"""The end of the year 9999; some systems cannot write a later time as a date."""
 
 
 @record
 class RankError:
-    """The text of an exception, with its traceback if there is one, and when it was (whole seconds since the epoch)."""
+    """An exception: its traceback, or its message alone, and its Unix time in whole seconds."""
 
     text: str
     timestamp: int | None = None
 
 
 def read_error(path: str) -> RankError | None:
-    """The error in the file; None if there is no such file, or none of torch's.
+    """The exception in an error file; None if there is no such file, or it has another format.
 
     Source: torch elastic, ErrorHandler.record_exception: {"message": {"message": …, "extraInfo": {"py_callstack": …,
-    "timestamp": "…"}}}, and ProcessFailure, which also takes {"message": "…", "timestamp": N}.
+    "timestamp": "…"}}}, and ProcessFailure, which also accepts {"message": "…", "timestamp": N}.
     """
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(MOST_BYTES)
-    except OSError:
-        return None
-    import json
-
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return _error(content)
-
-
-def copy_error_file(source: str, target: str, *, exit_code: int) -> None:
-    """Effect: `target` holds what a rank wrote about its failure, and its exit code (minus the signal).
-
-    Nothing is done where the rank wrote nothing, or `target` cannot be written. Source: torch elastic, @record around
-    torchrun's main, dump_error_file.
-    """
-    import json
-
-    try:
-        with open(source, encoding="utf-8", errors="replace") as file:
-            content = json.loads(file.read(MOST_BYTES))
-        if isinstance(content, dict) and isinstance(content.get("message"), dict):
-            content["message"]["errorCode"] = exit_code
-        with open(target, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-    except (OSError, ValueError, RecursionError):
-        return
-
-
-def _error(content: Any) -> RankError | None:
+    content = _read_json(path)
     if not isinstance(content, dict):
         return None
     message = content.get("message")
@@ -71,13 +38,48 @@ def _error(content: Any) -> RankError | None:
         return None
     extra = message.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
-    said = extra.get("py_callstack", message.get("message"))
-    return RankError(text=str(said).rstrip(), timestamp=_seconds(extra.get("timestamp")))
+    text = str(extra.get("py_callstack", message.get("message")))
+    return RankError(text=text.rstrip(), timestamp=_seconds(extra.get("timestamp")))
+
+
+def copy_error_file(source: str, target: str, *, exit_code: int) -> None:
+    """Effect: `target` holds the exception that a rank recorded in `source`, with an exit code (minus a signal).
+
+    Nothing happens where `source` has no content, or `target` cannot be written. Source: torch elastic, @record around
+    torchrun's main, dump_error_file.
+    """
+    content = _read_json(source)
+    if content is None:
+        return
+    import json
+
+    if isinstance(content, dict) and isinstance(content.get("message"), dict):
+        content["message"]["errorCode"] = exit_code
+    try:
+        with open(target, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    except OSError:
+        return
+
+
+def _read_json(path: str) -> Any:
+    """The value in a JSON file; None if it cannot be read or is no JSON."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_BYTES)
+    except OSError:
+        return None
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _seconds(value: object) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MOST_SECONDS)):
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MAX_SECONDS)):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
-    return value if 0 < value <= MOST_SECONDS else None
+    return value if 0 < value <= MAX_SECONDS else None

@@ -1,9 +1,9 @@
-"""What a run came to, as one object: pure. What the workers said of themselves goes before what was seen of them."""
+"""The report on a run, and its lines for the terminal. What a worker reports itself wins over samples of it."""
 
 from __future__ import annotations
 
 from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
-from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.torch_settings import VARIABLE, decode
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
     from cpulaunch.records.plan import LaunchPlan, WorkerPlan
 
-FOR_THE_PLUGIN = ("Inside torch", "Data loading")
-"""The groups of settings that only the plugin can carry out, as it does --dist-backend."""
+PLUGIN_GROUPS = ("Inside torch", "Data loading")
+"""The groups of settings that only the plugin inside torch can apply, like --dist-backend."""
 
 
 def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: Mapping[str, Any]) -> dict[str, Any]:
-    """The report in its JSON contract, schema 1."""
+    """The report as JSON data, schema 1."""
     metrics = [_metrics(plan, worker) for worker in result.workers]
     plans = {worker.index: worker for worker in plan.workers}
     return {
@@ -58,7 +58,7 @@ def _worker_report(worker: WorkerResult, plan: WorkerPlan, metrics: Mapping[str,
         "graph": {
             "captured": captured,
             "eager": [] if reported is None else list(reported.eager),
-            "frozen_bytes": sum(_whole(module.get("frozen_bytes")) for module in captured),
+            "frozen_bytes": sum(_int_or_zero(module.get("frozen_bytes")) for module in captured),
         },
         "binding": None if observation is None else binding(observation, worker, plan),
         "metrics": dict(metrics),
@@ -70,12 +70,12 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-def _whole(value: object) -> int:
+def _int_or_zero(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
 def peak_memory_bytes(observation: Observation) -> int | None:
-    """Peak memory of a worker's largest process; None where nothing says."""
+    """Peak memory of a worker's largest process; None if unknown."""
     known = [
         each.get("peak_memory_bytes") for each in (*observation.report.live.values(), *observation.samples.values())
     ]
@@ -84,9 +84,9 @@ def peak_memory_bytes(observation: Observation) -> int | None:
 
 
 def binding(observation: Observation, worker: WorkerResult, plan: WorkerPlan) -> dict[str, Any] | None:
-    """Where the worker's main process was last seen to run, and whether that is as planned; None: never seen.
+    """Where the threads of the worker's main process may run, by its last sample; None if there is none.
 
-    `as_planned` is None for a worker that the plan does not bind.
+    `as_planned`: whether that is inside the planned CPUs; None for a worker that the plan does not bind.
     """
     live = _main_process(observation, worker)
     if live is None:
@@ -97,7 +97,7 @@ def binding(observation: Observation, worker: WorkerResult, plan: WorkerPlan) ->
 
 
 def _masks(live: Mapping[str, Any]) -> list[frozenset[int]]:
-    """The masks of a process's threads; none if they are not written as live.py writes them."""
+    """The CPU masks of a process's threads; none if the sample has another format than system/process_snapshot.py."""
     try:
         return [parse_cpulist(each["cpus"]) for each in live["threads"]]
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -105,13 +105,13 @@ def _masks(live: Mapping[str, Any]) -> list[frozenset[int]]:
 
 
 def _main_process(observation: Observation, worker: WorkerResult) -> Mapping[str, Any] | None:
-    """The last that is known of the process with the plugin, else of the largest (a shell may be around it)."""
+    """The last sample of the process with the plugin, else of the largest process: a shell may have started it."""
     known = {**observation.samples, **observation.report.live}
     if observation.report.main_pid in known:
         return known[observation.report.main_pid]
 
     def weight(pid: int) -> tuple[int, bool]:
-        return _whole(known[pid].get("peak_memory_bytes")), pid == worker.pid
+        return _int_or_zero(known[pid].get("peak_memory_bytes")), pid == worker.pid
 
     return known[max(known, key=weight)] if known else None
 
@@ -125,39 +125,40 @@ def _metrics(plan: LaunchPlan, worker: WorkerResult) -> dict[str, float]:
 
 
 def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
-    """Each figure of the run for a person, and whose output held none although it was asked for."""
+    """A line for each metric of the run, and a warning if --metric found none in some worker's output."""
     metrics = totals(_metrics(plan, worker) for worker in result.workers)
     lines = [metric_line(name, total, values) for name, (total, values) in metrics.items()]
-    return (*lines, *_missing_figure(plan, result))
+    return (*lines, *_missing_metric(plan, result))
 
 
-def _missing_figure(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
+def _missing_metric(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
     if plan.launch.metric is None or result.exit_code:
         return ()
-    without = [worker for worker in result.workers if worker.metric is not None and worker.metric.value is None]
-    if not without:
+    missing = {w.index: w.metric for w in result.workers if w.metric is not None and w.metric.value is None}
+    if not missing:
         return ()
-    whose = ", ".join(str(worker.index) for worker in without)
-    refused = next((worker.metric.rejected for worker in without if worker.metric and worker.metric.rejected), None)
-    found = "no line" if refused is None else f"no number, last {refused!r}"
-    return (f"warning: --metric found {found} in the output of worker {whose}",)
+    indexes = format_cpulist(frozenset(missing))
+    workers = f"worker {indexes}" if len(missing) == 1 else f"workers {indexes}"
+    rejected = next((metric.rejected for metric in missing.values() if metric.rejected), None)
+    found = "nothing" if rejected is None else f"{rejected!r}, which is not a number,"
+    return (f"warning: --metric matched {found} in the output of {workers}",)
 
 
-def unapplied(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
-    """The flags for inside torch that some worker had no plugin to apply; none if a worker failed."""
+def flags_without_effect(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
+    """The flags that only the plugin applies and that some worker had no plugin for; none if a worker failed."""
     if result.exit_code:
         return ()
-    without = frozenset(without_plugin(result))
-    lacking = [worker for worker in plan.workers if worker.index in without]
-    return tuple(dict.fromkeys(flag for worker in lacking for flag in _asked_of_plugin(worker)))
+    indexes = workers_without_plugin(result)
+    flags = (flag for worker in plan.workers if worker.index in indexes for flag in _plugin_flags(worker))
+    return tuple(dict.fromkeys(flags))
 
 
-def without_plugin(result: LaunchResult) -> tuple[int, ...]:
-    """The watched workers in none of whose processes a plugin told of itself."""
+def workers_without_plugin(result: LaunchResult) -> tuple[int, ...]:
+    """The indexes of the watched workers in which no process loaded the plugin."""
     return tuple(w.index for w in result.workers if w.observation is not None and w.observation.report.main_pid is None)
 
 
-def _asked_of_plugin(worker: WorkerPlan) -> list[str]:
+def _plugin_flags(worker: WorkerPlan) -> list[str]:
     text = dict(worker.env).get(VARIABLE)
     if text is None:
         return []
@@ -166,5 +167,5 @@ def _asked_of_plugin(worker: WorkerPlan) -> list[str]:
     return backend + [
         spec.negative_flag if spec.default is True else spec.flag
         for name, spec in setting_specs().items()
-        if spec.group in FOR_THE_PLUGIN and getattr(settings, name, spec.default) != spec.default
+        if spec.group in PLUGIN_GROUPS and getattr(settings, name, spec.default) != spec.default
     ]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @record
 class WorkerResult:
-    """How one worker ended: an exit code, or the signal that killed it, and its last lines of output.
+    """How one worker ended: its exit code, or the signal that killed it, and the last lines of its output.
 
-    `metric` is what --metric found there; `observation` is None unless the run is watched.
+    `metric`: the value of --metric in its output. `observation`: None unless the run is watched.
     """
 
     index: int
@@ -26,25 +26,26 @@ class WorkerResult:
     last_lines: tuple[str, ...] = ()
     log: str | None = None
     ended_at: float | None = None
-    """Seconds since the epoch."""
+    """Unix time in seconds."""
     metric: Metric | None = None
     observation: Observation | None = None
     rank: int | None = None
     error: RankError | None = None
-    """What a rank of a job wrote about its failure."""
+    """The exception that a rank of a job recorded."""
 
     @property
     def status(self) -> int:
-        """The exit code a shell would show: 128+N for signal N."""
+        """The exit code that a shell would show: 128+N for signal N."""
         return 128 + self.signal if self.signal is not None else self.exit_code or 0
 
 
 @record
 class LaunchResult:
-    """How the launch ended. `first_failure` is the worker, in time, that decided; `ended_by` the signal that did.
+    """How a launch ended. `first_failure`: the first worker to fail; `ended_by`: the signal that ended the launch.
 
-    `end_requested`: somebody signalled it to; `output_error`: output that was asked for was lost, so all were ended.
-    `oom_kills` counts processes the kernel killed in this cgroup meanwhile; None where it does not say.
+    `end_requested`: whether the launch received a signal that ends programs. `output_error`: the workers' output was
+    lost, and all workers were terminated. `oom_kills`: processes that the kernel killed in this cgroup for memory
+    during the launch; None if unknown.
     """
 
     exit_code: int
@@ -57,11 +58,11 @@ class LaunchResult:
     oom_kills: int | None = None
     wall_seconds: float | None = None
     attempts: tuple[int, int] | None = None
-    """Of a job: how many times its ranks were started, and how many times they might have been."""
+    """Of a job: how often its ranks were started, and how often they could have been."""
 
 
 def oom_kills(memory_events: str) -> int | None:
-    """How often the kernel killed a process of the cgroup for memory, from the text of its events file.
+    """How often the kernel killed a process of a cgroup for memory, from the text of its events file.
 
     Source: cgroup v2 memory.events and v1 memory.oom_control, both with a line "oom_kill N".
     """

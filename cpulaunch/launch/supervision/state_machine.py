@@ -1,24 +1,23 @@
-"""What to do about what happened: the supervisor's decisions, without a process, a file or a clock.
+"""The supervisor's decisions as a state machine: no process, file or clock is touched here.
 
-`step(state, event, now)` returns the next state and what to do. A worker's group is the worker and all it
-started that stayed in its process group; orphans are descendants that left it. A group that is told to end
-gets a deadline; a deadline that passes is answered by SIGKILL.
+`step(state, event, now)` returns the next state and the signals to send. A worker's group is its process group: the
+worker and those of its descendants that stayed in it. Orphans are descendants that left their group and that the
+supervisor has adopted. A group that is signalled to end gets a deadline; at the deadline it gets SIGKILL.
 """
 
 from __future__ import annotations
 
-from cpulaunch.records.record import field, fields, record
+from cpulaunch.records.record import field, record, replace
 from cpulaunch.system.signals import ENDING, SIGCONT, SIGINT, SIGKILL, SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
 
 
 @record(kw_only=False)
 class WorkerEnded:
-    """A worker's own process ended; others of its group may live on."""
+    """The worker's own process ended; other processes of its group may still run."""
 
     worker: int
     failed: bool
@@ -26,38 +25,38 @@ class WorkerEnded:
 
 @record(kw_only=False)
 class GroupGone:
-    """Nothing of the worker's group is left."""
+    """The last process of the worker's group ended."""
 
     worker: int
 
 
 @record(kw_only=False)
 class OrphansFound:
-    """These descendants left their worker's group; all groups are gone."""
+    """All groups are gone, and these orphans are left."""
 
     pids: frozenset[int]
 
 
 @record(kw_only=False)
 class SignalArrived:
-    """Somebody signalled the launcher."""
+    """The launcher received a signal."""
 
     number: int
 
 
 @record(kw_only=False)
 class LauncherGone:
-    """The process the user started was killed: end everything at once."""
+    """The process that the user started was killed."""
 
 
 @record(kw_only=False)
 class OutputFailed:
-    """Output that was asked for can no longer be written."""
+    """The workers' output can no longer be written."""
 
 
 @record(kw_only=False)
 class TimePassed:
-    """Nothing happened until the next deadline."""
+    """A deadline has passed."""
 
 
 Event = WorkerEnded | GroupGone | OrphansFound | SignalArrived | LauncherGone | OutputFailed | TimePassed
@@ -73,7 +72,7 @@ class SignalGroups:
 
 @record(kw_only=False)
 class SignalOrphans:
-    """Send a signal to these processes."""
+    """Send a signal to these orphans."""
 
     pids: frozenset[int]
     number: int
@@ -84,7 +83,7 @@ Action = SignalGroups | SignalOrphans
 
 @record
 class SupervisionState:
-    """Who lives, who was told to end by when (seconds of the monotonic clock), and why it all ends."""
+    """The groups and orphans that run, their deadlines (seconds of the monotonic clock), and why the launch ends."""
 
     grace_seconds: float
     groups: frozenset[int]
@@ -98,62 +97,57 @@ class SupervisionState:
     first_failure: int | None = None
     ended_by: int | None = None
     end_requested: bool = False
-    """Whether somebody wanted this to end: by a signal that ends it, or one that is passed on and usually would."""
+    """Whether the user asked for the end: by a signal that ends the launch, or one that usually would."""
     output_failed: bool = False
 
     def is_killed(self, worker: int) -> bool:
-        """Whether nothing of the worker's group can live on, so that nobody needs to wait for it."""
+        """Whether the worker's group got SIGKILL, so that the supervisor need not wait for its processes."""
         return self.killing or worker in self.killed
 
     @property
     def next_deadline(self) -> float | None:
-        """When `TimePassed` is due; None: sleep until something happens."""
-        orphan = () if self.orphan_deadline is None else (self.orphan_deadline,)
-        return min((*self.deadlines.values(), *orphan), default=None)
-
-
-def _with(state: SupervisionState, **changes: Any) -> SupervisionState:
-    """The state with some of its fields changed."""
-    return SupervisionState(**{name: getattr(state, name) for name in fields(SupervisionState)} | changes)
+        """When `TimePassed` is due; None: at no time."""
+        orphans = () if self.orphan_deadline is None else (self.orphan_deadline,)
+        return min((*self.deadlines.values(), *orphans), default=None)
 
 
 def with_worker(state: SupervisionState, worker: int) -> SupervisionState:
-    """The state with one more worker's group in it."""
-    return _with(state, groups=state.groups | {worker})
+    """The state with the worker's group added."""
+    return replace(state, groups=state.groups | {worker})
 
 
 Step = tuple[SupervisionState, tuple[Action, ...]]
 
 
 def step(state: SupervisionState, event: Event, now: float) -> Step:
-    """The next state and what to do about the event."""
+    """The next state, and the signals to send because of the event."""
     match event:
         case WorkerEnded():
             return _worker_ended(state, event, now)
         case GroupGone(worker=worker):
             deadlines = {i: at for i, at in state.deadlines.items() if i != worker}
-            return _with(state, groups=state.groups - {worker}, deadlines=deadlines), ()
+            return replace(state, groups=state.groups - {worker}, deadlines=deadlines), ()
         case OrphansFound(pids=pids):
             return _orphans_found(state, pids, now)
         case SignalArrived(number=number):
             return _signal_arrived(state, number, now)
         case LauncherGone():
-            return _kill_all(_with(state, ended_by=state.ended_by or SIGKILL, end_requested=True))
+            return _kill_all(replace(state, ended_by=state.ended_by or SIGKILL, end_requested=True))
         case OutputFailed():
-            failed = _with(state, output_failed=True)
+            failed = replace(state, output_failed=True)
             return (failed, ()) if state.ending else _end_all(failed, now, SIGTERM)
         case TimePassed():
             return _time_passed(state, now)
 
 
 def _worker_ended(state: SupervisionState, event: WorkerEnded, now: float) -> Step:
-    """What the worker left behind ends; the first failure ends all."""
+    """The rest of the worker's group is ended; the first failure ends all groups."""
     if event.failed and not state.ending:
-        return _end_all(_with(state, first_failure=event.worker), now, SIGTERM)
+        return _end_all(replace(state, first_failure=event.worker), now, SIGTERM)
     if event.worker in state.deadlines or state.is_killed(event.worker):
         return state, _signal_groups({event.worker}, SIGKILL if state.is_killed(event.worker) else SIGTERM)
     deadlines = {**state.deadlines, event.worker: now + state.grace_seconds}
-    return _with(state, deadlines=deadlines), _signal_groups({event.worker}, SIGTERM)
+    return replace(state, deadlines=deadlines), _signal_groups({event.worker}, SIGTERM)
 
 
 def _orphans_found(state: SupervisionState, pids: frozenset[int], now: float) -> Step:
@@ -163,31 +157,31 @@ def _orphans_found(state: SupervisionState, pids: frozenset[int], now: float) ->
     if not new:
         return state, ()
     deadline = now + state.grace_seconds if state.orphan_deadline is None else state.orphan_deadline
-    told = _with(state, orphans=state.orphans | pids, orphan_deadline=deadline)
-    return told, (SignalOrphans(new, SIGTERM), SignalOrphans(new, SIGCONT))
+    state = replace(state, orphans=state.orphans | pids, orphan_deadline=deadline)
+    return state, (SignalOrphans(new, SIGTERM), SignalOrphans(new, SIGCONT))
 
 
 def _signal_arrived(state: SupervisionState, number: int, now: float) -> Step:
-    """Ending signals end the launch; a Ctrl-C while it ends kills at once; all others are passed on."""
+    """Ending signals end the launch, a Ctrl-C while it ends kills at once, all other signals are forwarded."""
     if number in ENDING or number in state.ending_signals:
-        state = _with(state, end_requested=True)
+        state = replace(state, end_requested=True)
     if number not in state.ending_signals:
         return state, (SignalGroups(state.groups, number),) if state.groups else ()
     if number == SIGINT and state.ending:
         return _kill_all(state)
     if state.ending:
         return state, _signal_groups(state.groups, number)
-    return _end_all(_with(state, ended_by=number), now, number)
+    return _end_all(replace(state, ended_by=number), now, number)
 
 
 def _end_all(state: SupervisionState, now: float, number: int) -> Step:
-    """Groups that were told before keep their deadline."""
+    """Groups that already have a deadline keep it."""
     deadlines = {index: state.deadlines.get(index, now + state.grace_seconds) for index in state.groups}
-    return _with(state, ending=True, deadlines=deadlines), _signal_groups(state.groups, number)
+    return replace(state, ending=True, deadlines=deadlines), _signal_groups(state.groups, number)
 
 
 def _kill_all(state: SupervisionState) -> Step:
-    killed = _with(state, ending=True, killing=True, deadlines={}, orphan_deadline=None)
+    killed = replace(state, ending=True, killing=True, deadlines={}, orphan_deadline=None)
     return killed, (*_signal_groups(state.groups, SIGKILL), *_signal_orphans(state.orphans, SIGKILL))
 
 
@@ -196,17 +190,17 @@ def _time_passed(state: SupervisionState, now: float) -> Step:
     deadlines = {index: at for index, at in state.deadlines.items() if index not in overdue}
     orphans_overdue = state.orphan_deadline is not None and state.orphan_deadline <= now
     if orphans_overdue:
-        state = _with(state, killing=True, orphan_deadline=None)
+        state = replace(state, killing=True, orphan_deadline=None)
     orphans = state.orphans if orphans_overdue else frozenset()
     killed = state.killed | overdue
-    return _with(state, deadlines=deadlines, killed=killed), (
+    return replace(state, deadlines=deadlines, killed=killed), (
         *_signal_groups(overdue, SIGKILL),
         *_signal_orphans(orphans, SIGKILL),
     )
 
 
 def _signal_groups(indexes: Iterable[int], number: int) -> tuple[Action, ...]:
-    """Signal these groups; a stopped process acts on a signal only when it goes on."""
+    """The signal for these groups, and SIGCONT: a stopped process handles signals only once it continues."""
     groups = frozenset(indexes)
     if not groups:
         return ()

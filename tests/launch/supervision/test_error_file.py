@@ -1,4 +1,4 @@
-"""What is read from the file in which a rank tells of its failure."""
+"""The exception in the file that a rank records it in."""
 
 import json
 
@@ -42,11 +42,11 @@ def test_errors_are_read_as_torch_writes_them(tmp_path, content, error):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000])
-def test_anything_else_is_no_error(tmp_path, content):
+def test_another_format_is_no_error(tmp_path, content):
     path = tmp_path / "error.json"
     path.write_bytes(content)
     assert read_error(str(path)) is None
-    copy_error_file(str(path), str(tmp_path / "why.json"), exit_code=1)  # As little is handed on.
+    copy_error_file(str(path), str(tmp_path / "why.json"), exit_code=1)
 
 
 @pytest.mark.parametrize("path", ["", "/nonexistent/error.json", "/"])

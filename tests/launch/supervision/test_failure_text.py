@@ -1,4 +1,4 @@
-"""Which rank failed first, and how that is told."""
+"""Which rank failed first, and the lines about it."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_the_first_to_fail_is_the_cause(ranks, cause):
     assert root_cause(job(*ranks)).index == cause
 
 
-def test_a_failed_rank_is_told_with_all_that_is_known():
+def test_the_lines_about_a_failed_rank():
     traceback = f"{TRACEBACK}\n  File x\nValueError: no"
     failed = rank(
         1, code=1, recorded=1700000000, text=traceback, log="logs/1/stderr.log", last_lines=("epoch 3", TRACEBACK, "…")
@@ -47,32 +47,35 @@ def test_a_failed_rank_is_told_with_all_that_is_known():
     others = [rank(0, signal=15), rank(2, code=1, ended_at=AT + 1)]
     lines = summary(job(*others, failed, attempts=(2, 3)))
     assert lines[0] == "cpulaunch: rank 1 (local rank 1, pid 101) on h1 failed first: exit code 1"
-    assert lines[1] == "cpulaunch: 1 of the other 2 failed after it; the rest were ended"
+    assert lines[1] == "cpulaunch: 1 other rank failed afterwards; the rest were terminated"
     assert lines[2].startswith("cpulaunch: at 2023-11-1")
-    assert lines[2].endswith(", in attempt 2 of 3")
+    assert lines[2].endswith(" (attempt 2 of 3)")
     assert lines[3:] == (
-        "cpulaunch: its log: logs/1/stderr.log",
-        "cpulaunch: its error:",
+        "cpulaunch: log: logs/1/stderr.log",
+        "cpulaunch: its exception:",
         f"  {TRACEBACK}",
         "    File x",
         "  ValueError: no",
-        "cpulaunch: its last lines:",
+        "cpulaunch: last lines of its output:",
         "  epoch 3",
     )
 
 
 def test_without_a_record_the_last_lines_hold_the_traceback():
     lines = summary(job(rank(1, code=1, last_lines=(TRACEBACK, "KeyError: 3"))))
-    assert lines[-3:] == ("cpulaunch: its last lines:", f"  {TRACEBACK}", "  KeyError: 3")
+    assert lines[-3:] == ("cpulaunch: last lines of its output:", f"  {TRACEBACK}", "  KeyError: 3")
     assert lines[0].endswith("failed: exit code 1")
 
 
 @pytest.mark.parametrize(
     ("others", "told"),
     [
-        ([rank(0, code=0, ended_at=AT - 9), rank(2, code=0, ended_at=AT - 1)], "the other ranks had finished before"),
-        ([rank(0, code=0, ended_at=AT - 9), rank(2, signal=15, ended_at=AT + 1)], "the other ranks were ended"),
-        ([rank(0, code=0, ended_at=AT + 1)], "the other ranks were ended"),
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, code=0, ended_at=AT - 1)], "the other ranks had already finished"),
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, signal=15, ended_at=AT + 1)], "the other ranks were terminated"),
+        ([rank(0, code=0, ended_at=AT + 1)], "the other rank was terminated"),
+        ([rank(0, code=0, ended_at=AT - 1)], "the other rank had already finished"),
+        ([rank(0, code=1, ended_at=AT + 1)], "the other rank failed afterwards"),
+        ([rank(0, code=1), rank(2, code=2)], "the other ranks failed afterwards"),
     ],
 )
 def test_what_became_of_the_others(others, told):
@@ -80,8 +83,8 @@ def test_what_became_of_the_others(others, told):
     assert lines[1] == f"cpulaunch: {told}"
 
 
-def test_memory_is_blamed_where_the_kernel_says_so():
+def test_memory_is_the_reason_if_the_kernel_killed():
     lines = summary(job(rank(0, signal=15), rank(1, signal=9), oom=1))
     assert lines[0].endswith("failed first: killed by SIGKILL (signal 9: killed)")
     assert lines[1].startswith("cpulaunch: out of memory")
-    assert lines[2] == "cpulaunch: the other ranks were ended"
+    assert lines[2] == "cpulaunch: the other rank was terminated"

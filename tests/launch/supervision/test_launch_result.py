@@ -1,8 +1,8 @@
-"""How the end of a launch is told."""
+"""The lines about the end of a launch."""
 
 import pytest
 
-from cpulaunch.launch.supervision.failure_text import signal_words, summary
+from cpulaunch.launch.supervision.failure_text import signal_text, summary
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
 
 
@@ -13,38 +13,38 @@ def result(*, exit_code=None, signal=None, oom=None, lines=(), workers=2):
     return LaunchResult(exit_code=failed.status, host="h1", workers=both, first_failure=1, oom_kills=oom)
 
 
-def test_an_exit_code_is_told():
+def test_an_exit_code_is_named():
     assert summary(result(exit_code=3)) == (
-        "cpulaunch: worker 1 on h1 failed first; the others were ended: exit code 3",
+        "cpulaunch: worker 1 on h1 failed first: exit code 3; the other worker was terminated",
     )
 
 
-def test_a_signal_is_told_in_words():
+def test_a_signal_is_named_with_its_meaning():
     assert summary(result(signal=11, workers=1)) == (
         "cpulaunch: worker 1 on h1 failed: killed by SIGSEGV (signal 11: segmentation fault)",
     )
 
 
 @pytest.mark.parametrize(("signal", "oom", "told"), [(9, 1, True), (9, 0, False), (9, None, False), (11, 1, False)])
-def test_memory_is_blamed_only_where_the_kernel_says_so(signal, oom, told):
+def test_memory_is_the_reason_only_if_the_kernel_killed(signal, oom, told):
     assert ("out of memory" in "\n".join(summary(result(signal=signal, oom=oom)))) == told
 
 
-def test_memory_is_blamed_through_a_shell_too():
+def test_memory_is_the_reason_through_a_shell_too():
     assert "out of memory" in "\n".join(summary(result(exit_code=137, oom=1)))
 
 
 def test_the_last_lines_are_quoted():
-    assert summary(result(exit_code=1, lines=["a", "b"]))[1:] == ("cpulaunch: its last lines:", "  a", "  b")
+    assert summary(result(exit_code=1, lines=["a", "b"]))[1:] == ("cpulaunch: last lines of its output:", "  a", "  b")
 
 
-def test_a_signal_to_the_launcher_is_told():
+def test_a_signal_to_the_launcher_is_named():
     ended = LaunchResult(exit_code=143, host="h1", workers=(), ended_by=15)
-    assert summary(ended) == ("cpulaunch: ended by SIGTERM (signal 15: terminated)",)
+    assert summary(ended) == ("cpulaunch: stopped by SIGTERM (signal 15: terminated)",)
 
 
-def test_unknown_signals_have_words_too():
-    assert signal_words(34 + 3).startswith("signal 37")
+def test_unknown_signals_are_named_by_number():
+    assert signal_text(34 + 3).startswith("signal 37")
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_unknown_signals_have_words_too():
     ],
     ids=["v2", "v1", "v1 before 4.13", "malformed", "empty"],
 )
-def test_kills_are_read_from_both_kinds_of_events(text, kills):
+def test_kills_are_read_from_the_events_of_both_cgroup_versions(text, kills):
     assert oom_kills(text) == kills

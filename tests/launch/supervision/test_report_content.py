@@ -6,7 +6,7 @@ from cpulaunch.launch.monitor.sampling import MAX_SNAPSHOTS, keep, pause_before
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import Metric
-from cpulaunch.launch.supervision.report import metric_lines, report, unapplied
+from cpulaunch.launch.supervision.report import flags_without_effect, metric_lines, report
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, encode
@@ -61,7 +61,7 @@ def reported(observation, **options):
     return report(plan(**options), result(worker(observation=observation)), version="1", plan_json={})["workers"][0]
 
 
-def test_a_worker_that_said_nothing_is_reported_all_the_same():
+def test_a_worker_without_events_is_reported():
     assert report(plan(), result(worker(status=-9), exit_code=137), version="1", plan_json={"schema": 1}) == {
         "schema": 1,
         "cpulaunch": "1",
@@ -111,7 +111,13 @@ def test_the_facts_of_a_worker_report_are_in_the_run_report():
         ({100: 1, 101: 5}, {}, 101),
         ({101: 5}, {100: 1}, 101),
     ],
-    ids=["nobody", "the program inside a shell", "the worker itself", "the largest", "own words and samples alike"],
+    ids=[
+        "no process",
+        "the program inside a shell",
+        "the worker itself",
+        "the largest",
+        "own report and samples alike",
+    ],
 )
 def test_the_binding_is_that_of_the_largest_process(told, samples, pid):
     observation = Observation(
@@ -195,7 +201,7 @@ def test_metrics_from_output_and_program_are_summed_by_name():
     assert metric_lines(plan(workers=2, metric=pattern), result(*workers)) == ("tokens/s: 5 (2 + 3)", "x: 1")
 
 
-def test_what_the_program_says_itself_goes_before_its_output():
+def test_a_metric_set_by_the_program_wins_over_its_output():
     one = worker(metric=read("x (.*)", b"x 1"), observation=with_metrics(x=2.0))
     assert report(plan(metric="x (.*)"), result(one), version="1", plan_json={})["metrics"]["x"]["sum"] == 2
 
@@ -203,8 +209,8 @@ def test_what_the_program_says_itself_goes_before_its_output():
 @pytest.mark.parametrize(
     ("lines", "exit_code", "said"),
     [
-        ([], 0, ("warning: --metric found no line in the output of worker 0",)),
-        ([b"x n/a"], 0, ("warning: --metric found no number, last 'n/a' in the output of worker 0",)),
+        ([], 0, ("warning: --metric matched nothing in the output of worker 0",)),
+        ([b"x n/a"], 0, ("warning: --metric matched 'n/a', which is not a number, in the output of worker 0",)),
         ([], 3, ()),
         ([b"x 1"], 0, ("x: 1",)),
     ],
@@ -240,13 +246,13 @@ LOADED = Observation(wall_seconds=1, report=WorkerReport(main_pid=100))
         "no plugin",
     ],
 )
-def test_settings_that_nobody_was_there_to_apply_are_named(settings, workers, exit_code, missing):
+def test_settings_without_a_plugin_to_apply_them_are_named(settings, workers, exit_code, missing):
     ended = [worker(index, observation=observation) for index, observation in enumerate(workers)]
     asked = plan(workers=len(workers), settings=settings)
-    assert unapplied(asked, result(*ended, exit_code=exit_code)) == missing
+    assert flags_without_effect(asked, result(*ended, exit_code=exit_code)) == missing
 
 
-def test_workers_are_looked_at_ever_more_rarely():
+def test_samples_become_rarer():
     assert [pause_before(look) for look in range(6)] == [0.2, 1.0, 3.0, 10.0, 10.0, 10.0]
 
 
