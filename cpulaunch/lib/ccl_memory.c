@@ -2,8 +2,8 @@
  * What the backend "ccl" does in one host's memory, without Python: ranks meet, reduce what they brought along to the
  * meeting, and reduce their share of a large tensor in one another's memory.
  *
- * cpulaunch/worker/ccl/memory/native.py calls it. meeting.py and memory_path.py do the same, slower, where there is no
- * compiled library: a group may have ranks of both kinds. Their memory is laid out as in meeting.py. Stores are seen in
+ * cpulaunch/worker/ccl/memory/native.py calls it. shared_barrier.py and path.py beside it do the same, slower, where there is no
+ * compiled library: a group may have ranks of both kinds. Their memory is laid out as in shared_barrier.py. Stores are seen in
  * the order in which they are made on x86-64, for which alone this is built. Sources: futex(2), process_vm_readv(2).
  */
 #define _GNU_SOURCE
@@ -25,7 +25,7 @@ struct call { /* what ranks compare */
     uint64_t words[2];
 };
 
-struct place { /* a rank's slot, as in meeting.py */
+struct place { /* a rank's slot, as in shared_barrier.py */
     uint32_t count, unused;
     int32_t process;
     uint32_t has_left;
@@ -36,7 +36,7 @@ struct place { /* a rank's slot, as in meeting.py */
         uint64_t words[2];
     } calls[2];
 };
-_Static_assert(offsetof(struct place, calls) == 32 && sizeof(struct place) == 96, "as in meeting.py");
+_Static_assert(offsetof(struct place, calls) == 32 && sizeof(struct place) == 96, "as in shared_barrier.py");
 
 struct rank { /* where a rank's slot and its two payloads are */
     struct place *place;

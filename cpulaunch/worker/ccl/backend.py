@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import (
 
 from cpulaunch.worker.ccl import argument_checks as shapes
 from cpulaunch.worker.ccl import group_setup as joining
-from cpulaunch.worker.ccl.executor import Carrier, Lane, shared_carrier
+from cpulaunch.worker.ccl.executor import Executor, GroupQueue, shared_executor
 from cpulaunch.worker.ccl.memory.shared_barrier import open_memory
 from cpulaunch.worker.ccl.thread_setup import thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from cpulaunch.worker.ccl.channel import Channel
-    from cpulaunch.worker.ccl.memory.shared_barrier import Meeting
-    from cpulaunch.worker.ccl.oneccl.peer_connections import Lines
+    from cpulaunch.worker.ccl.collective_ops import CollectiveOps
+    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
+    from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections
 
     Tensors = list[Tensor]
 
@@ -62,27 +62,27 @@ class CclGroup(ProcessGroup):
         joining.check_machine(sys.platform, os.uname().machine)
         store = joining.fresh_keys(store, rank)
         memory = open_memory(store, rank=rank, size=size)
-        self._channel: Channel | None = None
-        self._joining: Meeting | Lines | None = None
+        self._ops: CollectiveOps | None = None
+        self._joining: SharedBarrier | PeerConnections | None = None
         self._direct: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
         asked = joining.asked_path()
-        meeting = joining.open_meeting(memory, rank=rank, size=size, seconds=self._seconds)
-        self._is_quick = joining.agree_on_memory(meeting, asked, self._seconds)
-        if meeting is not None and self._is_quick:
-            self._lane = self._lane_of(Carrier(thread_cpus(os.environ)))
-            self._channel = joining.join_memory(meeting, self._seconds)
+        barrier = joining.open_barrier(memory, rank=rank, size=size, seconds=self._seconds)
+        self._is_quick = joining.agree_on_memory(barrier, asked, self._seconds)
+        if barrier is not None and self._is_quick:
+            self._queue = self._lane_of(Executor(thread_cpus(os.environ)))
+            self._ops = joining.join_memory(barrier, self._seconds)
         else:
-            self._lane = self._lane_of(shared_carrier())
-            join = partial(joining.join, store, meeting, rank=rank, size=size, seconds=self._seconds, watch=self._watch)
-            self._channel = self._lane.submit(join, self._seconds).result()
+            self._queue = self._lane_of(shared_executor())
+            join = partial(joining.join, store, barrier, rank=rank, size=size, seconds=self._seconds, watch=self._watch)
+            self._ops = self._queue.submit(join, self._seconds).result()
             self._joining = None
 
-    def _watch(self, ranks: Meeting | Lines) -> None:
+    def _watch(self, ranks: SharedBarrier | PeerConnections) -> None:
         """Effect: until this rank has joined the others, these tell of their ends."""
         self._joining = ranks
 
-    def _lane_of(self, carrier: Carrier) -> Lane:
-        return Lane(carrier, lost_peer=self._lost_peer, tell=self._tell_others)
+    def _lane_of(self, executor: Executor) -> GroupQueue:
+        return GroupQueue(executor, lost_peer=self._lost_peer, tell=self._tell_others)
 
     def _submit(self, job: Callable[[], Any], options: Any) -> Work:
         """The job's work. A caller that waits anyway does it itself: in their memory, ranks can be interrupted.
@@ -91,30 +91,30 @@ class CclGroup(ProcessGroup):
         """
         timeout = options.timeout
         if timeout > _NO_TIME:
-            return self._lane.submit(job, timeout.total_seconds(), has_own_time=True)
+            return self._queue.submit(job, timeout.total_seconds(), has_own_time=True)
         if self._is_quick and not getattr(options, "asyncOp", True):
-            done = self._lane.do_now(job)
+            done = self._queue.do_now(job)
             if done is not None:
                 return done
-        return self._lane.submit(job, self._seconds)
+        return self._queue.submit(job, self._seconds)
 
     def _tell_others(self) -> None:
-        if self._channel is not None:
-            self._channel.give_up()
+        if self._ops is not None:
+            self._ops.give_up()
         elif self._joining is not None:
             self._joining.leave()
 
     def _lost_peer(self) -> tuple[int, int] | None:
-        if self._channel is None:
+        if self._ops is None:
             return None if self._joining is None else self._joining.lost()
-        return self._channel.lost_peer()
+        return self._ops.lost_peer()
 
     @property
-    def _way(self) -> Channel:
+    def _way(self) -> CollectiveOps:
         """Raises: CclError after shutdown."""
-        if self._channel is None:
+        if self._ops is None:
             raise CclError("the group was destroyed")
-        return self._channel
+        return self._ops
 
     @property
     def _gloo(self) -> Any:
@@ -299,32 +299,32 @@ class CclGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """Effect: what was submitted is done, then this rank has left the group; nothing the second time."""
-        channel, self._channel = self._channel, None
-        if channel is None:
+        ops, self._ops = self._ops, None
+        if ops is None:
             return
         try:
-            if self._lane.broken is None:
-                self._lane.submit(partial(joining.leave, channel), self._seconds).wait()
+            if self._queue.broken is None:
+                self._queue.submit(partial(joining.leave, ops), self._seconds).wait()
         finally:
             self._end("it was destroyed")
 
     def abort(self) -> None:
         """Effect: what was submitted fails, here and for the other ranks, and so does what will be."""
-        self._lane.give_up(CclError("it was aborted"))
-        self._channel = None
+        self._queue.give_up(CclError("it was aborted"))
+        self._ops = None
         self._end("it was aborted")
 
     def __del__(self) -> None:
         """Effect: the thread of a group that is only forgotten ends, as torch before 2.6 destroys groups."""
-        if getattr(self, "_channel", None) is not None and self._is_quick:
-            self._lane.carrier.close()
+        if getattr(self, "_ops", None) is not None and self._is_quick:
+            self._queue.executor.close()
 
     def _end(self, why: str) -> None:
         """Effect: nothing can be submitted any more, and the group's own thread ends."""
-        self._lane.broken = self._lane.broken or CclError(why)
+        self._queue.broken = self._queue.broken or CclError(why)
         self._direct = None  # Its threads and connections end, whoever still holds this object.
         if self._is_quick:
-            self._lane.carrier.close()
+            self._queue.executor.close()
 
 
 def _then(result: Sequence[Tensor], function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[], Any]:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from queue import SimpleQueue
 
-from cpulaunch.worker.ccl.thread_setup import sit, unpinned_cpus
+from cpulaunch.worker.ccl.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
 from cpulaunch.worker.ccl.work import INTERRUPTED, TORCH_KEEPS_WORKS, CclWork, DoneWork, abandoned, keep
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Carrier:
+class Executor:
     """A thread that carries out works in order, and a turn that a calling thread may take instead of it.
 
     The thread inherits the CPUs of the one that first needs it, unless it is given some.
@@ -53,7 +53,7 @@ class Carrier:
         """
         self._check_not_busy()
         if self._hanging == threading.get_ident():
-            work.lane.carry_out(work)
+            work.queue.carry_out(work)
             return
         self._works.append(work)
         self._queue.put(None)
@@ -126,7 +126,7 @@ class Carrier:
                 work.finish(error)
 
     def _carry_out_all(self) -> None:
-        sit(self._cpus)
+        configure_thread(self._cpus)
         while self._works or not self._is_closed:
             self._queue.get()
             if self._works:  # More than one, if an interrupt came between a work and the word that it is there.
@@ -138,7 +138,7 @@ class Carrier:
         while self._works and not (until is not None and until.is_completed()):
             work = self._works.popleft()
             try:
-                work.lane.carry_out(work)
+                work.queue.carry_out(work)
             except BaseException:
                 work.finish(CclError(INTERRUPTED))
                 raise
@@ -149,15 +149,17 @@ class Carrier:
         self._queue.put(None)
 
 
-class Lane:
+class GroupQueue:
     """A group's collectives, in order, and whether the group is still of use: `broken` is why it is not.
 
     `lost_peer` finds a rank that has ended; `tell` lets the others know that this one comes no more.
     """
 
-    def __init__(self, carrier: Carrier, *, lost_peer: Callable[[], tuple[int, int] | None], tell: Callable[[], None]):
+    def __init__(
+        self, executor: Executor, *, lost_peer: Callable[[], tuple[int, int] | None], tell: Callable[[], None]
+    ):
         self.broken: BaseException | None = None
-        self.carrier, self.lost_peer = carrier, lost_peer
+        self.executor, self.lost_peer = executor, lost_peer
         self._tell, self._process = tell, os.getpid()
 
     def _check(self) -> None:
@@ -176,7 +178,7 @@ class Lane:
         work = CclWork(job, self, seconds, has_own_time=has_own_time)
         if not TORCH_KEEPS_WORKS:
             keep(work)
-        self.carrier.take(work)
+        self.executor.take(work)
         return work
 
     def do_now(self, job: Callable[[], Any]) -> DoneWork | None:
@@ -184,8 +186,8 @@ class Lane:
         self._check()
         has_turn = False
         try:
-            has_turn = self.carrier.take_turn()
-            return DoneWork(self.carrier.run(job)) if has_turn else None
+            has_turn = self.executor.take_turn()
+            return DoneWork(self.executor.run(job)) if has_turn else None
         except BaseException as error:  # An interrupt breaks the group too: the others are in the middle of it.
             if not isinstance(error, RanksDisagreeError):
                 abandoned.append((job, error))
@@ -193,12 +195,12 @@ class Lane:
             raise
         finally:
             if has_turn:
-                self.carrier.turn.release()
+                self.executor.turn.release()
 
     def carry_out(self, work: CclWork) -> None:
         """Effect: the work is done, or has failed; the group breaks unless all ranks failed alike before they began."""
         if self.broken is not None:
-            self.carrier.settle(work, CclError(f"the group is broken: {self.broken}"))
+            self.executor.settle(work, CclError(f"the group is broken: {self.broken}"))
             return
         try:
             work.run()
@@ -206,7 +208,7 @@ class Lane:
             error = work.exception()
             if error is not None and not isinstance(error, RanksDisagreeError):
                 self.give_up(error)
-            self.carrier.settle(work)
+            self.executor.settle(work)
 
     def help_with(self, work: CclWork, *, is_patient: bool) -> None:
         """Effect: this thread does the work, if it may. Raises: CclError in a fork or in the middle of a work, and
@@ -214,7 +216,7 @@ class Lane:
         """
         self._check_process()
         try:
-            self.carrier.carry_out_until(work, is_patient=is_patient)
+            self.executor.carry_out_until(work, is_patient=is_patient)
         except CclError:
             raise
         except BaseException as error:
@@ -228,10 +230,10 @@ class Lane:
             self._tell()
 
 
-_shared: dict[int, Carrier] = {}
+_shared: dict[int, Executor] = {}
 """Process id -> the thread that calls oneCCL: a forked child gets one of its own."""
 
 
-def shared_carrier() -> Carrier:
+def shared_executor() -> Executor:
     """The one thread of this process that may call oneCCL."""
-    return _shared.setdefault(os.getpid(), Carrier(unpinned_cpus(os.environ), watches=True))
+    return _shared.setdefault(os.getpid(), Executor(unpinned_cpus(os.environ), watches=True))

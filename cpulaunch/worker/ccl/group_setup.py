@@ -16,15 +16,15 @@ import torch
 from torch import distributed as dist
 
 from cpulaunch.records.ccl_defaults import PATH_VARIABLE
-from cpulaunch.worker.ccl.channel import Channel
-from cpulaunch.worker.ccl.memory.native import open_path, open_seat
+from cpulaunch.worker.ccl.collective_ops import CollectiveOps
+from cpulaunch.worker.ccl.memory.native import open_native_barrier, open_path
 from cpulaunch.worker.ccl.memory.path import is_permitted
 from cpulaunch.worker.ccl.oneccl import api
-from cpulaunch.worker.ccl.oneccl.call_check import RollCall
+from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
 from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
 from cpulaunch.worker.ccl.oneccl.network import check_names, own_address
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
-from cpulaunch.worker.ccl.oneccl.peer_connections import Lines, open_lines
+from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import described
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from cpulaunch.worker.ccl.memory.shared_barrier import Meeting
+    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
 
-    Watched = Meeting | Lines
+    Watched = SharedBarrier | PeerConnections
 
 PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
 SHARED_BYTES = 26 << 20
 """What oneCCL 2022.1's transport takes for each rank; it ends with a bus error where there is less."""
 
-_kept: list[Channel] = []
+_kept: list[CollectiveOps] = []
 _NO_CALL = bytes(CALL.size)
 
 
@@ -71,62 +71,66 @@ def fresh_keys(store: Any, rank: int) -> Any:
     return dist.PrefixStore(f"time {store.add(f'times/{rank}', 1)}", store)
 
 
-def open_meeting(memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> Meeting | None:
+def open_barrier(memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> SharedBarrier | None:
     """Where this group's ranks meet; None if they are on several hosts. Effect: they have met once."""
     if memory is None:
         return None
-    meeting = open_seat(memory, rank=rank, size=size, describe=described)
-    meeting.meet(_NO_CALL, seconds)
-    if len(meeting.cpus()) < size:
-        meeting.sleep_at_once()
-    return meeting
+    barrier = open_native_barrier(memory, rank=rank, size=size, describe=described)
+    barrier.meet(_NO_CALL, seconds)
+    if len(barrier.cpus()) < size:
+        barrier.sleep_at_once()
+    return barrier
 
 
-def agree_on_memory(meeting: Meeting | None, asked: str, seconds: float) -> bool:
+def agree_on_memory(barrier: SharedBarrier | None, asked: str, seconds: float) -> bool:
     """Whether all ranks can, and none is told not to, work in one another's memory. Raises: CclError."""
-    permitted = meeting is not None and is_permitted(meeting, seconds, call=_NO_CALL)
+    permitted = barrier is not None and is_permitted(barrier, seconds, call=_NO_CALL)
     agreed = permitted and asked != "oneccl"
-    if meeting is not None:
-        meeting.meet(_NO_CALL, seconds, words=(int(agreed), 0))
-        agreed = agreed and all(meeting.words(other)[0] for other in meeting.others)
+    if barrier is not None:
+        barrier.meet(_NO_CALL, seconds, words=(int(agreed), 0))
+        agreed = agreed and all(barrier.words(other)[0] for other in barrier.others)
     if asked == "memory" and not agreed:
-        why = "the kernel does not let all ranks at one another's memory" if meeting else "ranks are on several hosts"
+        why = "the kernel does not let all ranks at one another's memory" if barrier else "ranks are on several hosts"
         raise CclError(f"{PATH_VARIABLE} is memory, but {why}\nhint: {PATH_VARIABLE}=auto")
     return agreed
 
 
 def join(
-    store: Any, meeting: Meeting | None, *, rank: int, size: int, seconds: float, watch: Callable[[Watched], None]
-) -> Channel:
+    store: Any, barrier: SharedBarrier | None, *, rank: int, size: int, seconds: float, watch: Callable[[Watched], None]
+) -> CollectiveOps:
     """This rank's way to the others by oneCCL. Effect: waits for all of them; `watch` learns what tells of their ends.
 
     Raises: CclError.
     """
     check_space(size)
-    watched: Watched = meeting if meeting is not None else _between_hosts(store, rank=rank, size=size, seconds=seconds)
+    watched: Watched = barrier if barrier is not None else _between_hosts(store, rank=rank, size=size, seconds=seconds)
     watch(watched)
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
-    place = RollCall(communicator, watched, size=size, describe=described) if isinstance(watched, Lines) else watched
-    channel = Channel(OnecclPath(communicator, place, size=size, seconds=seconds), place, size=size)
+    place = (
+        CallCheck(communicator, watched, size=size, describe=described)
+        if isinstance(watched, PeerConnections)
+        else watched
+    )
+    ops = CollectiveOps(OnecclPath(communicator, place, size=size, seconds=seconds), place, size=size)
     if os.environ.get(TRANSPORT) == "mpi":  # A rank that ends waits for the others, who must not wait for it.
-        atexit.register(channel.give_up)
+        atexit.register(ops.give_up)
     if spans_program(size):
-        _forget_names(channel, size)
-    return channel
+        _forget_names(ops, size)
+    return ops
 
 
-def _between_hosts(store: Any, *, rank: int, size: int, seconds: float) -> Lines:
+def _between_hosts(store: Any, *, rank: int, size: int, seconds: float) -> PeerConnections:
     """The lines to other hosts, before oneCCL connects: it would wait forever for a rank that ends meanwhile."""
     check_names(store, rank=rank, size=size)
     address = own_address(os.environ) if rank == 0 else ""
-    return open_lines(store, address, rank=rank, size=size, seconds=seconds)
+    return open_connections(store, address, rank=rank, size=size, seconds=seconds)
 
 
-def join_memory(meeting: Meeting, seconds: float) -> Channel:
+def join_memory(barrier: SharedBarrier, seconds: float) -> CollectiveOps:
     """This rank's way to the others through their memory."""
-    return Channel(open_path(meeting, seconds), meeting, size=meeting.size)
+    return CollectiveOps(open_path(barrier, seconds), barrier, size=barrier.size)
 
 
 def check_space(size: int) -> None:
@@ -151,22 +155,22 @@ def spans_program(size: int) -> bool:
     return not dist.is_initialized() or size == dist.get_world_size()
 
 
-def _forget_names(channel: Channel, size: int) -> None:
+def _forget_names(ops: CollectiveOps, size: int) -> None:
     """Effect: every rank has every other's memory, whose names are gone."""
     source = torch.zeros(size, dtype=torch.int32, device="cpu")
-    channel.all_to_all(torch.empty_like(source), source)
-    channel.barrier()
+    ops.all_to_all(torch.empty_like(source), source)
+    ops.barrier()
     mark = f"{os.getpid()}:"
     for name in os.listdir(SHARED_FOLDER):
         if name.startswith(mark):
             with suppress(OSError):
                 os.unlink(os.path.join(SHARED_FOLDER, name))
     if not _kept:
-        _kept.append(channel)
+        _kept.append(ops)
 
 
-def leave(channel: Channel) -> None:
+def leave(ops: CollectiveOps) -> None:
     """Effect: this rank is no more in the group. Raises: CclError."""
-    atexit.unregister(channel.give_up)
-    if channel not in _kept:
-        channel.close()
+    atexit.unregister(ops.give_up)
+    if ops not in _kept:
+        ops.close()

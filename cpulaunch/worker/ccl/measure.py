@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     ranks: set[int] = set()
     try:
         for rank in range(len(cpus)):
-            ranks.add(fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], meeting=(read, write)))
+            ranks.add(fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], port_pipe=(read, write)))
         return wait_for(ranks)
     finally:
         _kill(ranks)
@@ -85,7 +85,7 @@ def _kill(ranks: set[int]) -> None:
         os.kill(rank, signal.SIGKILL)
 
 
-def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *, meeting: tuple[int, int]) -> int:
+def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *, port_pipe: tuple[int, int]) -> int:
     """The process id of a rank that measures and ends."""
     parent = os.getpid()
     pid = os.fork()
@@ -97,7 +97,7 @@ def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *
         end_with(parent, signal.SIGKILL)
         if cpus[rank]:
             os.sched_setaffinity(0, cpus[rank])
-        times = _measure(rank, len(cpus), sizes, meeting=meeting)
+        times = _measure(rank, len(cpus), sizes, port_pipe=port_pipe)
         if rank == 0:
             _say({"times": times})
         code = 0
@@ -111,7 +111,9 @@ def _say(answer: dict[str, Any]) -> None:
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
-def _measure(rank: int, size: int, sizes: Sequence[int], *, meeting: tuple[int, int]) -> list[tuple[int, float, float]]:
+def _measure(
+    rank: int, size: int, sizes: Sequence[int], *, port_pipe: tuple[int, int]
+) -> list[tuple[int, float, float]]:
     """Median seconds of an all-reduce of each size over gloo and over ccl."""
     import torch
     import torch.distributed as dist
@@ -122,7 +124,7 @@ def _measure(rank: int, size: int, sizes: Sequence[int], *, meeting: tuple[int, 
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(CCL_LOCAL_RANK=str(rank), CCL_LOCAL_SIZE=str(size))
-    store = _meet(rank, size, meeting)
+    store = _rendezvous(rank, size, port_pipe)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
     register_best(TorchSettings())
     groups = (dist.group.WORLD, dist.new_group(backend="ccl", timeout=PATIENCE))
@@ -131,11 +133,11 @@ def _measure(rank: int, size: int, sizes: Sequence[int], *, meeting: tuple[int, 
     return measured
 
 
-def _meet(rank: int, size: int, meeting: tuple[int, int]) -> Any:
+def _rendezvous(rank: int, size: int, port_pipe: tuple[int, int]) -> Any:
     """The ranks' store, in the first of them; the others are told its port."""
     from torch.distributed import TCPStore
 
-    read, write = meeting
+    read, write = port_pipe
     if rank == 0:
         store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=PATIENCE)
         os.write(write, store.port.to_bytes(2, "little") * (size - 1))

@@ -74,7 +74,7 @@ def ask_for_short_slices() -> None:
     ctypes.CDLL(None).syscall(_SYSCALL_SCHED_SETATTR, 0, ctypes.byref(wanted), 0)
 
 
-def sit(cpus: frozenset[int]) -> None:
+def configure_thread(cpus: frozenset[int]) -> None:
     """Effect: this thread runs on these CPUs, if there are any, and its operations start no threads."""
     if cpus:
         move(cpus)

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class JobRunner(Protocol):
-        """What runs a job on a thread that may run it: executor.Carrier."""
+        """What runs a job on a thread that may run it: executor.Executor."""
 
         def run(self, job: Callable[[], Any]) -> Any: ...
         def watch(self, work: CclWork) -> None: ...
 
     class WorkQueue(Protocol):
-        """The queue that a work belongs to: executor.Lane. executor.py imports this module, not the other way round."""
+        """The queue that a work belongs to: executor.GroupQueue, which imports this module."""
 
         broken: BaseException | None
         lost_peer: Callable[[], tuple[int, int] | None]
 
         @property
-        def carrier(self) -> JobRunner: ...
+        def executor(self) -> JobRunner: ...
         def carry_out(self, work: CclWork) -> None: ...
         def help_with(self, work: CclWork, *, is_patient: bool) -> None: ...
         def give_up(self, why: BaseException) -> None: ...
 
 
-GLANCE_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """How often a waiting program looks whether the group still can finish."""
 INTERRUPTED = "a collective was interrupted"
-GRACE_GLANCES = 3
+GRACE_POLLS = 3
 """How many looks at a rank that has ended it takes to give up on data that may still be on its way."""
 
 _future_lock = threading.Lock()
@@ -79,11 +79,11 @@ def keep(work: CclWork) -> None:
 class CclWork(Work):
     """A collective under way."""
 
-    def __init__(self, job: Callable[[], Any], lane: WorkQueue, seconds: float, *, has_own_time: bool = False) -> None:
+    def __init__(self, job: Callable[[], Any], queue: WorkQueue, seconds: float, *, has_own_time: bool = False) -> None:
         """`has_own_time` says that it may take no longer than the seconds, which are not the group's."""
         super().__init__()
         self.job: Callable[[], Any] | None = job
-        self.lane, self._seconds, self._has_own_time = lane, seconds, has_own_time
+        self.queue, self._seconds, self._has_own_time = queue, seconds, has_own_time
         self._finished = threading.Lock()
         self._finished.acquire()
         self._is_finished = False
@@ -99,7 +99,7 @@ class CclWork(Work):
         """
         job, self.job = self.job, None
         try:
-            self._result = self.lane.carrier.run(job) if job is not None else None
+            self._result = self.queue.executor.run(job) if job is not None else None
         except BaseException as error:
             if not isinstance(error, RanksDisagreeError):
                 abandoned.append((job, error))
@@ -109,7 +109,7 @@ class CclWork(Work):
 
     def _explained(self, error: Exception) -> Exception:
         """The error, or why it came about: oneCCL only says that its connection to a rank is lost."""
-        lost = self.lane.lost_peer() if type(error) is CclError else None
+        lost = self.queue.lost_peer() if type(error) is CclError else None
         if lost is None:
             return error
         return PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) ended in a collective: {error}")
@@ -130,7 +130,7 @@ class CclWork(Work):
         """True when the collective is done. Raises: what went wrong; PeerLostError if it takes longer than allowed."""
         if not self._is_finished:
             seconds = timeout.total_seconds()
-            self.lane.help_with(self, is_patient=seconds <= 0 and not self._has_own_time)
+            self.queue.help_with(self, is_patient=seconds <= 0 and not self._has_own_time)
             self._await(seconds if seconds > 0 else self._seconds)
         _kept.pop(id(self), None)
         if self._error is not None:
@@ -138,18 +138,18 @@ class CclWork(Work):
         return True
 
     def _await(self, seconds: float) -> None:
-        left, glances = seconds, 0
-        while not self._finished.acquire(timeout=max(0.0, min(GLANCE_SECONDS, left))):
-            left -= GLANCE_SECONDS
-            why = self.lane.broken
-            if why is None and (lost := self.lane.lost_peer()):
-                glances += 1
+        left, polls = seconds, 0
+        while not self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))):
+            left -= POLL_SECONDS
+            why = self.queue.broken
+            if why is None and (lost := self.queue.lost_peer()):
+                polls += 1
                 why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) ended in a collective")
-                why = why if glances >= GRACE_GLANCES else None
+                why = why if polls >= GRACE_POLLS else None
             if why is None and left <= 0:
                 why = PeerLostError(f"a collective was not done within {seconds:.0f} s: a rank is late, or hangs")
             if why is not None:
-                self.lane.give_up(why)
+                self.queue.give_up(why)
                 _end_without_unloading()
                 raise why
         self._finished.release()  # Others may wait too.
@@ -186,7 +186,7 @@ class CclWork(Work):
         if settled:
             self._settle()
         elif first:
-            self.lane.carrier.watch(self)
+            self.queue.executor.watch(self)
         return self._future
 
     def _settle(self) -> None:

@@ -3,8 +3,8 @@
 import mmap
 import threading
 
-from cpulaunch.worker.ccl.memory.native import NativeMeeting, load
-from cpulaunch.worker.ccl.memory.shared_barrier import Meeting, bytes_needed
+from cpulaunch.worker.ccl.memory.native import NativeBarrier, load
+from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier, bytes_needed
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import described
 
@@ -14,16 +14,16 @@ KINDS = ["python"] if LIBRARY is None else ["python", "native", "mixed"]
 """Of seats: written in Python, or the compiled library's, which is there if cpulaunch was installed with a compiler."""
 
 
-def seat_of(kind, memory, rank, size):
+def barrier_of(kind, memory, rank, size):
     if kind == "native" or (kind == "mixed" and rank % 2 == 0):
-        return NativeMeeting(LIBRARY, memory, rank=rank, size=size, describe=described)
-    return Meeting(memory, rank=rank, size=size, describe=described)
+        return NativeBarrier(LIBRARY, memory, rank=rank, size=size, describe=described)
+    return SharedBarrier(memory, rank=rank, size=size, describe=described)
 
 
 def together(size, rank_does, *, number=0, kind="python"):
     """What each of so many ranks returned, or raised; `number` collectives are behind them."""
     memory = mmap.mmap(-1, bytes_needed(size))
-    seats = [seat_of(kind, memory, rank, size) for rank in range(size)]
+    seats = [barrier_of(kind, memory, rank, size) for rank in range(size)]
     results = [None] * size
 
     def run(rank):

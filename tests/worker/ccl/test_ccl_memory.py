@@ -16,11 +16,11 @@ import torch
 from ccl_threads import KINDS, SECONDS, together
 from torch.distributed import ReduceOp
 
-from cpulaunch.worker.ccl.executor import Carrier, Lane
+from cpulaunch.worker.ccl.executor import Executor, GroupQueue
 from cpulaunch.worker.ccl.group_setup import check_machine
 from cpulaunch.worker.ccl.memory.native import open_path
 from cpulaunch.worker.ccl.memory.path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
-from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, Meeting, bytes_needed
+from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier, bytes_needed
 from cpulaunch.worker.ccl.thread_setup import ask_for_short_slices, own_cpus, thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 from cpulaunch.worker.ccl.wire.reductions import described, packed_call, reduction
@@ -31,9 +31,9 @@ SUM = reduction(ReduceOp.SUM, torch.float32)
 
 
 def reduced(count, dtype=torch.float32):
-    def rank_does(meeting):
-        path, how = open_path(meeting, SECONDS), reduction(ReduceOp.SUM, dtype)
-        tensor = torch.arange(count, dtype=dtype) * (meeting.rank + 1)
+    def rank_does(barrier):
+        path, how = open_path(barrier, SECONDS), reduction(ReduceOp.SUM, dtype)
+        tensor = torch.arange(count, dtype=dtype) * (barrier.rank + 1)
         path.all_reduce(packed_call("all_reduce", dtype, count), tensor, how)
         return tensor
 
@@ -66,8 +66,8 @@ def test_ranks_without_a_part_of_their_own(kind):
 
 @each_kind
 def test_counts_go_round(kind):
-    def rank_does(meeting):
-        path, sums = open_path(meeting, SECONDS), []
+    def rank_does(barrier):
+        path, sums = open_path(barrier, SECONDS), []
         for _ in range(6):
             tensor = torch.ones(3)
             path.all_reduce(packed_call("all_reduce", torch.float32, 3), tensor, SUM)
@@ -80,11 +80,11 @@ def test_counts_go_round(kind):
 def test_uneven_pieces_reach_their_ranks():
     table = [[2, 0, 3], [1, 4, 0], [0, 5, 70_000]]
 
-    def rank_does(meeting):
-        row = table[meeting.rank]
-        source = torch.cat([torch.full((count,), 10 * meeting.rank + to) for to, count in enumerate(row)])
-        target = torch.empty(sum(row[meeting.rank] for row in table), dtype=source.dtype)
-        MemoryPath(meeting, SECONDS).exchange(packed_call("all_to_all", torch.int64, 0), target, source, table)
+    def rank_does(barrier):
+        row = table[barrier.rank]
+        source = torch.cat([torch.full((count,), 10 * barrier.rank + to) for to, count in enumerate(row)])
+        target = torch.empty(sum(row[barrier.rank] for row in table), dtype=source.dtype)
+        MemoryPath(barrier, SECONDS).exchange(packed_call("all_to_all", torch.int64, 0), target, source, table)
         return target.tolist()
 
     expected = [[10 * rank + to for rank in range(3) for _ in range(table[rank][to])] for to in range(3)]
@@ -93,9 +93,9 @@ def test_uneven_pieces_reach_their_ranks():
 
 @each_kind
 def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine(kind):
-    def rank_does(meeting):
-        path = open_path(meeting, SECONDS)
-        name = "broadcast" if meeting.rank == 2 else "all_reduce"
+    def rank_does(barrier):
+        path = open_path(barrier, SECONDS)
+        name = "broadcast" if barrier.rank == 2 else "all_reduce"
         with pytest.raises(RanksDisagreeError, match="broadcast of 5 float32"):
             path.barrier(packed_call(name, torch.float32, 5))
         path.barrier(packed_call("barrier", torch.int32, 1))
@@ -106,12 +106,12 @@ def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine(kind
 
 @each_kind
 def test_a_rank_that_leaves_is_named(kind):
-    def rank_does(meeting):
-        meeting.meet(bytes(16), SECONDS)
-        if meeting.rank == 1:
-            meeting.leave()
+    def rank_does(barrier):
+        barrier.meet(bytes(16), SECONDS)
+        if barrier.rank == 1:
+            barrier.leave()
             return "left"
-        meeting.wait(SECONDS)
+        barrier.wait(SECONDS)
         return "met"
 
     stayed, left = together(2, rank_does, kind=kind)
@@ -138,7 +138,7 @@ class Count:
 
 def test_a_rank_that_comes_and_leaves_in_between_was_there():
     memory = mmap.mmap(-1, bytes_needed(2))
-    waiting, leaving = (Meeting(memory, rank=rank, size=2, describe=described) for rank in (0, 1))
+    waiting, leaving = (SharedBarrier(memory, rank=rank, size=2, describe=described) for rank in (0, 1))
     waiting._spins = 0
     waiting._counts = [waiting._counts[0], Count(leaving)]
     waiting.wait(SECONDS)
@@ -147,12 +147,12 @@ def test_a_rank_that_comes_and_leaves_in_between_was_there():
 
 @each_kind
 def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one(kind):
-    def rank_does(meeting):
-        if meeting.rank == 1:
+    def rank_does(barrier):
+        if barrier.rank == 1:
             for turn in (0, 1):
-                meeting._sleepers[1][turn].value = 1
-        meeting.wait(SECONDS)
-        return [mark.value for mark in meeting._sleepers[1]] if meeting.rank == 1 else None
+                barrier._sleepers[1][turn].value = 1
+        barrier.wait(SECONDS)
+        return [mark.value for mark in barrier._sleepers[1]] if barrier.rank == 1 else None
 
     assert together(2, rank_does, kind=kind)[1] == [1, 0]
 
@@ -164,7 +164,7 @@ def test_a_process_with_many_files_can_wait():
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, most[0]), most[1]))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
     try:
-        assert together(2, lambda meeting: (meeting.wait(SECONDS), meeting.lost())) == [(None, None)] * 2
+        assert together(2, lambda barrier: (barrier.wait(SECONDS), barrier.lost())) == [(None, None)] * 2
     finally:
         for file in files:
             os.close(file)
@@ -172,15 +172,15 @@ def test_a_process_with_many_files_can_wait():
 
 
 def test_a_forked_child_cannot_leave_for_its_rank():
-    def rank_does(meeting):
-        meeting.meet(bytes(16), SECONDS)
-        if meeting.rank == 1:
+    def rank_does(barrier):
+        barrier.meet(bytes(16), SECONDS)
+        if barrier.rank == 1:
             child = os.fork()
             if child == 0:
-                meeting.leave()
+                barrier.leave()
                 os._exit(0)
             os.waitpid(child, 0)
-        meeting.wait(SECONDS)
+        barrier.wait(SECONDS)
         return "met"
 
     assert together(2, rank_does) == ["met", "met"]
@@ -188,17 +188,17 @@ def test_a_forked_child_cannot_leave_for_its_rank():
 
 @each_kind
 def test_a_rank_that_stays_away_is_waited_for_as_long_as_told(kind):
-    def rank_does(meeting):
-        meeting.meet(bytes(16), SECONDS)
-        if meeting.rank == 0:
-            meeting.wait(0.01)
+    def rank_does(barrier):
+        barrier.meet(bytes(16), SECONDS)
+        if barrier.rank == 0:
+            barrier.wait(0.01)
 
     late, _ = together(2, rank_does, kind=kind)
     assert "did not come to the call within 0 s" in str(late)
 
 
 def test_ranks_of_one_user_are_permitted_their_memory():
-    assert together(3, lambda meeting: is_permitted(meeting, SECONDS, call=bytes(16))) == [True] * 3
+    assert together(3, lambda barrier: is_permitted(barrier, SECONDS, call=bytes(16))) == [True] * 3
 
 
 def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
@@ -239,7 +239,7 @@ def test_operations_of_the_thread_start_no_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert lane().submit(torch.get_num_threads, SECONDS).get_future().wait() == 1
+        assert queue().submit(torch.get_num_threads, SECONDS).get_future().wait() == 1
         later = []
         other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
         other.start()
@@ -277,12 +277,12 @@ def test_other_machines_are_told_to_use_gloo(system, architecture):
     check_machine("linux", "x86_64")
 
 
-def lane():
-    return Lane(Carrier(), lost_peer=lambda: None, tell=lambda: None)
+def queue():
+    return GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: None)
 
 
 def test_works_are_done_in_order_and_none_overtakes():
-    one, done, gate = lane(), [], threading.Event()
+    one, done, gate = queue(), [], threading.Event()
     first = one.submit(lambda: (gate.wait(SECONDS), done.append("first")), SECONDS)
     assert one.do_now(lambda: done.append("at once")) is None
     second = one.submit(lambda: done.append("second"), SECONDS)
@@ -294,7 +294,7 @@ def test_works_are_done_in_order_and_none_overtakes():
 
 
 def test_what_hangs_on_a_future_may_wait_for_works():
-    one, done, gate = lane(), [], threading.Event()
+    one, done, gate = queue(), [], threading.Event()
     first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
     later = one.submit(lambda: done.append("later"), SECONDS)
 
@@ -310,8 +310,8 @@ def test_what_hangs_on_a_future_may_wait_for_works():
 
 
 def test_who_waits_does_the_work_itself():
-    one = lane()
-    one.carrier._thread = threading.current_thread()  # None of its own, which might be faster.
+    one = queue()
+    one.executor._thread = threading.current_thread()  # None of its own, which might be faster.
     works = [one.submit(threading.get_ident, SECONDS) for _ in range(3)]
     works[1].wait()
     assert [work.is_completed() for work in works] == [True, True, False]
@@ -319,20 +319,20 @@ def test_who_waits_does_the_work_itself():
 
 
 def test_who_waits_no_longer_than_told_leaves_the_work_to_the_thread():
-    one = lane()
+    one = queue()
     work = one.submit(threading.get_ident, SECONDS)
     assert work.wait(timedelta(seconds=SECONDS))
-    assert work.result() == one.carrier._thread.ident
+    assert work.result() == one.executor._thread.ident
 
 
 def test_only_the_thread_calls_oneccl():
-    one = Lane(Carrier(watches=True), lost_peer=lambda: None, tell=lambda: None)
-    assert one.submit(threading.get_ident, SECONDS).result() == one.carrier._thread.ident
+    one = GroupQueue(Executor(watches=True), lost_peer=lambda: None, tell=lambda: None)
+    assert one.submit(threading.get_ident, SECONDS).result() == one.executor._thread.ident
 
 
 def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
-    one, done = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: None), []
-    one.carrier._thread = threading.current_thread()  # None of its own: who waits must do it all.
+    one, done = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: None), []
+    one.executor._thread = threading.current_thread()  # None of its own: who waits must do it all.
     first = one.submit(lambda: done.append("first"), SECONDS)
     later = one.submit(lambda: done.append("later"), SECONDS)
 
@@ -349,8 +349,8 @@ def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
 
 def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
     told = []
-    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
-    one.carrier._thread = threading.current_thread()
+    one = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one.executor._thread = threading.current_thread()
 
     def interrupted():
         raise KeyboardInterrupt
@@ -369,8 +369,8 @@ def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
 
 
 def test_a_forked_child_leaves_the_works_of_its_parent_alone():
-    one, done = lane(), []
-    one.carrier._thread = threading.current_thread()
+    one, done = queue(), []
+    one.executor._thread = threading.current_thread()
     work = one.submit(lambda: done.append("done"), SECONDS)
     child = os.fork()
     if child == 0:
@@ -385,7 +385,7 @@ def test_a_forked_child_leaves_the_works_of_its_parent_alone():
 
 
 def test_a_signal_handler_cannot_begin_a_collective_within_another():
-    one, other = lane(), lane()
+    one, other = queue(), queue()
 
     def with_handler():
         assert other.do_now(lambda: "another group's").result() == "another group's"
@@ -399,13 +399,13 @@ def test_a_signal_handler_cannot_begin_a_collective_within_another():
         return "went on"
 
     assert one.do_now(with_handler).result() == "went on"
-    one.carrier._thread = threading.current_thread()
+    one.executor._thread = threading.current_thread()
     assert one.submit(with_handler, SECONDS).result() == "went on"
 
 
 def test_an_interrupt_is_told_to_others_in_words():
-    one = lane()
-    one.carrier._thread = threading.current_thread()
+    one = queue()
+    one.executor._thread = threading.current_thread()
 
     def interrupted():
         raise KeyboardInterrupt
@@ -421,7 +421,7 @@ def test_an_interrupt_is_told_to_others_in_words():
 
 def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
     told = []
-    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: told.append(True))
 
     def interrupted():
         raise KeyboardInterrupt
@@ -442,23 +442,23 @@ class InterruptedLock:
 
 def test_an_interrupt_on_the_way_to_a_turn_lets_the_others_know():
     told = []
-    one = Lane(Carrier(), lost_peer=lambda: None, tell=lambda: told.append(True))
-    one.carrier.turn = InterruptedLock()
+    one = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one.executor.turn = InterruptedLock()
     with pytest.raises(KeyboardInterrupt):
         one.do_now(lambda: None)
     assert told == [True]
 
 
 def test_a_work_whose_submission_was_interrupted_is_done_before_the_next():
-    one, done = lane(), []
-    one.carrier._works.append(CclWork(lambda: done.append("first"), one, SECONDS))
+    one, done = queue(), []
+    one.executor._works.append(CclWork(lambda: done.append("first"), one, SECONDS))
     assert one.do_now(lambda: done.append("at once")) is None
     assert one.submit(lambda: done.append("second"), SECONDS).wait()
     assert done == ["first", "second"]
 
 
 def test_a_disagreement_breaks_nothing():
-    one = lane()
+    one = queue()
 
     def disagree():
         raise RanksDisagreeError("no")

@@ -14,14 +14,14 @@ if find_spec("torch") is None:
     pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
 
 import torch
-from ccl_threads import LIBRARY, SECONDS, seat_of, together
+from ccl_threads import LIBRARY, SECONDS, barrier_of, together
 from torch.distributed import ReduceOp
 
 import cpulaunch
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY_VERSION
-from cpulaunch.worker.ccl.memory.native import CHUNK_BYTES, NativeMeeting, NativePath, load, open_path
+from cpulaunch.worker.ccl.memory.native import CHUNK_BYTES, NativeBarrier, NativePath, load, open_path
 from cpulaunch.worker.ccl.memory.native import LIBRARY as NATIVE
-from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, Meeting
+from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import TYPES, packed_call, reduction
 
@@ -58,9 +58,9 @@ def bits(tensor):
 
 
 def reduced(dtype, count, operation):
-    def rank_does(meeting):
-        path, how = open_path(meeting, SECONDS), reduction(getattr(ReduceOp, operation), dtype)
-        tensor, call = values(dtype, count, meeting.rank), packed_call("all_reduce", dtype, count)
+    def rank_does(barrier):
+        path, how = open_path(barrier, SECONDS), reduction(getattr(ReduceOp, operation), dtype)
+        tensor, call = values(dtype, count, barrier.rank), packed_call("all_reduce", dtype, count)
         if not path.all_reduce_at_once(call, tensor, how):
             path.all_reduce(call, tensor, how)
         return bits(tensor)
@@ -88,9 +88,9 @@ def test_all_reduce_is_pythons_to_the_bit(dtype, operation, kind):
 def test_reduce_and_reduce_scatter(count, size, kind):
     root = size - 1
 
-    def rank_does(meeting):
-        path, how = open_path(meeting, SECONDS), reduction(ReduceOp.SUM, torch.int64)
-        row = torch.arange(count * size) * (meeting.rank + 1)
+    def rank_does(barrier):
+        path, how = open_path(barrier, SECONDS), reduction(ReduceOp.SUM, torch.int64)
+        row = torch.arange(count * size) * (barrier.rank + 1)
         part, whole = torch.empty(count, dtype=torch.int64), row.clone()
         path.reduce_scatter(packed_call("reduce_scatter", torch.int64, count), part, row, how)
         path.reduce(packed_call("reduce", torch.int64, count, root=root), whole, how, root=root)
@@ -103,38 +103,38 @@ def test_reduce_and_reduce_scatter(count, size, kind):
 
 
 def test_who_can_use_the_library_does():
-    assert together(2, lambda meeting: type(open_path(meeting, SECONDS)), kind="native") == [NativePath] * 2
+    assert together(2, lambda barrier: type(open_path(barrier, SECONDS)), kind="native") == [NativePath] * 2
 
 
 def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
-    def rank_does(meeting):
-        path, tensor = open_path(meeting, SECONDS), torch.full((5,), meeting.rank + 1.0)
+    def rank_does(barrier):
+        path, tensor = open_path(barrier, SECONDS), torch.full((5,), barrier.rank + 1.0)
         call, how = packed_call("all_reduce", torch.float32, 5), reduction(ReduceOp.SUM, torch.float32)
-        if meeting.rank == 1:
+        if barrier.rank == 1:
             deadline = time.monotonic() + SECONDS
-            while not meeting._sleepers[1][1].value and time.monotonic() < deadline:
+            while not barrier._sleepers[1][1].value and time.monotonic() < deadline:
                 pass
-            assert meeting._sleepers[1][1].value, "nobody sleeps until this rank comes"
+            assert barrier._sleepers[1][1].value, "nobody sleeps until this rank comes"
         path.all_reduce_at_once(call, tensor, how)
         return tensor.tolist()
 
-    def glances_are_short(meeting):
-        if isinstance(meeting, NativeMeeting):
-            meeting._seat.glance_nanoseconds = 1000
-            meeting._seat.spin_nanoseconds = 0
-        return rank_does(meeting)
+    def glances_are_short(barrier):
+        if isinstance(barrier, NativeBarrier):
+            barrier._seat.glance_nanoseconds = 1000
+            barrier._seat.spin_nanoseconds = 0
+        return rank_does(barrier)
 
     assert together(2, glances_are_short, kind="native") == [[3.0] * 5] * 2
 
 
 def test_memory_that_cannot_be_reached_names_its_rank():
-    def rank_does(meeting):
-        path, how = open_path(meeting, SECONDS), reduction(ReduceOp.SUM, torch.float32)
+    def rank_does(barrier):
+        path, how = open_path(barrier, SECONDS), reduction(ReduceOp.SUM, torch.float32)
         tensor = torch.zeros(PAYLOAD_BYTES)
-        if meeting.rank == 0:
+        if barrier.rank == 0:
             path.all_reduce(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), tensor, how)
         else:
-            meeting.meet(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), SECONDS, words=(8, 0))
+            barrier.meet(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), SECONDS, words=(8, 0))
 
     error, _ = together(2, rank_does, kind="native")
     assert isinstance(error, CclError)
@@ -146,8 +146,8 @@ def test_layouts_are_the_same():
     source = (LIB / "ccl_memory.c").read_text()
     assert "offsetof(struct place, calls) == 32" in source
     memory = bytearray(1 << 20)
-    seat = seat_of("native", memory, 1, 2)
-    assert isinstance(seat, Meeting)
+    seat = barrier_of("native", memory, 1, 2)
+    assert isinstance(seat, SharedBarrier)
     assert [each.place for each in seat._seat.ranks[:2]] == [address.value for address in seat._addresses]
 
 
@@ -159,11 +159,11 @@ def test_bytes_are_averaged_over_many_ranks():
 
 
 def test_who_has_no_cpu_sleeps_at_once():
-    def rank_does(meeting):
-        meeting.meet(bytes(16), SECONDS)
-        assert meeting.cpus() == os.sched_getaffinity(0)
-        meeting.sleep_at_once()
-        return meeting._seat.spin_nanoseconds
+    def rank_does(barrier):
+        barrier.meet(bytes(16), SECONDS)
+        assert barrier.cpus() == os.sched_getaffinity(0)
+        barrier.sleep_at_once()
+        return barrier._seat.spin_nanoseconds
 
     assert together(2, rank_does, kind="native") == [0, 0]
 

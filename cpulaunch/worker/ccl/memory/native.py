@@ -1,7 +1,7 @@
 """Meetings and reductions in one host's memory by the compiled library cpulaunch/lib/ccl_memory.c.
 
 Its calls take microseconds instead of tens of them, and hold up no thread that computes in Python. The library is
-optional: `open_seat` and `open_path` give what is written in Python where cpulaunch was installed without a C
+optional: `open_native_barrier` and `open_path` give what is written in Python where cpulaunch was installed without a C
 compiler. Ranks of both kinds can be in one group.
 """
 
@@ -19,9 +19,9 @@ from cpulaunch.worker.ccl.memory.path import ALL, MemoryPath
 from cpulaunch.worker.ccl.memory.shared_barrier import (
     CALL_BYTES,
     CALLS_AT,
-    GLANCE_SECONDS,
     PAYLOAD_BYTES,
-    Meeting,
+    POLL_SECONDS,
+    SharedBarrier,
 )
 from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import RanksDisagreeError
@@ -49,7 +49,7 @@ class _Rank(Structure):
     _fields_ = (("place", c_void_p), ("payloads", c_void_p * 2))
 
 
-class _Seat(Structure):
+class _NativeRank(Structure):
     _fields_ = (
         ("ranks", POINTER(_Rank)),
         ("rank", c_uint32),
@@ -76,7 +76,7 @@ class _Share(Structure):
     )
 
 
-_AT = (c_void_p, c_uint32)  # seat, number of the meeting
+_AT = (c_void_p, c_uint32)  # seat, number of the barrier
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "version": (),
     "knows": (c_int,),
@@ -90,7 +90,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Library:
+class NativeLibrary:
     """The library's functions, by their names without what they all begin with."""
 
     def __init__(self, path: str) -> None:
@@ -106,20 +106,20 @@ class Library:
         self.reduce_share = functions["reduce_share"]
 
 
-def load(path: str = LIBRARY) -> Library | None:
+def load(path: str = LIBRARY) -> NativeLibrary | None:
     """The library; None if cpulaunch was installed without it, or it is another version's."""
     try:
-        library = Library(path)
+        library = NativeLibrary(path)
     except (OSError, AttributeError):
         return None
     return library if library.version() == MEMORY_LIBRARY_VERSION else None
 
 
-class NativeMeeting(Meeting):
-    """One rank's seat at its group's meetings, taken by the library."""
+class NativeBarrier(SharedBarrier):
+    """One rank's seat at its group's barriers, taken by the library."""
 
     def __init__(
-        self, library: Library, memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]
+        self, library: NativeLibrary, memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]
     ) -> None:
         super().__init__(memory, rank=rank, size=size, describe=describe)
         self.library = library
@@ -131,30 +131,30 @@ class NativeMeeting(Meeting):
             *[_Rank(ctypes.addressof(self._counts[r]), (c_void_p * 2)(*starts[r])) for r in range(size)]
         )
         self._held = scratch, ranks
-        self._seat = _Seat(
+        self._seat = _NativeRank(
             ranks=ranks,
             rank=rank,
             size=size,
             spin_nanoseconds=int(SPIN_SECONDS * 1e9),
-            glance_nanoseconds=int(GLANCE_SECONDS * 1e9),
+            glance_nanoseconds=int(POLL_SECONDS * 1e9),
             scratch=scratch.data_ptr(),
             chunk_bytes=CHUNK_BYTES,
         )
         self._at = byref(self._seat)
 
     def sleep_at_once(self) -> None:
-        """As Meeting.sleep_at_once."""
+        """As SharedBarrier.sleep_at_once."""
         self._seat.spin_nanoseconds = 0
 
     def meet(self, call: bytes, seconds: float, *, words: tuple[int, int] = (0, 0)) -> None:
-        """As Meeting.meet."""
+        """As SharedBarrier.meet."""
         self._number = number = self._number + 1 & _ROUND
         state = self.library.meet(self._at, number, call, *words)
         if state:
             self._settle(state, call, seconds)
 
     def wait(self, seconds: float) -> None:
-        """As Meeting.wait."""
+        """As SharedBarrier.wait."""
         self._number = number = self._number + 1 & _ROUND
         late = self.library.wait(self._at, number)
         if late:
@@ -199,9 +199,9 @@ class NativeMeeting(Meeting):
 class NativePath(MemoryPath):
     """One rank's way into the others' memory, with the library's reductions."""
 
-    def __init__(self, meeting: NativeMeeting, seconds: float) -> None:
-        super().__init__(meeting, seconds)
-        self._native, self._library = meeting, meeting.library
+    def __init__(self, barrier: NativeBarrier, seconds: float) -> None:
+        super().__init__(barrier, seconds)
+        self._native, self._library = barrier, barrier.library
         self._known: dict[tuple[int, torch.dtype], Any] = {}
 
     def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
@@ -215,10 +215,10 @@ class NativePath(MemoryPath):
         if tensor.nbytes <= PAYLOAD_BYTES:
             self._native.all_reduce(call, self._seconds, address=address, count=count, how=native)
         else:
-            self._meeting.meet(call, self._seconds, words=(address, 0))
+            self._barrier.meet(call, self._seconds, words=(address, 0))
             first, last = (bound * tensor.itemsize for bound in self._bounds(count))
             self._reduce(_Share(address + first, address + first, first, last - first, ALL, -1), native)
-            self._meeting.wait(self._seconds)
+            self._barrier.wait(self._seconds)
         return True
 
     def _how(self, how: Reduction, dtype: torch.dtype) -> Any:
@@ -249,14 +249,14 @@ class NativePath(MemoryPath):
             next(peer for peer in self._peers if peer.rank == share.culprit).fail(error)
 
 
-def open_seat(memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]) -> Meeting:
-    """One rank's seat at its group's meetings: the library's, where there is one."""
+def open_native_barrier(memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]) -> SharedBarrier:
+    """One rank's seat at its group's barriers: the library's, where there is one."""
     library = load()
     if library is None:
-        return Meeting(memory, rank=rank, size=size, describe=describe)
-    return NativeMeeting(library, memory, rank=rank, size=size, describe=describe)
+        return SharedBarrier(memory, rank=rank, size=size, describe=describe)
+    return NativeBarrier(library, memory, rank=rank, size=size, describe=describe)
 
 
-def open_path(meeting: Meeting, seconds: float) -> MemoryPath:
+def open_path(barrier: SharedBarrier, seconds: float) -> MemoryPath:
     """One rank's way into the others' memory: the library's, if that took the seat."""
-    return NativePath(meeting, seconds) if isinstance(meeting, NativeMeeting) else MemoryPath(meeting, seconds)
+    return NativePath(barrier, seconds) if isinstance(barrier, NativeBarrier) else MemoryPath(barrier, seconds)

@@ -1,4 +1,4 @@
-"""Collectives of one host's ranks in one another's memory: what is small travels with the meeting, the kernel copies
+"""Collectives of one host's ranks in one another's memory: what is small travels with the barrier, the kernel copies
 the rest from process to process, once.
 
 It takes no thread that waits at full speed, and no place in /dev/shm. The kernel must let the ranks at one another, as
@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, Meeting
+from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier
 from cpulaunch.worker.ccl.wire import codes
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
 
@@ -52,7 +52,7 @@ for _function in (_libc.process_vm_readv, _libc.process_vm_writev):
     _function.restype = ctypes.c_ssize_t
 
 
-class _Piece(ctypes.Structure):
+class _IoVecEntry(ctypes.Structure):
     """struct iovec."""
 
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
@@ -63,7 +63,7 @@ class Peer:
 
     def __init__(self, rank: int, process: int) -> None:
         self.rank, self._process = rank, process
-        self._mine, self._theirs = _Piece(), _Piece()
+        self._mine, self._theirs = _IoVecEntry(), _IoVecEntry()
         self._pieces = ctypes.byref(self._mine), ctypes.byref(self._theirs)
 
     def read(self, address: int, source: int, size: int) -> None:
@@ -107,23 +107,23 @@ def let_peers_in() -> None:
         _libc.prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
 
 
-def is_permitted(meeting: Meeting, seconds: float, *, call: bytes) -> bool:
+def is_permitted(barrier: SharedBarrier, seconds: float, *, call: bytes) -> bool:
     """Whether this rank can read and write the others' memory. Effect: all ranks meet twice."""
     let_peers_in()
-    mine = (ctypes.c_uint64 * meeting.size)(*[meeting.rank] * meeting.size)
-    meeting.meet(call, seconds, words=(ctypes.addressof(mine), 0))
-    found = all(_can_reach(meeting, other) for other in meeting.others)
-    meeting.wait(seconds)
-    return found and list(mine) == list(range(meeting.size))
+    mine = (ctypes.c_uint64 * barrier.size)(*[barrier.rank] * barrier.size)
+    barrier.meet(call, seconds, words=(ctypes.addressof(mine), 0))
+    found = all(_can_reach(barrier, other) for other in barrier.others)
+    barrier.wait(seconds)
+    return found and list(mine) == list(range(barrier.size))
 
 
-def _can_reach(meeting: Meeting, other: int) -> bool:
-    peer, mine = Peer(other, meeting.process(other)), ctypes.c_uint64(meeting.rank)
+def _can_reach(barrier: SharedBarrier, other: int) -> bool:
+    peer, mine = Peer(other, barrier.process(other)), ctypes.c_uint64(barrier.rank)
     theirs, size = ctypes.c_uint64(), ctypes.sizeof(ctypes.c_uint64)
-    start = meeting.words(other)[0]
+    start = barrier.words(other)[0]
     try:
         peer.read(ctypes.addressof(theirs), start + other * size, size)
-        peer.write(ctypes.addressof(mine), start + meeting.rank * size, size)
+        peer.write(ctypes.addressof(mine), start + barrier.rank * size, size)
     except CclError:
         return False
     return theirs.value == other
@@ -132,16 +132,16 @@ def _can_reach(meeting: Meeting, other: int) -> bool:
 class MemoryPath:
     """One rank's way into the others' memory. Tensors are contiguous; every rank calls the same, in the same order."""
 
-    def __init__(self, meeting: Meeting, seconds: float) -> None:
-        self._meeting, self._seconds = meeting, seconds
+    def __init__(self, barrier: SharedBarrier, seconds: float) -> None:
+        self._barrier, self._seconds = barrier, seconds
         # From the next rank on, so that not all read one at a time.
-        others = [(meeting.rank + step) % meeting.size for step in range(1, meeting.size)]
-        self._peers = [Peer(other, meeting.process(other)) for other in others]
+        others = [(barrier.rank + step) % barrier.size for step in range(1, barrier.size)]
+        self._peers = [Peer(other, barrier.process(other)) for other in others]
         self._payloads = [
-            [torch.frombuffer(view, dtype=torch.uint8) for view in meeting.payloads(rank)]
-            for rank in range(meeting.size)
+            [torch.frombuffer(view, dtype=torch.uint8) for view in barrier.payloads(rank)]
+            for rank in range(barrier.size)
         ]
-        self._addresses = [part.data_ptr() for part in self._payloads[meeting.rank]]
+        self._addresses = [part.data_ptr() for part in self._payloads[barrier.rank]]
         self._typed: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         self._viewed: dict[tuple[torch.dtype, int, int], tuple[Tensor, list[Tensor]]] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -150,17 +150,17 @@ class MemoryPath:
 
     def barrier(self, call: bytes) -> None:
         """Effect: returns when all ranks are here."""
-        self._meeting.meet(call, self._seconds)
+        self._barrier.meet(call, self._seconds)
 
     def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
         """Whether the tensor was reduced on the spot, by addresses: a view of a small one costs too much."""
         size, count = tensor.nbytes, tensor.numel()
         if size > PAYLOAD_BYTES or how.averages or not tensor.is_contiguous():
             return False
-        turn, address = self._meeting.next_turn, tensor.data_ptr()
+        turn, address = self._barrier.next_turn, tensor.data_ptr()
         result, parts = self._views(tensor.dtype, count, turn)
         ctypes.memmove(self._addresses[turn], address, size)
-        self._meeting.meet(call, self._seconds)
+        self._barrier.meet(call, self._seconds)
         self._combine(parts, result, how)
         ctypes.memmove(address, result.data_ptr(), size)
         return True
@@ -172,11 +172,11 @@ class MemoryPath:
             return
         part, offset = self._share(call, flat)
         self._reduce_share(part, part, offset, how, sent_to=ALL)
-        self._meeting.wait(self._seconds)
+        self._barrier.wait(self._seconds)
 
     def reduce(self, call: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
         """Effect: the root's elements are reduced over all ranks; the others' stay as they are."""
-        is_root = root == self._meeting.rank
+        is_root = root == self._barrier.rank
         if flat.nbytes <= PAYLOAD_BYTES:
             parts = self._brought(call, flat)
             if is_root:
@@ -184,23 +184,23 @@ class MemoryPath:
             return
         part, offset = self._share(call, flat)
         self._reduce_share(part, part if is_root else None, offset, how, sent_to=root)
-        self._meeting.wait(self._seconds)
+        self._barrier.wait(self._seconds)
 
     def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, how: Reduction) -> None:
         """Effect: the target is this rank's part of the source, reduced over all ranks."""
-        count, rank = target.numel(), self._meeting.rank
+        count, rank = target.numel(), self._barrier.rank
         if source.nbytes <= PAYLOAD_BYTES:
             parts = self._brought(call, source)
             self._combine([part[rank * count : (rank + 1) * count] for part in parts], target, how)
             return
-        self._meeting.meet(call, self._seconds, words=(source.data_ptr(), 0))
+        self._barrier.meet(call, self._seconds, words=(source.data_ptr(), 0))
         part = source[rank * count : (rank + 1) * count]
         self._reduce_share(part, target, rank * target.nbytes, how, sent_to=NOBODY)
-        self._meeting.wait(self._seconds)
+        self._barrier.wait(self._seconds)
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
         """Effect: the elements are the root's."""
-        is_root = root == self._meeting.rank
+        is_root = root == self._barrier.rank
         pieces = [] if is_root else [(root, 0, flat.data_ptr(), flat.nbytes)]
         self._exchange(call, flat if is_root else None, flat.nbytes, pieces)
 
@@ -216,19 +216,19 @@ class MemoryPath:
     def scatter(self, call: bytes, target: Tensor, source: Tensor | None, *, root: int) -> None:
         """Effect: the target is this rank's part of the source, which the root alone has."""
         size = target.nbytes
-        pieces = [(root, self._meeting.rank * size, target.data_ptr(), size)]
-        self._exchange(call, source, size * self._meeting.size, pieces)
+        pieces = [(root, self._barrier.rank * size, target.data_ptr(), size)]
+        self._exchange(call, source, size * self._barrier.size, pieces)
 
     def all_to_all(self, call: bytes, target: Tensor, source: Tensor) -> None:
         """Effect: the target is what all ranks have for this one, all of the same size."""
-        size = source.nbytes // self._meeting.size
-        start = self._meeting.rank * size
+        size = source.nbytes // self._barrier.size
+        start = self._barrier.rank * size
         pieces = [(rank, start, address, size) for rank, _, address, _ in self._rows(target, size)]
         self._exchange(call, source, source.nbytes, pieces)
 
     def exchange(self, call: bytes, target: Tensor, source: Tensor, table: Sequence[Sequence[int]]) -> None:
         """Effect: the target is what all ranks have for this one: `table[i][j]` elements from rank i to rank j."""
-        rank, unit, address = self._meeting.rank, source.element_size(), target.data_ptr()
+        rank, unit, address = self._barrier.rank, source.element_size(), target.data_ptr()
         pieces = []
         for other, row in enumerate(table):
             pieces.append((other, sum(row[:rank]) * unit, address, row[rank] * unit))
@@ -237,7 +237,7 @@ class MemoryPath:
 
     def _rows(self, target: Tensor, size: int) -> list[tuple[int, int, int, int]]:
         """Each rank's bytes to their place in a row of all ranks'."""
-        return [(rank, 0, target.data_ptr() + rank * size, size) for rank in range(self._meeting.size)]
+        return [(rank, 0, target.data_ptr() + rank * size, size) for rank in range(self._barrier.size)]
 
     def _exchange(
         self, call: bytes, source: Tensor | None, most: int, pieces: Sequence[tuple[int, int, int, int]]
@@ -252,22 +252,22 @@ class MemoryPath:
                 ctypes.memmove(address, parts[rank].data_ptr() + offset, size)
             return
         start = 0 if source is None else source.data_ptr()
-        self._meeting.meet(call, self._seconds, words=(start, 0))
+        self._barrier.meet(call, self._seconds, words=(start, 0))
         for rank, offset, address, size in pieces:
-            if rank == self._meeting.rank:
+            if rank == self._barrier.rank:
                 ctypes.memmove(address, start + offset, size)
         for peer in self._peers:
             for rank, offset, address, size in pieces:
                 if rank == peer.rank:
-                    peer.read(address, self._meeting.words(rank)[0] + offset, size)
-        self._meeting.wait(self._seconds)
+                    peer.read(address, self._barrier.words(rank)[0] + offset, size)
+        self._barrier.wait(self._seconds)
 
     def _brought(self, call: bytes, flat: Tensor | None) -> list[Tensor]:
-        """What the ranks have brought to this meeting, each as elements of the same type and number."""
-        turn = self._meeting.next_turn
+        """What the ranks have brought to this barrier, each as elements of the same type and number."""
+        turn = self._barrier.next_turn
         if flat is not None:
             ctypes.memmove(self._addresses[turn], flat.data_ptr(), flat.nbytes)
-        self._meeting.meet(call, self._seconds)
+        self._barrier.meet(call, self._seconds)
         if flat is None:
             return [parts[turn] for parts in self._payloads]
         return [parts[: flat.numel()] for parts in self._payloads_of(flat.dtype)[turn]]
@@ -299,7 +299,7 @@ class MemoryPath:
             first = target
         if len(parts) == 1:
             target.copy_(first)
-        how.finish(target, self._meeting.size)
+        how.finish(target, self._barrier.size)
 
     def _combine_peers(self, mine: Tensor, target: Tensor, starts: Sequence[tuple[Peer, int]], how: Reduction) -> None:
         """Effect: the target is the reduction of this rank's elements and the peers' that start at the addresses."""
@@ -310,7 +310,7 @@ class MemoryPath:
             mine = target
         if mine is not target:
             target.copy_(mine)
-        how.finish(target, self._meeting.size)
+        how.finish(target, self._barrier.size)
 
     def _scratch_like(self, part: Tensor) -> Tensor:
         """Room for as many elements: always the same memory, which stays in a core's cache."""
@@ -325,22 +325,22 @@ class MemoryPath:
 
     def _share(self, call: bytes, flat: Tensor) -> tuple[Tensor, int]:
         """This rank's part of what all share, and where that begins, in bytes. Effect: all ranks meet."""
-        self._meeting.meet(call, self._seconds, words=(flat.data_ptr(), 0))
+        self._barrier.meet(call, self._seconds, words=(flat.data_ptr(), 0))
         first, last = self._bounds(flat.numel())
         return flat[first:last], first * flat.element_size()
 
     def _bounds(self, count: int) -> tuple[int, int]:
         """Of this rank's part of so many elements."""
-        rank, size = self._meeting.rank, self._meeting.size
+        rank, size = self._barrier.rank, self._barrier.size
         first, last = (min(count, -(-count * each // size // EVEN) * EVEN) for each in (rank, rank + 1))
         return first, last if rank + 1 < size else count
 
     def _reduce_share(self, own: Tensor, target: Tensor | None, offset: int, how: Reduction, *, sent_to: int) -> None:
         """Effect: the target, and what the rank `sent_to` has there (ALL: every rank's), is the reduction of all ranks'
-        elements that begin so many bytes after what each told at the meeting; `own` are this rank's.
+        elements that begin so many bytes after what each told at the barrier; `own` are this rank's.
         """
         unit, first = own.element_size(), 0
-        bases = [(peer, self._meeting.words(peer.rank)[0] + offset) for peer in self._peers]
+        bases = [(peer, self._barrier.words(peer.rank)[0] + offset) for peer in self._peers]
         while first < own.numel():
             begun = time.monotonic()
             span = slice(first, min(own.numel(), first + self._chunk_bytes // unit))

@@ -33,13 +33,13 @@ reading by one, and one that has just come must not take away the mark of who sl
 WORDS = struct.Struct("<QQ")
 """What a rank tells beside its call: two addresses, say. Nobody compares them."""
 PAYLOAD_BYTES = 64 << 10
-"""What a rank can bring along to a meeting. Pages that are never written take no memory."""
+"""What a rank can bring along to a barrier. Pages that are never written take no memory."""
 
 _SYSCALL_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
 _ALL = 2**31 - 1
 SPINS = 400
 """Looks at a slot before sleeping: some fifty microseconds, in which ranks that compute the same mostly arrive."""
-GLANCE_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """After so long without news a waiting rank looks whether the others still live."""
 
 _futex: Any = ctypes.CDLL(None).syscall
@@ -52,11 +52,11 @@ class _Pause(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-_GLANCE = _Pause(0, int(GLANCE_SECONDS * 1e9))
+_POLL_INTERVAL = _Pause(0, int(POLL_SECONDS * 1e9))
 
 
 def bytes_needed(size: int) -> int:
-    """Of memory for the meetings of this many ranks."""
+    """Of memory for the barriers of this many ranks."""
     return _payload_at(size, size, 0)
 
 
@@ -69,15 +69,15 @@ def _payload_at(size: int, rank: int, turn: int) -> int:
 def open_memory(store: Any, *, rank: int, size: int) -> mmap.mmap | None:
     """Memory that all ranks of the group share; None, for all of them, if any is on another host.
 
-    Effect: uses the store's keys meeting/*; every rank of the group must call it.
+    Effect: uses the store's keys barrier/*; every rank of the group must call it.
     """
     memory: mmap.mmap | None
     if rank == 0:
         memory = _first(store, size)
     else:
-        memory = _other(store.get("meeting/place"), size)
-        store.set(f"meeting/{rank}", "0" if memory is None else "1")
-    return memory if store.get("meeting/verdict") == b"1" else None
+        memory = _other(store.get("barrier/place"), size)
+        store.set(f"barrier/{rank}", "0" if memory is None else "1")
+    return memory if store.get("barrier/verdict") == b"1" else None
 
 
 def _first(store: Any, size: int) -> mmap.mmap:
@@ -87,11 +87,11 @@ def _first(store: Any, size: int) -> mmap.mmap:
         memory = mmap.mmap(descriptor, bytes_needed(size))
         token = os.urandom(TOKEN_BYTES // 2).hex()
         memory[:TOKEN_BYTES] = token.encode()
-        store.set("meeting/place", f"/proc/{os.getpid()}/fd/{descriptor} {token}")
-        found = [store.get(f"meeting/{other}") == b"1" for other in range(1, size)]
+        store.set("barrier/place", f"/proc/{os.getpid()}/fd/{descriptor} {token}")
+        found = [store.get(f"barrier/{other}") == b"1" for other in range(1, size)]
     finally:
         os.close(descriptor)
-    store.set("meeting/verdict", "1" if all(found) else "0")
+    store.set("barrier/verdict", "1" if all(found) else "0")
     return memory
 
 
@@ -113,8 +113,8 @@ def _other(place: bytes, size: int) -> mmap.mmap | None:
     return memory if memory[:TOKEN_BYTES] == token.encode() else None
 
 
-class Meeting:
-    """One rank's seat at its group's meetings."""
+class SharedBarrier:
+    """One rank's seat at its group's barriers."""
 
     def __init__(self, memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]) -> None:
         """`describe` says what a packed call is, for errors."""
@@ -137,7 +137,7 @@ class Meeting:
         self._spins = 0
 
     def cpus(self) -> set[int]:
-        """All on which the ranks may run, in all; they must have come to a meeting. Source: sched_getaffinity(2)."""
+        """All on which the ranks may run, in all; they must have come to a barrier. Source: sched_getaffinity(2)."""
         found: set[int] = set()
         for rank in range(self.size):
             with suppress(OSError):  # It has ended.
@@ -174,24 +174,24 @@ class Meeting:
                 self._await(other, number, seconds)
 
     def words(self, other: int) -> tuple[int, int]:
-        """What a rank told at the last meeting."""
+        """What a rank told at the last barrier."""
         at = CALLS_AT + CALL_BYTES * (self._number & 1) + CALL.size
         first, second = WORDS.unpack_from(self._memory, self._slots[other] + at)
         return first, second
 
     def payloads(self, rank: int) -> tuple[memoryview, memoryview]:
-        """The memory in which a rank brings something to meetings of even and of odd numbers."""
+        """The memory in which a rank brings something to barriers of even and of odd numbers."""
         view = memoryview(self._memory)
         starts = [_payload_at(self.size, rank, turn) for turn in (0, 1)]
         return view[starts[0] : starts[0] + PAYLOAD_BYTES], view[starts[1] : starts[1] + PAYLOAD_BYTES]
 
     @property
     def next_turn(self) -> int:
-        """Which payload goes to the next meeting: nobody reads it any more from the last but one."""
+        """Which payload goes to the next barrier: nobody reads it any more from the last but one."""
         return self._number + 1 & 1
 
     def process(self, rank: int) -> int:
-        """A rank's process id. It must have come to a meeting."""
+        """A rank's process id. It must have come to a barrier."""
         (pid,) = struct.unpack_from("<I", self._memory, self._slots[rank] + PID_AT)
         return int(pid)
 
@@ -218,7 +218,7 @@ class Meeting:
             if gone:
                 raise self._lost(other, gone)
             self._sleepers[other][number & 1].value = 1
-            _futex(_SYSCALL_FUTEX, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(_GLANCE), None, 0)
+            _futex(_SYSCALL_FUTEX, address, _FUTEX_WAIT, ctypes.c_uint32(seen), ctypes.byref(_POLL_INTERVAL), None, 0)
             if count.value == seen and time.monotonic() > deadline:
                 raise self._late(other, seconds)
 
@@ -236,7 +236,7 @@ class Meeting:
         return "ended before it came to the call" if self._has_ended(other) else ""
 
     def leave(self) -> None:
-        """Effect: the others learn, now or when they next wait for this rank, that it comes to no more meetings.
+        """Effect: the others learn, now or when they next wait for this rank, that it comes to no more barriers.
 
         A forked child shares the memory, and must not speak for the rank.
         """

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cpulaunch.worker.ccl.oneccl.api import Communicator
-    from cpulaunch.worker.ccl.oneccl.peer_connections import Lines
+    from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections
 
 
 NEWS_SECONDS = 1.0
 """When oneCCL has lost a connection, the line to the rank that ended tells in a moment which it was."""
 
 
-class RollCall:
+class CallCheck:
     """One rank's part in its group's roll calls."""
 
     def __init__(
-        self, communicator: Communicator, lines: Lines, *, size: int, describe: Callable[[bytes], str]
+        self, communicator: Communicator, lines: PeerConnections, *, size: int, describe: Callable[[bytes], str]
     ) -> None:
         """`describe` says what a packed call is, for errors."""
         self._communicator, self._lines, self._describe = communicator, lines, describe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.worker.ccl.oneccl.call_check import RollCall
+from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
 from cpulaunch.worker.ccl.wire import codes
 
 TYPE_CHECKING = False
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from cpulaunch.worker.ccl.memory.shared_barrier import Meeting
+    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
     from cpulaunch.worker.ccl.oneccl.api import Communicator
     from cpulaunch.worker.ccl.wire.reductions import Reduction
 
@@ -35,19 +35,21 @@ def _pieces(flat: Tensor) -> Sequence[Tensor]:
 class OnecclPath:
     """One rank's end of a communicator. Tensors are contiguous; every rank calls the same, in the same order."""
 
-    def __init__(self, communicator: Communicator, meeting: Meeting | RollCall, *, size: int, seconds: float) -> None:
-        self._communicator, self._meeting = communicator, meeting
+    def __init__(
+        self, communicator: Communicator, barrier: SharedBarrier | CallCheck, *, size: int, seconds: float
+    ) -> None:
+        self._communicator, self._barrier = communicator, barrier
         self._size, self._seconds = size, seconds
-        self._is_wide = isinstance(meeting, RollCall)
+        self._is_wide = isinstance(barrier, CallCheck)
 
     def _meet(self, call: bytes, moved: Tensor) -> bool:
         """Whether there is anything to move. Effect: all ranks are here, about to do the same. Raises: CclError."""
-        self._meeting.meet(call, self._seconds)
+        self._barrier.meet(call, self._seconds)
         return moved.numel() > 0
 
     def barrier(self, call: bytes) -> None:
         """Effect: returns when all ranks are here."""
-        self._meeting.meet(call, self._seconds)
+        self._barrier.meet(call, self._seconds)
 
     def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
         """False: there is no quicker way than all_reduce."""

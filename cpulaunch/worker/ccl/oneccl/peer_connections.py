@@ -30,7 +30,7 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """A host that is switched off says nothing: after half a minute it counts as gone. Source: tcp(7), in seconds."""
 
 
-class Lines:
+class PeerConnections:
     """One rank's connections to others, by rank, and those ranks' process ids."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Lines:
         self.close()
 
 
-_open: weakref.WeakSet[Lines] = weakref.WeakSet()
+_open: weakref.WeakSet[PeerConnections] = weakref.WeakSet()
 
 
 def _close_all() -> None:
@@ -112,7 +112,7 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
-def open_lines(store: Any, address: str, *, rank: int, size: int, seconds: float) -> Lines:
+def open_connections(store: Any, address: str, *, rank: int, size: int, seconds: float) -> PeerConnections:
     """This rank's connections. `address` is this host's, for the others. Effect: waits for all; uses the keys lines/*.
 
     Raises: CclError if a connection cannot be made.
@@ -126,16 +126,16 @@ def open_lines(store: Any, address: str, *, rank: int, size: int, seconds: float
         raise CclError(f"ranks of several hosts cannot connect: {error}\n{hint}") from None
 
 
-def _first(store: Any, address: str, size: int, seconds: float) -> Lines:
-    lines, token = Lines(), os.urandom(TOKEN_BYTES // 2).hex()
+def _first(store: Any, address: str, size: int, seconds: float) -> PeerConnections:
+    lines, token = PeerConnections(), os.urandom(TOKEN_BYTES // 2).hex()
     deadline = time.monotonic() + seconds
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.create_server((address, 0), family=family, backlog=size) as door:
-            store.set("lines/place", f"{address} {door.getsockname()[1]} {token}")
+        with socket.create_server((address, 0), family=family, backlog=size) as listener:
+            store.set("lines/place", f"{address} {listener.getsockname()[1]} {token}")
             while len(lines) < size - 1:
-                line = _visitor(door, deadline)
-                rank_and_process = _greeted(line, token)
+                line = _accept(listener, deadline)
+                rank_and_process = _handshake(line, token)
                 if rank_and_process is None:
                     line.close()  # Somebody else, who tries ports.
                 else:
@@ -146,16 +146,16 @@ def _first(store: Any, address: str, size: int, seconds: float) -> Lines:
     return lines
 
 
-def _visitor(door: socket.socket, deadline: float) -> socket.socket:
+def _accept(listener: socket.socket, deadline: float) -> socket.socket:
     """The next connection. Raises: TimeoutError."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
-    door.settimeout(left)
-    return door.accept()[0]
+    listener.settimeout(left)
+    return listener.accept()[0]
 
 
-def _greeted(line: socket.socket, token: str) -> tuple[int, int] | None:
+def _handshake(line: socket.socket, token: str) -> tuple[int, int] | None:
     """The rank that has connected, and its process id; None if it is none of the group."""
     line.settimeout(GREETING_SECONDS)
     try:
@@ -168,7 +168,7 @@ def _greeted(line: socket.socket, token: str) -> tuple[int, int] | None:
     return PROCESS.unpack(said[TOKEN_BYTES:])
 
 
-def _other(place: bytes, rank: int, seconds: float) -> Lines:
+def _other(place: bytes, rank: int, seconds: float) -> PeerConnections:
     address, port, token = place.decode().split()
     line = socket.create_connection((address, int(port)), timeout=seconds)
     try:
@@ -176,7 +176,7 @@ def _other(place: bytes, rank: int, seconds: float) -> Lines:
         said = _received(line, PROCESS.size)
         if len(said) < PROCESS.size:
             raise PeerLostError("rank 0 of the group ended, or gave up, before all ranks were there")
-        lines = Lines()
+        lines = PeerConnections()
         lines.add(line, *PROCESS.unpack(said))
     except BaseException:
         line.close()

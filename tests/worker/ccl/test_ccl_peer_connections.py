@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cpulaunch.worker.ccl.oneccl.call_check import RollCall
-from cpulaunch.worker.ccl.oneccl.peer_connections import PROCESS, TOKEN_BYTES, Lines, open_lines
+from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
+from cpulaunch.worker.ccl.oneccl.peer_connections import PROCESS, TOKEN_BYTES, PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 
 SECONDS = 20
@@ -37,9 +37,11 @@ def opened(size, visit=lambda store: None):
     """The lines of all ranks; `visit` happens before the first rank's are all there."""
     store = Store()
     with ThreadPoolExecutor(size) as pool:
-        first = pool.submit(open_lines, store, HERE, rank=0, size=size, seconds=SECONDS)
+        first = pool.submit(open_connections, store, HERE, rank=0, size=size, seconds=SECONDS)
         visit(store)
-        others = [pool.submit(open_lines, store, HERE, rank=r, size=size, seconds=SECONDS) for r in range(1, size)]
+        others = [
+            pool.submit(open_connections, store, HERE, rank=r, size=size, seconds=SECONDS) for r in range(1, size)
+        ]
         return [each.result() for each in (first, *others)]
 
 
@@ -92,7 +94,7 @@ def test_threads_that_wait_for_works_of_one_group_may_look_at_once():
 
 def test_a_line_that_said_nothing_after_all_is_no_loss():
     here, there = socket.socketpair()
-    lines = Lines()
+    lines = PeerConnections()
     with here, there:
         here.setblocking(False)
         lines._sockets[1], lines._processes[1] = here, 77
@@ -141,11 +143,11 @@ def test_somebody_else_at_the_door_is_turned_away():
 
 def test_a_rank_that_does_not_come_is_not_waited_for_forever():
     with pytest.raises(PeerLostError, match="not all ranks of the group were there within 0 s"):
-        open_lines(Store(), HERE, rank=0, size=2, seconds=0.01)
+        open_connections(Store(), HERE, rank=0, size=2, seconds=0.01)
 
 
 def greeting(store, rank):
-    """Another rank at the door, and what it has to say there."""
+    """Another rank at the listener, and what it has to say there."""
     address, port, token = store.get("lines/place").decode().split()
     return socket.create_connection((address, int(port)), timeout=SECONDS), token.encode() + PROCESS.pack(rank, 7)
 
@@ -153,7 +155,7 @@ def greeting(store, rank):
 def test_ranks_that_are_there_are_let_go_when_another_does_not_come():
     store = Store()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(open_lines, store, HERE, rank=0, size=3, seconds=3)
+        first = pool.submit(open_connections, store, HERE, rank=0, size=3, seconds=3)
         line, said = greeting(store, 1)
         with line:
             line.sendall(said)
@@ -166,7 +168,7 @@ def test_ranks_that_are_there_are_let_go_when_another_does_not_come():
 def test_who_keeps_knocking_does_not_make_the_first_rank_wait_longer():
     store = Store()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(open_lines, store, HERE, rank=0, size=2, seconds=0.5)
+        first = pool.submit(open_connections, store, HERE, rank=0, size=2, seconds=0.5)
         place = store.get("lines/place").decode().split()
         while not first.done():
             try:
@@ -174,7 +176,7 @@ def test_who_keeps_knocking_does_not_make_the_first_rank_wait_longer():
                     line.sendall(bytes(TOKEN_BYTES + PROCESS.size))
                     line.recv(1)
             except OSError:
-                continue  # The door is closed.
+                continue  # The listener is closed.
         assert isinstance(first.exception(), PeerLostError)
 
 
@@ -189,10 +191,10 @@ def test_a_rank_that_dies_at_the_door_does_not_let_anybody_in():
 
 def test_a_first_rank_that_gives_up_is_named():
     store = Store()
-    with socket.create_server((HERE, 0)) as door, ThreadPoolExecutor(1) as pool:
-        store.set("lines/place", f"{HERE} {door.getsockname()[1]} {'0' * TOKEN_BYTES}")
-        other = pool.submit(open_lines, store, HERE, rank=1, size=2, seconds=SECONDS)
-        line = door.accept()[0]
+    with socket.create_server((HERE, 0)) as listener, ThreadPoolExecutor(1) as pool:
+        store.set("lines/place", f"{HERE} {listener.getsockname()[1]} {'0' * TOKEN_BYTES}")
+        other = pool.submit(open_connections, store, HERE, rank=1, size=2, seconds=SECONDS)
+        line = listener.accept()[0]
         line.recv(TOKEN_BYTES + PROCESS.size)
         line.close()
         with pytest.raises(PeerLostError, match="rank 0 of the group ended"):
@@ -201,7 +203,7 @@ def test_a_first_rank_that_gives_up_is_named():
 
 def test_an_address_that_is_not_this_hosts_names_the_variable():
     with pytest.raises(CclError, match="GLOO_SOCKET_IFNAME"):
-        open_lines(Store(), "192.0.2.1", rank=0, size=2, seconds=1)
+        open_connections(Store(), "192.0.2.1", rank=0, size=2, seconds=1)
 
 
 class Gathered:
@@ -220,11 +222,11 @@ def call_of(number):
 
 
 def test_ranks_that_do_the_same_go_on():
-    RollCall(Gathered(call_of(1) * 2), None, size=3, describe=repr).meet(call_of(1), SECONDS)
+    CallCheck(Gathered(call_of(1) * 2), None, size=3, describe=repr).meet(call_of(1), SECONDS)
 
 
 def test_the_first_that_does_something_else_is_named():
-    roll = RollCall(Gathered(call_of(1) + call_of(2)), None, size=3, describe=lambda call: f"call {call[0]}")
+    roll = CallCheck(Gathered(call_of(1) + call_of(2)), None, size=3, describe=lambda call: f"call {call[0]}")
     with pytest.raises(RanksDisagreeError, match="rank 0 calls call 1, rank 2 call 2"):
         roll.meet(call_of(1), SECONDS)
 
@@ -238,4 +240,4 @@ class Failed:
 def test_who_ended_is_known_when_oneccl_is_the_first_to_see_it():
     first, second = opened(2)
     threading.Timer(0.2, second.close).start()
-    assert RollCall(Failed(), first, size=2, describe=repr).lost() == (1, os.getpid())
+    assert CallCheck(Failed(), first, size=2, describe=repr).lost() == (1, os.getpid())

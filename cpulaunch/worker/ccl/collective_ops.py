@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpulaunch.worker.ccl.memory.path import MemoryPath
-    from cpulaunch.worker.ccl.memory.shared_barrier import Meeting
-    from cpulaunch.worker.ccl.oneccl.call_check import RollCall
+    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
+    from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
     from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 
     Method = TypeVar("Method", bound=Callable[..., Any])
@@ -39,14 +39,14 @@ def restore(tensor: Tensor, flat: Tensor) -> None:
         tensor.data.copy_(flat.view(tensor.shape))
 
 
-class Channel:
+class CollectiveOps:
     """One rank's way to the others of its group. Every method blocks, and is called by all ranks in the same order.
 
     Raises: CclError, from every method, if ranks do not do the same or one is lost.
     """
 
-    def __init__(self, path: MemoryPath | OnecclPath, meeting: Meeting | RollCall, *, size: int) -> None:
-        self._path, self._meeting, self._size = path, meeting, size
+    def __init__(self, path: MemoryPath | OnecclPath, barrier: SharedBarrier | CallCheck, *, size: int) -> None:
+        self._path, self._barrier, self._size = path, barrier, size
 
     def barrier(self) -> None:
         """Effect: returns when all ranks are here."""
@@ -170,16 +170,16 @@ class Channel:
 
     def lost_peer(self) -> tuple[int, int] | None:
         """A rank whose process has ended, with its id; None if none has, as far as can be known."""
-        return self._meeting.lost()
+        return self._barrier.lost()
 
     def give_up(self) -> None:
         """Effect: other ranks learn that this one comes to no more collectives."""
-        self._meeting.leave()
+        self._barrier.leave()
 
     def close(self) -> None:
         """Effect: this rank has left. Raises: CclError."""
-        self._meeting.leave()
-        self._meeting.close()
+        self._barrier.leave()
+        self._barrier.close()
         self._path.close()
 
 
