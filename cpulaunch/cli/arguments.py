@@ -1,7 +1,7 @@
-"""The command line of run and plan -> CommandLine. The options are the rows of settings.py and the few below.
+"""The parser of the command lines of run, plan and torchrun: the options are the settings and the few below.
 
-Written by hand because everything after the program belongs to it untouched, and because this is the hot path: an
-argument-parsing library would cost more than probing the machine.
+It is written by hand because all arguments after the program are the program's, and because a launch has to be fast:
+importing an argument-parsing library takes longer than probing the machine.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ if TYPE_CHECKING:
 
 
 SWITCHES = {
+    "--module": "run SCRIPT as a module, like `python -m` (also -m)",
+    "--no-python": "run SCRIPT as a command, without Python",
+    "--from-mpi": "take the ranks that mpirun starts: same as --scheduler mpi",
+    "--dry-run": "print the plan and start nothing, like `cpulaunch plan`",
     "--json": "print the plan as JSON and start nothing",
-    "--dry-run": "print the plan and start nothing, as `cpulaunch plan` does",
-    "--verbose": "print the plan on stderr, then run it",
-    "--module": "SCRIPT is a module, as in `python -m` (also -m)",
-    "--no-python": "SCRIPT is any command, not a Python file",
-    "--from-mpi": "mpirun starts the ranks: the same as --scheduler mpi",
+    "--verbose": "print the plan to stderr, then run it",
     "--help": "show this help (also -h)",
     "--version": "show the version",
 }
-TEXTS = {
-    "--emit": ("sh|slurm|k8s", "print a shell script, a script for sbatch or a Kubernetes manifest; start nothing"),
-    "--sysroot": ("DIR", "plan for the captured machine under DIR; starts nothing"),
+FORMATS = ("sh", "slurm", "k8s")
+TEXT_OPTIONS = {
+    "--emit": ("|".join(FORMATS), "print a shell script, an sbatch script or a Kubernetes manifest; start nothing"),
+    "--sysroot": ("DIR", "plan for the captured machine under DIR; start nothing"),
 }
 ALIASES = {"--from-mpi": {"scheduler": "mpi"}}
-"""Switches that are another way to write a setting."""
-EMITS = ("sh", "slurm", "k8s")
+"""Switches that set a setting."""
 SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
+EMPTY_IS_UNSET = ("rdzv_endpoint", "rdzv_conf", "local_ranks_filter")
+"""Settings that an empty text leaves unset: it is torchrun's default for them, and scripts pass it."""
 
 
 class _Reader:
-    """Tokens read one after the other; collects what they say."""
+    """Reads tokens one after the other and collects the options."""
 
     def __init__(self, tokens: Sequence[str], *, abbreviated: bool = False) -> None:
         self.tokens = list(tokens)
@@ -47,7 +49,6 @@ class _Reader:
         self.values: dict[str, Any] = {}
         self.switches: set[str] = set()
         self.texts: dict[str, str] = {}
-        self.literal = False
 
     def next_option(self) -> str | None:
         """The next token if it is an option, else None; `--` ends the options."""
@@ -62,17 +63,8 @@ class _Reader:
         self.position += 1
         return token
 
-    def argument(self, flag: str, inline: str | None) -> str:
-        """The text that belongs to `flag`. Raises: UsageError if there is none."""
-        if inline is not None:
-            return inline
-        if self.position >= len(self.tokens):
-            raise UsageError("option needs a value", value=flag, source="command line", hint=f"cpulaunch {flag}=VALUE")
-        self.position += 1
-        return self.tokens[self.position - 1]
-
     def read(self, token: str) -> None:
-        """Take one option in. Raises: UsageError."""
+        """Store one option and its value. Raises: UsageError."""
         name, equals, text = token.partition("=")
         if token[:2] in ("-r", "-t") and len(name) > 2:  # -t3, as argparse reads it
             name, equals, text = token[:2], "=", token[2:]
@@ -82,52 +74,58 @@ class _Reader:
         inline = text if equals else None
         if flag in SWITCHES:
             if inline is not None:
-                raise UsageError("option takes no value", value=token, source="command line", hint=f"cpulaunch {flag}")
+                raise UsageError(f"{flag} takes no value", value=token, hint=f"cpulaunch {flag}")
             self.switches.add(flag)
             self.values |= ALIASES.get(flag, {})
-        elif flag in TEXTS:
-            self.texts[flag] = self.argument(flag, inline)
+        elif flag in TEXT_OPTIONS:
+            self.texts[flag] = self._value(flag, inline, TEXT_OPTIONS[flag][0])
         else:
-            self.set(flag, inline)
+            self._read_setting(flag, inline)
 
-    def set(self, flag: str, inline: str | None) -> None:
-        """Take one setting's option in. Raises: UsageError."""
+    def _value(self, flag: str, inline: str | None, metavar: str) -> str:
+        """The text after `flag`. Raises: UsageError if there is none."""
+        if inline is not None:
+            return inline
+        if self.position >= len(self.tokens):
+            raise UsageError(f"{flag} needs a value", hint=f"{flag} {metavar}")
+        self.position += 1
+        return self.tokens[self.position - 1]
+
+    def _read_setting(self, flag: str, inline: str | None) -> None:
+        """Store the value of one setting. Raises: UsageError."""
         spec, negated = setting_of(flag)
-        if spec.value_type.flag:
-            value = spec.value_type.from_text(inline) if inline in ("true", "false") else inline is None
+        value_type = spec.value_type
+        if value_type.flag:
             if inline not in (None, "true", "false"):
-                raise UsageError("option takes no value", value=f"{flag}={inline}", source="command line", hint=flag)
-            self.values[spec.name] = value is not negated
+                hint = f"{spec.flag} or {spec.negative_flag}"
+                raise UsageError(f"{flag} takes no value", value=f"{flag}={inline}", hint=hint)
+            self.values[spec.name] = (inline != "false") is not negated
             return
-        text = self.argument(flag, inline)
-        if not text and spec.name in EMPTY_IS_NONE:
+        text = self._value(flag, inline, value_type.metavar)
+        if not text and spec.name in EMPTY_IS_UNSET:
             return
         value = parse(spec, text)
-        self.values[spec.name] = self.values.get(spec.name, ()) + value if spec.value_type.repeatable else value
+        self.values[spec.name] = self.values.get(spec.name, ()) + value if value_type.repeatable else value
 
 
 def canonical(name: str) -> str:
-    """An option's one spelling: short forms and underscores resolved."""
+    """An option's long form with dashes."""
     return SHORT.get(name, "--" + name[2:].replace("_", "-") if name.startswith("--") else name)
 
 
-EMPTY_IS_NONE = ("rdzv_endpoint", "rdzv_conf", "local_ranks_filter")
-"""Settings whose default torchrun writes as an empty text, so that scripts pass one."""
-
-
 def unabbreviated(flag: str) -> str:
-    """torchrun's option that this is the beginning of, as argparse would take it; the flag itself if there is none.
+    """The option of torchrun that starts with this text, as argparse completes it; the flag itself if there is none.
 
-    Raises: UsageError if it is the beginning of several.
+    Raises: UsageError if several options start with it.
     """
     table = setting_specs()
     known = [table[name].flag for name in (*JOB_SETTINGS, "log_dir")] + ["--module", "--no-python", "--help"]
     if not flag.startswith("--") or flag in known or flag[2:].replace("-", "_") in table or flag in SWITCHES:
         return flag
-    meant = [each for each in known if each.startswith(flag)]
-    if len(meant) > 1:
-        raise UsageError("ambiguous option", value=flag, source="command line", hint=f"one of {', '.join(meant)}")
-    return meant[0] if meant else flag
+    matches = [each for each in known if each.startswith(flag)]
+    if len(matches) > 1:
+        raise UsageError("ambiguous option", value=flag, hint=f"it may mean {', '.join(matches)}")
+    return matches[0] if matches else flag
 
 
 def setting_of(flag: str) -> tuple[SettingSpec, bool]:
@@ -142,7 +140,7 @@ def setting_of(flag: str) -> tuple[SettingSpec, bool]:
     positive = table.get(name.removeprefix("no_")) if flag.startswith("--no-") else None
     if positive is not None and positive.value_type.flag:
         return positive, True
-    raise UsageError("unknown option", value=flag, source="command line", hint=_nearest(flag))
+    raise UsageError("unknown option", value=flag, hint=_suggestion(flag))
 
 
 def parse(spec: SettingSpec, text: str) -> Any:
@@ -151,61 +149,60 @@ def parse(spec: SettingSpec, text: str) -> Any:
         return spec.value_type.from_text(text)
     except ValueError as error:
         raise UsageError(
-            f"{spec.flag}: {error}",
-            value=repr(text),
-            source="command line",
-            hint=f"cpulaunch {spec.flag} {spec.value_type.metavar}",
+            f"invalid value {text!r} for {spec.flag}", value=error, hint=f"{spec.flag} {spec.value_type.metavar}"
         ) from None
 
 
-def _nearest(flag: str) -> str:
+def _suggestion(flag: str) -> str:
+    """The hint for an unknown option: the closest known one, if any."""
     import difflib
 
-    known = [spec.flag for spec in setting_specs().values()] + [*SWITCHES, *TEXTS]
-    known += [spec.negative_flag for spec in setting_specs().values() if spec.value_type.flag]
-    begun = [each for each in known if len(flag) > 3 and each.startswith(flag)]
-    near = begun or difflib.get_close_matches(flag, known, n=1, cutoff=0.4)
-    return f"did you mean {near[0]}? the program's own options go after it" if near else "cpulaunch --help lists them"
+    specs = setting_specs().values()
+    known = [spec.flag for spec in specs] + [spec.negative_flag for spec in specs if spec.value_type.flag]
+    known += [*SWITCHES, *TEXT_OPTIONS]
+    completions = [each for each in known if len(flag) > 3 and each.startswith(flag)]
+    close = completions or difflib.get_close_matches(flag, known, n=1, cutoff=0.7)
+    if close and flag.startswith("--"):
+        return f"did you mean {close[0]}? options for your script go after the script name"
+    return "cpulaunch --help lists all options; options for your script go after the script name"
 
 
 def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: bool = False) -> CommandLine:
-    """What a command line of run or plan says, or one of `torchrun`. Raises: UsageError."""
+    """The parsed command line of run, plan or `torchrun`. Raises: UsageError."""
     reader = _Reader(tokens, abbreviated=torchrun)
     while (token := reader.next_option()) is not None:
         reader.read(token)
-    emit = reader.texts.get("--emit")
-    if emit is not None and emit not in EMITS:
+    output_format = reader.texts.get("--emit")
+    if output_format is not None and output_format not in FORMATS:
         raise UsageError(
-            "--emit: unknown form", value=repr(emit), source="command line", hint=f"--emit {', '.join(EMITS)}"
+            f"invalid value {output_format!r} for --emit",
+            value=f"expected one of {', '.join(FORMATS)}",
+            hint=f"--emit {'|'.join(FORMATS)}",
         )
-    if emit is not None and "--json" in reader.switches:
-        raise UsageError("contradicting options", value="--json and --emit", source="command line", hint="drop one")
+    if output_format is not None and "--json" in reader.switches:
+        raise UsageError("--json and --emit exclude each other", hint="give one of them")
     return CommandLine(
         values=reader.values,
         program=_program(reader, interpreter),
         switches=frozenset(reader.switches),
-        emit=emit,
+        emit=output_format,
         sysroot=reader.texts.get("--sysroot"),
         torchrun=torchrun,
     )
 
 
 def _program(reader: _Reader, interpreter: str) -> Program | None:
-    if {"--module", "--no-python"} <= reader.switches and not reader.values.get("run_path"):
-        raise UsageError("contradicting options", value="-m and --no-python", source="command line", hint="drop one")
+    run_path = bool(reader.values.get("run_path"))  # It has precedence over -m and --no-python, as in torchrun.
+    if {"--module", "--no-python"} <= reader.switches and not run_path:
+        raise UsageError("-m and --no-python exclude each other", hint="give one of them")
     rest = reader.tokens[reader.position :]
     if not rest:
         return None
     kind: ProgramKind = "script"
-    if reader.values.get("run_path"):  # It goes before the others, as in torchrun.
-        pass
-    elif "--module" in reader.switches:
+    if "--module" in reader.switches and not run_path:
         kind = "module"
-    elif "--no-python" in reader.switches:
+    elif "--no-python" in reader.switches and not run_path:
         kind = "command"
     return Program(
-        kind=kind,
-        target=rest[0],
-        args=tuple(rest[1:]),
-        interpreter="" if kind == "command" else interpreter,
+        kind=kind, target=rest[0], args=tuple(rest[1:]), interpreter="" if kind == "command" else interpreter
     )

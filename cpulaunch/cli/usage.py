@@ -1,70 +1,76 @@
-"""The help of run and plan, made from the same rows that are parsed."""
+"""The help of run and plan, made from the settings that are parsed."""
 
-from collections.abc import Iterable
+from __future__ import annotations
 
-from cpulaunch.cli.arguments import SWITCHES, TEXTS
+from cpulaunch.cli.arguments import SWITCHES, TEXT_OPTIONS
 from cpulaunch.records.settings import SettingSpec, setting_specs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 INTRODUCTION = """\
 Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
        cpulaunch [OPTIONS] -m MODULE [ARGS...]
-       cpulaunch [OPTIONS] --no-python COMMAND [ARGS...]
+       cpulaunch [OPTIONS] --no-python PROGRAM [ARGS...]
        cpulaunch COMMAND ...
 
-Runs a PyTorch program, unedited, bound to the right cores and memory, and shows
-why. Everything after SCRIPT belongs to it. Switches have an opposite: --no-smt
-overrules a profile's smt. Any option of "Distributed" (but --device,
---scheduler, --dist-backend and --ccl-...) makes it a job of ranks; PET_*
-variables count as for torchrun.
+Run an unmodified PyTorch program on the right cores and memory, and explain
+every choice. Options for your script go after the script name. Each switch has
+a negative form: --no-smt overrides smt = true in a profile. An option under
+"Distributed" (except --device and --scheduler) makes the launch a job of ranks;
+PET_* variables are read as by torchrun.
 
 Commands:
   run         run a program (the default)
-  torchrun    run a job of ranks: torchrun's command line, one rank by default
-  plan        show what run would do, and why; starts nothing
+  torchrun    run a job of ranks with torchrun's options; one rank by default
+  plan        print what run would do, and why; start nothing
   probe       show this machine: cores, caches, NUMA nodes, limits, libraries
   profiles    list, show or validate profiles
-  doctor      check this machine and environment
+  doctor      check this machine and its Python environment
 """
+INDENT = 28
+
+
+def run_help(width: int) -> str:
+    """The help text, wrapped to `width` columns."""
+    lines = [INTRODUCTION.rstrip()]
+    group = ""
+    for spec in setting_specs().values():
+        if spec.group != group:
+            group = spec.group
+            lines += ["", f"{group}:"]
+        lines += _entry(_label(spec), _description(spec), width)
+    lines += ["", "Program, plan and help:"]
+    for flag, (metavar, text) in TEXT_OPTIONS.items():
+        lines += _entry(f"{flag} {metavar}", text, width)
+    for flag, text in SWITCHES.items():
+        lines += _entry(flag, text, width)
+    return "\n".join(lines) + "\n"
 
 
 def _label(spec: SettingSpec) -> str:
+    """The option as it is typed to change the default."""
     if spec.value_type.flag:
         return spec.negative_flag if spec.default else spec.flag
     return f"{spec.flag} {spec.value_type.metavar}"
 
 
-def _explanation(spec: SettingSpec) -> str:
-    if spec.value_type.flag or spec.default in (None, ()) or "default" in spec.help.partition("(")[2]:
+def _description(spec: SettingSpec) -> str:
+    """The help text with the default, unless the text names it."""
+    if not spec.default or spec.value_type.flag or "(default:" in spec.help:
         return spec.help
-    default = ",".join(spec.default) if isinstance(spec.default, tuple) else f"{spec.default}"
-    return f"{spec.help} (default: {default})"
+    return f"{spec.help} (default: {spec.value_type.to_text(spec.default)})"
 
 
-def _lines(label: str, text: str, width: int) -> Iterable[str]:
+def _entry(label: str, text: str, width: int) -> Iterator[str]:
+    """The lines of one option: the label, and beside or below it the wrapped text."""
     import textwrap
 
-    indent = 28
     first = f"  {label}"
-    if len(first) > indent - 2:
+    if len(first) > INDENT - 2:
         yield first
         first = ""
-    body = textwrap.wrap(text, max(width - indent, 30))
-    yield first.ljust(indent) + body[0]
-    yield from (" " * indent + line for line in body[1:])
-
-
-def run_help(width: int) -> str:
-    """The help text, wrapped to `width` columns."""
-    lines = [INTRODUCTION]
-    group = ""
-    for spec in setting_specs().values():
-        if spec.group != group:
-            lines += ([""] if group else []) + [f"{spec.group}:"]
-            group = spec.group
-        lines += _lines(_label(spec), _explanation(spec), width)
-    lines += ["", "Other:"]
-    for flag, (metavar, text) in TEXTS.items():
-        lines += _lines(f"{flag} {metavar}", text, width)
-    for flag, text in SWITCHES.items():
-        lines += _lines(flag, text, width)
-    return "\n".join(lines) + "\n"
+    body = textwrap.wrap(text, max(width - INDENT, 30))
+    yield first.ljust(INDENT) + body[0]
+    yield from (" " * INDENT + line for line in body[1:])

@@ -1,8 +1,8 @@
 """The command line of each worker: interpreter and program, started by numactl or taskset if the binder is one."""
 
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.plan import Binder, MemoryPolicy
 from cpulaunch.records.request import Program
+from cpulaunch.records.settings import Binder, MemoryPolicy
 
 RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 """Source: torchrun, run_script_path."""

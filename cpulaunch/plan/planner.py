@@ -22,7 +22,7 @@ from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, Mode, Note, WorkerPlan
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import LaunchRequest
-from cpulaunch.records.settings import COLLECTIVE
+from cpulaunch.records.settings import COLLECTIVE_SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _collectives(
     owned: bool,
     measurement: CollectiveMeasurement | None,
 ) -> Collectives:
-    if not any(name in request.origins for name in COLLECTIVE):
+    if not any(name in request.origins for name in COLLECTIVE_SETTINGS):
         return Collectives(placement=workers.placement, choices=choices)
     from cpulaunch.plan.plugin.collectives import plan_collectives
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_ID = 1 << 14
-"""Twice what any kernel can be built for; a larger id is no id. Source: Linux, arch/x86/Kconfig (NR_CPUS_RANGE_END)."""
+"""Largest id accepted: twice the CPUs of any kernel build. Source: Linux, arch/x86/Kconfig (NR_CPUS_RANGE_END)."""
 
 
 def parse_cpulist(text: str) -> frozenset[int]:
@@ -35,8 +35,10 @@ def _parse_range(part: str) -> Iterable[int]:
         step = _number(group if slash else used) if colon else 1
     except ValueError:
         raise ValueError(f"malformed CPU list part {part!r}") from None
-    if end < start or step < 1 or not 1 <= width <= step or end > MAX_ID:
+    if end < start or step < 1 or not 1 <= width <= step:
         raise ValueError(f"malformed CPU list part {part!r}")
+    if end > MAX_ID:
+        raise ValueError(f"{end} is above the largest id, {MAX_ID}")
     return (id_ for base in range(start, end + 1, step) for id_ in range(base, min(base + width, end + 1)))
 
 

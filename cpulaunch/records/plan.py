@@ -9,10 +9,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
+    from cpulaunch.records.host import LibraryKind
+    from cpulaunch.records.settings import Binder, MemoryPolicy
+
 Mode: TypeAlias = 'Literal["single", "instances", "ranks"]'
-MemoryPolicy: TypeAlias = 'Literal["preferred", "bind", "interleave", "none"]'
-Binder: TypeAlias = 'Literal["native", "numactl", "taskset", "none"]'
-PreloadKind: TypeAlias = 'Literal["allocator", "openmp", "mkl-dispatch"]'
 
 
 @record
@@ -73,7 +73,7 @@ class VariableRequest:
 class PreloadCandidate:
     """A library the planner would preload, if a trial start of the worker's interpreter with it succeeds."""
 
-    kind: PreloadKind
+    kind: LibraryKind
     name: str
     path: str
     required: bool

@@ -1,6 +1,7 @@
-"""Every setting, one spec each: the same spec is a flag of run and plan, a key of profiles and a line of the help.
+"""Every setting in one table: an entry is an option of run and plan, a key of profiles and a line of the help.
 
-A spec's flag is its name with dashes (`cores_per_instance` is `--cores-per-instance`, also accepted with underscores).
+The option is the name with dashes: `cores_per_instance` is `--cores-per-instance`, underscores are accepted as well.
+The type of a setting with a fixed choice of words lists them, and the check, the help and mypy all use that list.
 """
 
 from __future__ import annotations
@@ -13,22 +14,37 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
-Count: TypeAlias = 'int | Literal["auto"]'
-Unit: TypeAlias = 'Literal["auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"]'
+AutoCount: TypeAlias = 'int | Literal["auto"]'
+RankCount: TypeAlias = 'int | Literal["auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"]'
 Streams: TypeAlias = "int | tuple[tuple[int, int], ...]"
 """Which of a rank's streams (1 stdout, 2 stderr, 3 both): one number for all, or (local rank, number) pairs."""
-Group: TypeAlias = str
-"""The heading of the help that a setting stands under."""
+Strategy: TypeAlias = 'Literal["spread", "compact"]'
+MemoryPolicy: TypeAlias = 'Literal["preferred", "bind", "interleave", "none"]'
+Binder: TypeAlias = 'Literal["native", "numactl", "taskset", "none"]'
+OpenmpChoice: TypeAlias = 'Literal["auto", "default", "intel", "llvm"]'
+Affinity: TypeAlias = 'Literal["mask", "close", "spread", "explicit", "none"]'
+WaitChoice: TypeAlias = 'Literal["auto", "active", "passive"]'
+AllocatorChoice: TypeAlias = 'Literal["auto", "default", "tcmalloc", "jemalloc", "mimalloc"]'
+AutoSwitch: TypeAlias = 'Literal["auto", "on", "off"]'
+Graph: TypeAlias = 'Literal["off", "onednn", "inductor", "zentorch"]'
+CompileMode: TypeAlias = 'Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]'
+Precision: TypeAlias = 'Literal["fp32", "tf32", "medium", "bf16", "fp16"]'
+NumaBinding: TypeAlias = 'Literal["node", "socket", "exclusive", "core-complex"]'
+Device: TypeAlias = 'Literal["auto", "cpu", "gpu"]'
+StartMethod: TypeAlias = 'Literal["spawn", "fork", "forkserver"]'
+Scheduler: TypeAlias = 'Literal["auto", "none", "slurm", "mpi", "pbs"]'
+DistBackend: TypeAlias = 'Literal["auto", "gloo", "ccl", "mpi"]'
+CclPath: TypeAlias = 'Literal["auto", "memory", "oneccl"]'
 
 
 @record
 class SettingSpec:
-    """How one setting is written and explained."""
+    """How one setting is written and explained. `group` is its heading in the help."""
 
     name: str
     value_type: ValueType
     default: Any
-    group: Group
+    group: str
     help: str
     in_profile: bool
 
@@ -50,223 +66,215 @@ class SettingSpec:
         return [word for part in parts for word in (self.flag, self.value_type.to_text(part))]
 
 
-def _setting(default: Any, value_type: ValueType, group: Group, help: str) -> Any:  # noqa: A002
+def _setting(default: Any, value_type: ValueType, group: str, help: str) -> Any:  # noqa: A002
     return field(default=default, value_type=value_type, group=group, help=help, in_profile=True)
 
 
-def _cli_setting(default: Any, value_type: ValueType, group: Group, help: str) -> Any:  # noqa: A002
+def _cli_setting(default: Any, value_type: ValueType, group: str, help: str) -> Any:  # noqa: A002
     return field(default=default, value_type=value_type, group=group, help=help, in_profile=False)
 
 
 @record
 class Settings:
-    """The merged value of every setting; None where nobody chose and the planner decides."""
+    """The merged value of every setting; None: the planner decides."""
 
-    instances: Count | None = _cli_setting(
-        None, types.count("auto"), "Placement", "independent copies of the program; auto: one per NUMA node"
+    instances: AutoCount | None = _cli_setting(
+        None, types.count(AutoCount), "Placement", "run N independent copies of the program; auto: one per NUMA node"
     )
-    cores_per_instance: int | None = _cli_setting(None, types.integer(minimum=1), "Placement", "cores of each instance")
+    cores_per_instance: int | None = _cli_setting(None, types.integer(minimum=1), "Placement", "cores per instance")
     cpus: frozenset[int] | None = _cli_setting(
-        None, types.CPULIST, "Placement", "use these logical CPUs only, e.g. 0-3,8"
+        None, types.CPULIST, "Placement", "use only these logical CPUs, e.g. 0-3,8"
     )
     numa_nodes: frozenset[int] | None = _cli_setting(
-        None, types.CPULIST, "Placement", "use these NUMA nodes only, e.g. 0,1"
+        None, types.CPULIST, "Placement", "use only these NUMA nodes, e.g. 0,1"
     )
-    smt: bool = _setting(
-        False, types.FLAG, "Placement", "give out SMT siblings too (default: one logical CPU per core)"
-    )
-    e_cores: bool = _setting(False, types.FLAG, "Placement", "use efficiency cores too")
+    smt: bool = _setting(False, types.FLAG, "Placement", "use SMT siblings as well (default: one logical CPU per core)")
+    e_cores: bool = _setting(False, types.FLAG, "Placement", "use efficiency cores as well")
     reserve: int = _setting(
-        0, types.integer(minimum=0), "Placement", "cores of each instance kept free of compute threads"
+        0, types.integer(minimum=0), "Placement", "cores per instance to keep free of compute threads"
     )
-    strategy: Literal["spread", "compact"] = _setting(
+    strategy: Strategy = _setting(
         "spread",
-        types.choice("spread", "compact"),
+        types.choice(Strategy),
         "Placement",
-        "spread: deal instances evenly over NUMA nodes; compact: fill in order",
+        "spread: distribute instances evenly over NUMA nodes; compact: fill one NUMA node after another",
     )
     instance_index: frozenset[int] | None = _cli_setting(
         None, types.CPULIST, "Placement", "start only these instances of the plan, e.g. 0,2"
     )
     oversubscribe: bool = _cli_setting(False, types.FLAG, "Placement", "allow more instances than cores")
 
-    membind: Literal["preferred", "bind", "interleave", "none"] | None = _setting(
-        None,
-        types.choice("preferred", "bind", "interleave", "none"),
-        "Memory and threads",
-        "memory policy of each worker (default: preferred; interleave across several NUMA nodes)",
-    )
-    binder: Literal["native", "numactl", "taskset", "none"] = _setting(
-        "native",
-        types.choice("native", "numactl", "taskset", "none"),
-        "Memory and threads",
-        "who binds: system calls, the named program, or nobody",
-    )
     threads: int | None = _setting(
-        None, types.integer(minimum=1), "Memory and threads", "compute threads of each worker (default: its cores)"
+        None, types.integer(minimum=1), "Threads and memory", "compute threads of each worker (default: its cores)"
     )
-    openmp: Literal["auto", "default", "intel", "llvm"] = _setting(
+    membind: MemoryPolicy | None = _setting(
+        None,
+        types.choice(MemoryPolicy),
+        "Threads and memory",
+        "memory policy of each worker (default: preferred, or interleave for a worker on several NUMA nodes)",
+    )
+    binder: Binder = _setting(
+        "native",
+        types.choice(Binder),
+        "Threads and memory",
+        "how to bind: by system calls (native), by numactl, by taskset, or not at all",
+    )
+    openmp: OpenmpChoice = _setting(
         "auto",
-        types.choice("auto", "default", "intel", "llvm"),
-        "Memory and threads",
-        "OpenMP runtime to preload; default: the one torch brings",
+        types.choice(OpenmpChoice),
+        "Threads and memory",
+        'OpenMP runtime to preload; "default" keeps the one in torch',
     )
-    affinity: Literal["mask", "close", "spread", "explicit", "none"] = _setting(
+    affinity: Affinity = _setting(
         "mask",
-        types.choice("mask", "close", "spread", "explicit", "none"),
-        "Memory and threads",
-        "per-thread OpenMP pinning inside the worker's CPUs; mask: none, the worker's mask only",
+        types.choice(Affinity),
+        "Threads and memory",
+        "pin each OpenMP thread to CPUs of its worker; mask: use all CPUs of the worker, without pinning",
     )
-    wait_policy: Literal["auto", "active", "passive"] = _setting(
+    wait_policy: WaitChoice = _setting(
         "auto",
-        types.choice("auto", "active", "passive"),
-        "Memory and threads",
-        "what idle OpenMP threads do; active spins: only on cores nobody shares, without a quota",
+        types.choice(WaitChoice),
+        "Threads and memory",
+        "what idle OpenMP threads do; active: spin, only on exclusive cores and without a CPU quota",
     )
 
-    allocator: Literal["auto", "default", "tcmalloc", "jemalloc", "mimalloc"] = _setting(
+    allocator: AllocatorChoice = _setting(
         "auto",
-        types.choice("auto", "default", "tcmalloc", "jemalloc", "mimalloc"),
+        types.choice(AllocatorChoice),
         "Preloads",
-        "memory allocator to preload",
+        'memory allocator to preload; "default" keeps the C library\'s',
     )
-    huge_pages: bool = _setting(False, types.FLAG, "Preloads", "ask for transparent huge pages (allocator and torch)")
-    mkl_dispatch: Literal["auto", "on", "off"] = _setting(
-        "auto",
-        types.choice("auto", "on", "off"),
-        "Preloads",
-        "on AMD, let MKL choose its fast kernels (same precision)",
+    huge_pages: bool = _setting(False, types.FLAG, "Preloads", "request transparent huge pages (allocator and torch)")
+    mkl_dispatch: AutoSwitch = _setting(
+        "auto", types.choice(AutoSwitch), "Preloads", "let MKL use its fast kernels on AMD CPUs (same precision)"
     )
 
-    graph: Literal["off", "onednn", "inductor", "zentorch"] = _setting(
+    graph: Graph = _setting(
         "off",
-        types.choice("off", "onednn", "inductor", "zentorch"),
+        types.choice(Graph),
         "Inside torch",
-        "capture modules in eval mode: fused oneDNN graphs, torch.compile with freezing, or AMD's zentorch",
+        "compile modules in eval mode: fused oneDNN graphs, torch.compile with freezing, or AMD's zentorch",
     )
     graph_signatures: int = _setting(
-        8,
-        types.integer(minimum=1),
-        "Inside torch",
-        "input signatures captured for each module; further ones run eagerly",
+        8, types.integer(minimum=1), "Inside torch", "input signatures to compile per module; others run eagerly"
     )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = _setting(
-        None,
-        types.choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-        "Inside torch",
-        "torch.compile's mode for --graph inductor",
+    compile_mode: CompileMode | None = _setting(
+        None, types.choice(CompileMode), "Inside torch", "mode of torch.compile for --graph inductor"
     )
-    precision: Literal["fp32", "tf32", "medium", "bf16", "fp16"] | None = _setting(
+    precision: Precision | None = _setting(
         None,
-        types.choice("fp32", "tf32", "medium", "bf16", "fp16"),
+        types.choice(Precision),
         "Inside torch",
         "bf16, fp16: autocast around modules; tf32, medium, fp32: precision of fp32 matrix products",
     )
-    channels_last: bool = _setting(False, types.FLAG, "Inside torch", "convolution weights in channels_last order")
+    channels_last: bool = _setting(
+        False, types.FLAG, "Inside torch", "store convolution weights in channels_last order"
+    )
     inference_mode: bool = _setting(
-        False, types.FLAG, "Inside torch", "no gradients for modules in eval mode, where the program forgot no_grad"
+        False, types.FLAG, "Inside torch", "disable gradients for modules in eval mode, as under torch.no_grad"
     )
-    debug_apis: bool = _setting(
-        True, types.FLAG, "Inside torch", "let anomaly detection, emit_nvtx and gradcheck do nothing"
-    )
-    flush_denormal: bool = _setting(
-        False, types.FLAG, "Inside torch", "numbers too small for full precision become zero"
-    )
-    interop_threads: int | None = _setting(
-        None, types.integer(minimum=1), "Inside torch", "threads for operations that run side by side"
-    )
+    debug_apis: bool = _setting(True, types.FLAG, "Inside torch", "disable anomaly detection, emit_nvtx and gradcheck")
+    flush_denormal: bool = _setting(False, types.FLAG, "Inside torch", "flush denormal numbers to zero")
+    interop_threads: int | None = _setting(None, types.integer(minimum=1), "Inside torch", "inter-op threads of torch")
     cudnn_benchmark: bool = _setting(
-        False, types.FLAG, "Inside torch", "cuDNN times its algorithms for each shape (GPU)"
+        False, types.FLAG, "Inside torch", "let cuDNN benchmark its algorithms for each input shape (GPU)"
     )
     mmap_weights: bool = _setting(
-        False, types.FLAG, "Inside torch", "torch.load maps checkpoints: instances share one copy in the page cache"
+        False, types.FLAG, "Inside torch", "memory-map checkpoints in torch.load, so that instances share one copy"
     )
     fused_optimizers: bool = _setting(
-        False, types.FLAG, "Inside torch", "Adam, AdamW, SGD, Adagrad in one pass over each parameter, where left open"
+        False, types.FLAG, "Inside torch", "use fused Adam, AdamW, SGD and Adagrad unless the program chooses otherwise"
     )
     ipex: bool = _setting(
-        False, types.FLAG, "Inside torch", "ipex.optimize, as ipexrun --auto-ipex (torch 2.8 or older)"
+        False, types.FLAG, "Inside torch", "apply ipex.optimize, like ipexrun --auto-ipex (torch 2.8 or older)"
     )
 
-    dataloader_workers: Count | None = _setting(
+    dataloader_workers: AutoCount | None = _setting(
         None,
-        types.count("auto"),
+        types.count(AutoCount),
         "Data loading",
-        "DataLoader workers where the program asks for none, on cores of their own",
+        "DataLoader workers, on cores of their own, if the program requests none",
     )
-    pin_memory: bool = _setting(False, types.FLAG, "Data loading", "DataLoaders pin memory for copies to a GPU")
+    pin_memory: bool = _setting(
+        False, types.FLAG, "Data loading", "pin the memory of DataLoader batches for copies to a GPU"
+    )
     prefetch: int | None = _setting(
-        None, types.integer(minimum=1), "Data loading", "batches each DataLoader worker loads ahead"
+        None, types.integer(minimum=1), "Data loading", "batches that each DataLoader worker loads ahead"
     )
     persistent_workers: bool = _setting(
-        False, types.FLAG, "Data loading", "DataLoader workers live on from epoch to epoch"
+        False, types.FLAG, "Data loading", "keep DataLoader workers alive between epochs"
     )
 
-    nproc_per_node: int | Unit | None = _cli_setting(
+    nproc_per_node: RankCount | None = _cli_setting(
         None,
-        types.count("auto", "cpu", "gpu", "xpu", "numa", "socket", "l3"),
+        types.count(RankCount),
         "Distributed",
-        "ranks on this host; numa, socket, l3: one for each; gpu, xpu: one for each GPU",
+        "ranks on this host; numa, socket, l3: one for each of these; gpu, xpu: one for each GPU",
     )
     nnodes: tuple[int, int] | None = _cli_setting(
-        None, types.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic one"
+        None, types.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic job"
     )
     node_rank: int | None = _cli_setting(
-        None, types.integer(minimum=0), "Distributed", "this host's number (static rendezvous)"
+        None, types.integer(minimum=0), "Distributed", "rank of this host (static rendezvous)"
     )
     master_addr: str | None = _cli_setting(None, types.WORD, "Distributed", "host of rank 0 (static rendezvous)")
     master_port: int | None = _cli_setting(
-        None, types.PORT, "Distributed", "port of rank 0's store (default: a free one on one host)"
+        None, types.PORT, "Distributed", "port of rank 0's store (default: a free port, for a job on one host)"
     )
-    standalone: bool = _cli_setting(False, types.FLAG, "Distributed", "one host, rendezvous chosen automatically")
+    standalone: bool = _cli_setting(
+        False, types.FLAG, "Distributed", "run on one host; choose the rendezvous automatically"
+    )
     rdzv_backend: str | None = _cli_setting(
-        None, types.WORD, "Distributed", "rendezvous of several hosts: static, c10d, etcd-v2, ..."
+        None, types.WORD, "Distributed", "rendezvous backend for several hosts: static, c10d, etcd-v2, ..."
     )
     rdzv_endpoint: str | None = _cli_setting(None, types.WORD, "Distributed", "rendezvous address, HOST[:PORT]")
     rdzv_id: str | None = _cli_setting(None, types.WORD, "Distributed", "name of the job at the rendezvous")
     rdzv_conf: tuple[tuple[str, str], ...] = _cli_setting(
-        (), types.PAIRS, "Distributed", "further rendezvous settings, K=V,..."
+        (), types.PAIRS, "Distributed", "further rendezvous options, K=V,..."
     )
-    local_addr: str | None = _cli_setting(None, types.WORD, "Distributed", "this host's address as the others see it")
+    local_addr: str | None = _cli_setting(
+        None, types.WORD, "Distributed", "address at which the other hosts reach this one"
+    )
     max_restarts: int = _cli_setting(
         0, types.integer(minimum=0), "Distributed", "restarts of all ranks after a failure"
     )
     monitor_interval: float = _cli_setting(
-        0.1, types.number(minimum=0.0), "Distributed", "seconds between looks at the ranks (several hosts)"
+        0.1, types.number(minimum=0.0), "Distributed", "seconds between checks of the ranks (several hosts)"
     )
-    role: str = _cli_setting("default", types.WORD, "Distributed", "role of the ranks, in their variables and prefixes")
-    run_path: bool = _cli_setting(
-        False, types.FLAG, "Distributed", "run SCRIPT with runpy, as torchrun --run-path does"
-    )
+    role: str = _cli_setting("default", types.WORD, "Distributed", "role of the ranks, for variables and log prefixes")
+    run_path: bool = _cli_setting(False, types.FLAG, "Distributed", "run SCRIPT with runpy, like torchrun --run-path")
     redirects: Streams = _cli_setting(
-        0, types.STREAMS, "Distributed", "write output to files: 1 stdout, 2 stderr, 3 both, or RANK:N,... (also -r)"
+        0,
+        types.STREAMS,
+        "Distributed",
+        "write output to files: 1 stdout, 2 stderr, 3 both, or RANK:N,... (also -r)",
     )
     tee: Streams = _cli_setting(
-        0, types.STREAMS, "Distributed", "write it to files and show it, numbers as for --redirects (also -t)"
+        0, types.STREAMS, "Distributed", "write output to files and to the terminal, as for --redirects (also -t)"
     )
     local_ranks_filter: frozenset[int] | None = _cli_setting(
-        None, types.CPULIST, "Distributed", "local ranks whose output reaches the terminal"
+        None, types.CPULIST, "Distributed", "local ranks whose output is shown (default: all)"
     )
     duplicate_stdout_filters: tuple[str, ...] = _cli_setting(
-        (), types.FILTERS, "Distributed", "copy stdout lines with one of these words to one file"
+        (), types.FILTERS, "Distributed", "copy stdout lines that contain one of these texts to one file"
     )
     duplicate_stderr_filters: tuple[str, ...] = _cli_setting(
-        (), types.FILTERS, "Distributed", "copy stderr lines with one of these words to one file"
+        (), types.FILTERS, "Distributed", "copy stderr lines that contain one of these texts to one file"
     )
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = _cli_setting(
+    numa_binding: NumaBinding | None = _cli_setting(
         None,
-        types.choice("node", "socket", "exclusive", "core-complex"),
+        types.choice(NumaBinding),
         "Distributed",
-        "bind each rank to all of its NUMA node or socket, to its share of it, or to one L3 (default: equal shares)",
+        "bind each rank to its whole NUMA node or socket, to its share of it, or to one L3 (default: equal shares)",
     )
-    device: Literal["auto", "cpu", "gpu"] = _cli_setting(
+    device: Device = _cli_setting(
         "auto",
-        types.choice("auto", "cpu", "gpu"),
+        types.choice(Device),
         "Distributed",
-        "what ranks compute on: bind them to cores, or next to GPUs",
+        "device the ranks compute on: place them by cores, or near their GPUs",
     )
     virtual_local_rank: bool = _cli_setting(
-        False, types.FLAG, "Distributed", "every rank sees its own GPU alone, as LOCAL_RANK 0"
+        False, types.FLAG, "Distributed", "show each rank only its own GPU, as LOCAL_RANK 0"
     )
     signals_to_handle: tuple[str, ...] = _cli_setting(
         ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), types.WORDS, "Distributed", "signals that end the job"
@@ -274,70 +282,79 @@ class Settings:
     shutdown_timeout: int | None = _cli_setting(
         None, types.integer(minimum=0), "Distributed", "seconds between SIGTERM and SIGKILL (torchrun's --grace)"
     )
-    start_method: Literal["spawn", "fork", "forkserver"] = _cli_setting(
-        "spawn", types.choice("spawn", "fork", "forkserver"), "Distributed", "torchrun's, without effect on programs"
+    start_method: StartMethod = _cli_setting(
+        "spawn", types.choice(StartMethod), "Distributed", "accepted for compatibility with torchrun; no effect"
     )
-    event_log_handler: str = _cli_setting("null", types.WORD, "Distributed", "torch elastic's handler of events")
+    event_log_handler: str = _cli_setting("null", types.WORD, "Distributed", "event handler of torch elastic")
     logs_specs: str | None = _cli_setting(
-        None, types.WORD, "Distributed", "a torchrun.logs_specs entry point, carried out by torch elastic"
+        None, types.WORD, "Distributed", "name of a torchrun.logs_specs entry point; runs torch elastic"
     )
-    scheduler: Literal["auto", "none", "slurm", "mpi", "pbs"] = _cli_setting(
+    scheduler: Scheduler = _cli_setting(
         "auto",
-        types.choice("auto", "none", "slurm", "mpi", "pbs"),
+        types.choice(Scheduler),
         "Distributed",
-        "whose variables say which host or rank this is (mpi: also --from-mpi)",
+        "read this host's or rank's place from the scheduler's variables (mpi: also --from-mpi)",
     )
-    dist_backend: Literal["auto", "gloo", "ccl", "mpi"] | None = _setting(
+
+    dist_backend: DistBackend | None = _setting(
         None,
-        types.choice("auto", "gloo", "ccl", "mpi"),
-        "Distributed",
-        "what CPU collectives run on where the program asks for gloo or nothing; auto: measured once on this host",
+        types.choice(DistBackend),
+        "Collectives",
+        "backend of CPU collectives if the program requests gloo or none; auto: measured once on this host",
     )
     ccl_workers: int = _setting(
-        0, types.integer(minimum=0), "Distributed", "threads of oneCCL's for each rank, on cores of their own"
+        0, types.integer(minimum=0), "Collectives", "oneCCL threads of each rank, on cores of their own"
     )
     ccl_worker_siblings: bool = _setting(
-        False, types.FLAG, "Distributed", "let them run on SMT siblings of the rank's cores instead"
+        False, types.FLAG, "Collectives", "run oneCCL threads on SMT siblings of the rank's cores instead"
     )
-    ccl_path: Literal["auto", "memory", "oneccl"] | None = _setting(
+    ccl_path: CclPath | None = _setting(
         None,
-        types.choice("auto", "memory", "oneccl"),
-        "Distributed",
-        "how ccl moves data: through the ranks' own memory on one host, or by oneCCL (default: auto)",
+        types.choice(CclPath),
+        "Collectives",
+        "how ccl moves data: through the ranks' own memory (one host) or by oneCCL (default: auto)",
     )
 
     profile: tuple[str, ...] = _cli_setting(
-        ("auto",), types.NAMES, "Profile", "preset: NAME, FILE.toml, auto or none; several separated by commas"
+        ("auto",),
+        types.NAMES,
+        "Profile and environment",
+        "profiles to use, separated by commas: a name, a .toml file, auto or none",
     )
     env: tuple[tuple[str, str], ...] = _cli_setting(
-        (), types.ASSIGNMENTS, "Profile", "set K=V in every worker; may be repeated"
+        (), types.ASSIGNMENTS, "Profile and environment", "set a variable in every worker; may be repeated"
     )
-    strict: bool = _cli_setting(False, types.FLAG, "Profile", "turn every degradation into an error")
 
-    grace: float = _setting(30.0, types.number(minimum=0.0), "Launch", "seconds between SIGTERM and SIGKILL")
-    log_dir: str | None = _cli_setting(None, types.TEXT, "Launch", "write each worker's output to DIR/worker-N.log")
+    grace: float = _setting(30.0, types.number(minimum=0.0), "Run and output", "seconds between SIGTERM and SIGKILL")
+    strict: bool = _cli_setting(False, types.FLAG, "Run and output", "treat warnings as errors")
+    log_dir: str | None = _cli_setting(
+        None, types.DIRECTORY, "Run and output", "write the output of each worker to DIR/worker-N.log"
+    )
     show: frozenset[int] | None = _cli_setting(
-        None, types.CPULIST, "Launch", "workers whose output reaches the terminal (default: all)"
+        None, types.CPULIST, "Run and output", "workers whose output is shown (default: all)"
     )
     buffered: bool = _setting(
-        False, types.FLAG, "Launch", "let Python workers buffer their output (default: -u behind a pipe)"
+        False, types.FLAG, "Run and output", "let Python buffer a worker's output (default: -u if piped)"
     )
     report: str | None = _cli_setting(
-        None, types.TEXT, "Launch", "write what took effect in every worker to FILE.json (-: stdout)"
+        None, types.FILE, "Run and output", "write a JSON report of what took effect in each worker (-: stdout)"
     )
     metric: str | None = _cli_setting(
         None,
         types.PATTERN,
-        "Launch",
-        "read a figure from the output, e.g. 'samples/s: ([0-9.]+)'; the last one counts, summed over workers",
+        "Run and output",
+        "extract a number from the output, e.g. 'samples/s: ([0-9.]+)'; each worker's last match, summed",
     )
     start_barrier: bool = _cli_setting(
-        False, types.FLAG, "Launch", "release all workers together, at cpulaunch.ready() or their first forward"
+        False,
+        types.FLAG,
+        "Run and output",
+        "hold workers at cpulaunch.ready() or their first forward until all are ready",
     )
 
 
 _SPECS = {
-    name: SettingSpec(name=name, default=spec.default, **spec.metadata) for name, spec in fields(Settings).items()
+    name: SettingSpec(name=name, default=entry.default, **entry.metadata) for name, entry in fields(Settings).items()
 }
 
 
@@ -346,9 +363,13 @@ def setting_specs() -> dict[str, SettingSpec]:
     return _SPECS
 
 
-COLLECTIVE = ("dist_backend", "ccl_workers", "ccl_worker_siblings", "ccl_path")
-"""Rows of the group Distributed on the collectives of ranks, whoever starts those."""
-NOT_JOBS = ("device", "scheduler", *COLLECTIVE)
-"""Rows of the group Distributed that alone do not make a launch a job of ranks."""
+def _names(*groups: str) -> tuple[str, ...]:
+    return tuple(name for name, spec in _SPECS.items() if spec.group in groups)
 
-JOB_SETTINGS = tuple(name for name, spec in _SPECS.items() if spec.group == "Distributed" and name not in NOT_JOBS)
+
+COLLECTIVE_SETTINGS = _names("Collectives")
+"""Settings of CPU collectives, whatever starts the ranks."""
+PLUGIN_SETTINGS = _names("Inside torch", "Data loading")
+"""Settings that the worker plugin applies."""
+JOB_SETTINGS = tuple(name for name in _names("Distributed") if name not in ("device", "scheduler"))
+"""Settings that make a launch a job of ranks."""

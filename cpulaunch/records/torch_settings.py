@@ -8,6 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
+    from cpulaunch.records.settings import CompileMode, Graph, Precision
+
 VARIABLE = "CPULAUNCH_WORKER"
 """Holds encoded TorchSettings. Must be set before the worker's `import torch`."""
 
@@ -35,11 +37,11 @@ class TorchSettings:
     ld_preload: str | None = None
     strict: bool = False
 
-    graph: Literal["off", "onednn", "inductor", "zentorch"] = "off"
+    graph: Graph = "off"
     graph_signatures: int = 8
     graph_memory_bytes: int | None = None
-    compile_mode: str | None = None
-    precision: Literal["fp32", "tf32", "medium", "bf16", "fp16"] | None = None
+    compile_mode: CompileMode | None = None
+    precision: Precision | None = None
     channels_last: bool = False
     inference_mode: bool = False
     debug_apis: bool = True

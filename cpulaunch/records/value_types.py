@@ -1,4 +1,4 @@
-"""How a setting's value is written: as text on a command line, as a TOML value in a profile."""
+"""How the value of a setting is written: as text on a command line, as a TOML value in a profile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ValueType:
 
 
 def _plain(text: str) -> str:
-    """The text of a number, without what only Python takes for one ("1_0", "٢"). Raises: ValueError."""
+    """The text of a number. Raises: ValueError for spellings that only Python accepts ("1_0", "٢")."""
     if not text.isascii() or "_" in text:
         raise ValueError(text)
     return text
@@ -38,15 +38,15 @@ def _integer(minimum: int, text: str) -> int:
     try:
         value = int(_plain(text))
     except ValueError:
-        raise ValueError(f"expected a whole number, at least {minimum}") from None
+        raise ValueError(f"expected a whole number of at least {minimum}") from None
     if value < minimum:
-        raise ValueError(f"expected a whole number, at least {minimum}")
+        raise ValueError(f"expected a whole number of at least {minimum}")
     return value
 
 
 def _toml_integer(minimum: int, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError("expected an integer")
+        raise ValueError("expected a whole number")
     return _integer(minimum, str(value))
 
 
@@ -63,15 +63,21 @@ def _count(words: tuple[str, ...], text: str) -> int | str:
     try:
         return text if text in words else _integer(1, text)
     except ValueError as error:
-        raise ValueError(f"{error}, or {', '.join(words)}") from None
+        raise ValueError(f"{error}, or {'one of ' * (len(words) > 1)}{', '.join(words)}") from None
 
 
 def _toml_count(words: tuple[str, ...], value: object) -> int | str:
     return value if isinstance(value, str) and value in words else _toml_integer(1, value)
 
 
-def count(*words: str) -> ValueType:
-    """A positive whole number or one of the words."""
+def literal_words(annotation: object) -> tuple[str, ...]:
+    """The words of a Literal type, which is given as the text of its annotation."""
+    return tuple(str(annotation).split('"')[1::2])
+
+
+def count(annotation: object) -> ValueType:
+    """A positive whole number or one of the words of a Literal type."""
+    words = literal_words(annotation)
     return ValueType(
         metavar="|".join(("N", *words)),
         from_text=lambda text: _count(words, text),
@@ -83,9 +89,9 @@ def _number(minimum: float, text: str) -> float:
     try:
         value = float(_plain(text))
     except ValueError:
-        raise ValueError(f"expected a number, at least {minimum:g}") from None
+        raise ValueError(f"expected a number of at least {minimum:g}") from None
     if not minimum <= value < float("inf"):
-        raise ValueError(f"expected a finite number, at least {minimum:g}")
+        raise ValueError(f"expected a finite number of at least {minimum:g}")
     return value
 
 
@@ -111,8 +117,9 @@ def _choice(choices: tuple[str, ...], value: object) -> str:
     return value
 
 
-def choice(*choices: str) -> ValueType:
-    """One of the named words."""
+def choice(annotation: object) -> ValueType:
+    """One of the words of a Literal type."""
+    choices = literal_words(annotation)
 
     def one_of(value: object) -> str:
         return _choice(choices, value)
@@ -140,7 +147,7 @@ def _toml_text(value: object) -> str:
 
 def _text(text: str) -> str:
     if not text or "\0" in text:
-        raise ValueError("expected a non-empty text")
+        raise ValueError("expected a non-empty value")
     return text
 
 
@@ -149,7 +156,7 @@ def _cpulist(text: str) -> frozenset[int]:
     for part in text.split(","):
         found = parse_cpulist(part)
         if twice := found & ids:
-            raise ValueError(f"overlapping list, {format_cpulist(twice)} is in it twice")
+            raise ValueError(f"{format_cpulist(twice)} is listed twice")
         ids |= found
     if not ids:
         raise ValueError("expected a list such as 0-3,8")
@@ -159,15 +166,15 @@ def _cpulist(text: str) -> frozenset[int]:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
-        raise ValueError("expected a name, or names separated by commas")
+        raise ValueError("expected one or more names separated by commas")
     return names
 
 
 def _filters(text: str) -> tuple[str, ...]:
-    """Texts separated by commas; a double comma is one of a text's own. Source: torchrun, comma_separated_list."""
+    """The texts between commas; a double comma stands for one comma. Source: torchrun, comma_separated_list."""
     filters = tuple(part.replace("\0", ",") for part in _text(text).replace(",,", "\0").split(","))
     if not all(filters):
-        raise ValueError("expected a text, or texts separated by commas")
+        raise ValueError("expected one or more texts separated by commas")
     return filters
 
 
@@ -179,31 +186,33 @@ def _assignment(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _range(text: str) -> tuple[int, int]:
-    """Two whole numbers "MIN:MAX", or one for both. Source: torchrun --nnodes."""
+    """The bounds of "MIN:MAX" or of a single number. Source: torchrun --nnodes."""
     first, colon, last = text.partition(":")
-    low = _integer(1, first)
-    high = _integer(1, last) if colon else low
+    try:
+        low = _integer(1, first)
+        high = _integer(1, last) if colon else low
+    except ValueError:
+        raise ValueError("expected N or MIN:MAX, whole numbers of at least 1") from None
     if high < low:
-        raise ValueError("expected N or MIN:MAX, the smaller one first")
+        raise ValueError("expected MIN:MAX with MIN not larger than MAX")
     return low, high
 
 
 def _port(text: str) -> int:
-    value = _integer(0, text)
-    if value > 65535:
-        raise ValueError("expected a port, 0 to 65535")
-    return value
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535):
+        raise ValueError("expected a port number from 0 to 65535")
+    return int(text)
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     pairs = tuple(part.strip().partition("=") for part in text.split(","))
     if not all(name and equals and value for name, equals, value in pairs):
-        raise ValueError("expected K=V, or several separated by commas")
+        raise ValueError("expected one or more K=V separated by commas")
     return tuple((name, value) for name, _, value in pairs)
 
 
 def _streams(text: str) -> int | tuple[tuple[int, int], ...]:
-    """Source: torchrun --redirects, here with local ranks of any size."""
+    """One number for all ranks, or (local rank, number) pairs. Source: torchrun --redirects."""
     if text in ("0", "1", "2", "3"):
         return int(text)
     pairs = [part.partition(":") for part in text.split(",")]
@@ -220,7 +229,7 @@ def _pattern(text: str) -> str:
     except re.error as error:
         raise ValueError(f"expected a regular expression ({error})") from None
     if groups != 1:
-        raise ValueError("expected a regular expression with one group, the number")
+        raise ValueError("expected a regular expression with exactly one group, which matches the number")
     return text
 
 
@@ -252,7 +261,8 @@ def _streams_to_text(streams: int | tuple[tuple[int, int], ...]) -> str:
 FLAG = ValueType(
     metavar="", from_text=_text_bool, from_toml=_toml_bool, to_text=lambda on: "true" if on else "false", flag=True
 )
-TEXT = ValueType(metavar="PATH", from_text=_text, from_toml=_toml_text)
+FILE = ValueType(metavar="FILE", from_text=_text, from_toml=_toml_text)
+DIRECTORY = ValueType(metavar="DIR", from_text=_text, from_toml=_toml_text)
 PATTERN = ValueType(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = ValueType(metavar="LIST", from_text=_cpulist, from_toml=_never, to_text=format_cpulist)
 WORD = ValueType(metavar="TEXT", from_text=_text, from_toml=_toml_text)

@@ -45,11 +45,11 @@ def test_a_flag_over_a_variable_is_one_line_and_no_degradation(tmp_path: Path) -
     [
         (["--nproc-per-node", "0", "say.py"], {}, "at least 1"),
         (["--node-rank", "1", "say.py"], {}, "no such host in the job"),
-        (["--instances", "1", "--standalone", "say.py"], {}, "ranks are one job"),
+        (["--instances", "1", "--standalone", "say.py"], {}, "ranks (one job) together"),
         (["say.py"], {"PET_NODE_RANK": "3"}, "PET_NODE_RANK in your environment"),
     ],
 )
-def test_what_cannot_be_meant_is_two_lines_and_exit_code_2(
+def test_invalid_requests_are_an_error_of_two_lines(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], part: str
 ) -> None:
     (tmp_path / "say.py").write_text(SAY)

@@ -163,14 +163,14 @@ def test_torchruns_command_line(words: str, name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("words", "torchrun", "part"),
     [
-        ("--no 2 x.py", True, "one of"),
+        ("--no 2 x.py", True, "it may mean --node-rank, --no-python"),
         ("--r 2 x.py", True, "ambiguous option: --r"),
         ("--nproc 2 x.py", False, "did you mean --nproc-per-node"),
         ("--no-python -m x", True, "-m and --no-python"),
         ("--nproc-per-node 0 x.py", True, "at least 1"),
     ],
 )
-def test_what_is_no_option(words: str, torchrun: bool, part: str) -> None:
+def test_invalid_options(words: str, torchrun: bool, part: str) -> None:
     with pytest.raises(UsageError) as caught:
         request(words, torchrun=torchrun)
     assert part in str(caught.value)

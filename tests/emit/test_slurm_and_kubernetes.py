@@ -118,7 +118,8 @@ SAMPLES = {
     "K=V,...": "a=b,c=1",
     "N|RANK:N,...": "0:3,1:1",
     "K=V": "A=b=c",
-    "PATH": "x/y",
+    "FILE": "x/y",
+    "DIR": "x/y",
     "REGEX": "(a)",
     "PORT": "4000",
 }

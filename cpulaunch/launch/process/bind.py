@@ -7,7 +7,7 @@ import os
 
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import LaunchError
-from cpulaunch.records.plan import LaunchPlan, MemoryPolicy, WorkerPlan
+from cpulaunch.records.plan import LaunchPlan, WorkerPlan
 from cpulaunch.records.record import record
 from cpulaunch.system.mempolicy import (
     MPOL_BIND,
@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
+
+    from cpulaunch.records.settings import MemoryPolicy
 
 Notify: TypeAlias = "Callable[[str], None]"
 """Shows the user one line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
 from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
-from cpulaunch.records.settings import setting_specs
+from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
 from cpulaunch.records.torch_settings import VARIABLE, decode
 
 TYPE_CHECKING = False
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from cpulaunch.launch.monitor.watch import Observation
     from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
     from cpulaunch.records.plan import LaunchPlan, WorkerPlan
-
-PLUGIN_GROUPS = ("Inside torch", "Data loading")
-"""The groups of settings that only the plugin inside torch can apply, like --dist-backend."""
 
 
 def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,8 +161,9 @@ def _plugin_flags(worker: WorkerPlan) -> list[str]:
         return []
     settings = decode(text)
     backend = ["--dist-backend"] if settings.dist_backend else []
+    specs = [setting_specs()[name] for name in PLUGIN_SETTINGS]
     return backend + [
         spec.negative_flag if spec.default is True else spec.flag
-        for name, spec in setting_specs().items()
-        if spec.group in PLUGIN_GROUPS and getattr(settings, name, spec.default) != spec.default
+        for spec in specs
+        if getattr(settings, spec.name, spec.default) != spec.default
     ]

@@ -3,9 +3,10 @@
 from cpulaunch.plan.placement.instances import WorkerCpus
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
-from cpulaunch.records.plan import MemoryPolicy, Note
+from cpulaunch.records.plan import Note
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
+from cpulaunch.records.settings import MemoryPolicy
 
 
 @record

@@ -6,7 +6,7 @@ from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
-from cpulaunch.records.settings import setting_specs
+from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
             warnings.append(f"{_flag(request, name)} is not applied: {why}")
         not_applied[name] = why
     table = setting_specs()
-    names = [name for name, spec in table.items() if spec.group in ("Inside torch", "Data loading")]
+    names = PLUGIN_SETTINGS
     values = {name: table[name].default if name in not_applied else getattr(request.settings, name) for name in names}
     missing = _plugin_missing_reason(host, request)
     chosen = [name for name in names if values[name] != table[name].default]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cpulaunch.plan.variables.openmp import Runtime
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.host import Host, Library
-from cpulaunch.records.plan import Note, PreloadCandidate, PreloadKind
+from cpulaunch.records.host import Host, Library, LibraryKind
+from cpulaunch.records.plan import Note, PreloadCandidate
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest, Origin
 
@@ -29,7 +29,7 @@ INSTALL = {
     "llvm": "apt install libomp5",
     "mkl-dispatch": "install a C compiler, then pip install --force-reinstall cpulaunch",
 }
-_FILE_NAMES: tuple[tuple[str, PreloadKind, str], ...] = (
+_FILE_NAMES: tuple[tuple[str, LibraryKind, str], ...] = (
     ("libtcmalloc", "allocator", "tcmalloc"),
     ("libjemalloc", "allocator", "jemalloc"),
     ("libmimalloc", "allocator", "mimalloc"),
@@ -56,7 +56,7 @@ class Preloads:
 class _Preference:
     """The libraries of one kind to try, best first; `reason` says why these, or why none."""
 
-    kind: PreloadKind
+    kind: LibraryKind
     names: tuple[str, ...]
     origin: Origin
     reason: str
@@ -69,9 +69,9 @@ class _Preference:
         return self.kind.replace("-", "_")
 
 
-def users_preloads(request: LaunchRequest) -> dict[PreloadKind, str]:
+def users_preloads(request: LaunchRequest) -> dict[LibraryKind, str]:
     """The kinds of library that the user's own LD_PRELOAD loads, with the name of each library."""
-    found: dict[PreloadKind, str] = {}
+    found: dict[LibraryKind, str] = {}
     for path in _users_list(request):
         base = path.rpartition("/")[2]
         for start, kind, name in _FILE_NAMES:
@@ -101,7 +101,7 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
     """
     chosen: list[str] = []
     origins: list[Origin] = []
-    names: dict[PreloadKind, str] = {}
+    names: dict[LibraryKind, str] = {}
     notes: list[Note] = []
     warnings: list[str] = []
     for each in _preferences(host, request):
