@@ -1,7 +1,7 @@
-"""`--emit k8s`: a manifest for Kubernetes: Kubeflow's PyTorchJob for ranks, a plain Job for anything else.
+"""`--emit k8s`: a Kubernetes manifest, with Kubeflow's PyTorchJob for ranks and a plain Job for anything else.
 
 Source: Kubeflow training operator 1.9, pkg/controller.v1/pytorch (it sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR,
-PET_MASTER_PORT, PET_NPROC_PER_NODE, "auto" if unsaid, or PET_RDZV_* with an elasticPolicy); Kubernetes, "Control CPU
+PET_MASTER_PORT, PET_NPROC_PER_NODE, "auto" by default, or PET_RDZV_* with an elasticPolicy); Kubernetes, "Control CPU
 Management Policies on the Node" (whole CPUs with requests equal to limits are exclusive ones).
 """
 
@@ -10,15 +10,15 @@ from math import ceil
 from typing import Any
 
 from cpulaunch.emit.resources import (
-    MEETING,
-    THIS_HOST,
-    Needs,
-    asked_for,
-    command_of,
+    HOST_SETTINGS,
+    RENDEZVOUS_SETTINGS,
+    ResourceRequest,
+    chosen_flags,
+    chosen_settings,
+    cpulaunch_command,
     job_name,
-    left_out,
-    needs_of,
-    program_of,
+    required_program,
+    resources_of,
 )
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
@@ -26,27 +26,30 @@ from cpulaunch.records.host import Host
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 
 IMAGE = "REPLACE-WITH-AN-IMAGE-THAT-HAS-TORCH-AND-CPULAUNCH"
-OPERATORS = (*MEETING, "nnodes", "standalone", "rdzv_backend")
-"""Settings that the operator says by its PET_ variables."""
+OPERATOR_SETTINGS = (*RENDEZVOUS_SETTINGS, "nnodes", "standalone", "rdzv_backend")
+"""Settings that the operator sets by its PET_ variables."""
 GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/xe"}
-COUNTED = ("auto", "cpu", "gpu")
-"""Words that nprocPerNode may be, beside a number."""
+NPROC_WORDS = ("auto", "cpu", "gpu")
+"""Words that nprocPerNode accepts besides numbers."""
 MEMORY_PART = 0.9
-"""Of the plan's part of this host's memory: a node keeps some for itself."""
+"""The part of the plan's memory to request: a cluster node keeps some of its memory for itself."""
 MARGIN_SECONDS = 5
+"""Seconds from the end of cpulaunch's grace period to the end of the pod's."""
 
 
-def k8s_manifest(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
+def k8s_manifest(plan: LaunchPlan, host: Host, command_line: CommandLine) -> str:
     """The manifest in YAML. Raises: UsageError if the plan has no program."""
-    program = program_of(line, "k8s")
-    needs = needs_of(plan, host)
+    program = required_program(command_line, "k8s")
+    resources = resources_of(plan, host)
     name = job_name(program)
-    dropped = _dropped(plan, line)
+    nproc = _nproc(command_line)
+    without = _settings_elsewhere(plan.job, nproc)
+    command = cpulaunch_command(command_line, program, without=without)
     container = {
-        "name": name if plan.job is None else "pytorch",  # The operator looks for this name.
+        "name": name if plan.job is None else "pytorch",  # The operator requires this name.
         "image": IMAGE,
-        "command": [_literal(word) for word in command_of(line, program, without=dropped)],
-        "resources": _resources(needs),
+        "command": [_literal(word) for word in command],
+        "resources": _resources(resources),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     pod = {
@@ -54,51 +57,54 @@ def k8s_manifest(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    manifest = _plain_job(name, pod) if plan.job is None else _pytorch_job(name, pod, plan.job, line)
-    return "".join(f"# {text}\n" for text in _comments(needs, line, dropped)) + yaml_text(manifest)
+    manifest = _plain_job(name, pod) if plan.job is None else _pytorch_job(name, pod, plan.job, nproc)
+    unused = (*HOST_SETTINGS, *RENDEZVOUS_SETTINGS) if plan.job is not None else HOST_SETTINGS
+    comments = _comments(resources, chosen_flags(command_line, unused))
+    return "".join(f"# {text}\n" for text in comments) + yaml_text(manifest)
 
 
 def _literal(word: str) -> str:
-    """A word of a command that Kubernetes hands on as it is. Raises: UsageError if no manifest can hold it.
+    """The word of a command such that Kubernetes expands nothing in it. Raises: UsageError if it is not valid Unicode.
 
     Source: Kubernetes, "Define Dependent Environment Variables": $(NAME) stands for a variable, $$ for one $.
     """
     if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
         raise UsageError(
-            "a manifest holds text only",
+            "cannot write the argument to a manifest, which is text",
             value=ascii(word),
             source="--emit k8s",
-            hint="name files and arguments in UTF-8",
+            hint="use UTF-8 in file names and arguments",
         )
     return word.replace("$", "$$")
 
 
-def _dropped(plan: LaunchPlan, line: CommandLine) -> tuple[str, ...]:
-    if plan.job is None:
-        return THIS_HOST
-    said = ("nproc_per_node",) if _nproc(line) is not None else ()
-    restarts = ("max_restarts",) if _elastic(plan.job) else ()
-    return (*THIS_HOST, *OPERATORS, *said, *restarts)
+def _settings_elsewhere(job: JobPlan | None, nproc: str | None) -> tuple[str, ...]:
+    """The settings that the command leaves out: the manifest has them, or they are for this host."""
+    if job is None:
+        return HOST_SETTINGS
+    counted = ("nproc_per_node",) if nproc is not None else ()
+    restarts = ("max_restarts",) if _elastic(job) else ()
+    return (*HOST_SETTINGS, *OPERATOR_SETTINGS, *counted, *restarts)
 
 
-def _comments(needs: Needs, line: CommandLine, dropped: tuple[str, ...]) -> list[str]:
-    cpus = f"{needs.cpus} CPUs"
-    if needs.core_cpus > needs.cpus:
-        cpus += f" and their SMT siblings, {needs.core_cpus} in all: Kubernetes hands out logical CPUs"
-    lost = left_out(line, (name for name in dropped if name in (*THIS_HOST, *MEETING)))
+def _comments(resources: ResourceRequest, flags: list[str]) -> list[str]:
+    """The comments of the manifest. `flags`: options that it leaves out because Kubernetes decides them."""
+    cpus = f"{resources.cpus} CPUs"
+    if resources.core_cpus > resources.cpus:
+        cpus += f" and their SMT siblings, {resources.core_cpus} in all: Kubernetes assigns logical CPUs"
     return [
-        f"Written by cpulaunch. Requests equal limits, for CPUs of one's own: the plan's {cpus}.",
-        "Put your image's name for the placeholder. Memory policies need the capability SYS_NICE in some clusters.",
-        *([f"Left to Kubernetes: {', '.join(lost)}."] if lost else []),
+        f"Written by cpulaunch. Requests equal limits, to get exclusive CPUs: the plan's {cpus}.",
+        "Replace the placeholder by your image's name. Some clusters need the capability SYS_NICE for memory policies.",
+        *([f"Left to Kubernetes: {', '.join(flags)}."] if flags else []),
     ]
 
 
-def _resources(needs: Needs) -> dict[str, Any]:
-    amounts: dict[str, Any] = {"cpu": str(needs.core_cpus)}
-    if needs.memory_mib is not None:
-        amounts["memory"] = f"{int(needs.memory_mib * MEMORY_PART)}Mi"
-    if needs.gpus and needs.gpu_vendor in GPU_RESOURCES:
-        amounts[GPU_RESOURCES[needs.gpu_vendor]] = str(needs.gpus)
+def _resources(resources: ResourceRequest) -> dict[str, Any]:
+    amounts: dict[str, Any] = {"cpu": str(resources.core_cpus)}
+    if resources.memory_mib is not None:
+        amounts["memory"] = f"{int(resources.memory_mib * MEMORY_PART)}Mi"
+    if resources.gpus and resources.gpu_vendor in GPU_RESOURCES:
+        amounts[GPU_RESOURCES[resources.gpu_vendor]] = str(resources.gpus)
     return {"requests": amounts, "limits": amounts}
 
 
@@ -111,8 +117,7 @@ def _plain_job(name: str, pod: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pytorch_job(name: str, pod: dict[str, Any], job: JobPlan, line: CommandLine) -> dict[str, Any]:
-    nproc = _nproc(line)
+def _pytorch_job(name: str, pod: dict[str, Any], job: JobPlan, nproc: str | None) -> dict[str, Any]:
     spec: dict[str, Any] = {} if nproc is None else {"nprocPerNode": nproc}
     fewest, most = job.hosts
     template = {"spec": pod}
@@ -140,14 +145,14 @@ def _elastic(job: JobPlan) -> bool:
     return job.hosts[0] < job.hosts[1]
 
 
-def _nproc(line: CommandLine) -> str | None:
-    """nprocPerNode, where it can say what was asked for."""
-    asked = asked_for(line).get("nproc_per_node", 1)
-    return str(asked) if isinstance(asked, int) or asked in COUNTED else None
+def _nproc(command_line: CommandLine) -> str | None:
+    """The value of nprocPerNode; None if the operator does not know the word."""
+    nproc = chosen_settings(command_line).get("nproc_per_node", 1)
+    return str(nproc) if isinstance(nproc, int) or nproc in NPROC_WORDS else None
 
 
 def yaml_text(value: Any, indent: str = "") -> str:
-    """Nested dictionaries and lists as YAML."""
+    """The nested dictionaries and lists as YAML."""
     if isinstance(value, dict):
         return "".join(f"{indent}{key}:{_below(each, indent)}" for key, each in value.items())
     return "".join(f"{indent}- {_item(each, indent + '  ')}" for each in value)
@@ -158,14 +163,14 @@ def _item(value: Any, indent: str) -> str:
 
 
 def _below(value: Any, indent: str) -> str:
-    """What follows a key: on its line, or below it."""
+    """The text after a key: on its line, or below it."""
     if isinstance(value, dict | list) and value:
         return "\n" + yaml_text(value, indent + "  ")
     return f" {_scalar(value)}\n"
 
 
 def _scalar(value: Any) -> str:
-    """As in JSON, which is YAML too, but for signs beyond 16 bits: JSON's two halves are none in YAML."""
+    """The scalar as in JSON, which is valid YAML except for JSON's surrogate pairs of characters beyond 16 bits."""
     if not isinstance(value, str):
         return dumps(value)
     signs = (dumps(sign)[1:-1] if ord(sign) < 1 << 16 else f"\\U{ord(sign):08x}" for sign in value)

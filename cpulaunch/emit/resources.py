@@ -1,4 +1,4 @@
-"""What a plan needs of a cluster, and the command that makes the same plan there."""
+"""The resources that a plan needs on a cluster, and the cpulaunch command that makes the same plan there."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -12,18 +12,19 @@ from cpulaunch.records.request import Program
 from cpulaunch.records.settings import JOB_SETTINGS, setting_specs
 
 MIB = 1 << 20
-THIS_HOST = ("cpus", "numa_nodes")
-"""Settings that name parts of this machine, which another one may not have or not give."""
-MEETING = ("node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "local_addr", "scheduler")
-"""Settings that say where hosts meet, which a cluster knows better."""
+HOST_SETTINGS = ("cpus", "numa_nodes")
+"""Settings that name parts of this machine; a machine of the cluster may lack them or not grant them."""
+RENDEZVOUS_SETTINGS = ("node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_id", "local_addr", "scheduler")
+"""Settings that tell hosts how to find each other; the cluster sets them."""
 
 
 @record
-class Needs:
-    """What each host of the job is asked for.
+class ResourceRequest:
+    """The resources to request for each host of the job.
 
-    `cpus`: logical CPUs given out. `core_cpus`: those and their SMT siblings, which nobody else should get. `share`:
-    the part of this host's cores, and `memory_mib` that part of the memory it may use; `whole`: it is all that it has.
+    `cpus`: logical CPUs of the workers. `core_cpus`: these and their SMT siblings, which no other job should get.
+    `share`: the workers' part of this host's cores. `memory_mib`: the same part of its memory; None if unknown.
+    `whole`: this is all of the host's memory.
     """
 
     hosts: tuple[int, int]
@@ -36,21 +37,21 @@ class Needs:
     gpu_vendor: str | None
 
 
-def needs_of(plan: LaunchPlan, host: Host) -> Needs:
-    """What the plan takes of this host, for each host of the job."""
-    cpus = _own_cpus(plan, host)
+def resources_of(plan: LaunchPlan, host: Host) -> ResourceRequest:
+    """The resources that the plan takes on this host, to request for each host of the job."""
+    cpus = _exclusive_cpus(plan, host)
     core_of = {cpu.id: cpu.core for cpu in host.cpus}
     cores = {core_of[cpu] for cpu in cpus}
-    siblings = sum(core in cores for core in core_of.values())
-    unbound = max(1, sum(worker.threads for worker in plan.workers))
-    share = len(cores) / len(set(core_of.values())) if cpus else min(1.0, unbound / len(core_of))
+    core_cpus = sum(core in cores for core in core_of.values())
+    threads = max(1, sum(worker.threads for worker in plan.workers))
+    share = len(cores) / len(set(core_of.values())) if cpus else min(1.0, threads / len(core_of))
     limits = [size for size in (host.memory_bytes, host.limits.memory_bytes) if size]
     gpus = {worker.gpu for worker in plan.workers if worker.gpu is not None}
     vendors = [gpu.vendor for gpu in host.gpus if gpu.index in gpus]
-    return Needs(
+    return ResourceRequest(
         hosts=plan.job.hosts if plan.job is not None else (1, 1),
-        cpus=len(cpus) or unbound,
-        core_cpus=siblings or unbound,
+        cpus=len(cpus) or threads,
+        core_cpus=core_cpus or threads,
         share=share,
         memory_mib=int(min(limits) * share) // MIB if limits else None,
         whole=share == 1 and bool(limits) and min(limits) == host.memory_bytes,
@@ -59,51 +60,53 @@ def needs_of(plan: LaunchPlan, host: Host) -> Needs:
     )
 
 
-def _own_cpus(plan: LaunchPlan, host: Host) -> frozenset[int]:
-    """The logical CPUs given out; empty where workers are not bound, or a quota pays for fewer than they share."""
+def _exclusive_cpus(plan: LaunchPlan, host: Host) -> frozenset[int]:
+    """The logical CPUs of all workers; empty if the workers are not bound, or share more CPUs than a quota pays for."""
     cpus = frozenset(cpu for worker in plan.workers for cpu in worker.all_cpus)
     return cpus if len(cpus) <= host.limits.budget.threads else frozenset()
 
 
-def asked_for(line: CommandLine) -> dict[str, Any]:
-    """Every setting that the command line or torchrun's variables chose."""
+def chosen_settings(command_line: CommandLine) -> dict[str, Any]:
+    """The settings that the command line or torchrun's variables set, by name."""
     values: dict[str, Any] = {}
-    for layer in reversed(line.layers):
+    for layer in reversed(command_line.layers):
         values |= layer.values
-    return values | line.values
+    return values | command_line.values
 
 
-def program_of(line: CommandLine, form: str) -> Program:
-    """The program of the command line. Raises: UsageError if there is none."""
-    if line.program is None:
-        raise UsageError("no program to start", source=f"--emit {form}", hint="name the program to run")
-    return line.program
-
-
-def command_of(line: CommandLine, program: Program, *, without: Collection[str], ranks: bool = False) -> list[str]:
-    """The words of `cpulaunch` with what was asked for, but for some settings, and the program.
-
-    `ranks`: the command itself has to say that it is a job of ranks.
-    """
-    asked = {name: value for name, value in asked_for(line).items() if name not in without}
-    words = ["cpulaunch"]
-    if ranks and not any(name in JOB_SETTINGS for name in asked):
-        words += ["--nproc-per-node", "1"]
-    for name, value in asked.items():
-        words += setting_specs()[name].arguments(value)
-    words += {"module": ["-m"], "command": ["--no-python"], "script": []}[program.kind]
-    guard = ["--"] if program.target.startswith("-") else []
-    return [*words, *guard, program.target, *program.args]
-
-
-def left_out(line: CommandLine, names: Iterable[str]) -> list[str]:
-    """The flags of those settings that were chosen, for a comment."""
-    chosen = asked_for(line)
+def chosen_flags(command_line: CommandLine, names: Iterable[str]) -> list[str]:
+    """The flags of those of the named settings that are set, for a comment."""
+    chosen = chosen_settings(command_line)
     return [setting_specs()[name].flag for name in names if name in chosen]
 
 
+def required_program(command_line: CommandLine, form: str) -> Program:
+    """The program of the command line. Raises: UsageError if it has none."""
+    if command_line.program is None:
+        raise UsageError("no program to start", source=f"--emit {form}", hint="name the program to run")
+    return command_line.program
+
+
+def cpulaunch_command(
+    command_line: CommandLine, program: Program, *, without: Collection[str], ranks: bool = False
+) -> list[str]:
+    """The words of the cpulaunch command with the chosen settings, except those named in `without`.
+
+    `ranks`: the plan is a job of ranks, and the command must show that by an option.
+    """
+    chosen = {name: value for name, value in chosen_settings(command_line).items() if name not in without}
+    words = ["cpulaunch"]
+    if ranks and not any(name in JOB_SETTINGS for name in chosen):
+        words += ["--nproc-per-node", "1"]
+    for name, value in chosen.items():
+        words += setting_specs()[name].arguments(value)
+    words += {"module": ["-m"], "command": ["--no-python"], "script": []}[program.kind]
+    separator = ["--"] if program.target.startswith("-") else []
+    return [*words, *separator, program.target, *program.args]
+
+
 def job_name(program: Program) -> str:
-    """A name for the job made of the program's: small letters, digits and dashes, a letter first, at most 50.
+    """A name for the job, from the program's: at most 50 lower-case letters, digits and dashes, starting with a letter.
 
     Source: Kubernetes, "Object Names and IDs" (RFC 1035 labels, which a PyTorchJob's services need; pods append to it).
     """

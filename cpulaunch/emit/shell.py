@@ -1,9 +1,9 @@
-"""A plan as a POSIX shell script that runs the same thing without cpulaunch."""
+"""`--emit sh`: a POSIX shell script that starts the plan's workers without cpulaunch."""
 
 from collections.abc import Iterable
 from shlex import quote
 
-from cpulaunch.emit.shell_ranks import check_job_script, job_script, lost_of_job
+from cpulaunch.emit.shell_ranks import check_job_script, job_script, unsupported_options
 from cpulaunch.plan.command import numactl_options
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
@@ -11,10 +11,10 @@ from cpulaunch.records.plan import LaunchPlan, WorkerPlan
 
 _HEAD = """\
 #!/bin/sh
-# Written by cpulaunch: the plan as plain sh. Binding by numactl, or by taskset where there is no numactl.
+# Written by cpulaunch: the plan as a shell script. It binds with numactl, or with taskset if numactl is missing.
 """
 _BIND = """
-bind() {  # CPUs, numactl's memory option or "", command
+bind() {  # arguments: CPUs, numactl's memory option or "", command
     launch_cpus=$1 launch_memory=$2
     shift 2
     if command -v numactl >/dev/null; then
@@ -22,15 +22,15 @@ bind() {  # CPUs, numactl's memory option or "", command
     elif command -v taskset >/dev/null; then
         exec taskset -c "$launch_cpus" "$@"
     fi
-    echo "neither numactl nor taskset is installed: not bound" >&2
+    echo "neither numactl nor taskset is installed: the worker is not bound" >&2
     exec "$@"
 }
 """
 _WAIT = """
-finish() {  # process id; the first failure in the order of the workers is the exit code
+finish() {  # argument: process id; the first worker to fail, in their order, decides the exit code
     wait "$1"
     launch_code=$?
-    while kill -0 "$1" 2>/dev/null; do  # a signal ended the wait, not the worker
+    while kill -0 "$1" 2>/dev/null; do  # a signal interrupted the wait
         wait "$1"
         launch_code=$?
     done
@@ -50,10 +50,15 @@ def plan_script(plan: LaunchPlan) -> str:
     Raises: UsageError if the plan has no program.
     """
     if not all(worker.argv for worker in plan.workers):
-        raise UsageError("no program to write a script for", source="--emit sh", hint="name the program to run")
+        raise UsageError("no program to start", source="--emit sh", hint="name the program to run")
     check_job_script(plan)
     bound = any(_binds(plan, worker) for worker in plan.workers)
-    parts = [_HEAD, *_lost_line(plan), _BIND if bound else "", *(_function(plan, worker) for worker in plan.workers)]
+    parts = [
+        _HEAD,
+        *_unsupported_comment(plan),
+        _BIND if bound else "",
+        *(_function(plan, worker) for worker in plan.workers),
+    ]
     indexes = [worker.index for worker in plan.workers]
     if plan.job is not None and plan.job.engine == "native":
         parts.append(job_script(plan, plan.job))
@@ -62,20 +67,21 @@ def plan_script(plan: LaunchPlan) -> str:
     return "".join(parts)
 
 
-def _lost_line(plan: LaunchPlan) -> Iterable[str]:
-    """A comment that names what only cpulaunch can do."""
+def _unsupported_comment(plan: LaunchPlan) -> Iterable[str]:
+    """A comment that names the options that the script does not support; nothing if it supports all."""
     options = plan.launch
-    lost = [
+    unsupported = [
         *(["--report"] if options.report else []),
         *(["--metric"] if options.metric else []),
         *(["--start-barrier"] if options.start_barrier else []),
         *(["--log-dir"] if options.log_dir else []),
         *(["--show"] if options.show is not None else []),
         *(["--strict"] if options.strict else []),
-        *([] if plan.job is None else lost_of_job(plan.job)),
+        *([] if plan.job is None else unsupported_options(plan.job)),
     ]
-    if lost:
-        yield f"# Not in this script: {', '.join(lost)}; nor does it prefix lines or end what a worker leaves behind.\n"
+    if unsupported:
+        yield f"# This script leaves out {', '.join(unsupported)}.\n"
+        yield "# It neither prefixes lines of output nor ends processes that a worker leaves behind.\n"
 
 
 def _binds(plan: LaunchPlan, worker: WorkerPlan) -> bool:
@@ -83,14 +89,14 @@ def _binds(plan: LaunchPlan, worker: WorkerPlan) -> bool:
 
 
 def _function(plan: LaunchPlan, worker: WorkerPlan) -> str:
-    """The shell function that becomes one worker."""
+    """The shell function that starts one worker in place of its shell."""
     lines = [
         f"    unset {name}" if value is None else f"    export {name}={quote(value)}"
         for name, value in worker.env
         if _is_identifier(name)
     ]
-    others = [f"{name}={value}" for name, value in worker.env if not _is_identifier(name)]
-    command = " ".join(quote(word) for word in (*(("env", *others) if others else ()), *worker.argv))
+    by_env = [f"{name}={value}" for name, value in worker.env if not _is_identifier(name)]
+    command = " ".join(quote(word) for word in (*(("env", *by_env) if by_env else ()), *worker.argv))
     if _binds(plan, worker):
         memory = " ".join(numactl_options(worker.mempolicy, worker.numa_nodes))
         command = f"bind {format_cpulist(worker.cpus)} {quote(memory)} {command}"
@@ -100,7 +106,7 @@ def _function(plan: LaunchPlan, worker: WorkerPlan) -> str:
 
 
 def _is_identifier(name: str) -> bool:
-    """Whether a shell can export a variable of this name; the others go through env(1)."""
+    """Whether a shell can export a variable of this name. env(1) sets the others."""
     return name.isascii() and name.isidentifier()
 
 

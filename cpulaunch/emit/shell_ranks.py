@@ -1,4 +1,4 @@
-"""The ranks of one host as a POSIX shell script: their port, and that the first failure ends them all."""
+"""The part of `--emit sh` for the ranks of one host: it finds a port, and the first failure ends all ranks."""
 
 from shlex import quote
 
@@ -7,40 +7,40 @@ from cpulaunch.records.plan import JobPlan, LaunchPlan
 
 _PORT_PROGRAM = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 _ENVIRONMENT = """
-# What every rank is told beside its own variables.
+# Variables that all ranks share.
 MASTER_PORT={port} || exit 125
 export MASTER_PORT
 export TORCHELASTIC_RUN_ID={run_id} TORCHELASTIC_RESTART_COUNT=0
 unset TORCHELASTIC_ERROR_FILE
 """
 _RANK = """
-decided() {  # exit code: the script's, unless another failure or signal came before
+decide() {  # argument: the exit code of the script, unless an earlier failure or signal decided it
     (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
 }
 
-stop() {  # exit code
-    decided "$1"
+stop() {  # argument: exit code
+    decide "$1"
     kill $launch_pids 2>/dev/null
 }
 
-ended() {  # process id: returns when it has ended, with its exit code
+wait_for() {  # argument: process id; returns the exit code of the process when it has ended
     wait "$1"
     launch_code=$?
-    while kill -0 "$1" 2>/dev/null; do  # a signal ended the wait, not the process
+    while kill -0 "$1" 2>/dev/null; do  # a signal interrupted the wait
         wait "$1"
         launch_code=$?
     done
     return "$launch_code"
 }
 
-rank() {  # worker's function; it starts nothing once the job is over, and misses no signal while it starts
+rank() {  # argument: the worker's function; starts nothing once the job has ended, and loses no signal meanwhile
     launch_rank=
     trap '[ -z "$launch_rank" ] || kill "$launch_rank" 2>/dev/null' HUP TERM
     { [ -e "$launch_dir/first" ] || "$1"; } &
     launch_rank=$!
     [ ! -e "$launch_dir/first" ] || kill "$launch_rank" 2>/dev/null
-    ended "$launch_rank" && exit
-    decided "$launch_code"
+    wait_for "$launch_rank" && exit
+    decide "$launch_code"
     kill -USR1 "$launch_script" 2>/dev/null
 }
 
@@ -56,8 +56,8 @@ trap 'kill $launch_pids 2>/dev/null' USR1
 _WAIT = """
 [ ! -e "$launch_dir/first" ] || kill $launch_pids 2>/dev/null
 
-# Should this script be killed, its end of this pipe closes, and the ranks are ended from here. No child of the
-# script: bash can wait for any child when a signal and the end of the one it waits for come together.
+# If this script is killed, its end of this pipe closes, and this reader ends the ranks. The reader is not a child of
+# the script, because bash may wait for any child if a signal arrives just when the process it waits for ends.
 mkfifo "$launch_dir/alive" || stop 125
 exec 9<>"$launch_dir/alive"
 (
@@ -69,7 +69,7 @@ exec 9<>"$launch_dir/alive"
 )
 
 for pid in $launch_pids; do
-    ended "$pid"
+    wait_for "$pid"
 done
 launch_status=0
 [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
@@ -80,18 +80,19 @@ exit "${launch_status:-1}"
 
 
 def check_job_script(plan: LaunchPlan) -> None:
-    """Raises: UsageError for a job of several hosts, whose ranks only an agent on each host can start."""
+    """Raises: UsageError if torch's agent starts the ranks, as in a job of several hosts."""
     if plan.job is not None and plan.job.engine == "elastic":
+        hosts = plan.job.hosts[1]
         raise UsageError(
-            "a shell script starts the ranks of one host",
-            value=f"--nnodes {plan.job.hosts[1]}" if plan.job.hosts[1] > 1 else "a plug-in of torch elastic",
+            f"a shell script can only start {'ranks of one host' if hosts > 1 else 'ranks without plug-ins of torch'}",
+            value=f"--nnodes {hosts}" if hosts > 1 else "a plug-in of torch elastic",
             source="--emit sh",
             hint="run cpulaunch on every host, or --emit slurm",
         )
 
 
-def lost_of_job(job: JobPlan) -> list[str]:
-    """Options of the job that the script leaves out."""
+def unsupported_options(job: JobPlan) -> list[str]:
+    """The options of the job that the script does not support."""
     streams = job.streams
     return [
         *(["--max-restarts"] if job.max_restarts else []),

@@ -1,4 +1,4 @@
-"""`--emit slurm`: a batch script that makes the plan's job on a Slurm cluster.
+"""`--emit slurm`: a batch script that starts the plan's job on a Slurm cluster.
 
 Source: man sbatch, man srun (22.05 and later: srun takes --cpus-per-task from its own command line only).
 """
@@ -7,67 +7,65 @@ from math import ceil
 from shlex import join
 
 from cpulaunch.emit.resources import (
-    MEETING,
-    THIS_HOST,
-    Needs,
-    command_of,
+    HOST_SETTINGS,
+    RENDEZVOUS_SETTINGS,
+    ResourceRequest,
+    chosen_flags,
+    cpulaunch_command,
     job_name,
-    left_out,
-    needs_of,
-    program_of,
+    required_program,
+    resources_of,
 )
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
 
 MARGIN_SECONDS = 10
-"""Between the end of cpulaunch's grace and the job's time limit."""
+"""Seconds from the end of cpulaunch's grace period to the time limit of the job."""
 
 
-def slurm_script(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
-    """The text for sbatch. Raises: UsageError if the plan has no program."""
-    program = program_of(line, "slurm")
-    needs = needs_of(plan, host)
-    elastic = needs.hosts[0] < needs.hosts[1]
-    dropped = (*THIS_HOST, *MEETING, *(() if elastic or needs.hosts[1] == 1 else ("nnodes",)))
+def slurm_script(plan: LaunchPlan, host: Host, command_line: CommandLine) -> str:
+    """The batch script for sbatch. Raises: UsageError if the plan has no program."""
+    program = required_program(command_line, "slurm")
+    resources = resources_of(plan, host)
+    fewest, most = resources.hosts
+    set_by_slurm = (*HOST_SETTINGS, *RENDEZVOUS_SETTINGS)
+    without = (*set_by_slurm, "nnodes") if fewest == most > 1 else set_by_slurm
+    command = cpulaunch_command(command_line, program, without=without, ranks=plan.job is not None)
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH --{directive}" for directive in _directives(plan, host, needs, name=job_name(program))),
-        *_comments(line, dropped),
+        *(f"#SBATCH --{directive}" for directive in _directives(plan, host, resources, name=job_name(program))),
+        *_comments(chosen_flags(command_line, set_by_slurm)),
         "",
-        f"srun {join(_srun(needs))} \\",
-        f"    {join(command_of(line, program, without=dropped, ranks=plan.job is not None))}",
+        # All CPUs of the task, and a host that fails ends the others.
+        f"srun --cpus-per-task={resources.cpus} --kill-on-bad-exit=1 \\",
+        f"    {join(command)}",
         "",
     ]
     return "\n".join(lines)
 
 
-def _directives(plan: LaunchPlan, host: Host, needs: Needs, *, name: str) -> list[str]:
-    fewest, most = needs.hosts
+def _directives(plan: LaunchPlan, host: Host, resources: ResourceRequest, *, name: str) -> list[str]:
+    fewest, most = resources.hosts
     smt = len({cpu.core for cpu in host.cpus}) < len(host.cpus)
-    memory = None if needs.memory_mib is None else "0" if needs.whole else f"{needs.memory_mib}M"
+    memory = None if resources.memory_mib is None else "0" if resources.whole else f"{resources.memory_mib}M"
     return [
         f"job-name={name}",
         f"nodes={most if fewest == most else f'{fewest}-{most}'}",
         "ntasks-per-node=1",
-        f"cpus-per-task={needs.cpus}",
-        *(["hint=nomultithread"] if smt and needs.cpus < needs.core_cpus else []),
+        f"cpus-per-task={resources.cpus}",
+        *(["hint=nomultithread"] if smt and resources.cpus < resources.core_cpus else []),
         *([f"mem={memory}"] if memory is not None else []),
-        *([f"gpus-per-node={needs.gpus}"] if needs.gpus else []),
+        *([f"gpus-per-node={resources.gpus}"] if resources.gpus else []),
         f"signal=TERM@{ceil(plan.launch.grace_seconds) + MARGIN_SECONDS}",
     ]
 
 
-def _comments(line: CommandLine, dropped: tuple[str, ...]) -> list[str]:
-    lost = left_out(line, (name for name in dropped if name != "nnodes"))
+def _comments(flags: list[str]) -> list[str]:
+    """The comments of the script. `flags`: options that it leaves out because Slurm decides them."""
     return [
-        "# Written by cpulaunch: one process on each host, which plans there and starts the ranks or instances.",
-        "# CPUs and memory are those of the plan. Add what your cluster wants: --time, --partition, --account.",
-        "# cpulaunch has to be on the PATH that sbatch is called with. mem=0 is all memory of a host.",
-        *([f"# Left to Slurm: {', '.join(lost)}."] if lost else []),
+        "# Written by cpulaunch: one cpulaunch on each host makes the plan there and starts its ranks or instances.",
+        "# CPUs and memory are those of the plan. Add what your cluster needs: --time, --partition, --account.",
+        "# cpulaunch must be on the PATH where you call sbatch. mem=0 requests all memory of a host.",
+        *([f"# Left to Slurm: {', '.join(flags)}."] if flags else []),
     ]
-
-
-def _srun(needs: Needs) -> list[str]:
-    """srun's options: all CPUs of the task, and a host that fails ends the others."""
-    return [f"--cpus-per-task={needs.cpus}", "--kill-on-bad-exit=1"]

@@ -1,4 +1,4 @@
-"""`--emit sh`, run by a real sh; numactl and taskset are stand-ins that write down how they were called."""
+"""`--emit sh`, run by a real sh; numactl and taskset are stand-ins that record their arguments."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.plan.machines import libraries, machine, plan
 
 HOST = machine(sockets=2, cores=2)
 ODD = ("a b", "$HOME", "*", "it's", 'say "x"', "new\nline", "", "-n", "\\")
-TELL = "import json,os,sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+PRINT_ARGV_AND_ENVIRON = "import json,os,sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 
 
 def python(code: str, *args: str) -> Program:
@@ -62,7 +62,7 @@ def test_one_worker_gets_its_arguments_and_environment_unchanged(tools: Path) ->
     made = plan(
         HOST,
         "--affinity none --env A=it's --env B=$X --env odd.name=1",
-        program=python(TELL, *ODD),
+        program=python(PRINT_ARGV_AND_ENVIRON, *ODD),
         environ={"KMP_AFFINITY": "compact"},
     )
     done = run(plan_script(made), tools, KMP_AFFINITY="compact", KEPT="yes")
@@ -76,17 +76,17 @@ def test_one_worker_gets_its_arguments_and_environment_unchanged(tools: Path) ->
     assert (tools / "numactl.memory").read_text() == "-i 0-1\n"
 
 
-def test_several_workers_each_with_its_own_binding(tools: Path) -> None:
+def test_each_of_several_workers_has_its_own_binding(tools: Path) -> None:
     made = plan(HOST, "--instances 2", program=python("import os; print(os.environ['OMP_NUM_THREADS'])"))
     done = run(plan_script(made), tools)
     assert (done.returncode, done.stdout) == (0, "2\n2\n")
     assert calls(tools) == ["numactl -C 0-1", "numactl -C 2-3"]
 
 
-def test_what_torch_is_told_survives_the_shell(tools: Path) -> None:
-    told = "import os, sys; sys.stdout.write(os.environ['CPULAUNCH_WORKER'])"
+def test_torch_settings_survive_the_shell(tools: Path) -> None:
+    code = "import os, sys; sys.stdout.write(os.environ['CPULAUNCH_WORKER'])"
     users = {"LD_PRELOAD": 'it\'s "odd" $HOME \\.so'}
-    made = plan(libraries(HOST, "tcmalloc"), "--graph onednn --allocator tcmalloc", program=python(told), environ=users)
+    made = plan(libraries(HOST, "tcmalloc"), "--graph onednn --allocator tcmalloc", program=python(code), environ=users)
     script = plan_script(made).replace("export LD_PRELOAD=", "export NOT_PRELOADED=")
     done = run(script, tools)
     assert done.returncode == 0, done.stderr
@@ -95,14 +95,14 @@ def test_what_torch_is_told_survives_the_shell(tools: Path) -> None:
     assert (settings.graph, settings.ld_preload, settings.cpus) == ("onednn", users["LD_PRELOAD"], "0-3")
 
 
-def test_the_scripts_own_variables_hide_none_of_the_users(tools: Path) -> None:
+def test_variables_of_the_script_hide_none_of_the_user(tools: Path) -> None:
     users = {"memory": "16G", "cpus": "all", "status": "s", "pids": "p", "code": "c"}
     code = f"import os; print(all(os.environ[name] == value for name, value in {users}.items()))"
     done = run(plan_script(plan(HOST, "--instances 2", program=python(code))), tools, **users)
     assert done.stdout == "True\nTrue\n"
 
 
-def test_only_the_workers_chosen_are_started(tools: Path) -> None:
+def test_instance_index_selects_the_workers_to_start(tools: Path) -> None:
     made = plan(HOST, "--instances 2 --instance-index 1", program=python("print('ran')"))
     assert run(plan_script(made), tools).stdout == "ran\n"
     assert calls(tools) == ["numactl -C 2-3"]
@@ -114,7 +114,7 @@ def test_without_numactl_taskset_binds(tools: Path) -> None:
     assert calls(tools) == ["taskset -c 0-1", "taskset -c 2-3"]
 
 
-def test_without_both_the_program_runs_and_says_it_is_not_bound(tools: Path) -> None:
+def test_without_both_the_program_runs_with_a_message_that_it_is_not_bound(tools: Path) -> None:
     for name in ("numactl", "taskset"):
         (tools / name).unlink()
     done = run(plan_script(plan(HOST, program=python("print('ran')"))), tools)
@@ -123,7 +123,7 @@ def test_without_both_the_program_runs_and_says_it_is_not_bound(tools: Path) -> 
 
 
 @pytest.mark.parametrize(("flags", "binds"), [("--binder numactl", 1), ("--binder taskset", 1), ("--binder none", 0)])
-def test_the_plans_own_binder_is_used_once(tools: Path, flags: str, binds: int) -> None:
+def test_the_binder_of_the_plan_is_used_once(tools: Path, flags: str, binds: int) -> None:
     assert run(plan_script(plan(HOST, flags, program=python("pass"))), tools).returncode == 0
     assert (tools.parent / "calls").exists() == bool(binds)
     assert len(calls(tools) if binds else []) == binds
@@ -142,7 +142,7 @@ signal.pause()
 """
 
 
-def test_a_failing_worker_ends_the_others_and_decides(tools: Path) -> None:
+def test_a_failing_worker_ends_the_others_and_decides_the_exit_code(tools: Path) -> None:
     uneven = machine(cores=3)
     made = plan(uneven, "--instances 2", program=python(FAIL_IN_ONE))
     assert [worker.threads for worker in made.workers] == [2, 1]
@@ -162,6 +162,6 @@ def test_a_signal_ends_all_workers(tools: Path, tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
-def test_a_plan_without_a_program_is_no_script() -> None:
+def test_a_plan_without_a_program_is_an_error() -> None:
     with pytest.raises(UsageError, match="no program"):
         plan_script(plan(HOST, program=None))

@@ -16,7 +16,7 @@ from cpulaunch.records.request import Program
 from tests.plan.machines import machine, plan
 
 HOST = machine(cores=4)
-TELL = """
+PRINT_VARIABLES = """
 import json, os, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 sys.stdout.write(json.dumps({name: os.environ[name] for name in names}) + "\\n")
@@ -51,13 +51,15 @@ def run(text: str, path: str, shell: str = "/bin/sh", **environ: str) -> subproc
     )
 
 
-def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
+def variables_by_rank(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
     assert done.returncode == 0, done.stderr
     return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["RANK"])
 
 
 def test_all_ranks_start_with_their_variables_and_one_free_port(path: str) -> None:
-    first, second = told(run(script("--nproc-per-node 2", TELL), path, RANK="9", MASTER_PORT="1"))
+    first, second = variables_by_rank(
+        run(script("--nproc-per-node 2", PRINT_VARIABLES), path, RANK="9", MASTER_PORT="1")
+    )
     assert (first["RANK"], second["RANK"]) == ("0", "1")
     assert (first["WORLD_SIZE"], second["LOCAL_RANK"]) == ("2", "1")
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
@@ -65,12 +67,12 @@ def test_all_ranks_start_with_their_variables_and_one_free_port(path: str) -> No
     assert first["TORCHELASTIC_RUN_ID"] == second["TORCHELASTIC_RUN_ID"]
 
 
-def test_a_port_and_a_name_asked_for_are_kept(path: str) -> None:
-    (only,) = told(run(script("--master-port 4321 --rdzv-id it's", TELL), path))
+def test_a_requested_port_and_name_are_used(path: str) -> None:
+    (only,) = variables_by_rank(run(script("--master-port 4321 --rdzv-id it's", PRINT_VARIABLES), path))
     assert (only["MASTER_PORT"], only["TORCHELASTIC_RUN_ID"]) == ("4321", "it's")
 
 
-def test_the_first_rank_to_fail_ends_the_others_and_decides(path: str) -> None:
+def test_the_first_rank_to_fail_ends_the_others_and_decides_the_exit_code(path: str) -> None:
     code = "import os, signal, sys; sys.exit(5) if os.environ['RANK'] == '1' else signal.pause()"
     assert run(script("--nproc-per-node 3", code), path).returncode == 5
 
@@ -79,11 +81,11 @@ def test_the_first_rank_to_fail_ends_the_others_and_decides(path: str) -> None:
 def test_a_rank_that_fails_while_the_others_start_ends_them_too(path: str, tmp_path: Path, shell: str) -> None:
     program = shutil.which(shell)
     if program is None:
-        pytest.skip(f"no {shell} here")
+        pytest.skip(f"{shell} is not installed")
     (tmp_path / "tmp").mkdir()
     fail = Program(kind="command", target="/bin/sh", args=("-c", '[ "$RANK" = 1 ] && exit 3; exec "$0" 600', SLEEP))
     text = plan_script(plan(HOST, "--binder none --nproc-per-node 4 --master-port 4321", program=fail))
-    for _ in range(20):  # What may come in between comes once in ten times.
+    for _ in range(20):  # The race occurs about once in ten runs.
         assert run(text, path, program, TMPDIR=str(tmp_path / "tmp")).returncode == 3
     assert not list((tmp_path / "tmp").iterdir())
 
@@ -113,19 +115,19 @@ def test_a_signal_ends_all_ranks(path: str, number: signal.Signals) -> None:
 def test_ranks_end_with_a_script_that_is_killed(path: str) -> None:
     with ready(script("--nproc-per-node 2", WAITING), path) as process:
         process.kill()
-        assert process.communicate(timeout=60)[0] == ""  # Nobody is left who could write.
+        assert process.communicate(timeout=60)[0] == ""  # No rank is left that holds the pipe open.
 
 
-def test_a_script_names_what_it_leaves_out() -> None:
+def test_a_script_names_the_options_that_it_leaves_out() -> None:
     text = script("--nproc-per-node 2 --report r.json --log-dir logs --max-restarts 2 --redirects 1", "pass")
-    (line,) = [line for line in text.splitlines() if line.startswith("# Not in this script")]
+    (line,) = [line for line in text.splitlines() if line.startswith("# This script leaves out")]
     for flag in ("--report", "--log-dir", "--max-restarts", "--redirects"):
         assert flag in line
-    assert "Not in this script" not in script("--nproc-per-node 2", "pass")
+    assert "leaves out" not in script("--nproc-per-node 2", "pass")
     instances = plan(HOST, "--instances 2 --log-dir d", program=Program(kind="command", target="x"))
-    assert "# Not in this script: --log-dir" in plan_script(instances)
+    assert "# This script leaves out --log-dir." in plan_script(instances)
 
 
-def test_several_hosts_are_no_script() -> None:
+def test_a_script_for_several_hosts_is_an_error() -> None:
     with pytest.raises(UsageError, match="one host"):
         script("--nnodes 2 --master-addr a", "pass")

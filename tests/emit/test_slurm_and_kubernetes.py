@@ -1,4 +1,4 @@
-"""`--emit slurm|k8s`: the script and the manifest ask for what the plan takes, and start the user's own command."""
+"""`--emit slurm|k8s`: the script and the manifest request the plan's resources and start the user's own command."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def command(script: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("why", "typed", "host", "asked"),
+    ("case", "typed", "host", "expected"),
     [
         ("one CPU per core", "--nproc-per-node numa", SMT, {"cpus-per-task": "8", "hint": "nomultithread", "mem": "0"}),
         ("siblings too", "--nproc-per-node 2 --smt", SMT, {"cpus-per-task": "16", "hint": None, "mem": "0"}),
@@ -66,9 +66,9 @@ def command(script: str) -> list[str]:
         ("its grace", "--grace 90 --instances 2", PLAIN, {"signal": "TERM@100"}),
     ],
 )
-def test_what_sbatch_is_asked_for(why, typed, host, asked):
-    said = directives(emitted("slurm", f"{typed} train.py", host))
-    assert {name: said.get(name) for name in asked} == asked, why
+def test_sbatch_directives_request_the_resources_of_the_plan(case, typed, host, expected):
+    found = directives(emitted("slurm", f"{typed} train.py", host))
+    assert {name: found.get(name) for name in expected} == expected, case
 
 
 @pytest.mark.parametrize(
@@ -83,23 +83,23 @@ def test_what_sbatch_is_asked_for(why, typed, host, asked):
     ],
 )
 def test_srun_starts_the_users_own_command(typed, words):
-    said = command(emitted("slurm", typed))
-    assert said[: said.index("cpulaunch")] == [
+    found = command(emitted("slurm", typed))
+    assert found[: found.index("cpulaunch")] == [
         "srun",
         "--cpus-per-task=" + directives(emitted("slurm", typed))["cpus-per-task"],
         "--kill-on-bad-exit=1",
     ]
-    assert said[said.index("cpulaunch") + 1 :] == shlex.split(words)
+    assert found[found.index("cpulaunch") + 1 :] == shlex.split(words)
 
 
-def test_what_is_left_to_slurm_is_said():
+def test_a_comment_names_the_options_left_to_slurm():
     assert "# Left to Slurm: --cpus, --master-addr." in emitted(
         "slurm", "--nnodes 2 --master-addr a --cpus 0-3 --nproc-per-node 2 train.py"
     )
 
 
 @pytest.mark.parametrize("name", [name for name in setting_specs() if name not in ("profile",)])
-def test_every_setting_is_written_as_it_is_read(name):
+def test_every_setting_is_parsed_as_it_was_written(name):
     spec = setting_specs()[name]
     value = spec.default
     if spec.value_type.metavar in SAMPLES:
@@ -159,7 +159,7 @@ def test_a_job_of_ranks_is_a_pytorchjob():
         assert pod["terminationGracePeriodSeconds"] == 35
 
 
-def test_what_the_operator_sets_makes_the_same_job():
+def test_variables_of_the_operator_make_the_same_job():
     """Source: training operator 1.9, pkg/controller.v1/pytorch/envvar.go."""
     made = manifest("--nproc-per-node 2 --nnodes 3 --master-addr a train.py")
     replicas = [("Master", 0), ("Worker", 0), ("Worker", 1)]
@@ -185,7 +185,7 @@ def test_one_host_has_no_workers():
     assert list(pods(manifest("--nproc-per-node 2 train.py"))) == ["Master"]
 
 
-def test_an_elastic_job_says_so_to_the_operator():
+def test_an_elastic_job_has_an_elastic_policy():
     made = manifest("--nnodes 1:4 --rdzv-backend c10d --rdzv-conf join_timeout=60 --max-restarts 3 train.py")
     (container,) = pods(made)["Worker"]["template"]["spec"]["containers"]
     assert container["command"] == ["cpulaunch", "--rdzv-conf", "join_timeout=60", "train.py"]
@@ -205,7 +205,7 @@ def test_ranks_by_numa_node_are_counted_in_the_pod():
     assert pods(made)["Master"]["template"]["spec"]["containers"][0]["command"][1:3] == ["--nproc-per-node", "numa"]
 
 
-def test_cores_are_asked_for_whole():
+def test_whole_cores_are_requested():
     text = emitted("k8s", "--nproc-per-node 2 --cpus 0-1 train.py")
     assert "the plan's 2 CPUs and their SMT siblings, 4 in all" in text
     assert "# Left to Kubernetes: --cpus." in text
@@ -238,10 +238,10 @@ def expanded(word: str) -> str:
     return re.sub(r"\$(\$|\(X\))?", lambda found: "wrong" if found[1] == "(X)" else "$", word)
 
 
-def test_an_argument_that_is_no_text():
+def test_an_argument_that_is_not_unicode():
     typed = "--nproc-per-node 2 train.py \udcff"
     assert command(emitted("slurm", typed))[-1] == "\udcff"
-    with pytest.raises(UsageError, match="a manifest holds text only"):
+    with pytest.raises(UsageError, match="cannot write the argument to a manifest"):
         emitted("k8s", typed)
 
 
@@ -262,7 +262,7 @@ def test_without_a_program(form):
         ("7b.py", "job-7b"),
     ],
 )
-def test_names_kubernetes_takes(target, name):
+def test_job_names_are_valid_in_kubernetes(target, name):
     assert job_name(Program(kind="script", target=target)) == name
 
 
@@ -291,8 +291,8 @@ END
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("to start at") == 3, done.stderr
     text = (tmp_path / "out.txt").read_text()
-    told = {line.partition(" ")[0]: json.loads(line.partition(" ")[2]) for line in text.splitlines()}
-    assert {label: (one["RANK"], one["cpus"]) for label, one in told.items()} == {
+    found = {line.partition(" ")[0]: json.loads(line.partition(" ")[2]) for line in text.splitlines()}
+    assert {label: (one["RANK"], one["cpus"]) for label, one in found.items()} == {
         "[0]": (None, [0]),
         "[1]": (None, [1]),
     }
