@@ -1,1 +1,1 @@
-"""Carrying a plan out: binding, starting, supervising and reporting, with all the effects that takes."""
+"""Runs a plan: binds, starts and supervises the workers, and reports on them; all effects of a launch are here."""

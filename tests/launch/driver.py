@@ -1,4 +1,4 @@
-"""Run by the tests in a process of its own, which launch() takes over: carries out the plan in a JSON file."""
+"""Run by the tests in a process of its own, which launch() takes over: runs the plan in a JSON file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the launch tests share: a launcher in a process of its own, and questions about processes."""
+"""A launcher in a process of its own for the launch tests, and checks of processes."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def alive(pid):
 
 
 def sleeps(pid):
-    """Whether the process is not woken for two seconds, told by a count: what it does before may take any time."""
+    """Whether the process is not woken for two seconds, by a count of switches: earlier work may take any time."""
     before = switches(pid)
     time.sleep(2)
     return switches(pid) == before

@@ -1,4 +1,4 @@
-"""CPUs and memory policies are in force when a worker's first instruction runs, seen from the worker."""
+"""CPUs and memory policies apply from a worker's first instruction, as the worker itself reports."""
 
 import errno
 import os
@@ -76,7 +76,7 @@ def test_unbound_workers_inherit(launcher):
     assert lines[0].split()[0] == own
 
 
-def test_another_binder_is_left_to_do_it(launcher):
+def test_another_binder_leaves_the_worker_unbound(launcher):
     lines = launcher.run(worker(CPUS[-1], "bind"), binder="none").lines
     assert lines[0].split()[1] == "default"
 
@@ -92,7 +92,7 @@ def test_cpus_that_do_not_exist_are_an_error(launcher, copies):
     assert not (launcher.dir / "started").exists()
 
 
-def test_cpus_that_are_partly_missing_are_said(launcher):
+def test_partly_missing_cpus_are_a_warning(launcher):
     partly = {"argv": python(SEEN), "cpus": [CPUS[0], 8191]}
     outcome = launcher.run(partly)
     assert outcome.code == 0
@@ -118,13 +118,13 @@ def test_numa_nodes_that_do_not_exist_are_an_error(launcher):
 @pytest.mark.parametrize(
     ("code", "hint"),
     [
-        (errno.EPERM, "in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"),
+        (errno.EPERM, "in a container, use --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"),
         (errno.ENOSYS, "this kernel has no NUMA memory policies; use --membind none"),
     ],
 )
 @pytest.mark.parametrize("calls", [("set_mempolicy",), ("set_mempolicy", "get_mempolicy")])
 @pytest.mark.parametrize("copies", [1, 2], ids=["exec", "supervised"])
-def test_a_refused_memory_policy_keeps_the_cpus_and_says_so_once(launcher, calls, code, hint, copies):
+def test_a_refused_memory_policy_keeps_the_cpus_and_warns_once(launcher, calls, code, hint, copies):
     workers = [worker(CPUS[-1], "preferred")] * copies
     outcome = launcher.run(*workers, prefix=refusing(*calls, code=code), show=None if copies == 1 else [0])
     assert outcome.lines == [f"{CPUS[-1]} default"] * 2
@@ -142,13 +142,13 @@ def test_strict_makes_a_refused_memory_policy_an_error(launcher, copies):
     assert outcome.code == 125
     assert outcome.error == (
         "cpulaunch: error: memory is not bound (CPUs are): set_mempolicy: Operation not permitted (--strict)\n"
-        "hint: in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy\n"
+        "hint: in a container, use --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy\n"
     )
     assert not (launcher.dir / "started").exists()
 
 
 @needs_filter
-def test_refused_cpus_are_said_too(launcher):
+def test_refused_cpus_are_a_warning(launcher):
     outcome = launcher.run(worker(CPUS[-1]), prefix=refusing("sched_setaffinity", code=errno.EPERM))
     assert outcome.code == 0
     assert "warning: workers are not bound to CPUs: sched_setaffinity: Operation not permitted" in outcome.error

@@ -1,4 +1,4 @@
-"""One worker without logs takes over the process the user started."""
+"""One worker without logs replaces the process that the user started."""
 
 import os
 import signal
@@ -16,15 +16,15 @@ def test_the_worker_is_the_process_the_user_started(launcher):
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
-def test_its_exit_code_is_the_users(launcher, code):
+def test_the_launch_has_the_workers_exit_code(launcher, code):
     assert launcher.run(python(f"raise SystemExit({code})")).code == code
 
 
-def test_its_signal_is_the_users(launcher):
+def test_the_launch_ends_by_the_workers_signal(launcher):
     assert launcher.run(shell("kill -SEGV $$")).code == -signal.SIGSEGV
 
 
-def test_it_reads_the_users_input(launcher):
+def test_the_worker_reads_standard_input(launcher):
     process = launcher.start(["/bin/cat"], popen={"stdin": subprocess.PIPE})
     assert process.communicate(b"hello")[0] == b"hello"
 
@@ -53,7 +53,7 @@ def test_the_environment_is_inherited_with_changes(launcher):
     assert "GONE=" not in environ
 
 
-def test_signals_that_python_ignores_are_back_at_their_default(launcher):
+def test_signals_that_python_ignores_have_their_default_action(launcher):
     assert launcher.run(shell("grep SigIgn /proc/$$/status")).lines == ["SigIgn:\t0000000000000000"]
 
 

@@ -1,4 +1,4 @@
-"""Exit codes of several workers, and what the summary says."""
+"""Exit codes of several workers, and the summary of a failure."""
 
 import os
 import signal
@@ -20,11 +20,11 @@ WAIT = "import time; time.sleep(600)"
         ((python(WAIT), python(WAIT), shell("exit 5")), 5),
     ],
 )
-def test_the_failing_worker_decides(launcher, workers, code):
+def test_the_exit_code_is_the_failing_workers(launcher, workers, code):
     assert launcher.run(*workers).code == code
 
 
-def test_the_first_failure_in_time_decides(launcher, tmp_path):
+def test_the_exit_code_is_that_of_the_first_failure_in_time(launcher, tmp_path):
     # Worker 0 fails only when it sees worker 1's failure end it.
     late = python("""
         import pathlib, signal, sys, time
@@ -43,8 +43,8 @@ def test_the_first_failure_in_time_decides(launcher, tmp_path):
     assert "worker 1" in outcome.error
 
 
-def test_the_first_of_two_failures_decides_even_if_both_are_seen_at_once(launcher, tmp_path):
-    # The supervisor is stopped meanwhile, as a slow disk or a busy machine may keep it from looking.
+def test_the_first_of_two_failures_decides_even_if_both_are_noticed_at_once(launcher, tmp_path):
+    # The supervisor is stopped meanwhile, as a slow disk or a busy machine may delay it.
     worker = python("""
         import os, pathlib, sys, time
         index = sys.argv[1]
@@ -90,7 +90,7 @@ def test_the_summary_names_the_exit_code_and_the_log(launcher):
     assert "log: logs/worker-0.log" in outcome.error
 
 
-def test_an_out_of_memory_kill_is_told_apart(launcher, tmp_path):
+def test_an_out_of_memory_kill_is_named_as_such(launcher, tmp_path):
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 4\noom_kill 4\n")
     killed = shell("printf 'oom 5\\noom_kill 5\\n' > memory.events; kill -KILL $$")
@@ -106,7 +106,7 @@ def test_a_kill_without_an_event_is_not_called_out_of_memory(launcher, tmp_path)
     assert "out of memory" not in outcome.error
 
 
-def test_nothing_is_said_after_success(launcher):
+def test_there_is_no_summary_after_success(launcher):
     assert launcher.run(["/bin/true"], ["/bin/true"]).error == ""
 
 

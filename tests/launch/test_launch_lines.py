@@ -1,4 +1,4 @@
-"""How streams share a sink, without processes: what is fed in which order, and what the file then holds."""
+"""Streams that share a sink, without processes: the order of feeds, and the resulting file."""
 
 import os
 import pty
@@ -86,7 +86,7 @@ def test_a_log_ends_without_a_newline_if_its_writer_wrote_none(tmp_path, feeds, 
     assert written(tmp_path / "file", feeds, prefixes=(b"", b"")) == expected
 
 
-def test_a_stream_remembers_its_last_lines():
+def test_a_stream_keeps_its_last_lines():
     read, write = os.pipe()
     stream = Stream(read, routes=[])
     for number in range(100):
@@ -110,7 +110,7 @@ def test_a_stream_remembers_its_last_lines():
         (b"\r 99%" * 5000 + b"\nreason\n", ("reason",)),
     ],
 )
-def test_last_lines_are_as_a_terminal_leaves_them(text, lines):
+def test_last_lines_are_as_a_terminal_shows_them(text, lines):
     read, write = os.pipe()
     stream = Stream(read, routes=[])
     os.write(write, text)

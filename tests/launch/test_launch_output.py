@@ -1,4 +1,4 @@
-"""What workers write: complete, unmixed, prefixed, logged, and never in the way of a signal."""
+"""The output of workers is complete, unmixed, prefixed and logged, and never delays a signal."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_a_line_too_long_for_memory_stays_in_one_piece(launcher):
     assert [line for line in outcome.lines if line[:4] == "[1] "] == [f"[1] line {n}" for n in range(50_000)]
 
 
-def test_a_silent_worker_amid_a_long_line_holds_nobody_up_for_ever(launcher, tmp_path):
+def test_a_worker_silent_in_mid_line_blocks_others_only_for_a_while(launcher, tmp_path):
     # Worker 1 ends only after writing more than all buffers hold; worker 0 waits for that in mid-line.
     holder = python("""
         import os, pathlib, time
@@ -130,7 +130,7 @@ def test_a_progress_bar_among_several_workers_appears_while_it_runs(launcher):
     assert seen.startswith(b"[0] ")
 
 
-def test_show_chooses_who_reaches_the_terminal(launcher):
+def test_show_selects_the_workers_on_the_terminal(launcher):
     workers = [shell(f"echo out{index}; echo err{index} >&2") for index in range(3)]
     outcome = launcher.run(*workers, show=[0, 2])
     assert sorted(outcome.lines) == ["[0] out0", "[2] out2"]
@@ -199,7 +199,7 @@ def test_a_log_that_is_a_pipe_without_reader_starts_nothing(launcher, tmp_path):
     assert not (tmp_path / "started").exists()
 
 
-def test_logs_of_the_last_run_are_kept_where_one_cannot_be_opened(launcher, tmp_path):
+def test_logs_of_the_last_run_are_kept_if_one_cannot_be_opened(launcher, tmp_path):
     (tmp_path / "worker-0.log").write_text("from the last run\n")
     os.mkfifo(tmp_path / "worker-1.log")
     assert launcher.run(["/bin/true"], ["/bin/true"], log_dir=".").code == 125
@@ -233,14 +233,14 @@ def test_a_full_standard_output_is_a_failure_too(launcher):
     assert "stdout (No space left on device)" in outcome.error
 
 
-def test_a_reader_that_leaves_ends_the_writers_as_it_would_without_us(launcher):
+def test_writers_end_when_their_reader_leaves(launcher):
     process = launcher.start(["/usr/bin/yes"], ["/usr/bin/yes"])
     assert process.stdout.readline() in (b"[0] y\n", b"[1] y\n")
     process.stdout.close()
     assert process.wait() == 128 + signal.SIGPIPE
 
 
-def test_logging_goes_on_when_the_reader_leaves(launcher, tmp_path):
+def test_logging_continues_when_the_reader_leaves(launcher, tmp_path):
     worker = python("""
         import pathlib, time
         print("first")
@@ -258,7 +258,7 @@ def test_logging_goes_on_when_the_reader_leaves(launcher, tmp_path):
     assert logged == ["first", *map(str, range(10_000))]
 
 
-def test_a_reader_that_does_not_read_keeps_no_signal_away(launcher):
+def test_signals_arrive_while_a_reader_does_not_read(launcher):
     process = launcher.start(["/usr/bin/yes"], ["/usr/bin/yes"])
     process.stdout.read(1)
     time.sleep(0.5)  # All buffers fill up; the assertion below does not depend on it.
@@ -272,14 +272,14 @@ def workers_of(pid):
     return [worker for supervisor in children_of(pid) for worker in children_of(supervisor)]
 
 
-def test_closed_standard_descriptors_do_no_harm(launcher):
+def test_a_launch_works_with_closed_standard_descriptors(launcher):
     closed = ["/bin/sh", "-c", 'exec "$@" <&- >&-', "sh"]
     outcome = launcher.run(shell("echo out; echo err >&2"), ["/bin/true"], prefix=closed)
     assert outcome.code == 0
     assert outcome.error == "[0] err\n"
 
 
-def test_a_terminal_that_hangs_up_ends_no_job_that_ignores_it(launcher, tmp_path):
+def test_a_job_that_ignores_hangups_outlives_its_terminal(launcher, tmp_path):
     ours, theirs = pty.openpty()
     worker = python("""
         import pathlib, time
@@ -308,7 +308,7 @@ def test_two_streams_of_one_terminal_keep_their_order(launcher):
     assert outcome.lines == [f"[0] {number}" for number in range(2000)]
 
 
-def test_several_workers_read_nothing_and_one_reads_what_was_given(launcher):
+def test_several_workers_read_nothing_and_one_reads_standard_input(launcher):
     for workers, expected in ((1, ["given"]), (2, [])):
         process = launcher.start(*[["/bin/cat"]] * workers, log_dir="logs", popen={"stdin": subprocess.PIPE})
         out, _ = process.communicate(b"given\n")
@@ -331,14 +331,14 @@ def test_a_socket_is_written_without_blocking(launcher):
     ours.close()
 
 
-def test_hundreds_of_workers_need_no_higher_limit_of_open_files(launcher):
+def test_hundreds_of_workers_raise_the_limit_on_open_files(launcher):
     worker = shell("ulimit -Sn")
     outcome = launcher.run(*[worker] * 40, prefix=["/bin/sh", "-c", 'ulimit -Sn 200; exec "$@"', "sh"])
     assert sorted(outcome.lines) == sorted(f"[{index}] 200" for index in range(40))
 
 
 @pytest.mark.parametrize(("workers", "limit", "needed"), [(40, 200, 352), (2, 16, 48), (2, 10, 48)])
-def test_too_low_a_hard_limit_of_open_files_is_an_error(launcher, workers, limit, needed):
+def test_too_low_a_hard_limit_on_open_files_is_an_error(launcher, workers, limit, needed):
     outcome = launcher.run(*[["/bin/true"]] * workers, prefix=["/bin/sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh"])
     assert outcome.code == 125
     assert outcome.error == (

@@ -1,4 +1,4 @@
-"""What can never start is refused before anything does: two lines and the exit code of a shell."""
+"""A program that can never start is an error before any worker starts, with the exit code of a shell."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def script(path):
     return Program(kind="script", target=str(path), interpreter=sys.executable)
 
 
-def test_a_readable_script_is_fine(tmp_path):
+def test_a_readable_script_is_accepted(tmp_path):
     (tmp_path / "a b.py").write_text("")
     check_program(script(tmp_path / "a b.py"), {})
 
@@ -30,7 +30,7 @@ def test_a_missing_script_names_the_nearest(tmp_path):
     ]
 
 
-def test_a_missing_script_without_a_near_name_says_where_it_looked(tmp_path):
+def test_a_missing_script_without_a_similar_name_names_the_directory(tmp_path):
     with pytest.raises(NotFoundError, match="searched in"):
         check_program(script(tmp_path / "train.py"), {})
 
@@ -52,7 +52,7 @@ def test_a_directory_is_no_script(tmp_path):
     assert error.value.exit_code == 126
 
 
-def test_a_directory_that_python_can_run_is_one(tmp_path):
+def test_a_directory_that_python_can_run_is_a_script(tmp_path):
     (tmp_path / "__main__.py").write_text("")
     check_program(script(tmp_path), {})
 
@@ -85,13 +85,13 @@ def test_a_script_behind_a_loop_of_links_is_126(tmp_path):
         check_program(script(tmp_path / "loop.py"), {})
 
 
-def test_standard_input_and_modules_are_pythons_business():
+def test_standard_input_and_modules_are_left_to_python():
     check_program(Program(kind="script", target="-", interpreter=sys.executable), {})
     check_program(Program(kind="module", target="no.such", interpreter=sys.executable), {})
 
 
 @pytest.mark.parametrize("target", ["-", "/dev/stdin", "pipe"])
-def test_several_workers_cannot_share_what_is_read_once(tmp_path, target):
+def test_several_workers_cannot_share_a_script_that_can_be_read_only_once(tmp_path, target):
     os.mkfifo(tmp_path / "pipe")
     program = Program(kind="script", target=os.path.join(tmp_path, target) if target == "pipe" else target)
     check_shareable(program, workers=1)

@@ -1,4 +1,4 @@
-"""Signals reach the workers, and nothing outlives the launcher, however it ends."""
+"""Signals reach the workers, and no process outlives the launcher, however it ends."""
 
 import errno
 import fcntl
@@ -57,7 +57,7 @@ def nobody_left(pids):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_ending_signals_leave_nothing(launcher, number):
+def test_no_process_is_left_after_an_ending_signal(launcher, number):
     process = launcher.start(family("a"), family("b"))
     pids = members(launcher, "a") + members(launcher, "b")
     process.send_signal(number)
@@ -65,7 +65,7 @@ def test_ending_signals_leave_nothing(launcher, number):
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_killed_launcher_leaves_nothing(launcher):
+def test_no_process_is_left_after_the_launcher_is_killed(launcher):
     process = launcher.start(family("a"), family("b"))
     pids = members(launcher, "a") + members(launcher, "b")
     process.kill()
@@ -73,7 +73,7 @@ def test_a_killed_launcher_leaves_nothing(launcher):
     nobody_left(pids)
 
 
-def test_a_killed_supervisor_leaves_nothing(launcher):
+def test_no_process_is_left_after_the_supervisor_is_killed(launcher):
     process = launcher.start(family("a"), family("b"))
     pids = members(launcher, "a") + members(launcher, "b")
     supervisor = parent(pids[0])
@@ -88,14 +88,14 @@ def parent(pid):
         return int(file.read().rpartition(")")[2].split()[1])
 
 
-def test_a_normal_end_leaves_nothing(launcher):
+def test_no_process_is_left_after_success(launcher):
     process = launcher.start(family("a", then="sys.exit(0)"), family("b", then="sys.exit(0)"))
     pids = members(launcher, "a") + members(launcher, "b")
     assert process.wait() == 0
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_failure_leaves_nothing(launcher):
+def test_no_process_is_left_after_a_failure(launcher):
     then = "exec('while not os.path.exists(\\'b\\'): time.sleep(0.01)'); sys.exit(3)"
     process = launcher.start(family("a", then=then), family("b"))
     pids = members(launcher, "a") + members(launcher, "b")
@@ -103,7 +103,7 @@ def test_a_failure_leaves_nothing(launcher):
     assert not any(alive(pid) for pid in pids)
 
 
-def test_what_a_worker_leaves_behind_ends_while_others_run(launcher):
+def test_processes_left_by_a_worker_end_while_others_run(launcher):
     launcher.start(shell("sleep 600 & echo $! > left; exit 0"), telling("other"))
     left, other = launcher.pid("left"), launcher.pid("other")
     nobody_left([left])
@@ -118,7 +118,7 @@ STUBBORN = """
 """
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(launcher):
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(launcher):
     process = launcher.start(python(STUBBORN, "a"), python(STUBBORN, "b"), grace_seconds=0.3)
     pids = [launcher.pid("a"), launcher.pid("b")]
     process.send_signal(signal.SIGTERM)
@@ -126,7 +126,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(launcher):
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_worker_has_its_grace_to_finish(launcher, tmp_path):
+def test_a_worker_may_finish_within_the_grace_period(launcher, tmp_path):
     careful = python("""
         import pathlib, signal, sys, time
         def finish(*_):
@@ -144,7 +144,7 @@ def test_a_worker_has_its_grace_to_finish(launcher, tmp_path):
     assert (tmp_path / "saved").exists()
 
 
-def test_a_stubborn_orphan_is_killed_after_the_grace(launcher):
+def test_an_orphan_that_ignores_sigterm_is_killed_after_the_grace_period(launcher):
     code = """
         import subprocess, sys, time, os
         subprocess.Popen([sys.executable, "-c", sys.argv[1], "orphan"], start_new_session=True)
@@ -156,7 +156,7 @@ def test_a_stubborn_orphan_is_killed_after_the_grace(launcher):
     assert not alive(launcher.pid("orphan"))
 
 
-def test_a_zombie_that_nobody_asks_for_holds_nobody_up(launcher):
+def test_an_unreaped_zombie_does_not_delay_the_end(launcher):
     # The orphan leaves the worker's group after it made a child there, and never waits for that child.
     worker = python("""
         import os, pathlib, time
@@ -185,7 +185,7 @@ def test_a_sandbox_that_refuses_prctl_still_ends_the_groups(launcher):
     nobody_left(pids)
 
 
-def test_a_grace_longer_than_poll_can_wait_is_fine(launcher):
+def test_a_grace_period_longer_than_poll_can_wait_is_accepted(launcher):
     outcome = launcher.run(shell("exit 3"), shell("exec sleep 600"), grace_seconds=1e9)
     assert outcome.code == 3
 
@@ -211,7 +211,7 @@ def test_ctrl_c_twice_kills_at_once(launcher):
 @pytest.mark.parametrize(
     "number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGALRM, signal.SIGRTMIN + 3]
 )
-def test_other_signals_are_passed_on_and_the_job_goes_on(launcher, number):
+def test_other_signals_are_forwarded_and_the_job_continues(launcher, number):
     worker = python(
         """
         import os, signal, sys, time
@@ -230,7 +230,7 @@ def test_other_signals_are_passed_on_and_the_job_goes_on(launcher, number):
     assert launcher.pid("a-told") == launcher.pid("b-told") == 1
 
 
-def test_a_job_that_ignores_sighup_goes_on(launcher, tmp_path):
+def test_a_job_that_ignores_sighup_continues(launcher, tmp_path):
     # As nohup(1) starts it.
     worker = python("""
         import os, pathlib, time
@@ -270,7 +270,7 @@ def test_a_parent_that_ignores_sigchld_changes_nothing(launcher):
     assert launcher.run(shell("exit 3"), ["/bin/true"], prefix=ignoring).code == 3
 
 
-def test_children_the_launcher_was_started_with_are_spared(launcher):
+def test_earlier_children_of_the_launcher_are_spared(launcher):
     worker = telling("worker")
     with_child = ["/bin/sh", "-c", 'sleep 600 & echo $! > spared; exec "$@"', "sh"]
     process = launcher.start(worker, worker, prefix=with_child)
@@ -353,7 +353,7 @@ def test_ctrl_z_stops_the_workers_and_fg_resumes_them(launcher, terminal, around
     assert launcher.pid("after") == 0
 
 
-def test_what_nobody_could_resume_is_not_stopped(launcher):
+def test_a_job_without_a_shell_to_resume_it_is_not_stopped(launcher):
     worker = python("""
         import os, pathlib, sys, time
         pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
@@ -390,8 +390,8 @@ def test_an_idle_supervisor_uses_no_cpu(launcher):
     eventually(lambda: sleeps(supervisor), "two seconds without a wake-up")
 
 
-def test_a_fault_of_the_supervisor_itself_leaves_nothing(launcher):
-    # Its clock is a seam: this one breaks when the workers run.
+def test_no_process_is_left_after_an_error_in_the_supervisor(launcher):
+    # The supervisor's clock raises once the workers run.
     faulty = python("""
         import os, sys, time
         from cpulaunch.launch.process.bind import UNBOUND

@@ -1,4 +1,4 @@
-"""Preloads are used only after the interpreter started with them, and the answer is remembered."""
+"""A library is preloaded only if the interpreter starts with it, and the result is cached."""
 
 import os
 import subprocess
@@ -42,11 +42,11 @@ def attempt(path, tmp_path, *, interpreter=sys.executable, environ=None, cache_f
     return try_preloads([str(path)], interpreter=interpreter, environ=environ or {}, cache_file=cache)[str(path)]
 
 
-def test_a_good_library_is_good(library, tmp_path):
+def test_a_library_that_loads_is_accepted(library, tmp_path):
     assert attempt(library, tmp_path) is None
 
 
-def test_a_missing_library_is_refused_in_the_loaders_words(tmp_path):
+def test_a_missing_library_is_refused_with_the_loaders_message(tmp_path):
     assert "cannot open shared object file" in attempt("/no/such.so", tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_a_missing_interpreter_is_refused(library, tmp_path):
     assert "cannot be started" in attempt(library, tmp_path, interpreter="/no/python")
 
 
-def test_the_users_own_preload_is_tried_along(library, tmp_path):
+def test_the_users_own_preload_is_tried_too(library, tmp_path):
     shows = tmp_path / "python"
     shows.write_text('#!/bin/sh\necho "$LD_PRELOAD" >&2\nexit 1\n')
     shows.chmod(0o755)
@@ -92,14 +92,14 @@ def test_the_users_own_preload_is_tried_along(library, tmp_path):
     assert said.endswith(f"{library}:{library}")
 
 
-def test_a_known_answer_starts_nothing(library, counting, tmp_path):
+def test_a_cached_verdict_starts_nothing(library, counting, tmp_path):
     assert attempt(library, tmp_path, interpreter=counting) is None
     assert starts(tmp_path) == 1
     assert attempt(library, tmp_path, interpreter=counting) is None
     assert starts(tmp_path) == 1
 
 
-def test_a_refusal_is_remembered_too(counting, tmp_path):
+def test_a_refusal_is_cached_too(counting, tmp_path):
     (tmp_path / "lib.so").write_text("text")
     first = attempt(tmp_path / "lib.so", tmp_path, interpreter=counting)
     assert attempt(tmp_path / "lib.so", tmp_path, interpreter=counting).split() == first.split()
@@ -107,7 +107,7 @@ def test_a_refusal_is_remembered_too(counting, tmp_path):
 
 
 @pytest.mark.parametrize("signal", ["KILL", "TERM", "INT"])
-def test_a_trial_that_somebody_ended_is_not_remembered(library, tmp_path, signal):
+def test_a_trial_ended_by_an_outside_signal_is_not_cached(library, tmp_path, signal):
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\n[ -e {tmp_path}/again ] && exec {sys.executable} "$@"\nkill -{signal} $$\n')
     interpreter.chmod(0o755)
@@ -116,7 +116,7 @@ def test_a_trial_that_somebody_ended_is_not_remembered(library, tmp_path, signal
     assert attempt(library, tmp_path, interpreter=str(interpreter)) is None
 
 
-def test_a_process_that_was_not_to_be_had_is_not_remembered(library, tmp_path):
+def test_a_failed_start_is_not_cached(library, tmp_path):
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/no/such/shell\nexec {sys.executable} "$@"\n')
     interpreter.chmod(0o755)
@@ -141,7 +141,7 @@ def test_a_full_disk_leaves_the_old_verdicts(tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["library", "interpreter", "preload"])
-def test_a_change_makes_a_new_trial(counting, tmp_path, changed, library):
+def test_a_changed_file_is_tried_again(counting, tmp_path, changed, library):
     copy = tmp_path / "libcopy.so"
     copy.write_bytes(Path(library).read_bytes())
     attempt(copy, tmp_path, interpreter=counting)
@@ -156,7 +156,7 @@ def test_a_change_makes_a_new_trial(counting, tmp_path, changed, library):
     assert starts(tmp_path) == 2
 
 
-def test_nothing_to_try_touches_nothing(tmp_path):
+def test_no_candidates_leave_the_cache_untouched(tmp_path):
     cache = tmp_path / "cache"
     assert try_preloads([], interpreter="/no/python", environ={}, cache_file=str(cache / "trials")) == {}
     assert not cache.exists()
@@ -166,14 +166,14 @@ def test_nothing_to_try_touches_nothing(tmp_path):
     "content",
     [b"", b"text", b"\xff\xfe\0", b"cpulaunch trials 2\nkey\tgood\n", b"cpulaunch trials 1\n" + b"x" * MAX_BYTES],
 )
-def test_a_corrupt_cache_is_as_none(tmp_path, content):
+def test_a_corrupt_cache_is_ignored(tmp_path, content):
     path = tmp_path / "trials"
     path.write_bytes(content)
     path.chmod(0o600)
     assert read_verdicts(str(path)) == {}
 
 
-def test_a_cache_that_others_may_write_is_as_none(tmp_path):
+def test_a_cache_that_others_may_write_is_ignored(tmp_path):
     path = str(tmp_path / "trials")
     write_verdicts(path, {"key": None})
     assert read_verdicts(path) == {"key": None}
@@ -181,14 +181,14 @@ def test_a_cache_that_others_may_write_is_as_none(tmp_path):
     assert read_verdicts(path) == {}
 
 
-def test_a_cache_that_is_a_link_is_as_none(tmp_path):
+def test_a_cache_that_is_a_link_is_ignored(tmp_path):
     write_verdicts(str(tmp_path / "trials"), {"key": None})
     (tmp_path / "link").symlink_to("trials")
     assert read_verdicts(str(tmp_path / "link")) == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_cache_of_another_user_is_as_none(tmp_path):
+def test_a_cache_of_another_user_is_ignored(tmp_path):
     path = str(tmp_path / "trials")
     write_verdicts(path, {"key": None})
     os.chown(path, 12345, 12345)
@@ -209,12 +209,12 @@ def test_verdicts_survive_writing(tmp_path):
     assert os.listdir(tmp_path / "new") == ["trials"]
 
 
-def test_the_oldest_verdicts_are_forgotten(tmp_path):
+def test_the_oldest_verdicts_are_dropped(tmp_path):
     path = str(tmp_path / "trials")
     write_verdicts(path, {str(number): None for number in range(1000)})
     assert list(read_verdicts(path))[-1] == "999"
     assert len(read_verdicts(path)) < 1000
 
 
-def test_a_time_out_has_words():
+def test_the_message_of_a_time_out_names_the_limit():
     assert "did not end within" in TIMED_OUT

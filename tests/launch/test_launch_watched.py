@@ -1,4 +1,4 @@
-"""Runs with a report, a metric or a start barrier: what is learned of workers, and that nothing is left of the run."""
+"""Runs with a report, a metric or a start barrier: the observations, and that no file of a run remains."""
 
 import json
 import os
@@ -46,7 +46,7 @@ TELLING = "import cpulaunch, sys; cpulaunch.metric('x', float(sys.argv[1])); "
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_figures_and_ends_of_workers_are_reported(watched, workers):
+def test_times_memory_and_exit_codes_are_reported(watched, workers):
     outcome = watched.run(*(python(TELLING + "print('out')", str(index + 1)) for index in range(workers)))
     assert outcome.code == 0
     report = watched.report()
@@ -78,7 +78,7 @@ def test_a_killed_worker_is_reported(watched, launcher):
     assert watched.parts("metrics") == [{"x": 3.0}]
 
 
-def test_what_a_signal_ended_is_reported(watched, launcher):
+def test_a_run_ended_by_a_signal_is_reported(watched, launcher):
     process = watched.start(shell("echo $$ > pid; exec sleep 600"))
     launcher.pid("pid")
     process.send_signal(signal.SIGTERM)
@@ -86,7 +86,7 @@ def test_what_a_signal_ended_is_reported(watched, launcher):
     assert (watched.report()["exit_code"], watched.parts("signal")) == (143, [signal.SIGTERM])
 
 
-def test_a_shell_around_the_program_is_seen_through(watched):
+def test_the_report_is_on_the_program_inside_a_shell(watched):
     code = "import cpulaunch, sys; cpulaunch.metric('x', 1); b = b'.' * (100 << 20)"
     outcome = watched.run(shell(f'"{sys.executable}" -c "{code}"; exit $?'))
     assert outcome.code == 0
@@ -95,7 +95,7 @@ def test_a_shell_around_the_program_is_seen_through(watched):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="needs Linux's /proc")
-def test_a_worker_without_the_plugin_is_looked_at_while_it_runs(watched, launcher):
+def test_a_worker_without_the_plugin_is_sampled_while_it_runs(watched, launcher):
     cpu = min(os.sched_getaffinity(0))
     process = watched.start({"argv": shell("echo $$ > pid; exec sleep 600"), "cpus": [cpu]})
     pid = launcher.pid("pid")
@@ -111,7 +111,7 @@ def test_a_worker_without_the_plugin_is_looked_at_while_it_runs(watched, launche
 
 
 def reads(pid):
-    """How many times the process has read something: the supervisor sleeps, unless it looks at workers."""
+    """How many times the process has read something: the supervisor sleeps, except when it samples workers."""
     with open(f"/proc/{pid}/io") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("syscr"))
 
@@ -147,11 +147,11 @@ def test_a_start_that_fails_leaves_no_directory(watched, launcher):
 
 
 @pytest.mark.parametrize("folder", ["/proc", "/nonexistent/scratch"])
-def test_where_tmpdir_cannot_be_written_there_is_another_place(watched, folder):
+def test_another_directory_is_used_if_tmpdir_is_not_writable(watched, folder):
     assert watched.run(["/bin/true"], env={"TMPDIR": folder}).code == 0
 
 
-def test_a_directory_for_runs_that_cannot_be_made_is_an_error():
+def test_a_run_directory_that_cannot_be_made_is_an_error():
     with pytest.raises(LaunchError, match="cannot create the files of this run: /proc/x") as error:
         make_private_path("/proc/x")
     assert "set TMPDIR" in str(error.value)
@@ -161,12 +161,12 @@ LEAK = {"CPULAUNCH_EVENTS": "/of/an/outer/launch", "CPULAUNCH_WORKER": "{}", "CP
 
 
 @pytest.mark.parametrize("options", [{}, {"log_dir": "logs"}], ids=["replaced", "supervised"])
-def test_an_outer_launch_reaches_no_inner_worker(launcher, options):
+def test_variables_of_an_outer_launch_reach_no_inner_worker(launcher, options):
     outcome = launcher.run(["/usr/bin/env"], env=LEAK, **options)
     assert not [line for line in outcome.lines if line.startswith("CPULAUNCH_")]
 
 
-def test_each_worker_has_events_of_its_own(watched):
+def test_each_worker_has_its_own_event_file(watched):
     outcome = watched.run(*[shell('echo "${CPULAUNCH_EVENTS##*/}"')] * 2, env=LEAK)
     assert sorted(outcome.lines) == ["[0] worker-0.jsonl", "[1] worker-1.jsonl"]
 
@@ -174,7 +174,7 @@ def test_each_worker_has_events_of_its_own(watched):
 @pytest.mark.parametrize(
     "options", [{}, {"show": []}, {"show": [], "log_dir": "logs"}], ids=["shown", "hidden", "logged"]
 )
-def test_a_figure_is_found_wherever_the_output_goes(watched, options):
+def test_a_metric_is_found_wherever_the_output_goes(watched, options):
     worker = shell("echo 'x 1'; printf 'x %s' $((2 + $0))")
     outcome = watched.run([*worker, "1"], [*worker[:2], "echo 'x 5' >&2"], metric=r"x (\d+)", **options)
     assert outcome.code == 0
@@ -207,7 +207,7 @@ def open_files(pid):
         return []
 
 
-def test_nobody_passes_the_barrier_before_all_have_arrived(watched, launcher):
+def test_no_worker_passes_the_barrier_before_all_have_arrived(watched, launcher):
     process = watched.start(python(READY, "0"), python(LATE, "1"), start_barrier=True)
     pid = launcher.pid("waiting-0")
     eventually(lambda: at_barrier(pid), "a worker that waits")
@@ -218,11 +218,11 @@ def test_nobody_passes_the_barrier_before_all_have_arrived(watched, launcher):
 
 
 @pytest.mark.parametrize("options", [{}, {"start_barrier": True}], ids=["no barrier", "a barrier"])
-def test_a_worker_alone_passes_at_once(watched, options):
+def test_a_single_worker_passes_the_barrier_at_once(watched, options):
     assert watched.run(python(READY, "0"), **options).lines == ["arrived: waiting-0"]
 
 
-def test_a_worker_that_ends_without_arriving_holds_nobody_up(watched):
+def test_the_barrier_does_not_wait_for_a_worker_that_has_ended(watched):
     outcome = watched.run(python(READY, "0"), ["/bin/true"], start_barrier=True)
     assert (outcome.code, outcome.lines) == (0, ["[0] arrived: waiting-0"])
 
@@ -246,7 +246,7 @@ def test_a_worker_killed_before_arriving_ends_all(watched, launcher):
 
 
 @pytest.mark.parametrize("killed", ["guard", "supervisor"])
-def test_nobody_waits_for_a_launch_that_was_killed(watched, launcher, killed):
+def test_no_worker_waits_for_a_launch_that_was_killed(watched, launcher, killed):
     process = watched.start(python(READY, "0"), shell("exec sleep 600"), start_barrier=True)
     worker = launcher.pid("waiting-0")
     eventually(lambda: at_barrier(worker), "a worker that waits")

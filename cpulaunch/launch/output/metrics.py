@@ -35,7 +35,7 @@ class Metric:
         self.rejected: str | None = None
 
     def search(self, lines: Iterable[bytes]) -> None:
-        """Effect: takes the last number in these lines, the oldest line first."""
+        """Effect: `value` becomes the last number in these lines, which are in the order of output."""
         for line in reversed(list(lines)):
             matches = self._pattern.findall(line.decode(errors="replace"))
             for text in reversed(matches):
@@ -64,18 +64,18 @@ class LineReader:
     """Cuts one stream of a worker into lines for its metric."""
 
     def __init__(self, metric: Metric) -> None:
-        self._figure = metric
+        self._metric = metric
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
         """Effect: searches the lines that are complete now."""
         *lines, self._partial = BREAKS.split(self._partial + data)
         self._partial = self._partial[-LINE_BYTES:]
-        self._figure.search(lines)
+        self._metric.search(lines)
 
     def finish(self) -> None:
         """Effect: searches the last line too, which lacks its newline."""
-        self._figure.search([self._partial])
+        self._metric.search([self._partial])
         self._partial = b""
 
 

@@ -30,7 +30,7 @@ Notify: TypeAlias = "Callable[[str], None]"
 """Shows the user one line."""
 
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
-PERMIT_HINT = "in a container, --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"
+PERMIT_HINT = "in a container, use --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"
 ABSENT_HINT = "this kernel has no NUMA memory policies; use --membind none"
 PROBE_HINT = "run `cpulaunch probe` to see what this process may use"
 

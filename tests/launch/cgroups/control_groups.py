@@ -52,7 +52,7 @@ class ControlGroup:
                 (self.path / name).write_text(str(mebibytes << 20) if self.version == 1 else "0")
 
     def run(self, command: Sequence[object], **options: object) -> subprocess.CompletedProcess[str]:
-        """The finished command, all of which ran in this cgroup."""
+        """The result of a command that ran, with all its children, in this cgroup."""
         words = ["sh", "-c", ENTER, "sh", str(self.path), *map(str, command)]
         return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
 

@@ -1,4 +1,4 @@
-"""What confines this process confines the workers: CPU quota, cpuset and affinity of the running kernel."""
+"""Limits of this process hold for the workers: CPU quota, cpuset and affinity of the running kernel."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Events -> what a worker told: whose word counts, and what counts for nothing."""
+"""Events -> a worker's report: which process decides, and which lines are ignored."""
 
 import json
 
@@ -29,11 +29,11 @@ def degraded(setting, reason, pid=10):
     return event("degraded", pid, setting=setting, reason=reason)
 
 
-def test_nothing_told_is_nothing_loaded():
+def test_without_events_no_plugin_is_loaded():
     assert read_worker_report([]) == WorkerReport()
 
 
-def test_a_figure_is_no_plugin():
+def test_a_metric_alone_does_not_show_a_plugin():
     metrics = told(event("metric", name="a", value=1))
     assert metrics.main_pid is None
     assert metrics.metrics == {"a": 1.0}
@@ -54,11 +54,11 @@ ON, OFF = {"state": "applied", "detail": "on"}, {"state": "degraded", "detail": 
     ],
     ids=["applied", "degraded", "its last word", "not its child's", "nor before it", "children without it"],
 )
-def test_the_main_process_has_the_last_word_on_a_setting(events, expected):
+def test_the_main_process_decides_the_state_of_a_setting(events, expected):
     assert told(*events).settings["graph"] == expected
 
 
-def test_the_last_figure_of_each_name_counts_whoever_told_it():
+def test_the_last_metric_of_each_name_counts_from_any_process():
     metrics = [("a", 1, 10), ("b", 5, 10), ("a", 2, 11), ("a", 3, 10)]
     assert told(*(event("metric", pid, name=n, value=v) for n, v, pid in metrics)).metrics == {"a": 3.0, "b": 5.0}
 
@@ -73,7 +73,7 @@ def test_modules_and_warnings_are_listed_once():
     assert result.warnings == ("w",)
 
 
-def test_each_process_last_says_how_it_lives():
+def test_the_last_snapshot_of_each_process_counts():
     result = told(event("live", 10, rss_bytes=1), event("live", 11, rss_bytes=2), event("live", 10, rss_bytes=3))
     assert result.live == {10: {"pid": 10, "rss_bytes": 3}, 11: {"pid": 11, "rss_bytes": 2}}
     assert result.main_pid == 10
@@ -97,7 +97,7 @@ def test_each_process_last_says_how_it_lives():
         '{"event": "metric", "pid": 1, "name": "a", "value": true}',
     ],
 )
-def test_malformed_lines_count_for_nothing(line):
+def test_malformed_lines_are_ignored(line):
     assert read_worker_report([line]) == WorkerReport()
 
 
