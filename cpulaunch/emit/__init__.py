@@ -1,1 +1,1 @@
-"""Plans as files for other launchers: shell, Slurm, Kubernetes; pure."""
+"""Files that start a plan without cpulaunch or on a cluster: shell, Slurm, Kubernetes; pure."""

@@ -89,12 +89,12 @@ def _settings_elsewhere(job: JobPlan | None, nproc: str | None) -> tuple[str, ..
 
 def _comments(resources: ResourceRequest, flags: list[str]) -> list[str]:
     """The comments of the manifest. `flags`: options that it leaves out because Kubernetes decides them."""
-    cpus = f"{resources.cpus} CPUs"
+    cpus = f"{resources.cpus} CPU{'s' * (resources.cpus != 1)}"
     if resources.core_cpus > resources.cpus:
-        cpus += f" and their SMT siblings, {resources.core_cpus} in all: Kubernetes assigns logical CPUs"
+        cpus += f" with SMT siblings, {resources.core_cpus} in all: Kubernetes assigns logical CPUs"
     return [
         f"Written by cpulaunch. Requests equal limits, to get exclusive CPUs: the plan's {cpus}.",
-        "Replace the placeholder by your image's name. Some clusters need the capability SYS_NICE for memory policies.",
+        "Insert the name of your image. Memory policies need the capability SYS_NICE in some clusters.",
         *([f"Left to Kubernetes: {', '.join(flags)}."] if flags else []),
     ]
 

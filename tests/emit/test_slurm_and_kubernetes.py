@@ -207,7 +207,7 @@ def test_ranks_by_numa_node_are_counted_in_the_pod():
 
 def test_whole_cores_are_requested():
     text = emitted("k8s", "--nproc-per-node 2 --cpus 0-1 train.py")
-    assert "the plan's 2 CPUs and their SMT siblings, 4 in all" in text
+    assert "the plan's 2 CPUs with SMT siblings, 4 in all" in text
     assert "# Left to Kubernetes: --cpus." in text
     container = pods(yaml.safe_load(text))["Master"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"cpu": "4", "memory": f"{int(64 * 1024 * 0.9)}Mi"}

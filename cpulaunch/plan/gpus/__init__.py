@@ -1,1 +1,1 @@
-"""Which GPU each rank uses, and which cores and memory are next to it."""
+"""The GPU of each rank, and the cores and memory next to it."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 GPU_WORDS = ("gpu", "xpu")
-"""Values of --nproc-per-node that require GPUs. Numbers and "auto" accept them, the other words count CPUs."""
+"""Words of --nproc-per-node that require GPUs. Numbers and "auto" accept GPUs; the other words count CPUs."""
 
 
 @record
@@ -77,7 +77,7 @@ def rank_devices(host: Host, request: LaunchRequest, pool: Pool, count: int) -> 
 
 
 def _assigned(request: LaunchRequest, visible: VisibleDevices, count: int) -> list[Device]:
-    """The device of each rank, dealt out in turn.
+    """The device of each rank, assigned in turn.
 
     Where a scheduler shows every rank a list of its own, only this rank's device is known and stands for all.
     """

@@ -76,7 +76,7 @@ def _gpu_cores(local: Mapping[int | None, Cores], device: Device, visible: Seque
 
 
 def _local_cores(host: Host, cores: Cores, index: int | None) -> Cores:
-    """The cores next to the host's GPU of this index; all cores if its place is unknown."""
+    """The cores next to the host's GPU of this index; all cores if its NUMA node is unknown."""
     if index is None:
         return cores
     gpu = host.gpus[index]
@@ -173,7 +173,7 @@ def _cores_text(count: int) -> str:
 
 
 def _shared(rank_groups: Sequence[_RankGroup], count: int) -> Placement:
-    """The placement for more ranks than cores next to their GPUs: one core each, the cores dealt out in turn."""
+    """The placement for more ranks than cores next to their GPUs: one core each, assigned in turn."""
     workers: dict[int, WorkerCpus] = {}
     for group in rank_groups:
         for position, rank in enumerate(group.ranks):

@@ -1,1 +1,1 @@
-"""What the worker plugin is asked to do inside torch, and how ranks exchange data."""
+"""The settings for the worker plugin inside torch, and the collectives of ranks."""

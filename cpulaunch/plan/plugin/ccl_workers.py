@@ -97,8 +97,8 @@ def _check_siblings(request: LaunchRequest) -> None:
     name = "ccl_worker_siblings"
     if request.settings.ccl_worker_siblings and request.origin(name) == "cli":
         raise UsageError(
-            "there are no threads for oneCCL to place",
-            value="--ccl-worker-siblings without --ccl-workers",
+            "SMT siblings for oneCCL need --ccl-workers",
+            value="--ccl-worker-siblings",
             source="command line",
             hint="--ccl-workers N --ccl-worker-siblings",
         )

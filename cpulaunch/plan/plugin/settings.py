@@ -110,7 +110,7 @@ def graph_notes(host: Host, choices: TorchChoices, workers: int) -> tuple[Note, 
     return (Note(setting="graph_memory", value=size_text(limit), origin="default", reason=reason),)
 
 
-def compile_cache(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[VariableRequest, ...]:
+def compile_cache_variables(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[VariableRequest, ...]:
     """A compile cache for each thread count, inside torch's own cache, for a torch whose keys leave the count out.
 
     Source: torch/_inductor/runtime/cache_dir_utils.py; pytorch issues 167459 and 167463.

@@ -1,1 +1,1 @@
-"""Jobs of ranks, as torchrun starts them: their number, placement, variables and rendezvous."""
+"""Jobs of ranks, as torchrun starts them: their number, CPUs, variables and rendezvous."""

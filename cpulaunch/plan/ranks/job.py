@@ -121,8 +121,8 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
         port = DEFAULT_PORT if settings.master_port is None else settings.master_port
         host = settings.master_addr or LOOPBACK
         endpoint = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-    place = with_brackets(endpoint)
-    return Rendezvous(backend=chosen, endpoint=place, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
+    endpoint = with_brackets(endpoint)
+    return Rendezvous(backend=chosen, endpoint=endpoint, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
 
 
 def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:
@@ -153,15 +153,15 @@ def global_rank(job: JobPlan, local_rank: int) -> int | None:
 def job_notes(request: LaunchRequest, job: JobPlan) -> tuple[Note, ...]:
     """The notes on the engine that starts the ranks, and on the rendezvous."""
     if job.engine == "elastic":
-        place = " ".join(filter(None, (job.rendezvous.backend, job.rendezvous.endpoint)))
+        value = " ".join(filter(None, (job.rendezvous.backend, job.rendezvous.endpoint)))
         purpose = "where the hosts find each other"
     else:
-        place = f"{job.master_addr}, {'a free port' if job.master_port is None else f'port {job.master_port}'}"
+        value = f"{job.master_addr}, {'a free port' if job.master_port is None else f'port {job.master_port}'}"
         purpose = "rank 0 listens there for the others"
     origin = next((request.origin(name) for name in _RENDEZVOUS_SETTINGS if name in request.origins), "default")
     return (
         Note(setting="engine", value=job.engine, origin="default", reason=_engine_reason(request.settings, job)),
-        Note(setting="rendezvous", value=place, origin=origin, reason=purpose),
+        Note(setting="rendezvous", value=value, origin=origin, reason=purpose),
     )
 
 

@@ -23,7 +23,7 @@ def place_on_own_cpus(pool: Pool, count: int) -> Placement:
 def scheduled_rank_variables(
     job: JobPlan, rank: SchedulerRank, request: LaunchRequest
 ) -> tuple[tuple[str, str | None], ...]:
-    """The variables that init_process_group("env://") needs, and those of torchrun's that are true here."""
+    """The variables that init_process_group("env://") needs, and the variables of torchrun that are true here."""
     return (
         ("RANK", str(rank.rank)),
         ("LOCAL_RANK", "0" if job.virtual_local_rank else str(rank.local_rank)),

@@ -34,7 +34,7 @@ def built_for(build: str, host: Host = HOST) -> Host:
         ("rocm7.0", "--nproc-per-node gpu", [1]),
     ],
 )
-def test_what_the_ranks_compute_on(build: str, flags: str, gpus: list[int | None]) -> None:
+def test_the_gpu_of_each_rank(build: str, flags: str, gpus: list[int | None]) -> None:
     assert [worker.gpu for worker in plan(built_for(build), flags).workers] == gpus
 
 

@@ -70,7 +70,7 @@ def test_oneccl_threads_get_cores_of_the_ranks(host, flags: str, workers: list[s
         (TWO, f"{RANKS} --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--ccl-worker-siblings"),
         (SMT, f"{RANKS} --smt --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--smt"),
         (SMT, "--nproc-per-node 8 --ccl-workers 1 --ccl-worker-siblings", "too few free SMT siblings", "--smt"),
-        (SMT, f"{RANKS} --ccl-worker-siblings", "no threads for oneCCL", "--ccl-workers N"),
+        (SMT, f"{RANKS} --ccl-worker-siblings", "need --ccl-workers", "--ccl-workers N"),
         (TWO, "--ccl-workers 1", "need ranks", "--nproc-per-node N"),
         (TWO, "--instances 2 --ccl-workers 1", "need ranks", "--nproc-per-node N"),
         (TWO, f"{RANKS} --ccl-workers 1 --dist-backend gloo", "no collectives run on oneCCL", "--dist-backend ccl"),

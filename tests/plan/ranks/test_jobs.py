@@ -243,4 +243,4 @@ def test_notes_name_the_engine_and_the_rendezvous() -> None:
 
 def test_notes_report_job_options_without_a_job() -> None:
     notes = {note.setting: note for note in plan(HOST, "--device cpu").notes}
-    assert "without effect" in notes["device"].reason
+    assert "no effect" in notes["device"].reason
