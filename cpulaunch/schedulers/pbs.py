@@ -1,7 +1,7 @@
-"""PBS: `pbsdsh -- cpulaunch --scheduler pbs …`, a process on each host.
+"""PBS: `pbsdsh -- cpulaunch --scheduler pbs …` starts one process on each host.
 
 Source: OpenPBS and TORQUE, man pbsdsh and man qsub, "ENVIRONMENT VARIABLES". The file named by PBS_NODEFILE lists the
-job's hosts, one line for each place on them; OpenPBS keeps it on the job's first host only.
+job's hosts, with one line for each slot on them; with OpenPBS it exists on the job's first host only.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ TABLE = {
 
 
 def read_task(environ: Mapping[str, str], machine: Machine) -> SchedulerTask:
-    """What PBS says about this process, which stands for its host.
+    """The process that PBS started on this host, from its variables.
 
-    Raises: UsageError if it says nothing, or the list of hosts is not to be read here.
+    Raises: UsageError if a variable is missing, or contradicts the list of hosts.
     """
-    said = Variables(environ, TABLE)
-    missing, hint = "PBS did not start this process", "pbsdsh -- cpulaunch --scheduler pbs SCRIPT"
-    host_rank = said.needed("host_rank", missing=missing, hint=hint)
-    job = said.text("job") or "pbs"
+    variables = Variables(environ, TABLE)
+    hint = "pbsdsh -- cpulaunch --scheduler pbs SCRIPT"
+    host_rank = variables.required("host_rank", error="PBS did not start this process", hint=hint)
+    job = variables.text("job") or "pbs"
     hosts = tuple(dict.fromkeys((machine.nodefile or "").split()))
     if machine.nodefile is not None and host_rank >= len(hosts):
         raise UsageError(
-            "PBS counts hosts that its list does not have",
-            value=f"PBS_NODENUM {host_rank}, {len(hosts)} hosts in PBS_NODEFILE",
-            source="your environment",
+            f"PBS_NODENUM is {host_rank}, but PBS_NODEFILE lists {len(hosts)} host{'s' * (len(hosts) != 1)}",
+            source="environment",
             hint="--nnodes N --node-rank R --master-addr HOST",
         )
     return SchedulerTask(
         scheduler="pbs",
-        starter="pbsdsh",
+        launcher="pbsdsh",
         rank=host_rank,
         world_size=len(hosts),
         local_rank=0,
@@ -46,8 +45,8 @@ def read_task(environ: Mapping[str, str], machine: Machine) -> SchedulerTask:
         hosts=len(hosts),
         host_rank=host_rank,
         job=job,
-        master=hosts[0] if hosts else None,
-        port_id=(number_of(job), f"PBS_JOBID {job}"),
+        first_host=hosts[0] if hosts else None,
+        port_seed=(number_of(job), f"PBS_JOBID {job}"),
         one_per_host=True,
-        sources=said.sources | {"hosts": "PBS_NODEFILE"},
+        sources=variables.sources | {"hosts": "PBS_NODEFILE"},
     )

@@ -7,7 +7,7 @@ the same names for the job, and no step).
 from __future__ import annotations
 
 from cpulaunch.schedulers.slurm_lists import expand_counts, expand_hosts
-from cpulaunch.schedulers.task import MOST_DIGITS, Machine, SchedulerTask, Variables, check_place, shared_text
+from cpulaunch.schedulers.task import MOST_DIGITS, Machine, SchedulerTask, Variables, check_ranks, shared_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,76 +31,75 @@ TABLE = {
     "masks": ("SLURM_CPU_BIND_LIST",),
 }
 SPECIAL_STEPS = 0xFFFFFFF0
-"""From here on ids are no steps of tasks: batch scripts, salloc's shell. Source: slurm.h, SLURM_BATCH_SCRIPT."""
+"""The first id of special steps (batch scripts, salloc's shell). Source: slurm.h, SLURM_BATCH_SCRIPT."""
 STEP_FACTOR = 7
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process as a task: neither a batch script nor salloc's shell is one."""
+    """Whether srun started this process as a task; a batch script and salloc's shell are no tasks."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
     numbered = step.isascii() and step.isdigit() and len(step) <= MOST_DIGITS and int(step) < SPECIAL_STEPS
     return numbered and bool(environ.get("SLURM_PROCID"))
 
 
 def tasks_in_step(environ: Mapping[str, str]) -> int:
-    """How many processes srun started with this one. Raises: UsageError if the variable is no number."""
+    """Number of tasks in this step. Raises: UsageError if the variable is not a number."""
     return Variables(environ, TABLE).number("world_size") or 1
 
 
 def read_task(environ: Mapping[str, str], machine: Machine) -> SchedulerTask:
-    """What srun says about this task. Raises: UsageError if this is none, or a variable is malformed."""
-    said = Variables(environ, TABLE)
-    hint = "srun cpulaunch SCRIPT, or --scheduler none"
-    missing = "srun did not start this process"
-    step = said.needed("step", missing=missing, hint=hint)
-    job = said.needed("job", missing=missing, hint=hint)
-    rank = said.needed("rank", missing=missing, hint=hint)
-    world_size = said.number("world_size") or 1
-    hosts = said.number("hosts") or 1
-    host_rank = said.number("host_rank") or 0
-    tasks = said.parsed("tasks", expand_counts) or (world_size,)
-    here = tasks[host_rank] if host_rank < len(tasks) else 1
-    local_rank = said.number("local_rank") or 0
-    check_place("srun", rank=rank, world_size=world_size, local_rank=local_rank, here=here)
-    nodes = said.parsed("nodes", expand_hosts)
+    """The task that srun started, from its variables. Raises: UsageError if one is missing or malformed."""
+    variables = Variables(environ, TABLE)
+    error, hint = "srun did not start this process", "srun cpulaunch SCRIPT, or --scheduler none"
+    step = variables.required("step", error=error, hint=hint)
+    job = variables.required("job", error=error, hint=hint)
+    rank = variables.required("rank", error=error, hint=hint)
+    world_size = variables.number("world_size") or 1
+    hosts = variables.number("hosts") or 1
+    host_rank = variables.number("host_rank") or 0
+    tasks = variables.parsed("tasks", expand_counts) or (world_size,)
+    local_world_size = tasks[host_rank] if host_rank < len(tasks) else 1
+    local_rank = variables.number("local_rank") or 0
+    check_ranks("srun", rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size)
+    nodes = variables.parsed("nodes", expand_hosts)
     return SchedulerTask(
         scheduler="slurm",
-        starter="srun",
+        launcher="srun",
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
-        local_world_size=here,
+        local_world_size=local_world_size,
         hosts=hosts,
         host_rank=host_rank,
         job=f"{job}.{step}",
-        master=nodes[0] if nodes else None,
-        port_id=(STEP_FACTOR * job + step, f"{STEP_FACTOR} x job {job} + step {step}"),
+        first_host=nodes[0] if nodes else None,
+        port_seed=(STEP_FACTOR * job + step, f"{STEP_FACTOR} x job {job} + step {step}"),
         one_per_host=world_size == hosts and all(count == 1 for count in tasks),
-        own_cpus=here > 1 and _own_cpus(said, machine),
-        sources=said.sources,
-        warnings=_warnings(said, machine, here),
+        own_cpus=local_world_size > 1 and _own_cpus(variables, machine),
+        sources=variables.sources,
+        warnings=_warnings(variables, machine, local_world_size),
     )
 
 
-def _own_cpus(said: Variables, machine: Machine) -> bool:
+def _own_cpus(variables: Variables, machine: Machine) -> bool:
     """Whether Slurm bound this host's tasks to different CPUs.
 
-    By the list of masks where it gives one. Without one, a mask of the size of one task on a larger allocation is
-    the work of a plugin that does not say so (cgroups).
+    The list of masks shows it. Without the list, a task that runs on exactly the CPUs of one task in a larger
+    allocation was bound by a plugin that sets no variable (cgroups).
     """
-    masks = said.text("masks")
-    if masks is not None:
-        each = masks.split(",")
-        return len(each) > 1 and len(set(each)) == len(each)
-    asked = said.number("cpus_per_task") or 1
-    return machine.cpus == asked and _allocated(said) > asked
+    text = variables.text("masks")
+    if text is not None:
+        masks = text.split(",")
+        return len(masks) > 1 and len(set(masks)) == len(masks)
+    cpus_per_task = variables.number("cpus_per_task") or 1
+    return machine.cpus == cpus_per_task and _allocated(variables) > cpus_per_task
 
 
-def _allocated(said: Variables) -> int:
-    """CPUs that the job or the step, whichever is more, has on this host; 0 if nothing says so."""
-    step = said.number("cpus_of_step") or 0
-    counts = said.parsed("cpus_of_job", expand_counts) or ()
-    nodes, node = said.parsed("nodes_of_job", expand_hosts) or (), said.text("node")
+def _allocated(variables: Variables) -> int:
+    """CPUs of the job or of the step on this host, the larger number; 0 if unknown."""
+    step = variables.number("cpus_of_step") or 0
+    counts = variables.parsed("cpus_of_job", expand_counts) or ()
+    nodes, node = variables.parsed("nodes_of_job", expand_hosts) or (), variables.text("node")
     job = 0
     if len(set(counts)) == 1:
         job = counts[0]
@@ -109,23 +108,24 @@ def _allocated(said: Variables) -> int:
     return max(step, job)
 
 
-def _warnings(said: Variables, machine: Machine, tasks: int) -> tuple[str, ...]:
-    allocated = _allocated(said)
-    masks = (said.text("masks") or "").split(",")
+def _warnings(variables: Variables, machine: Machine, tasks: int) -> tuple[str, ...]:
+    """Warnings about Slurm's binding of this host's tasks."""
+    allocated = _allocated(variables)
+    masks = (variables.text("masks") or "").split(",")
     if 1 < len(set(masks)) < len(masks):
         return (
-            f"Slurm bound some of this host's tasks to the same CPUs: {shared_text(machine.cpus, tasks)}; "
-            "srun --cpu-bind=none leaves all of them to cpulaunch",
+            f"Slurm bound several tasks on this host to the same CPUs: {shared_text(machine.cpus, tasks)}; "
+            "srun --cpu-bind=none lets cpulaunch use all CPUs",
         )
     if machine.cpus == 1 and allocated > tasks:
         share = allocated // tasks
         return (
-            f"Slurm lets this task run on ONE CPU although the job has {allocated} on this host: everything here "
-            f"would share it; srun --cpus-per-task={share} (or --cpu-bind=none) gives the rest",
+            f"Slurm bound this task to a single one of the job's {allocated} CPUs on this host; "
+            f"use srun --cpus-per-task={share} (or --cpu-bind=none)",
         )
     if allocated and machine.cpus > allocated and machine.cpus == machine.host_cpus:
         return (
-            f"the job has {allocated} CPUs on this host, and Slurm confines this task to none of its {machine.cpus}: "
-            f"--cpus LIST, or srun --cpu-bind=cores, keeps it off other jobs' CPUs",
+            f"the job has {allocated} of this host's {machine.cpus} CPUs, but Slurm does not bind this task to them; "
+            "use --cpus LIST or srun --cpu-bind=cores to stay off other jobs' CPUs",
         )
     return ()

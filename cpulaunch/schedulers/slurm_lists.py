@@ -1,4 +1,4 @@
-"""Slurm's short forms: lists of host names, and numbers with repetitions."""
+"""Slurm's compact lists: host names with ranges, and numbers with repetitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_HOSTS = 1 << 16
-"""More are a mistake, not a cluster."""
+"""Limit on the hosts of a list, well above any real cluster."""
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that are not in brackets."""
+    """The parts between those commas that are outside brackets. Raises: ValueError for unbalanced brackets."""
     depth, start = 0, 0
     for position, sign in enumerate(text):
         depth += (sign == "[") - (sign == "]")
@@ -42,7 +42,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _expand(part: str) -> Iterator[str]:
-    """The names of one part; a later bracket counts fastest."""
+    """The names of one part; the last bracket varies fastest. Raises: ValueError."""
     head, bracket, rest = part.partition("[")
     if not bracket:
         yield part
@@ -67,7 +67,7 @@ def _numbers(text: str) -> Iterator[str]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """The numbers of "2(x2),1": one for each host. Raises: ValueError if it is malformed.
+    """The numbers of "2(x2),1", one for each host: 2, 2, 1. Raises: ValueError if it is malformed.
 
     Source: man srun, SLURM_STEP_TASKS_PER_NODE; man sbatch, SLURM_JOB_CPUS_PER_NODE.
     """

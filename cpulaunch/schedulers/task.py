@@ -1,4 +1,4 @@
-"""What every scheduler's variables come down to, and how they are read."""
+"""A process that a scheduler started, and how the scheduler's variables are read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 FIRST_PORT = 61000
-"""Above the ports that Linux gives out by itself. Source: Linux, ip-sysctl.rst, ip_local_port_range (32768-60999)."""
+"""The first port above Linux's ephemeral range. Source: Linux, ip-sysctl.rst, ip_local_port_range (32768-60999)."""
 PORTS = 4493
-"""A prime: consecutive job ids get different ports, up to 65492."""
+"""Number of ports in use, up to 65492; a prime, so that consecutive job ids get different ports."""
 MOST_DIGITS = 18
-"""Longer numbers are no counts or ids of a scheduler, and int() refuses the longest."""
+"""Digits of the longest accepted number: no count or id is longer, and int() fails for very long ones."""
+IGNORE_HINT = "use --scheduler none to ignore the scheduler's variables"
 
 
 @record
 class Machine:
-    """What the scheduler's variables are compared with: CPUs this process may run on, and those of its whole host.
+    """Facts that the scheduler's variables are compared with.
 
-    `nodefile`: the text of PBS_NODEFILE; None where it cannot be read.
+    `cpus`: CPUs this process may run on. `host_cpus`: CPUs of its host. `nodefile`: the text of the file
+    $PBS_NODEFILE; None if it cannot be read.
     """
 
     cpus: int
@@ -34,16 +36,16 @@ class Machine:
 
 @record
 class SchedulerTask:
-    """One process of several that a scheduler started: its place among them, and the job they belong to.
+    """One of the processes that a scheduler started for a job, with its ranks.
 
-    `master`: the first host's name, None if nothing says it. `port_id`: a number that all processes of this job know
-    and other jobs have not, and what it is made of. `own_cpus`: it was bound to CPUs that no other process has.
-    `host_rank` None: its host's number is not told.
+    `first_host`: the name of the job's first host; None if unknown. `port_seed`: a number that all processes of this
+    job share and other jobs do not, and the text of how it is made; None if unknown. `own_cpus`: the scheduler bound
+    this process to CPUs that no other process has. `host_rank`: None if unknown.
     """
 
     scheduler: str
-    starter: str
-    """The program that starts processes, as its user types it."""
+    launcher: str
+    """The command that started the processes, such as srun."""
     rank: int
     world_size: int
     local_rank: int
@@ -51,45 +53,45 @@ class SchedulerTask:
     hosts: int
     host_rank: int | None
     job: str
-    master: str | None
-    port_id: tuple[int, str] | None
+    first_host: str | None
+    port_seed: tuple[int, str] | None
     one_per_host: bool
     own_cpus: bool = False
     sources: Mapping[str, str]
-    """By property, the variable it was read from."""
+    """The variable that each property was read from."""
     warnings: tuple[str, ...] = ()
 
 
-def port_of(identity: tuple[int, str]) -> tuple[int, str]:
-    """The port all processes of a job choose, and the formula in words."""
-    number, name = identity
-    return FIRST_PORT + number % PORTS, f"{FIRST_PORT} + ({name}) mod {PORTS}: the same in all processes of this job"
+def port_of(seed: tuple[int, str]) -> tuple[int, str]:
+    """The port that all processes of a job choose, and the reason with the formula."""
+    number, formula = seed
+    return FIRST_PORT + number % PORTS, f"{FIRST_PORT} + ({formula}) mod {PORTS}, the same in all processes of this job"
 
 
 def number_of(text: str) -> int:
-    """A number for a name: the number it is written as, or its bytes read as one."""
+    """A number for a name: its digits as a number, else its bytes as one big-endian number."""
     written = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
     return int(text) if written else int.from_bytes(text.encode(errors="surrogateescape"), "big")
 
 
-def check_place(starter: str, *, rank: int, world_size: int, local_rank: int, here: int) -> None:
-    """Raises: UsageError if no rank can be at this place: the variables are of different steps, or changed by hand."""
-    if not (rank < world_size and local_rank < here <= world_size):
+def check_ranks(launcher: str, *, rank: int, world_size: int, local_rank: int, local_world_size: int) -> None:
+    """Raises: UsageError if the numbers are inconsistent (from different steps, or edited by hand)."""
+    if not (rank < world_size and local_rank < local_world_size <= world_size):
         raise UsageError(
-            f"{starter}'s variables contradict each other",
-            value=f"rank {rank} of {world_size}, {local_rank} of {here} on this host",
-            source="your environment",
-            hint="--scheduler none ignores the scheduler's variables",
+            f"{launcher}'s variables are inconsistent",
+            value=f"rank {rank} of {world_size}, local rank {local_rank} of {local_world_size}",
+            source="environment",
+            hint=IGNORE_HINT,
         )
 
 
 def shared_text(cpus: int, ranks: int) -> str:
-    """What a rank takes that does not know which others it shares its CPUs with."""
-    return f"each takes 1/{ranks} of its own {cpus}, and the rest stay idle"
+    """How ranks divide CPUs they share with unknown other ranks, as a clause of a warning."""
+    return f"each uses 1/{ranks} of its {cpus} CPUs; the rest stay idle"
 
 
 class Variables:
-    """A scheduler's variables, read through its table: property -> the names it may have, the best first."""
+    """A scheduler's variables, read through a table: property -> the variables that hold it, the best first."""
 
     def __init__(self, environ: Mapping[str, str], table: Mapping[str, tuple[str, ...]]) -> None:
         self.environ = environ
@@ -97,7 +99,7 @@ class Variables:
         self.sources: dict[str, str] = {}
 
     def text(self, what: str) -> str | None:
-        """The property as it is written; None if no variable has it."""
+        """The property as it is written; None if no variable holds it."""
         for name in self.table[what]:
             if self.environ.get(name):
                 self.sources[what] = name
@@ -105,11 +107,11 @@ class Variables:
         return None
 
     def number(self, what: str) -> int | None:
-        """The property as a number. Raises: UsageError if it is none."""
+        """The property as a number; None if no variable holds it. Raises: UsageError if it is not a number."""
         return self.parsed(what, _natural)
 
     def parsed(self, what: str, parse: Callable[[str], T]) -> T | None:
-        """The property, parsed. Raises: UsageError naming the variable if that fails."""
+        """The parsed property; None if no variable holds it. Raises: UsageError naming a malformed variable."""
         text = self.text(what)
         if text is None:
             return None
@@ -117,17 +119,14 @@ class Variables:
             return parse(text)
         except ValueError as error:
             raise UsageError(
-                f"{self.sources[what]} cannot be read: {error}",
-                value=repr(text),
-                source="your environment",
-                hint="--scheduler none ignores the scheduler's variables",
+                f"invalid value {text!r} in {self.sources[what]}", value=error, source="environment", hint=IGNORE_HINT
             ) from None
 
-    def needed(self, what: str, *, missing: str, hint: str) -> int:
-        """The number of a property that must be there. Raises: UsageError saying `missing` if it is not."""
+    def required(self, what: str, *, error: str, hint: str) -> int:
+        """The property as a number. Raises: UsageError with the text `error` if no variable holds it."""
         number = self.number(what)
         if number is None:
-            raise UsageError(missing, value=f"{self.table[what][0]} is not set", source="your environment", hint=hint)
+            raise UsageError(error, value=f"{self.table[what][0]} is not set", source="environment", hint=hint)
         return number
 
 

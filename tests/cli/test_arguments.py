@@ -54,7 +54,7 @@ def test_settings(tokens, values):
         (["a b.py", "$x", "*", "", "new\nline"], "script", "a b.py", ("$x", "*", "", "new\nline")),
     ],
 )
-def test_everything_after_the_program_is_its_own(tokens, kind, target, args):
+def test_arguments_after_the_program_are_passed_to_it(tokens, kind, target, args):
     program = parse(*tokens).program
     assert program is not None
     assert (program.kind, program.target, program.args) == (kind, target, args)
@@ -108,7 +108,7 @@ def test_an_invalid_command_line_is_an_error_of_two_lines(tokens, parts):
     assert caught.value.exit_code == 2
 
 
-def test_no_program_is_allowed_for_a_plan():
+def test_a_plan_needs_no_program():
     assert parse("--instances", "2").program is None
 
 
@@ -119,7 +119,7 @@ def test_help_names_every_setting():
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_defaults_satisfy_their_own_kinds():
+def test_defaults_are_valid_values():
     for spec in setting_specs().values():
         if isinstance(spec.default, str) and spec.value_type.choices:
             assert spec.value_type.from_text(spec.default) == spec.default

@@ -49,7 +49,7 @@ def two_lines(result, code, *parts):
         assert part in result.stderr
 
 
-def test_runs_a_program_with_its_own_arguments(cpulaunch, script):
+def test_runs_a_program_with_its_arguments(cpulaunch, script):
     script("import sys, json", "print(json.dumps(sys.argv[1:]))")
     arguments = ["a b", "'\"", "$HOME", "*", "", "new\nline", "--instances", "-h"]
     assert json.loads(cpulaunch("job.py", *arguments).stdout) == arguments
@@ -105,7 +105,7 @@ def test_the_exit_code_is_the_programs(cpulaunch, script, options):
         (["profiles", "frobnicate"], 2, ["frobnicate"]),
     ],
 )
-def test_bad_input_is_two_lines_and_starts_nothing(cpulaunch, script, tmp_path, arguments, code, parts):
+def test_invalid_input_is_two_lines_and_starts_nothing(cpulaunch, script, tmp_path, arguments, code, parts):
     script("open('started', 'w')")
     (tmp_path / "data.txt").write_text("data")
     (tmp_path / "broken.toml").write_text('summary = "a"\nkind = server\n')
@@ -170,7 +170,7 @@ def test_an_interpreter_may_be_named_as_in_a_shell(cpulaunch, script, tmp_path):
     two_lines(cpulaunch("job.py", env={"PYTHON_EXEC": "no-such-snake"}), 127, "no-such-snake")
 
 
-def test_a_closed_reader_is_no_traceback(cpulaunch, script):
+def test_a_closed_pipe_causes_no_traceback(cpulaunch, script):
     script("pass")
     result = cpulaunch("--help", shell='exec 3>&1; { "$@"; echo "code $?" >&2; } | true')
     assert "Traceback" not in result.stderr
@@ -184,7 +184,7 @@ def test_a_closed_stderr_sends_nothing_to_stdout(cpulaunch, script):
     assert cpulaunch("no-such.py", shell='"$@" 2>&-').stdout == ""
 
 
-def test_a_closed_stdout_is_no_traceback(cpulaunch, script):
+def test_a_closed_stdout_causes_no_traceback(cpulaunch, script):
     script("pass")
     assert cpulaunch("job.py", shell='"$@" >&-').stderr == ""
     assert "Traceback" not in cpulaunch("plan", "job.py", shell='"$@" >&-').stderr
@@ -218,7 +218,7 @@ def test_an_exit_code_survives_a_full_disk_behind_stderr(cpulaunch, script, comm
 
 @pytest.mark.parametrize("command", ["plan", "probe", "doctor"])
 @pytest.mark.parametrize("env", [{"PYTHONIOENCODING": "ascii"}, {"COLUMNS": "1"}])
-def test_poor_terminals_are_no_traceback(cpulaunch, tmp_path, command, env):
+def test_limited_terminals_cause_no_traceback(cpulaunch, tmp_path, command, env):
     root = write_root(tmp_path / "machine", RootSpec())
     result = cpulaunch(command, "--sysroot", root, env=env)
     assert (result.returncode, result.stderr) == (0, "")
@@ -234,7 +234,7 @@ def test_an_emitted_script_keeps_the_bytes_of_an_odd_name(cpulaunch, script, tmp
     assert subprocess.run(["sh", tmp_path / "plan.sh"], capture_output=True, check=True).stdout == b"odd\n"
 
 
-def test_profiles_alone_is_its_help(cpulaunch):
+def test_profiles_without_a_command_prints_its_help(cpulaunch):
     result = cpulaunch("profiles")
     assert (result.returncode, result.stderr) == (0, "")
     assert "validate" in result.stdout
@@ -268,7 +268,7 @@ def test_emitted_scripts_run(cpulaunch, script, tmp_path):
     assert result.stdout.startswith('["it\'s $x"] ')
 
 
-def test_nothing_of_this_process_reaches_a_captured_machine(cpulaunch, script, tmp_path):
+def test_this_process_does_not_affect_a_captured_machine(cpulaunch, script, tmp_path):
     """Neither its variables nor the libraries its variables point to."""
     script("pass")
     root = write_root(tmp_path / "root", RootSpec())

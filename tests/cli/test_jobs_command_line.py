@@ -23,14 +23,14 @@ def cpulaunch(folder: Path, *arguments: str, **environ: str) -> subprocess.Compl
     )
 
 
-def test_torchrun_starts_one_rank_and_a_variable_more(tmp_path: Path) -> None:
+def test_torchrun_starts_one_rank_or_as_many_as_a_variable(tmp_path: Path) -> None:
     (tmp_path / "say.py").write_text(SAY)
     assert cpulaunch(tmp_path, "torchrun", "say.py").stdout == "0 1\n"
     more = cpulaunch(tmp_path, "say.py", PET_NPROC_PER_NODE="2")
     assert sorted(more.stdout.splitlines()) == ["0 2", "1 2"]
 
 
-def test_a_flag_over_a_variable_is_one_line_and_no_degradation(tmp_path: Path) -> None:
+def test_a_flag_that_overrides_a_variable_is_a_notice(tmp_path: Path) -> None:
     (tmp_path / "say.py").write_text(SAY)
     flags = ("--strict", "--profile", "none", "--allocator", "default", "--openmp", "default", "--nproc-per-node", "1")
     done = cpulaunch(tmp_path, *flags, "say.py", PET_NPROC_PER_NODE="2")

@@ -58,19 +58,19 @@ def test_every_variable_is_its_option(variable: str, text: str, name: str, value
 
 
 @pytest.mark.parametrize("variable", ["PET_LOG_DIR", "PET_MODULE", "PET_NO_PYTHON"])
-def test_what_no_job_is_made_of_counts_in_a_job_only(variable: str) -> None:
+def test_some_variables_apply_to_jobs_only(variable: str) -> None:
     alone = request("x.py", {variable: "1"})
     assert (alone.distributed, alone.settings.log_dir) == (False, None)
     assert alone.program is not None
     assert alone.program.kind == "script"
 
 
-def test_the_log_directory_counts_in_a_job() -> None:
+def test_the_log_directory_applies_to_a_job() -> None:
     assert request("--standalone x.py", {"PET_LOG_DIR": "logs"}).settings.log_dir == "logs"
 
 
 @pytest.mark.parametrize("environ", [{"PET_STANDALONE": "0"}, {"PET_NNODES": ""}, {"PET_UNKNOWN": "1"}])
-def test_what_is_off_or_empty_makes_no_job(environ: dict[str, str]) -> None:
+def test_empty_variables_and_disabled_switches_make_no_job(environ: dict[str, str]) -> None:
     assert not request("x.py", environ).distributed
 
 
@@ -88,13 +88,13 @@ def test_what_is_off_or_empty_makes_no_job(environ: dict[str, str]) -> None:
         ("--standalone x", {"PET_RUN_PATH": "1", "PET_NO_PYTHON": "1"}, "script", "/py"),
     ],
 )
-def test_what_the_program_is(words: str, environ: dict[str, str], kind: str, interpreter: str) -> None:
+def test_the_kind_of_the_program(words: str, environ: dict[str, str], kind: str, interpreter: str) -> None:
     program = request(words, environ).program
     assert program is not None
     assert (program.kind, program.interpreter) == (kind, interpreter)
 
 
-def test_a_flag_wins_over_its_variable_and_it_is_said_once() -> None:
+def test_a_flag_overrides_its_variable_with_one_notice() -> None:
     asked = request("--nnodes 1 --role=a x.py", {"PET_NNODES": "2", "PET_ROLE": "b", "PET_MAX_RESTARTS": "1"})
     assert (asked.settings.nnodes, asked.settings.role, asked.settings.max_restarts) == ((1, 1), "a", 1)
     (notice,) = asked.notices
@@ -103,11 +103,11 @@ def test_a_flag_wins_over_its_variable_and_it_is_said_once() -> None:
     assert asked.warnings == ()
 
 
-def test_a_flag_that_says_the_same_is_no_conflict() -> None:
+def test_a_flag_equal_to_its_variable_gives_no_notice() -> None:
     assert request("--nnodes 2 x.py", {"PET_NNODES": "2"}).notices == ()
 
 
-def test_instances_win_over_variables_and_it_is_said() -> None:
+def test_instances_override_variables_with_a_notice() -> None:
     asked = request("--instances 2 x.py", {"PET_NNODES": "2", "PET_NODE_RANK": "nonsense"})
     assert not asked.distributed
     (notice,) = asked.notices
@@ -176,7 +176,7 @@ def test_invalid_options(words: str, torchrun: bool, part: str) -> None:
     assert part in str(caught.value)
 
 
-def test_ranks_asked_for_by_a_variable_are_torchruns_too() -> None:
+def test_ranks_requested_by_a_variable() -> None:
     asked = request("x.py", {"PET_NPROC_PER_NODE": "3"}, torchrun=True)
     assert (asked.settings.nproc_per_node, asked.origin("nproc_per_node")) == (3, "environment")
 

@@ -16,7 +16,7 @@ def torchruns_parser():
     return pytest.importorskip("torch.distributed.run", reason="torch is not installed").get_args_parser()
 
 
-def test_every_option_and_spelling_of_torchrun_is_ours():
+def test_every_spelling_of_torchruns_options_is_accepted():
     spellings = [each for action in torchruns_parser()._actions for each in action.option_strings]
     assert len(spellings) > 50
     for spelling in spellings:
@@ -24,7 +24,7 @@ def test_every_option_and_spelling_of_torchrun_is_ours():
         assert flag in SWITCHES or setting_of(flag)[0].flag == flag
 
 
-def test_defaults_are_torchruns():
+def test_defaults_equal_torchruns():
     parser = torchruns_parser()
     ours = Settings()
     for action in parser._actions:
@@ -51,7 +51,7 @@ def test_defaults_are_torchruns():
         "--master-a h --master-p 5 --node-r 0 x.py",
     ],
 )
-def test_the_same_words_mean_the_same(words):
+def test_arguments_are_parsed_as_by_torchrun(words):
     theirs = torchruns_parser().parse_args(words.split())
     line = parse_command_line(words.split(), interpreter="python", torchrun=True)
     assert line.program is not None
@@ -67,7 +67,7 @@ OURS_ALONE = ("numa_binding",)
 """Options that have a variable here and none with torchrun."""
 
 
-def test_variables_are_torchruns(monkeypatch):
+def test_variables_are_read_as_by_torchrun(monkeypatch):
     """Its parser reads them from the environment when it is made."""
     usual = vars(torchruns_parser().parse_args(["x.py"]))
     names = {name: (variable, text) for variable, text, name, _ in TABLE if name not in OURS_ALONE}

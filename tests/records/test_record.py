@@ -80,7 +80,7 @@ def test_frozen_and_slotted():
     assert not hasattr(core, "__dict__")
 
 
-def test_a_dataclass_to_whoever_asks():
+def test_records_work_with_dataclasses():
     core = Core(id=1, notes={"a": "b"})
     assert dataclasses.replace(core, id=2) == Core(id=2, notes={"a": "b"})
     assert dataclasses.asdict(core) == {"id": 1, "cpus": frozenset(), "notes": {"a": "b"}}

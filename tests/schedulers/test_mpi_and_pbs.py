@@ -70,16 +70,16 @@ def test_ranks_of_one_host(flavour):
         ),
         (intel(0, 2, 0, 2), FIRST_PORT + int.from_bytes(UUID.encode()) % PORTS, f"I_MPI_HYDRA_UUID {UUID}"),
         (hydra(0, 2, 0, 2, PALS_APID="7"), FIRST_PORT + 7, "PALS_APID 7"),
-        (hydra(0, 2, 0, 2, MASTER_PORT="4000"), 4000, "MASTER_PORT in your environment"),
+        (hydra(0, 2, 0, 2, MASTER_PORT="4000"), 4000, "MASTER_PORT in the environment"),
     ],
 )
-def test_the_port_is_made_of_what_names_the_job(environ, port, why):
+def test_the_port_is_derived_from_the_job(environ, port, why):
     found = layer(environ)
     assert found.values["master_port"] == port
     assert why in found.reasons["master_port"]
 
 
-def test_a_job_may_have_any_name():
+def test_the_job_name_may_be_any_text():
     for name in ("9" * 5000, "\udcff"):
         assert FIRST_PORT <= layer(open_mpi(0, 2, 0, 2, job=name)).values["master_port"] < FIRST_PORT + PORTS
 
@@ -89,15 +89,15 @@ def test_two_jobs_differ_and_ranks_of_one_agree():
     assert ports[0] == ports[1] != ports[2] == ports[3]
 
 
-def test_mpich_does_not_name_its_job():
-    with pytest.raises(UsageError, match="no port that only this job uses") as caught:
+def test_mpich_needs_a_port():
+    with pytest.raises(UsageError, match="cannot choose a port for this job") as caught:
         layer(hydra(0, 2, 0, 2))
     assert "--master-port" in str(caught.value)
     assert layer(hydra(0, 2, 0, 2), master_port=4000).values["master_port"] == 4000
 
 
 def test_two_hosts_need_rank_0s_address():
-    with pytest.raises(UsageError, match="rank 0's host is not known") as caught:
+    with pytest.raises(UsageError, match="cannot determine the host of rank 0") as caught:
         layer(open_mpi(2, 4, 0, 2))
     assert "--master-addr HOST, or mpirun -x MASTER_ADDR=HOST" in str(caught.value)
     for found in (
@@ -133,29 +133,29 @@ def test_one_process_per_host_is_a_rank_or_with_nproc_a_host():
         ("Open MPI 5 does", without(open_mpi(1, 2, 1, 2), "OMPI_MCA"), Machine(cpus=1, host_cpus=2), True),
     ],
 )
-def test_whose_the_cpus_are(why, environ, machine, own):
+def test_own_cpus(why, environ, machine, own):
     bound = {"OMPI_MCA_orte_bound_at_launch": "1"} if "to a" in why else {}
     assert layer(environ | bound, machine).scheduled_rank.own_cpus is own, why
 
 
-def test_a_mask_of_one_cpu_is_warned_of():
+def test_a_warning_about_a_single_cpu():
     bound = open_mpi(0, 2, 0, 2) | {"OMPI_MCA_orte_bound_at_launch": "1"}
     (warning,) = layer(bound, Machine(cpus=1, host_cpus=16)).warnings
     assert "--bind-to none" in warning
     assert layer(bound, Machine(cpus=1, host_cpus=2)).warnings == ()
 
 
-def test_cpus_shared_by_some_processes_are_warned_of():
+def test_a_warning_about_shared_cpus():
     """Open MPI 4 binds more than two processes to sockets unless told otherwise."""
     bound = open_mpi(1, 4, 1, 4) | {"OMPI_MCA_orte_bound_at_launch": "1"}
     (warning,) = layer(bound, Machine(cpus=8, host_cpus=16)).warnings
-    assert "each takes 1/4 of its own 8, and the rest stay idle" in warning
+    assert "each uses 1/4 of its 8 CPUs; the rest stay idle" in warning
     for all_or_own in (16, 4):
         assert layer(bound, Machine(cpus=all_or_own, host_cpus=16)).warnings == ()
     assert layer(open_mpi(1, 4, 1, 4), Machine(cpus=8, host_cpus=16)).warnings == ()
 
 
-def test_nothing_is_assumed_unless_asked():
+def test_mpi_is_used_on_request_only():
     assert scheduler_layer(open_mpi(0, 2, 0, 2), {"nproc_per_node": 2}, BIG) is None
 
 
@@ -163,14 +163,17 @@ def test_nothing_is_assumed_unless_asked():
     ("environ", "message"),
     [
         ({}, "mpirun did not start this process"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "does not say which of a host's it is"),
-        (open_mpi(2, 2, 0, 2), "contradict each other"),
-        (open_mpi(0, 2, 0, 2) | {"OMPI_COMM_WORLD_SIZE": "two"}, "OMPI_COMM_WORLD_SIZE cannot be read"),
-        (open_mpi(0, 2, 0, 0), "contradict each other"),
-        (open_mpi(0, 2, 0, 2) | {"OMPI_COMM_WORLD_SIZE": "9" * 5000}, "OMPI_COMM_WORLD_SIZE cannot be read"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "cannot determine the local rank"),
+        (open_mpi(2, 2, 0, 2), "are inconsistent"),
+        (open_mpi(0, 2, 0, 2) | {"OMPI_COMM_WORLD_SIZE": "two"}, "in OMPI_COMM_WORLD_SIZE: expected a whole number"),
+        (open_mpi(0, 2, 0, 0), "are inconsistent"),
+        (
+            open_mpi(0, 2, 0, 2) | {"OMPI_COMM_WORLD_SIZE": "9" * 5000},
+            "in OMPI_COMM_WORLD_SIZE: expected a whole number",
+        ),
     ],
 )
-def test_what_mpi_does_not_say(environ, message):
+def test_missing_or_malformed_variables_are_errors(environ, message):
     with pytest.raises(UsageError, match=message):
         layer(environ)
 
@@ -187,7 +190,7 @@ def pbs_layer(host: int, nodefile: str | None, **chosen):
     return scheduler_layer(pbs(host), {"scheduler": "pbs"} | chosen, Machine(cpus=16, host_cpus=16, nodefile=nodefile))
 
 
-def test_pbs_hosts_by_the_list_of_places():
+def test_pbs_hosts_come_from_the_nodefile():
     found = pbs_layer(1, "a\na\nb\nb\n", nproc_per_node=2)
     assert dict(found.values) == {
         "scheduler": "pbs",
@@ -204,20 +207,20 @@ def test_pbs_on_one_host():
     assert dict(pbs_layer(0, "a\na\n").values) == {"scheduler": "pbs", "nnodes": (1, 1)}
 
 
-def test_pbs_without_its_list_needs_what_is_in_it():
-    with pytest.raises(UsageError, match="how many hosts"):
+def test_pbs_without_the_nodefile_needs_nnodes():
+    with pytest.raises(UsageError, match="cannot determine the number of hosts"):
         pbs_layer(1, None)
-    with pytest.raises(UsageError, match="rank 0's host is not known"):
+    with pytest.raises(UsageError, match="cannot determine the host of rank 0"):
         pbs_layer(1, None, nnodes=(2, 2))
     found = pbs_layer(1, None, nnodes=(2, 2), master_addr="a")
     assert (found.values["node_rank"], found.values["master_addr"]) == (1, "a")
 
 
-def test_pbs_asked_for_outside_a_job():
+def test_pbs_requested_outside_a_job_is_an_error():
     with pytest.raises(UsageError, match="PBS did not start this process"):
         scheduler_layer({}, {"scheduler": "pbs"}, BIG)
 
 
-def test_pbs_counts_hosts_that_are_not_listed():
-    with pytest.raises(UsageError, match="PBS_NODENUM 5"):
+def test_pbs_host_rank_beyond_the_nodefile_is_an_error():
+    with pytest.raises(UsageError, match="PBS_NODENUM is 5, but PBS_NODEFILE lists 2 hosts"):
         pbs_layer(5, "a\nb\n")

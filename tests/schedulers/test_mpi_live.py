@@ -24,7 +24,7 @@ def test_processes_become_ranks_on_cpus_of_their_own(tmp_path: Path) -> None:
         assert len(first["cpus"]) == int(first["OMP_NUM_THREADS"]) == len(second["cpus"])
 
 
-def test_a_failing_ranks_code_is_mpiruns(tmp_path: Path) -> None:
+def test_mpirun_returns_the_code_of_a_failed_rank(tmp_path: Path) -> None:
     done = mpirun("cpulaunch", "--from-mpi", copied("tell_place.py", tmp_path), FAILING_RANK="1")
     assert done.returncode == 7, done.stderr
     assert processes_of(str(tmp_path)) == []

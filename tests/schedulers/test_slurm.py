@@ -23,7 +23,7 @@ def values(environ, machine=BIG, **chosen):
 # One task per host: every process is a host
 
 
-def test_several_hosts_meet_at_the_first():
+def test_rank_0_is_on_the_first_host():
     assert values(task(1), nproc_per_node=4) == {
         "scheduler": "slurm",
         "nnodes": (2, 2),
@@ -34,7 +34,7 @@ def test_several_hosts_meet_at_the_first():
     }
 
 
-def test_several_hosts_are_a_job_without_being_asked():
+def test_several_tasks_are_a_job_by_default():
     assert values(task(0))["nnodes"] == (2, 2)
 
 
@@ -51,12 +51,12 @@ def test_every_value_names_its_variable():
         assert variable in found.reasons[name]
 
 
-def test_one_host_needs_no_meeting():
+def test_one_host_needs_no_rendezvous():
     alone = task(0, tasks="1", nodes="n1")
     assert values(alone, nproc_per_node="numa") == {"scheduler": "slurm", "nnodes": (1, 1)}
 
 
-def test_an_elastic_range_meets_at_a_store_on_the_first_host():
+def test_an_elastic_job_has_its_store_on_the_first_host():
     found = values(task(1), nnodes=(1, 2))
     assert found["rdzv_backend"] == "c10d"
     assert found["rdzv_endpoint"] == f"n1:{PORT}"
@@ -64,17 +64,17 @@ def test_an_elastic_range_meets_at_a_store_on_the_first_host():
     assert values(task(0), nnodes=(1, 2))["rdzv_conf"] == (("is_host", "true"),)
 
 
-def test_a_rendezvous_asked_for_keeps_its_endpoint():
+def test_a_requested_rendezvous_endpoint_is_kept():
     found = values(task(1), rdzv_backend="c10d", rdzv_endpoint="head:29500")
     assert "rdzv_endpoint" not in found
     assert found["nnodes"] == (2, 2)
     assert "rdzv_endpoint" not in values(task(1), rdzv_backend="etcd-v2")
 
 
-def test_the_environments_own_master_counts():
+def test_master_variables_of_the_environment_are_used():
     found = values(task(1) | {"MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "4000"})
     assert (found["master_addr"], found["master_port"]) == ("10.1.1.1", 4000)
-    with pytest.raises(UsageError, match="MASTER_PORT is no port"):
+    with pytest.raises(UsageError, match="MASTER_PORT is not a port number"):
         values(task(1) | {"MASTER_PORT": "70000"})
 
 
@@ -90,19 +90,19 @@ def test_the_environments_own_master_counts():
     ],
     ids=str,
 )
-def test_whoever_says_it_all_is_left_alone(chosen):
+def test_a_complete_command_line_is_not_changed(chosen):
     assert layer(task(1), **chosen) is None
 
 
-def test_one_srun_for_each_host_says_it_all():
+def test_one_srun_per_host_is_complete():
     alone = task(0, tasks="1", nodes="n2")
     assert layer(alone, nnodes=(2, 2), node_rank=1, master_addr="n1", nproc_per_node=2) is None
 
 
-def test_hosts_that_do_not_fit():
-    with pytest.raises(UsageError, match="does not fit what srun started") as caught:
+def test_nnodes_that_conflicts_with_slurm_is_an_error():
+    with pytest.raises(UsageError, match="--nnodes 4 conflicts with srun") as caught:
         layer(task(0), nnodes=(4, 4))
-    assert "4 hosts asked for, 2 started (SLURM_STEP_NUM_NODES)" in str(caught.value)
+    assert "it started processes on 2 hosts (SLURM_STEP_NUM_NODES)" in str(caught.value)
 
 
 # Several tasks per host: every process is a rank
@@ -122,7 +122,7 @@ def test_ranks(rank, tasks, scheduled_rank):
     assert layer(task(rank, tasks=tasks)).scheduled_rank == scheduled_rank
 
 
-def test_ranks_of_one_host_meet_at_home_and_of_several_at_the_first():
+def test_master_addr_of_ranks():
     one, two = values(task(1, tasks="2", nodes="n1")), values(task(3, tasks="2(x2)", nodes="n[01-03,7],m1"))
     assert (one["master_addr"], one["master_port"], one["nnodes"]) == ("127.0.0.1", PORT, (1, 1))
     assert (two["master_addr"], two["master_port"], two["nnodes"]) == ("n01", PORT, (2, 2))
@@ -136,14 +136,14 @@ def test_jobs_and_steps_get_different_ports():
     assert all(60999 < port < 65536 for port in ports)
 
 
-def test_a_rank_starts_no_others():
-    with pytest.raises(UsageError, match="each is a rank already") as caught:
+def test_nproc_per_node_that_conflicts_with_slurm_is_an_error():
+    with pytest.raises(UsageError, match="--nproc-per-node 4 conflicts with srun") as caught:
         layer(task(0, tasks="2"), nproc_per_node=4)
     assert "--nproc-per-node 4" in str(caught.value)
     assert layer(task(0, tasks="2"), nproc_per_node=2).scheduled_rank is not None
 
 
-def test_what_only_an_agent_can_do_is_said_not_to_be_done():
+def test_settings_that_need_a_supervisor_are_warnings():
     warnings = layer(task(0, tasks="2"), max_restarts=3, tee=3, local_ranks_filter=frozenset((0,))).warnings
     assert [warning.split()[0] for warning in warnings] == ["--max-restarts", "--tee"]
 
@@ -161,12 +161,12 @@ def test_what_only_an_agent_can_do_is_said_not_to_be_done():
         ("a cgroup of the whole step", "", Machine(cpus=8, host_cpus=16), False),
     ],
 )
-def test_whose_the_cpus_are(why, masks, machine, own):
+def test_own_cpus(why, masks, machine, own):
     environ = task(1, tasks="2", SLURM_CPU_BIND_LIST=masks, SLURM_CPUS_PER_TASK="4")
     assert layer(environ, machine).scheduled_rank.own_cpus is own, why
 
 
-def test_cpus_asked_for_are_divided_among_all_ranks():
+def test_requested_cpus_are_divided_among_all_ranks():
     environ = task(1, tasks="2", SLURM_CPU_BIND_LIST="0x3,0xc")
     assert layer(environ, Machine(cpus=2, host_cpus=16), cpus=frozenset((0, 1))).scheduled_rank.own_cpus is False
 
@@ -177,21 +177,21 @@ ONE = Machine(cpus=1, host_cpus=16)
 @pytest.mark.parametrize(
     ("why", "environ", "machine", "said"),
     [
-        ("srun in sbatch -c16 without -c", task(0), ONE, "ONE CPU although the job has 16"),
+        ("srun in sbatch -c16 without -c", task(0), ONE, "a single one of the job's 16 CPUs"),
         ("a step smaller than its job", task(0, SLURM_CPUS_ON_NODE="1"), ONE, "--cpus-per-task=16"),
         ("four tasks share 16", task(0, tasks="4", SLURM_CPU_BIND_LIST="0x1,0x2,0x4,0x8"), ONE, "--cpus-per-task=4"),
         (
             "the job's hosts differ",
             task(1, SLURM_CPUS_ON_NODE="1", SLURM_JOB_CPUS_PER_NODE="1,8", SLURMD_NODENAME="n2"),
             ONE,
-            "job has 8",
+            "job's 8 CPUs",
         ),
-        ("nothing confines", task(0), Machine(cpus=64, host_cpus=64), "the job has 16 CPUs on this host"),
+        ("nothing confines", task(0), Machine(cpus=64, host_cpus=64), "the job has 16 of this host's"),
         (
             "--cpu-bind=sockets",
             task(1, tasks="4", SLURM_CPU_BIND_LIST="0xff,0xff00,0xff,0xff00"),
             Machine(cpus=8, host_cpus=16),
-            "each takes 1/4 of its own 8",
+            "each uses 1/4 of its 8 CPUs",
         ),
         ("one socket", task(1, tasks="2", SLURM_CPU_BIND_LIST="0xffff,0xffff"), BIG, None),
         ("one CPU is all there is", task(0, SLURM_CPUS_ON_NODE="1", SLURM_JOB_CPUS_PER_NODE="1(x2)"), ONE, None),
@@ -232,7 +232,7 @@ def test_warnings_of_cpus(why, environ, machine, said):
         ("asked for on one host", task(0, tasks="1", nodes="n1"), {"scheduler": "slurm"}, True),
     ],
 )
-def test_when_it_counts(why, environ, chosen, counts):
+def test_when_slurms_variables_apply(why, environ, chosen, counts):
     assert (layer(environ, **chosen) is not None) is counts, why
 
 
@@ -250,12 +250,12 @@ def test_when_it_counts(why, environ, chosen, counts):
         ("no step", {"RANK": "0", "WORLD_SIZE": "2"}, {}, False),
     ],
 )
-def test_a_rank_of_another_step_is_warned_of(why, environ, chosen, warned):
+def test_a_warning_about_a_rank_of_another_step(why, environ, chosen, warned):
     found = layer(environ, **chosen)
     assert (found is not None) is warned, why
     if found is not None:
         assert (dict(found.values), found.scheduled_rank) == ({}, None)
-        assert "--scheduler slurm makes it that rank" in found.warnings[0]
+        assert "--scheduler slurm uses srun's rank" in found.warnings[0]
 
 
 def test_an_old_slurm_without_variables_of_the_step():
@@ -267,7 +267,7 @@ def test_an_old_slurm_without_variables_of_the_step():
     assert "SLURM_NNODES" in found.reasons["nnodes"]
 
 
-def test_asked_for_outside_a_step():
+def test_slurm_requested_outside_a_step_is_an_error():
     with pytest.raises(UsageError, match="srun did not start this process") as caught:
         layer(without(task(0), "SLURM_STEP"), scheduler="slurm")
     assert "SLURM_STEP_ID is not set" in str(caught.value)
@@ -298,11 +298,11 @@ def test_a_malformed_variable_is_named(name, value):
         ("more tasks on a host than in all", task(1, tasks="2", SLURM_STEP_TASKS_PER_NODE="4294967290")),
     ],
 )
-def test_variables_that_contradict_each_other(why, environ):
-    with pytest.raises(UsageError, match="srun's variables contradict each other") as caught:
+def test_inconsistent_variables_are_an_error(why, environ):
+    with pytest.raises(UsageError, match="srun's variables are inconsistent") as caught:
         layer(environ)
     assert "--scheduler none" in str(caught.value), why
 
 
-def test_a_step_of_absurd_length_is_none():
+def test_a_step_id_of_absurd_length_is_ignored():
     assert layer(task(1, SLURM_STEP_ID="9" * 5000)) is None

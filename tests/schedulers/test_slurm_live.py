@@ -11,7 +11,7 @@ from tests.schedulers.live import HERE, answers, slurm
 pytestmark = pytest.mark.root
 
 
-def test_tasks_of_a_host_become_ranks_bound_as_slurm_or_cpulaunch_says(tmp_path: Path) -> None:
+def test_tasks_of_a_host_become_bound_ranks(tmp_path: Path) -> None:
     done = slurm(
         """
         srun -N1 -n2 cpulaunch $TELL
@@ -37,7 +37,7 @@ def test_tasks_of_a_host_become_ranks_bound_as_slurm_or_cpulaunch_says(tmp_path:
     assert {one["GLOO_SOCKET_IFNAME"].partition(":")[0] for one in told} == {"lo"}
 
 
-def test_shells_of_an_allocation_are_no_tasks_of_it(tmp_path: Path) -> None:
+def test_shells_of_an_allocation_are_not_tasks(tmp_path: Path) -> None:
     (tmp_path / "batch.sh").write_text(
         "#!/bin/sh\ncpulaunch plan --json --nproc-per-node 2 $TELL >batch.json\necho $? >code\n"
     )
@@ -58,7 +58,7 @@ def test_shells_of_an_allocation_are_no_tasks_of_it(tmp_path: Path) -> None:
         assert "scheduler" not in {note["setting"] for note in plan["notes"]}
 
 
-def test_a_task_on_one_cpu_of_a_larger_job_is_warned_of(tmp_path: Path) -> None:
+def test_a_warning_about_a_task_on_a_single_cpu(tmp_path: Path) -> None:
     done = slurm("salloc --quiet -n1 -c2 srun -n1 -c1 --exact cpulaunch --nproc-per-node 1 $TELL", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Slurm lets this task run on ONE CPU although the job has 2" in done.stderr
@@ -69,7 +69,7 @@ def test_a_task_on_one_cpu_of_a_larger_job_is_warned_of(tmp_path: Path) -> None:
 LEFT = 'import os; from tests.schedulers.live import processes_of; print(len(processes_of(os.environ["MARKER"])))'
 
 
-def test_a_failing_ranks_code_is_sruns(tmp_path: Path) -> None:
+def test_srun_returns_the_code_of_a_failed_rank(tmp_path: Path) -> None:
     program = shutil.copy(HERE / "tell_place.py", tmp_path / "known_by_its_path.py")
     (tmp_path / "left.py").write_text(LEFT)
     script = "srun -N1 -n2 cpulaunch $PROGRAM; echo code $?; python3 left.py"

@@ -50,7 +50,7 @@ def test_an_allocation_is_the_budget_that_ranks_divide():
     assert format_cpulist(worker.cpus) == "6-7"
 
 
-def test_a_rank_is_told_who_it_is():
+def test_a_rank_gets_its_variables():
     plan = member_plan(task(3, tasks="2(x2)"))
     (worker,) = plan.workers
     told = dict(worker.env)
@@ -70,12 +70,12 @@ def test_a_rank_is_told_who_it_is():
     assert plan.replaces_launcher
 
 
-def test_the_loopback_is_for_one_host_alone():
+def test_only_a_job_on_one_host_uses_the_loopback():
     assert dict(member_plan(task(0, tasks="2")).workers[0].env)["GLOO_SOCKET_IFNAME"] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in dict(member_plan(task(0, tasks="2(x2)")).workers[0].env)
 
 
-def test_variables_of_an_agent_that_is_not_there_are_unset():
+def test_variables_of_torchs_agent_are_unset():
     """With TORCHELASTIC_USE_AGENT_STORE=True every rank would wait for a store that nobody keeps."""
     inherited = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x"}
     told = dict(member_plan(task(0, tasks="2") | inherited).workers[0].env)
@@ -87,10 +87,10 @@ def test_mpi_ranks_as_well():
     assert (worker.rank, format_cpulist(worker.cpus)) == (1, "4-7")
 
 
-def test_notes_say_who_decided():
+def test_notes_name_the_origin():
     notes = {note.setting: note for note in member_plan(task(1, tasks="2")).notes}
     assert notes["scheduler"].origin == "environment"
-    assert "this is 1 of 2" in notes["scheduler"].reason
+    assert "this is rank 1 of 2" in notes["scheduler"].reason
     assert "SLURM_PROCID" in notes["scheduler"].reason
     assert notes["engine"].value == "scheduler"
     assert notes["master_port"].reason.startswith("61000 + (7 x job 12 + step 0) mod 4493")
@@ -106,14 +106,14 @@ def test_notes_say_who_decided():
         ("--local-ranks-filter 0", 3, frozenset()),
     ],
 )
-def test_whose_output_is_shown(flags, rank, show):
+def test_show_and_filter_apply_to_a_scheduled_rank(flags, rank, show):
     plan = member_plan(task(rank, tasks="2(x2)"), flags)
     assert plan.launch.show == show
     assert plan.replaces_launcher is (show is None)
 
 
-def test_what_only_a_launcher_can_tell_is_refused():
-    with pytest.raises(UsageError, match="for ranks that a scheduler starts one by one"):
+def test_settings_that_need_a_supervisor_are_errors():
+    with pytest.raises(UsageError, match="for ranks that a scheduler starts"):
         member_plan(task(0, tasks="2"), "--report -")
 
 
@@ -137,10 +137,10 @@ def test_one_host_is_the_native_engine():
     assert (plan.job.engine, plan.job.master_port) == ("native", None)
 
 
-def test_a_note_names_what_an_error_is_about():
+def test_an_error_names_its_variable():
     with pytest.raises(UsageError, match="no such host in the job") as caught:
         member_plan(task(1), "--nproc-per-node 2 --node-rank 5")
-    assert "hosts of --nnodes 2 count from 0 to 1" in str(caught.value)
+    assert "--nnodes 2 has hosts 0 to 1" in str(caught.value)
 
 
 def test_instances_stay_independent():
