@@ -1,4 +1,4 @@
-"""The commands that inspect: probe, profiles, doctor. (run and plan are parsed by hand, in arguments.py.)"""
+"""The commands probe, profiles and doctor; arguments.py parses run, plan and torchrun."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,25 +21,24 @@ profiles = typer.Typer(rich_markup_mode=None, help="List, show or validate profi
 app.add_typer(profiles, name="profiles")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Sysroot = Annotated[str, typer.Option(metavar="DIR", help="Read the captured machine under DIR instead of this one.")]
+Sysroot = Annotated[
+    str, typer.Option(metavar="DIR", help="Read the captured machine under DIR instead of this machine.")
+]
 
 
 def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The exit code of an inspecting command. Raises: UsageError for a command line that cannot be meant."""
+    """The exit code of probe, profiles or doctor. Raises: UsageError for an invalid command line."""
     try:
-        asked = [*arguments, "--help"] if list(arguments) == ["profiles"] else list(arguments)
-        code = app(asked, prog_name="cpulaunch", standalone_mode=False, obj=environ)
+        words = [*arguments, "--help"] if list(arguments) == ["profiles"] else list(arguments)
+        code = app(words, prog_name="cpulaunch", standalone_mode=False, obj=environ)
     except TyperException as error:
-        raise UsageError(
-            error.format_message().rstrip(".").lower(),
-            source="command line",
-            hint=f"cpulaunch {arguments[0]} --help",
-        ) from None
+        message = error.format_message().rstrip(".")
+        raise UsageError(message[:1].lower() + message[1:], hint=f"cpulaunch {arguments[0]} --help") from None
     return code if isinstance(code, int) else 0
 
 
 def host_at(sysroot: str, context: typer.Context) -> Host:
-    """Everything about this machine, or about the captured one under `sysroot`."""
+    """The facts about this machine, or about the captured one under `sysroot`."""
     root = machine_root(sysroot)
     environ = context.obj if root.live else {}
     return probe_host(root, interpreter=worker_python(context.obj), environ=environ, detail="full")
@@ -50,7 +49,7 @@ def probe(
     context: typer.Context,
     json: Json = False,
     sysroot: Sysroot = "/",
-    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write the map as a picture.")] = None,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write the map as an SVG file.")] = None,
 ) -> None:
     """Show a machine: cores, caches, NUMA nodes, limits, libraries."""
     from cpulaunch.view.host_view import probe_json, probe_text
@@ -70,13 +69,13 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CpulaunchError(
-            "cannot write the picture", value=f"{path}: {error.strerror}", source="--svg", hint="name a writable FILE"
+            "cannot write the SVG file", value=f"{path}: {error.strerror}", source="--svg", hint="give a writable path"
         ) from None
 
 
 @app.command()
 def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -> int:
-    """Check this machine and environment: OK, advice or problem, why, and the command that fixes it."""
+    """Check this machine and its Python environment; for every problem, show why it matters and how to fix it."""
     from cpulaunch.doctor.report import doctor_report
 
     host = host_at(sysroot, context)
@@ -90,7 +89,7 @@ def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -
 
 @profiles.command("list")
 def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -> None:
-    """Every profile, and which apply here."""
+    """List all profiles and mark those that apply to this machine."""
     from cpulaunch.view.profile_view import list_json, list_text
 
     host, own = host_at(sysroot, context), user_profiles(user_profile_dir(context.obj))
@@ -102,7 +101,7 @@ def list_profiles(context: typer.Context, json: Json = False, sysroot: Sysroot =
 
 @profiles.command("show")
 def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
-    """One profile: every setting with its reason, source and date."""
+    """Show a profile: every setting with its reason, source and date."""
     from cpulaunch.view.profile_view import show_json, show_text
 
     profile = find_profile(name, config_dir=user_profile_dir(context.obj))
@@ -114,7 +113,7 @@ def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
 
 @profiles.command("validate")
 def validate_profile(file: str) -> None:
-    """Check a profile file; an error names file, line and key."""
+    """Check a profile file; report the file, line and key of an error."""
     from cpulaunch.view.profile_view import validate_text
 
     terminal.print_text(validate_text(file, read_profile(file)))

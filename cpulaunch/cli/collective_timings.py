@@ -1,4 +1,4 @@
-"""--dist-backend auto: what a measurement on this host says, remembered for the next launch."""
+"""--dist-backend auto: collectives are measured on this host once, and the result is cached for later launches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from cpulaunch.records.request import LaunchRequest
 
 PREFIXES = ("CCL_", "FI_", "GLOO_", "CPULAUNCH_CCL_")
-"""Variables that change what collectives take."""
-PLACES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
+"""Variables that change the speed of collectives."""
+RANK_VARIABLES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
 
 
 def collective_measurement(
@@ -43,15 +43,15 @@ def collective_measurement(
     folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     file = folder and f"{folder}/collectives"
     key = _key(host, plan, environ)
-    verdicts = read_verdicts(file) if file else {}
-    known = decode(verdicts.get(key))
+    cache = read_verdicts(file) if file else {}
+    known = decode(cache.get(key))
     if known is not None or not measure:
         return known
     fresh = _measure(request, plan, environ)
     if file and fresh.failure is None:
         write_verdicts(file, {**read_verdicts(file), key: encode(fresh.timings)})
-    kept = "gloo stays" if fresh.failure is not None else fresh.backend
-    notify(f"--dist-backend auto: {kept}: {fresh.summary}")
+    backend = "keeps gloo" if fresh.failure is not None else fresh.backend
+    notify(f"--dist-backend auto: {backend}: {fresh.summary}")
     return fresh
 
 
@@ -65,12 +65,12 @@ def _measure(request: LaunchRequest, plan: LaunchPlan, environ: Mapping[str, str
 
 
 def _key(host: Host, plan: LaunchPlan, environ: Mapping[str, str]) -> str:
-    """What the numbers depend on, in one line: the machine, the versions, the ranks and their CPUs, the variables."""
+    """The cache key in one line: machine, versions, ranks with their CPUs, and variables."""
     root = Root()
     torch = host.torch
     planned = {**environ, **dict(plan.workers[0].env)}
     variables = sorted(
-        f"{name}={value}" for name, value in planned.items() if name.startswith(PREFIXES) and name not in PLACES
+        f"{name}={value}" for name, value in planned.items() if name.startswith(PREFIXES) and name not in RANK_VARIABLES
     )
     parts = (
         host_name(root),
@@ -79,15 +79,15 @@ def _key(host: Host, plan: LaunchPlan, environ: Mapping[str, str]) -> str:
         "" if torch is None else torch.version,
         "" if torch is None else oneccl_version(root, torch) or "no oneCCL",
         cpulaunch.__version__,
-        _built(f"{os.path.dirname(cpulaunch.__file__)}/{MEMORY_LIBRARY}"),
+        _build_time(f"{os.path.dirname(cpulaunch.__file__)}/{MEMORY_LIBRARY}"),
         *(format_cpulist(worker.cpus) for worker in plan.workers),
         *variables,
     )
     return ascii("|".join(map(str, parts)))
 
 
-def _built(path: str) -> str:
-    """When a compiled library of cpulaunch's was; "no library" if there is none."""
+def _build_time(path: str) -> str:
+    """The build time of a compiled library in nanoseconds, as text; "no library" if it is missing."""
     try:
         return str(os.stat(path).st_mtime_ns)
     except OSError:

@@ -1,4 +1,4 @@
-"""The one place that reads the environment, catches errors and decides the exit code."""
+"""The entry point: the only module that reads the environment, catches errors and chooses the exit code."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-INSPECTING = ("probe", "profiles", "doctor")
-LAUNCHING = ("run", "plan", "torchrun")
+INSPECTION_COMMANDS = ("probe", "profiles", "doctor")
+LAUNCH_COMMANDS = ("run", "plan", "torchrun")
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """The exit code for a command line.
+    """The exit code of a command line.
 
-    Effect: runs it; errors go to stderr in two lines; all output is written when it returns.
+    Effect: runs the command; an error is at most two lines on stderr; all output is flushed.
     """
-    if sys.stderr is None:  # Closed from the start: print(file=None) would write warnings to stdout.
+    if sys.stderr is None:  # The descriptor is closed: print(file=None) would write warnings to stdout.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code = _code_of(arguments)
-        if sys.stdout is not None:  # None where the descriptor was closed from the start.
+        code = _exit_code(arguments)
+        if sys.stdout is not None:  # None if the descriptor is closed.
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -34,7 +34,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     return code
 
 
-def _code_of(arguments: Sequence[str]) -> int:
+def _exit_code(arguments: Sequence[str]) -> int:
     try:
         return dispatch(arguments, os.environ)
     except CpulaunchError as error:
@@ -47,13 +47,13 @@ def _code_of(arguments: Sequence[str]) -> int:
 
 
 def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The exit code of the command the first argument names; `run` when it names none."""
+    """The exit code of the command that the first argument names, by default `run`."""
     first = arguments[0] if arguments else "--help"
-    if first in INSPECTING:
+    if first in INSPECTION_COMMANDS:
         from cpulaunch.cli.app import run_app
 
         return run_app(arguments, environ)
     from cpulaunch.cli.run import run
 
-    rest = arguments[1:] if first in LAUNCHING else arguments or ["--help"]
+    rest = arguments[1:] if first in LAUNCH_COMMANDS else arguments or ["--help"]
     return run(rest, environ, only_plan=first == "plan", torchrun=first == "torchrun")

@@ -1,4 +1,4 @@
-"""The one fact of a job of several hosts that the machine's files do not tell: the way to the others."""
+"""The network interface and address for a job of several hosts, taken from the route to its rendezvous."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ if TYPE_CHECKING:
 
     from cpulaunch.records.settings import Settings
 
-NAME_PATIENCE_SECONDS = 60.0
-"""How long a host name may take to appear, unless --rdzv-conf join_timeout is shorter."""
+MAX_DNS_WAIT_SECONDS = 60.0
+"""How long to wait for a host name to resolve, unless --rdzv-conf join_timeout is shorter."""
 
 
 def with_route(request: LaunchRequest, *, wait_for_dns: bool, notify: Callable[[str], None]) -> LaunchRequest:
-    """The request with the interface and the address on the way to where the hosts meet, where both can be told.
+    """The request with this host's interface and address on the route to the rendezvous, if there is a route.
 
     Raises: ProbeError or UsageError if the host name cannot be used. Without `wait_for_dns`, a name that does not
     resolve is only a warning: the plan may be made on another machine.
     """
     from cpulaunch.system.routes import route_to
 
-    endpoint, source = _meeting_point(request.settings)
+    endpoint, source = _rendezvous_address(request.settings)
     if dict(request.settings.rdzv_conf).get("store_type") == "file":
         return request
     try:
-        patience = _patience(request) if wait_for_dns else 0.0
-        route = route_to(endpoint, source=source, patience_seconds=patience, notify=notify)
+        wait_seconds = _dns_wait_seconds(request) if wait_for_dns else 0.0
+        route = route_to(endpoint, source=source, patience_seconds=wait_seconds, notify=notify)
     except ProbeError as error:
         if wait_for_dns:
             raise
-        warning = f"{error.what}: {error.value} ({error.source}); the network interface is not chosen"
+        warning = f"{error.summary}; cpulaunch does not set a network interface"
         return replace(request, warnings=(*request.warnings, warning))
     if route is None:
         return request
     return replace(request, endpoint_interface=route.interface, endpoint_address=route.address)
 
 
-def _meeting_point(settings: Settings) -> tuple[str, str]:
-    """Where several hosts meet, HOST[:PORT], and the option that says so."""
+def _rendezvous_address(settings: Settings) -> tuple[str, str]:
+    """The rendezvous address HOST[:PORT], and the option that sets it."""
     if settings.rdzv_endpoint:
         return settings.rdzv_endpoint, "--rdzv-endpoint"
     return settings.master_addr or "localhost", "--master-addr"
 
 
-def _patience(request: LaunchRequest) -> float:
-    asked = dict(request.settings.rdzv_conf).get("join_timeout", "")
-    return min(NAME_PATIENCE_SECONDS, float(asked)) if asked.isdigit() else NAME_PATIENCE_SECONDS
+def _dns_wait_seconds(request: LaunchRequest) -> float:
+    join_timeout = dict(request.settings.rdzv_conf).get("join_timeout", "")
+    return min(MAX_DNS_WAIT_SECONDS, float(join_timeout)) if join_timeout.isdigit() else MAX_DNS_WAIT_SECONDS

@@ -1,4 +1,4 @@
-"""run and plan: probe, merge, plan, try the preloads, then print or launch."""
+"""The commands run, plan and torchrun: probe, merge the settings, plan, then print the plan or launch it."""
 
 from __future__ import annotations
 
@@ -102,12 +102,7 @@ def _print_help(line: CommandLine) -> int:
 
 def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
     if line.program is None:
-        raise UsageError(
-            "no program to run",
-            value="no script after the options",
-            source="command line",
-            hint="cpulaunch SCRIPT [ARGS...]",
-        )
+        raise UsageError("no script given", hint="cpulaunch [OPTIONS] SCRIPT [ARGS...]")
     if line.sysroot is not None:
         raise UsageError(
             "cannot run on a captured machine",

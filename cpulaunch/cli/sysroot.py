@@ -7,20 +7,23 @@ from cpulaunch.records.errors import UsageError
 
 
 def machine_root(path: str) -> Root:
-    """The root of the machine captured under this directory, or of this one ("/").
+    """The root of the machine captured under this directory, or of this machine ("/").
 
-    Raises: UsageError if nothing of a machine is there, so that a mistyped directory is not taken for a small machine.
+    Raises: UsageError if the directory holds no captured machine: a mistyped path must not look like a small machine.
     """
     if not os.path.isdir(path):
         raise UsageError(
-            "no such directory", value=repr(path), source="--sysroot", hint="--sysroot DIR, of a captured machine"
+            "directory not found",
+            value=repr(path),
+            source="--sysroot",
+            hint="give the root directory of a captured machine",
         )
     root = Root(path)
     if not (root.live or root.exists("sys") or root.exists("proc")):
         raise UsageError(
-            "no captured machine",
+            "the directory holds no captured machine",
             value=repr(path),
             source="--sysroot",
-            hint="name the directory that holds sys and proc",
+            hint="give the directory that contains sys/ and proc/",
         )
     return root

@@ -1,4 +1,4 @@
-"""What was asked: the program, the merged settings with their origins, and the user's environment."""
+"""A launch request: the program, the merged settings with their origins, and the user's environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Program:
 
 @record
 class EnvDefault:
-    """An environment variable a profile wants, in its own words."""
+    """An environment variable that a profile sets by default, and the reason."""
 
     name: str
     value: str
@@ -38,9 +38,9 @@ class EnvDefault:
 
 @record
 class SchedulerRank:
-    """This process as one rank that a scheduler started, among all and among those of its host.
+    """The rank of this process, which a scheduler started as one process per rank.
 
-    `own_cpus`: it is bound to CPUs that no other rank of the host has.
+    `own_cpus`: the process is bound to CPUs that no other rank of the host has.
     """
 
     rank: int
@@ -53,9 +53,9 @@ class SchedulerRank:
 
 @record
 class Layer:
-    """Values one source wants; earlier layers win. `reasons` explain its settings, `warnings` what is odd about them.
+    """The settings of one source; earlier layers have precedence. `reasons` and `warnings` are about its settings.
 
-    `scheduled_rank`: a scheduler started this process as one rank.
+    `scheduled_rank`: the rank of this process, if a scheduler started it as one rank.
     """
 
     origin: Origin
@@ -68,7 +68,7 @@ class Layer:
 
 @record
 class LaunchRequest:
-    """One launch, fully asked for. `environ` is the environment cpulaunch was started in."""
+    """Everything that a launch depends on beside the host. `environ` is the environment cpulaunch was started in."""
 
     program: Program | None
     settings: Settings
@@ -78,33 +78,33 @@ class LaunchRequest:
     profile_env: tuple[tuple[Origin, EnvDefault], ...]
     environ: Mapping[str, str]
     warnings: tuple[str, ...] = ()
-    """What is odd about the request itself, such as a profile made for another machine."""
+    """Warnings about the request itself, such as a profile for another machine."""
     notices: tuple[str, ...] = ()
-    """What was asked for twice and is settled, in one line each."""
+    """Values that the command line overrides, one line each."""
     endpoint_interface: str | None = None
-    """The network interface on the way to where the hosts of the job meet; None: one host, or it cannot be told."""
+    """The network interface on the route to the rendezvous; None for a job on one host, or if it is unknown."""
     endpoint_address: str | None = None
-    """This host's address on that way, at which the others reach it."""
+    """The address of that interface, at which the other hosts reach this one."""
     scheduled_rank: SchedulerRank | None = None
-    """This process as one rank of the job; None: cpulaunch starts the ranks."""
+    """The rank of this process, if a scheduler started it as one rank; None: cpulaunch starts the ranks."""
 
     def origin(self, setting: str) -> Origin:
-        """Who chose a setting's value; "default" if nobody did."""
+        """The origin of a setting's value."""
         return self.origins.get(setting, "default")
 
     @property
     def distributed(self) -> bool:
-        """Whether this is a job of ranks: somebody chose a setting that only such a job has."""
+        """Whether this is a job of ranks: a setting of such jobs was chosen."""
         return any(name in self.origins for name in JOB_SETTINGS)
 
 
 def setting_source(request: LaunchRequest, name: str) -> str:
-    """Where a setting's value came from, for an error message."""
+    """Where the value of a setting comes from, for an error message."""
     origin = request.origin(name)
     if origin == "environment" and name in request.reasons:
         return request.reasons[name]
     if origin == "environment":
-        return f"PET_{name.upper()} in your environment"
+        return f"PET_{name.upper()} in the environment"
     return "command line" if origin == "cli" else origin
 
 
@@ -117,9 +117,9 @@ def merge(
     warnings: tuple[str, ...] = (),
     notices: tuple[str, ...] = (),
 ) -> LaunchRequest:
-    """The request made of layers in order of precedence (the command line first).
+    """The request that merges the layers, which are in order of precedence (the command line first).
 
-    `env` assignments come from the command line only and stay in `settings.env`.
+    Assignments of --env are not merged: they stay in `settings.env`.
     """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}

@@ -36,7 +36,7 @@ def test_a_flag_that_overrides_a_variable_is_a_notice(tmp_path: Path) -> None:
     done = cpulaunch(tmp_path, *flags, "say.py", PET_NPROC_PER_NODE="2")
     assert (done.returncode, done.stdout) == (0, "0 1\n")
     assert done.stderr.splitlines() == [
-        "cpulaunch: --nproc-per-node on the command line wins over PET_NPROC_PER_NODE=2 in your environment"
+        "cpulaunch: --nproc-per-node on the command line overrides PET_NPROC_PER_NODE=2 from the environment"
     ]
 
 
@@ -46,7 +46,7 @@ def test_a_flag_that_overrides_a_variable_is_a_notice(tmp_path: Path) -> None:
         (["--nproc-per-node", "0", "say.py"], {}, "at least 1"),
         (["--node-rank", "1", "say.py"], {}, "no such host in the job"),
         (["--instances", "1", "--standalone", "say.py"], {}, "ranks (one job) together"),
-        (["say.py"], {"PET_NODE_RANK": "3"}, "PET_NODE_RANK in your environment"),
+        (["say.py"], {"PET_NODE_RANK": "3"}, "PET_NODE_RANK in the environment"),
     ],
 )
 def test_invalid_requests_are_an_error_of_two_lines(

@@ -98,8 +98,8 @@ def test_a_flag_overrides_its_variable_with_one_notice() -> None:
     asked = request("--nnodes 1 --role=a x.py", {"PET_NNODES": "2", "PET_ROLE": "b", "PET_MAX_RESTARTS": "1"})
     assert (asked.settings.nnodes, asked.settings.role, asked.settings.max_restarts) == ((1, 1), "a", 1)
     (notice,) = asked.notices
-    assert notice == "--nnodes, --role on the command line win over PET_NNODES=2, PET_ROLE=b in your environment"
-    assert asked.reasons["nnodes"] == "it wins over PET_NNODES=2"
+    assert notice == "--nnodes, --role on the command line override PET_NNODES=2, PET_ROLE=b from the environment"
+    assert asked.reasons["nnodes"] == "overrides PET_NNODES=2"
     assert asked.warnings == ()
 
 
@@ -117,7 +117,7 @@ def test_instances_override_variables_with_a_notice() -> None:
 @pytest.mark.parametrize(
     ("environ", "parts"),
     [
-        ({"PET_NNODES": "x"}, ["PET_NNODES=x", "your environment"]),
+        ({"PET_NNODES": "x"}, ["PET_NNODES=x", "(environment)"]),
         ({"PET_NNODES": "3:1"}, ["PET_NNODES=3:1"]),
         ({"PET_NPROC_PER_NODE": "0"}, ["PET_NPROC_PER_NODE=0", "at least 1"]),
         ({"PET_STANDALONE": "yes"}, ["PET_STANDALONE=yes", "1 or 0"]),
