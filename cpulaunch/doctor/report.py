@@ -10,8 +10,8 @@ from cpulaunch.doctor.facts import Facts, gather_facts
 from cpulaunch.doctor.findings import Check, Finding
 from cpulaunch.doctor.torch_report import Runner, run_program
 from cpulaunch.probe import Root
-from cpulaunch.records.host import Host
-from cpulaunch.view.text import count_text, painter, wrapped
+from cpulaunch.records.host import Host, count_text
+from cpulaunch.view.text import painter, wrapped
 
 CHECKS: Mapping[str, Check] = {
     "torch": software.torch,

@@ -99,7 +99,10 @@ def assemble_environment(
 
 
 _SCHEDULE = VariableRequest(
-    name="OMP_SCHEDULE", value="STATIC", origin="default", reason="equal chunks, which stay with their threads"
+    name="OMP_SCHEDULE",
+    value="STATIC",
+    origin="default",
+    reason="static scheduling: each thread keeps the same share of a loop",
 )
 
 

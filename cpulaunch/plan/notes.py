@@ -86,7 +86,7 @@ def _reason(request: LaunchRequest, spec: SettingSpec) -> str:
     if spec.name in request.reasons:
         return request.reasons[spec.name]
     if spec.value_type.flag and value == spec.default:
-        return "same as the default"
+        return "the default"
     return _EFFECTS.get((spec.name, value), spec.help)
 
 

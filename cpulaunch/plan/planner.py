@@ -238,4 +238,4 @@ def _warnings(host: Host, request: LaunchRequest, decisions: Decisions, environm
     return tuple(dict.fromkeys(warnings))
 
 
-_CANNOT_BIND = "this operating system does not support binding: cpulaunch limits threads, but does not choose CPUs"
+_CANNOT_BIND = "workers cannot be bound to CPUs on this operating system; only their thread counts are set"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 MAX_ID = 1 << 14
 """Largest id accepted: twice the CPUs of any kernel build. Source: Linux, arch/x86/Kconfig (NR_CPUS_RANGE_END)."""
@@ -79,3 +79,13 @@ def format_cpulist(ids: Iterable[int]) -> str:
             parts.append(str(start) if start == previous else f"{start}-{previous}")
         start = previous = id_
     return ",".join(parts)
+
+
+def cpus_text(ids: Collection[int]) -> str:
+    """CPUs by name: "CPU 4", "CPUs 0-3,8"."""
+    return f"CPU{'s' * (len(ids) != 1)} {format_cpulist(ids)}"
+
+
+def cpus_are(ids: Collection[int]) -> str:
+    """CPUs by name, with their verb: "CPU 4 is", "CPUs 0-3,8 are"."""
+    return f"{cpus_text(ids)} {'is' if len(ids) == 1 else 'are'}"

@@ -269,3 +269,8 @@ def size_text(size_bytes: int | None) -> str:
         value, unit = value / 1024, unit + 1
     text = f"{value:.0f}" if value >= 100 else f"{value:.1f}".removesuffix(".0")
     return f"{text} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number and its noun, in the plural unless the number is 1: "1 core", "1,024 cores"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Limits, size_text
+from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Limits, count_text, size_text
 from cpulaunch.view.machine_map import machine_map
-from cpulaunch.view.text import count_text, painter, wrapped
+from cpulaunch.view.text import painter, wrapped
 
 SCHEMA = 1
 LABEL_COLUMNS = 11

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from cpulaunch.records.host import count_text
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import fields
-from cpulaunch.view.text import count_text
 
 
 def job_json(job: JobPlan | None) -> Any:

@@ -15,11 +15,6 @@ def painter(style: str, *, color: bool) -> Callable[[str], str]:
     return (lambda text: f"\033[{CODES[style]}m{text}\033[0m") if color else str
 
 
-def count_text(number: int, noun: str) -> str:
-    """A number and its noun, in the plural unless the number is 1: "1 core", "1,024 cores"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def wrapped(text: str, width: int, *, head: str = "", indent: int | None = None) -> list[str]:
     """Lines of whole words, at most `width` columns where words allow: paths and commands are never cut.
 

@@ -16,20 +16,28 @@ HBM = memory(TWO, 2, GIB)
 @pytest.mark.parametrize(
     ("host", "flags", "parts"),
     [
-        (SMALL, "--cpus 2-9", ["do not exist: 4-9", "--cpus", "0-3"]),
-        (offline(SMALL, "3"), "--cpus 2-3", ["offline: 3", "0-2"]),
-        (cpuset(SMALL, "0-1"), "--cpus 1-2", ["outside the budget: 2", "0-1", "cpuset"]),
-        (TWO, "--numa-nodes 7", ["does not exist: 7", "0-1"]),
-        (HBM, "--numa-nodes 2", ["has no CPUs: 2", "0-1"]),
-        (cpuset(TWO, "0-3"), "--numa-nodes 1", ["outside the budget: 1", "cpuset"]),
-        (TWO, "--numa-nodes 1 --cpus 0-3", ["CPUs 0-3, NUMA nodes 1"]),
+        (SMALL, "--cpus 2-9", ["CPUs 4-9 do not exist (--cpus)", "CPUs 0-3"]),
+        (offline(SMALL, "3"), "--cpus 2-3", ["CPU 3 is offline", "0-2"]),
+        (cpuset(SMALL, "0-1"), "--cpus 1-2", ["CPU 2 is not available to this process", "0-1", "cpuset"]),
+        (TWO, "--numa-nodes 7", ["NUMA node 7 does not exist", "0-1"]),
+        (HBM, "--numa-nodes 2", ["NUMA node 2 has no CPUs", "0-1"]),
+        (cpuset(TWO, "0-3"), "--numa-nodes 1", ["NUMA node 1 are not available", "cpuset"]),
+        (TWO, "--numa-nodes 1 --cpus 0-3", ["--cpus 0-3 and --numa-nodes 1 have no CPU in common"]),
         (SMALL, "--instances 5", ["5 instances need 5 cores: 4 are available", "all online CPUs", "--oversubscribe"]),
         (SMALL, "--cpus 1-2 --instances 3", ["3 instances need 3 cores: 2 are available (CPUs 1-2: --cpus)"]),
         (SMALL, "--instances 2 --cores-per-instance 3", ["2 instances of 3 cores need 6 cores: 4 are available"]),
-        (SMALL, "--cores-per-instance 5", ["5 cores per instance, the pool has 4"]),
-        (SMALL, "--cores-per-instance 5 --oversubscribe", ["5 cores per instance"]),
-        (quota(SMALL, 2.0), "--cores-per-instance 3", ["3 cores per instance, the CPU quota allows 2"]),
-        (SMALL, "--instances 2 --reserve 2", ["2 of 2 cores reserved", "--reserve 1"]),
+        (
+            SMALL,
+            "--cores-per-instance 5",
+            ["exceeds the 4 cores available (CPUs 0-3: all online CPUs)"],
+        ),
+        (SMALL, "--cores-per-instance 5 --oversubscribe", ["--cores-per-instance 5 exceeds"]),
+        (quota(SMALL, 2.0), "--cores-per-instance 3", ["--cores-per-instance 3 exceeds the CPU quota of 2"]),
+        (
+            SMALL,
+            "--instances 2 --reserve 2",
+            ["--reserve 2 leaves no core", "an instance has 2 cores", "use --reserve 1"],
+        ),
         (SMALL, "--instances 2 --instance-index 0,2", ["no such worker: 2", "--instance-index", "0-1"]),
         (SMALL, "--instance-index 1", ["no such worker: 1"]),
         (SMALL, "--instances 2 --show 2-3", ["no such worker: 2-3", "--show"]),
@@ -96,7 +104,7 @@ def test_where_binding_is_impossible_threads_are_planned_and_a_warning_says_so()
     assert [(worker.cpus, worker.mempolicy, worker.threads) for worker in made.workers] == [
         (frozenset(), "none", 2)
     ] * 2
-    assert any("does not support binding" in text for text in made.warnings)
+    assert any("cannot be bound" in text for text in made.warnings)
     assert not plan(host, "--binder none").warnings
 
 

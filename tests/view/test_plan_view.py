@@ -38,7 +38,12 @@ def test_json_is_the_contract() -> None:
     assert worker["env"]["OMP_NUM_THREADS"] == "4"
     assert worker["env"]["LD_PRELOAD"] == "/usr/lib/libtcmalloc.so"
     assert worker["env"]["KMP_AFFINITY"] is None
-    assert made["notes"][0] == {"setting": "instances", "value": "2", "origin": "cli", "reason": "2 on 8 cores"}
+    assert made["notes"][0] == {
+        "setting": "instances",
+        "value": "2",
+        "origin": "cli",
+        "reason": "2 instances on 8 cores",
+    }
     assert made["warnings"] == []
 
 

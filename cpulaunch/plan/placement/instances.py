@@ -10,6 +10,7 @@ from __future__ import annotations
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.regions import Region, by_l3, by_node, capacity, deal, groups, outermost, region_of
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import count_text
 from cpulaunch.records.plan import JobPlan, Note, VariableRequest
 from cpulaunch.records.record import record
 from cpulaunch.records.settings import Settings
@@ -106,13 +107,13 @@ def place(pool: Pool, settings: Settings) -> Placement:
     """
     cores = in_order(pool)
     if settings.instances is None and settings.cores_per_instance is None:
-        return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one worker over the whole pool")
-    check_size(settings, f"the pool has {len(cores)}", len(cores))
+        return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one worker on all usable cores")
+    check_size(settings, len(cores), f"the {count_text(len(cores), 'core')} available", source=pool.source)
     if settings.instances == "auto" and settings.cores_per_instance is None:
         return Placement(
             workers=tuple(worker_cpus(node) for node in groups(cores, lambda core: core.numa_node)),
             exclusive=True,
-            reason="one instance per NUMA node with CPUs in the pool",
+            reason="one instance per NUMA node that has usable CPUs",
         )
     instances = instance_count(settings, pool)
     if settings.cores_per_instance is not None:
@@ -132,33 +133,27 @@ def instance_count(settings: Settings, pool: Pool) -> int | None:
     instances, size = settings.instances, settings.cores_per_instance or 1
     if instances is None or settings.oversubscribe or instances * size <= len(pool.cores):
         return instances
-    each = "" if settings.cores_per_instance is None else f" of {cores_text(size)}"
+    each = "" if settings.cores_per_instance is None else f" of {count_text(size, 'core')}"
     raise UsageError(
-        f"{instances} instances{each} need {cores_text(instances * size)}",
-        value="1 is available" if len(pool.cores) == 1 else f"{len(pool.cores)} are available",
+        f"{count_text(instances, 'instance')}{each} need {count_text(instances * size, 'core')}",
+        value="1 is available" if len(pool.cores) == 1 else f"{len(pool.cores):,} are available",
         source=pool.source,
-        hint="request fewer or smaller instances, or let them share cores with --oversubscribe",
+        hint="use fewer or smaller instances, or --oversubscribe to let them share cores",
     )
 
 
-def cores_text(count: int) -> str:
-    """A number of cores with its noun."""
-    return f"{count} core{'s' * (count != 1)}"
-
-
-def check_size(settings: Settings, available: str, cores: int) -> None:
-    """Raises: UsageError if one instance needs more than `cores`; `available` says for the user how many there are."""
+def check_size(settings: Settings, cores: int, limit: str, *, source: str) -> None:
+    """Raises: UsageError if one instance needs more than `cores`; `limit` and `source` say what limits it to them."""
     size = settings.cores_per_instance
     if size is not None and size > cores:
         raise UsageError(
-            "an instance does not fit",
-            value=f"{cores_text(size)} per instance, {available}",
-            source="--cores-per-instance",
-            hint=f"--cores-per-instance {cores} or less",
+            f"--cores-per-instance {size} exceeds {limit}",
+            source=source,
+            hint=f"use --cores-per-instance {cores} or less",
         )
 
 
-def divide(cores: tuple[Core, ...], count: int, *, spread: bool, uneven: bool, noun: str = "instances") -> Placement:
+def divide(cores: tuple[Core, ...], count: int, *, spread: bool, uneven: bool, noun: str = "instance") -> Placement:
     """The CPUs of `count` workers, as large as the first tolerable rule allows.
 
     `cores` are in order of their NUMA nodes and at least `count`. `uneven`: the first workers of a region take its
@@ -173,11 +168,11 @@ def divide(cores: tuple[Core, ...], count: int, *, spread: bool, uneven: bool, n
         largest = not uneven and size == len(cores) // count
         if largest or idle * TOLERATED_IDLE <= len(cores):
             break
-    why = f"keeping each inside one would leave {strictest_idle} of {cores_text(len(cores))} idle"
+    why = f"keeping each inside one would leave {strictest_idle} of {count_text(len(cores), 'core')} idle"
     return Placement(
         workers=workers,
         exclusive=True,
-        reason=_division_reason(count, idle, len(cores)),
+        reason=_division_reason(count, idle, len(cores), noun),
         warnings=_crossing(rule, noun, why),
     )
 
@@ -225,12 +220,12 @@ def _place_of_size(cores: tuple[Core, ...], size: int, count: int | None, settin
     spread = settings.strategy == "spread"
     workers = _cut(rule.region, size, min(instances, fitting), uneven=False, spread=spread)
     inside = capacity(next(_rules(cores)).region, size)
-    kept = f"only {inside} instance{'s' * (inside != 1)}" if inside else "no instance"
+    kept = f"only {count_text(inside, 'instance')}" if inside else "no instance"
     return Placement(
         workers=tuple(workers[index % len(workers)] for index in range(instances)),
         exclusive=instances <= fitting,
-        reason=_division_reason(instances, max(0, len(cores) - instances * size), len(cores)),
-        warnings=_crossing(rule, "instances", f"otherwise {kept} of {cores_text(size)} would fit"),
+        reason=_division_reason(instances, max(0, len(cores) - instances * size), len(cores), "instance"),
+        warnings=_crossing(rule, "instance", f"otherwise {kept} of {count_text(size, 'core')} would fit"),
     )
 
 
@@ -248,8 +243,8 @@ def _rule_for(cores: tuple[Core, ...], count: int | None, size: int) -> _Rule:
 
 
 def _crossing(rule: _Rule, noun: str, why: str) -> tuple[str, ...]:
-    return () if rule.crosses is None else (f"{noun} cross {rule.crosses}: {why}",)
+    return () if rule.crosses is None else (f"{noun}s cross {rule.crosses}: {why}",)
 
 
-def _division_reason(count: int, idle: int, cores: int) -> str:
-    return f"{count} on {cores_text(cores)}" + (f", {idle} idle" if idle else "")
+def _division_reason(count: int, idle: int, cores: int, noun: str) -> str:
+    return f"{count_text(count, noun)} on {count_text(cores, 'core')}" + (f", {idle} idle" if idle else "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from cpulaunch.plan.placement.instances import Placement, WorkerCpus, worker_cpus
 from cpulaunch.plan.placement.memory import memory_budget
 from cpulaunch.plan.placement.regions import last_cores
-from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.host import Host, size_text
+from cpulaunch.records.cpulist import cpus_are
+from cpulaunch.records.host import Host, count_text, size_text
 from cpulaunch.records.plan import Note
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest
@@ -96,7 +96,7 @@ def _reason(reserved: Sequence[frozenset[int]]) -> str:
     if not any(reserved):
         return f"they share the instance's cores, which are fewer than {MIN_CORES}"
     some = "" if all(reserved) else f"; an instance of fewer than {MIN_CORES} cores shares its cores with them"
-    return f"CPUs {format_cpulist(frozenset().union(*reserved))} are reserved for them, compute threads stay away{some}"
+    return f"{cpus_are(frozenset().union(*reserved))} reserved for them: no compute thread runs there{some}"
 
 
 def _auto(host: Host, pool: Pool, placement: Placement) -> int | None:
@@ -119,9 +119,9 @@ def _memory_warnings(host: Host, workers: int, instances: int) -> tuple[str, ...
     if budget is None or need * MEMORY_DIVISOR <= budget:
         return ()
     return (
-        f"{workers * instances} DataLoader workers need about {size_text(need)} ({size_text(LOADER_BYTES)} "
-        f"each), more than a quarter of the {size_text(budget)} available "
-        "(--dataloader-workers auto chooses a number that fits)",
+        f"{count_text(workers * instances, 'DataLoader worker')} may use {size_text(need)} "
+        f"({size_text(LOADER_BYTES)} each), more than a quarter of the {size_text(budget)} available "
+        "(--dataloader-workers auto chooses fewer)",
     )
 
 

@@ -50,10 +50,10 @@ def check_binder(request: LaunchRequest) -> None:
     requested = request.origin("membind") == "cli" and settings.membind not in (None, "none")
     if requested and settings.binder in ("taskset", "none"):
         raise UsageError(
-            f"--binder {settings.binder} sets no memory policy",
-            value=f"--membind {settings.membind}",
+            f"--membind {settings.membind} needs a binder that sets memory policies",
+            value=f"--binder {settings.binder} does not",
             source="command line",
-            hint="--binder native (the default) or numactl",
+            hint="use --binder native (the default) or numactl",
         )
 
 
@@ -92,12 +92,12 @@ def _unset_reason(host: Host, request: LaunchRequest, usable: frozenset[int]) ->
     if settings.membind == "none":
         return request.reasons.get("membind", "pages go to the NUMA node that touches them first"), ()
     if not usable:
-        why = "the kernel lists no NUMA node with both CPUs and memory"
+        why = "the kernel reports no NUMA node with both CPUs and memory"
         return why, () if settings.membind is None else (f"--membind {settings.membind} is not applied: {why}",)
     if settings.membind is None and len(usable) == 1:
         return "only one NUMA node has CPUs and memory", ()
     if host.kernel.mempolicy == "denied":
-        return "the kernel denies set_mempolicy here: pages go to the NUMA node that touches them first", (
+        return "set_mempolicy is not permitted here: pages go to the NUMA node that touches them first", (
             "memory policy not set: this container may not call set_mempolicy "
             "(give it CAP_SYS_NICE or a seccomp profile that allows the call); the CPUs are bound anyway",
         )
@@ -114,7 +114,7 @@ def _policy(request: LaunchRequest, home: frozenset[int]) -> MemoryPolicy:
 
 def _reason(request: LaunchRequest, policies: tuple[MemoryPolicy, ...]) -> str:
     if request.settings.membind is not None:
-        return request.reasons.get("membind", "as requested")
+        return request.reasons.get("membind", "requested")
     if "interleave" in policies:
         return "workers that span NUMA nodes spread their pages over them, to use the bandwidth of all"
     return "pages come from the worker's own NUMA node, and from another only when that one is full"

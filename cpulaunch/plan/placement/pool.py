@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.cpulist import cpus_are, cpus_text, format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host, LogicalCpu
 from cpulaunch.records.plan import Note
@@ -53,7 +53,7 @@ def select_pool(host: Host, request: LaunchRequest) -> Pool:
     budget = host.limits.budget.cpus.intersection(online)
     if not budget:
         raise UsageError(
-            "none of the CPUs this process may use is online",
+            "no CPU that this process may use is online",
             value=format_cpulist(host.limits.budget.cpus) or "none",
             source=host.limits.budget.limited_by,
             hint="cpulaunch probe shows the machine and its limits",
@@ -85,10 +85,9 @@ def _restrict(host: Host, request: LaunchRequest, budget: frozenset[int]) -> fro
         cpus &= frozenset(cpu.id for cpu in host.cpus if (cpu.numa_node or 0) in settings.numa_nodes)
     if not cpus:
         raise UsageError(
-            "none of the requested CPUs is on the requested NUMA nodes",
-            value=f"CPUs {format_cpulist(settings.cpus or ())}, NUMA nodes {format_cpulist(settings.numa_nodes or ())}",
-            source="--cpus, --numa-nodes",
-            hint="use only one of the two options",
+            f"--cpus {format_cpulist(settings.cpus or ())} and --numa-nodes "
+            f"{format_cpulist(settings.numa_nodes or ())} have no CPU in common",
+            hint="drop one of them",
         )
     return cpus
 
@@ -100,13 +99,17 @@ def _check_cpus(host: Host, requested: frozenset[int], budget: frozenset[int]) -
     online = {cpu.id for cpu in host.cpus}
     absent = missing - online - host.offline_cpus
     offline = missing & host.offline_cpus
-    what = "do not exist" if absent else "are offline" if offline else "are outside the budget"
+    if absent:
+        what = f"{cpus_text(absent)} do{'es' * (len(absent) == 1)} not exist"
+    elif offline:
+        what = f"{cpus_are(offline)} offline"
+    else:
+        what = f"{cpus_are(missing)} not available to this process"
     limits = host.limits.budget
     raise UsageError(
-        f"these CPUs {what}",
-        value=format_cpulist(absent or offline or missing),
+        what,
         source="--cpus",
-        hint=f"--cpus may name {format_cpulist(budget)} ({limits.limited_by})",
+        hint=f"choose from {cpus_text(budget)} ({limits.limited_by})",
     )
 
 
@@ -114,15 +117,14 @@ def _check_node(host: Host, node: int, budget: frozenset[int]) -> None:
     members = {cpu.id for cpu in host.cpus if (cpu.numa_node or 0) == node}
     known = {entry.id for entry in host.numa_nodes} | {cpu.numa_node or 0 for cpu in host.cpus}
     usable = sorted({cpu.numa_node or 0 for cpu in host.cpus if cpu.id in budget})
-    hint = f"--numa-nodes may name {format_cpulist(usable)}"
+    hint = f"choose from NUMA node{'s' * (len(usable) != 1)} {format_cpulist(usable)}"
     if node not in known:
-        raise UsageError("this NUMA node does not exist", value=node, source="--numa-nodes", hint=hint)
+        raise UsageError(f"NUMA node {node} does not exist", source="--numa-nodes", hint=hint)
     if not members:
-        raise UsageError("this NUMA node has no CPUs", value=node, source="--numa-nodes", hint=hint)
+        raise UsageError(f"NUMA node {node} has no CPUs", source="--numa-nodes", hint=hint)
     if not members & budget:
         raise UsageError(
-            "this NUMA node is outside the budget",
-            value=node,
+            f"the CPUs of NUMA node {node} are not available to this process",
             source="--numa-nodes",
             hint=f"{hint} ({host.limits.budget.limited_by})",
         )
@@ -138,19 +140,17 @@ def _without_slow(
     isolated = host.kernel.isolated_cpus & chosen
     if isolated and isolated != chosen:
         chosen -= isolated
-        skipped.append(f"isolated CPUs {format_cpulist(isolated)}")
+        skipped.append(f"isolated {cpus_text(isolated)}")
     slow = frozenset(cpu.id for cpu in host.cpus if cpu.kind == "efficiency") & chosen
     if slow and slow != chosen and not request.settings.e_cores:
         chosen -= slow
-        skipped.append(f"efficiency cores (CPUs {format_cpulist(slow)})")
+        skipped.append(f"efficiency cores ({cpus_text(slow)})")
     empty_nodes = frozenset(node.id for node in host.numa_nodes if node.memory_bytes == 0)
     remote = frozenset(cpu.id for cpu in host.cpus if cpu.numa_node in empty_nodes) & chosen
     if remote and remote != chosen and request.settings.numa_nodes is None:
         chosen -= remote
         nodes = format_cpulist(node.id for node in host.numa_nodes if node.memory_bytes == 0 and node.cpus & remote)
-        warnings.append(
-            f"CPUs {format_cpulist(remote)} are not used: NUMA node {nodes} has no memory (--cpus can select them)"
-        )
+        warnings.append(f"{cpus_are(remote)} not used: NUMA node {nodes} has no memory (--cpus overrides this)")
     return chosen, tuple(skipped), tuple(warnings)
 
 
@@ -195,14 +195,14 @@ def _partial_cores(host: Host, online: dict[int, LogicalCpu], chosen: frozenset[
     if not foreign:
         return ()
     return (
-        f"the cpuset holds only some SMT siblings of its cores: other processes may run on CPUs "
-        f"{format_cpulist(foreign)}, so speed will vary",
+        f"the cpuset holds only some SMT siblings of its cores: other processes may run on {cpus_text(foreign)}, "
+        "so speed will vary",
     )
 
 
 def _source(host: Host, request: LaunchRequest, chosen: frozenset[int]) -> str:
     flags = [flag for flag, name in (("--cpus", "cpus"), ("--numa-nodes", "numa_nodes")) if name in request.origins]
-    return f"CPUs {format_cpulist(chosen)}: {', '.join(flags) or host.limits.budget.limited_by}"
+    return f"{cpus_text(chosen)}: {', '.join(flags) or host.limits.budget.limited_by}"
 
 
 def _notes(
@@ -212,11 +212,11 @@ def _notes(
     origin = "cli" if settings.cpus is not None or settings.numa_nodes is not None else "default"
     cpus = frozenset(cpu for core in cores for cpu in core.cpus)
     siblings = frozenset(cpu for core in cores for cpu in core.allowed) - cpus
-    parts = [f"the budget is {format_cpulist(host.limits.budget.cpus)}: {host.limits.budget.limited_by}"]
+    parts = [f"usable {cpus_text(host.limits.budget.cpus)}: {host.limits.budget.limited_by}"]
     if siblings:
         parts.append(f"one logical CPU per core; SMT siblings {format_cpulist(siblings)} stay free (--smt uses them)")
     if skipped:
         parts.append("not used: " + ", ".join(skipped))
     if not pinned:
-        parts.append("a CPU quota gives no right to particular CPUs, so workers are not pinned to cores")
+        parts.append("a CPU quota does not reserve particular CPUs, so workers are not pinned to cores")
     return (Note(setting="pool", value=format_cpulist(cpus), origin=origin, reason="; ".join(parts)),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpulaunch.plan.placement.instances import Placement, WorkerCpus, check_size, instance_count
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.regions import groups
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, count_text
 from cpulaunch.records.settings import Settings
 
 TYPE_CHECKING = False
@@ -20,10 +20,10 @@ def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
     Raises: UsageError if an instance needs more cores than the quota allows.
     """
     total = paid_threads(pool)
-    check_size(settings, f"the CPU quota allows {total}", total)
+    check_size(settings, total, f"the CPU quota of {total}", source=pool.source)
     instances = _instance_count(settings, pool, total)
     cpu_limits = [settings.cores_per_instance or share for share in shares(total, instances)]
-    return unpinned(host, pool, cpu_limits, spread=settings.strategy == "spread")
+    return unpinned(host, pool, cpu_limits, spread=settings.strategy == "spread", noun="instance")
 
 
 def paid_threads(pool: Pool) -> int:
@@ -31,7 +31,7 @@ def paid_threads(pool: Pool) -> int:
     return len(pool.cores) if pool.quota_threads is None else pool.quota_threads
 
 
-def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool) -> Placement:
+def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool, noun: str) -> Placement:
     """The CPUs of workers with these limits, each inside one NUMA node that has enough CPUs, where there is one."""
     nodes = _nodes(host, pool.cores)
     loads = [0] * len(nodes)
@@ -46,7 +46,7 @@ def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool)
     return Placement(
         workers=tuple(workers),
         exclusive=False,
-        reason=f"{len(cpu_limits)} on a CPU quota of {paid_threads(pool)}, inside NUMA nodes, not pinned to cores",
+        reason=f"{count_text(len(cpu_limits), noun)} on a CPU quota of {paid_threads(pool)}, not pinned to cores",
     )
 
 

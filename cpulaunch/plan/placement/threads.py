@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, WorkerCpus, cores_text
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.plan.placement.quota import shares
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
 
@@ -48,9 +49,9 @@ def default_threads(pool: Pool, placement: Placement, request: LaunchRequest, *,
     if quota is not None:
         parts.append(f"limited by the CPU quota of {quota}")
     if request.settings.reserve:
-        parts.append(f"{cores_text(request.settings.reserve)} kept free by --reserve")
+        parts.append(f"{count_text(request.settings.reserve, 'core')} kept free by --reserve")
     if loaders:
-        parts.append(f"CPU time left for {loaders} DataLoader worker{'s' * (loaders != 1)}")
+        parts.append(f"CPU time left for {count_text(loaders, 'DataLoader worker')}")
     return Threads(
         counts=counts,
         cpu_limits=limits,
@@ -68,10 +69,9 @@ def _count(worker: WorkerCpus, limit: int, request: LaunchRequest) -> int:
     if request.origin("reserve") != "cli":
         return 1
     raise UsageError(
-        "no core is left to compute on",
-        value=f"{reserve} of {limit // per_core} cores reserved",
-        source="--reserve",
-        hint=f"--reserve {max(0, limit // per_core - 1)}, or fewer and larger instances",
+        f"--reserve {reserve} leaves no core to compute on",
+        value=f"an instance has {count_text(limit // per_core, 'core')}",
+        hint=f"use --reserve {max(0, limit // per_core - 1)}, or fewer and larger instances",
     )
 
 
@@ -81,7 +81,7 @@ def _quota_warnings(quota: int | None, count: int, limits: tuple[int, ...], requ
         return ()
     if count > quota:
         workers = "ranks" if request.distributed else "instances"
-        return (f"{count} {workers} on a CPU quota of {quota}: the quota is oversubscribed, workers will be throttled",)
+        return (f"{count} {workers} share a CPU quota of {quota}: the kernel will throttle them",)
     if size is not None and size > min(limits):
         return (f"the CPU quota lets each instance use only {min(limits)} of its {size} cores",)
     return ()
@@ -102,10 +102,8 @@ def check_assigned(request: LaunchRequest, assigned: Mapping[str, str]) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if name in assigned and first_count(assigned[name]) is None:
             raise UsageError(
-                f"{name} is not a number of threads", value=assigned[name], source="--env", hint="--threads N"
+                f"{name} is not a number of threads", value=assigned[name], source="--env", hint="use --threads N"
             )
     threads, value = request.settings.threads, assigned.get("OMP_NUM_THREADS")
     if value is not None and request.origin("threads") == "cli" and first_count(value) != threads:
-        raise UsageError(
-            f"--threads {threads} contradicts OMP_NUM_THREADS", value=value, source="--env", hint="give one of the two"
-        )
+        raise UsageError(f"--threads {threads} conflicts with --env OMP_NUM_THREADS={value}", hint="drop one of them")

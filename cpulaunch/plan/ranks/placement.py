@@ -36,7 +36,7 @@ def place_ranks(host: Host, request: LaunchRequest, pool: Pool, count: int) -> P
         return bind_like_torchrun(pool, settings.numa_binding, count, smt=settings.smt)
     if not pool.pinned:
         cpu_limit = max(1, paid_threads(pool) // count)
-        placed = unpinned(host, pool, [cpu_limit] * count, spread=settings.strategy == "spread")
+        placed = unpinned(host, pool, [cpu_limit] * count, spread=settings.strategy == "spread", noun="rank")
         return Placement(workers=placed.workers, exclusive=False, reason=placed.reason)
     if settings.nproc_per_node in UNITS:
         return _one_per_unit(pool, *UNITS[settings.nproc_per_node])
@@ -45,7 +45,7 @@ def place_ranks(host: Host, request: LaunchRequest, pool: Pool, count: int) -> P
         return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one rank over the whole pool")
     if count > len(cores):
         return _shared(cores, count)
-    return divide(cores, count, spread=settings.strategy == "spread", uneven=False, noun="ranks")
+    return divide(cores, count, spread=settings.strategy == "spread", uneven=False, noun="rank")
 
 
 def _one_per_unit(pool: Pool, name: str, key: Key) -> Placement:

@@ -37,11 +37,13 @@ def allocator_variables(request: LaunchRequest, allocator: str) -> tuple[Variabl
     origin = request.origin("huge_pages") if huge else "default"
     requests = []
     if allocator == "jemalloc":
-        reason = "no dedicated arena for large blocks, purge in the background" + (", huge pages" if huge else "")
+        reason = "large blocks use the normal arenas, freed memory is purged in the background" + (
+            ", huge pages" if huge else ""
+        )
         value = JEMALLOC_HUGE if huge else JEMALLOC
         requests.append(VariableRequest(name="MALLOC_CONF", value=value, origin=origin, reason=reason))
     if huge:
-        reason = request.reasons.get("huge_pages", "huge pages: fewer TLB misses on large tensors")
+        reason = request.reasons.get("huge_pages", "huge pages mean fewer TLB misses for large tensors")
         for name, value in (("THP_MEM_ALLOC_ENABLE", "1"), *_HUGE_PAGES.get(allocator, ())):
             requests.append(VariableRequest(name=name, value=value, origin=origin, reason=reason))
     return tuple(requests)
@@ -54,7 +56,7 @@ def huge_page_warnings(host: Host, request: LaunchRequest) -> tuple[str, ...]:
     if host.kernel.transparent_hugepage != "never":
         return ()
     return (
-        "--huge-pages has no effect: /sys/kernel/mm/transparent_hugepage/enabled is never (root can set it to madvise)",
+        "--huge-pages has no effect: /sys/kernel/mm/transparent_hugepage/enabled is 'never' (root can set 'madvise')",
     )
 
 
@@ -67,5 +69,5 @@ def compile_threads(host: Host, cpu_limits: Sequence[int]) -> VariableRequest:
         "TORCHINDUCTOR_COMPILE_THREADS",
         [str(min(count, most)) for count in cpu_limits],
         origin="default",
-        reason="one per core of the worker, 1 GiB of memory for each; at most 32 for all workers together",
+        reason="one per core of the worker, limited to 1 per GiB of memory and 32 for all workers",
     )

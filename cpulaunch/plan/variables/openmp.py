@@ -44,7 +44,7 @@ def wait_variables(request: LaunchRequest, runtime: Runtime, shared_reason: str 
     policy = _policy(requested, shared_reason)
     reason = _wait_reason(request, policy, shared_reason)
     refused = requested == "active" and policy != "active" and origin == "cli"
-    warning = f"--wait-policy active is not applied: {shared_reason}, and spinning threads would hold up the others"
+    warning = f"--wait-policy active is not applied: {shared_reason}, so spinning threads would take time from others"
     return OpenmpVariables(
         variable_requests=tuple(
             VariableRequest(name=name, value=value, origin=origin if requested == policy else "default", reason=reason)
@@ -91,7 +91,7 @@ def affinity_variables(
     users_own = origin != "cli" and any(name in request.environ for name in PINNING)
     if affinity not in ("mask", "none") and not owned:
         return OpenmpVariables(
-            warnings=(f"--affinity {affinity} is not applied: the workers are not bound to CPUs of their own",)
+            warnings=(f"--affinity {affinity} is not applied: workers share CPUs or are not bound to them",)
         )
     if affinity == "mask" or users_own:
         return OpenmpVariables(warnings=() if plugin else _inherited_pinning(request))
@@ -105,7 +105,7 @@ def affinity_variables(
         )
     named = {each.name for each in requests}
     cleared = tuple(
-        VariableRequest(name=name, value=None, origin=origin, reason=f"would contradict --affinity {affinity}")
+        VariableRequest(name=name, value=None, origin=origin, reason=f"conflicts with --affinity {affinity}")
         for name in PINNING
         if name in request.environ and name not in named
     )
@@ -179,13 +179,13 @@ def hazard_warnings(host: Host, request: LaunchRequest, threads: Sequence[int]) 
     environ = {**profile, **request.environ, **dict(request.settings.env)}
     warnings = []
     if environ.get("OMP_DYNAMIC", "").lower() in ("true", "1", "yes"):
-        warnings.append("OMP_DYNAMIC=true: results may be wrong, because fewer threads may start than torch expects")
+        warnings.append("OMP_DYNAMIC=true can give wrong results: compiled kernels expect a fixed number of threads")
     limit = first_count(environ.get("OMP_THREAD_LIMIT", ""))
     if limit is not None and limit < max(threads):
-        warnings.append(f"OMP_THREAD_LIMIT={limit}: results may be wrong, because a worker has {max(threads)} threads")
+        warnings.append(f"OMP_THREAD_LIMIT={limit} can give wrong results: a worker has {max(threads)} threads")
     if environ.get("KMP_DUPLICATE_LIB_OK", "").lower() in ("true", "1", "yes"):
         warnings.append(
-            "KMP_DUPLICATE_LIB_OK allows two OpenMP runtimes in a process: it may crash or give wrong results"
+            "KMP_DUPLICATE_LIB_OK hides two OpenMP runtimes in one process, which can crash or give wrong results"
         )
     version = host.torch_release
     bundled = host.torch is not None and "libgomp" in (host.torch.bundled_openmp or "")

@@ -29,6 +29,11 @@ INSTALL = {
     "llvm": "apt install libomp5",
     "mkl-dispatch": "install a C compiler, then pip install --force-reinstall cpulaunch",
 }
+TITLES = {
+    "intel": "Intel's OpenMP runtime",
+    "llvm": "LLVM's OpenMP runtime",
+    "mkl-dispatch": "the MKL dispatch library",
+}
 _FILE_NAMES: tuple[tuple[str, LibraryKind, str], ...] = (
     ("libtcmalloc", "allocator", "tcmalloc"),
     ("libjemalloc", "allocator", "jemalloc"),
@@ -117,7 +122,7 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
         notes.append(Note(setting=each.setting, value=value, origin=each.origin, reason=reason))
         warnings.extend(_untrusted_warnings(host, each, candidate) if each.warning is None else (each.warning,))
     users = users_preloads(request)
-    own = "your own list, then " if _users_list(request) else ""
+    own = "your own LD_PRELOAD first, then " if _users_list(request) else ""
     runtime = names.get("openmp") or users.get("openmp")
     first = [] if runtime else _torch_runtime(host)
     return Preloads(
@@ -157,11 +162,14 @@ def _decided(host: Host, request: LaunchRequest, kind: Literal["openmp", "alloca
     return None
 
 
-_COMMAND = "every program that the command starts would load it too"
+_COMMAND = "a preload would affect every program that the command starts"
 
 
 def _runs_command(request: LaunchRequest) -> bool:
     return request.program is not None and request.program.kind == "command"
+
+
+_INTEL = "with Intel's runtime threads wait less, and small operations have less overhead"
 
 
 def _openmp(host: Host, request: LaunchRequest) -> _Preference:
@@ -169,17 +177,22 @@ def _openmp(host: Host, request: LaunchRequest) -> _Preference:
     if decided is not None:
         return _with_fallbacks(decided, ("intel",) if host.arch in X86 else ())
     if host.arch not in X86:
-        return _Preference("openmp", (), "default", f"torch's own runtime is the one tested on {host.arch}")
+        return _Preference("openmp", (), "default", f"torch's own runtime is used on {_architecture(host)}")
     bundled = "" if host.torch is None else host.torch.bundled_openmp or ""
     if "libiomp5" in bundled:
-        return _Preference("openmp", (), "default", "torch includes Intel's runtime")
-    return _Preference("openmp", ("intel",), "default", "short waits and less overhead in small operations")
+        return _Preference("openmp", (), "default", "torch already includes Intel's runtime")
+    return _Preference("openmp", ("intel",), "default", _INTEL)
+
+
+_REUSE = "a preloaded allocator reuses freed memory instead of returning it to the kernel"
 
 
 def _allocator(host: Host, request: LaunchRequest) -> _Preference:
     decided = _decided(host, request, "allocator")
     if decided is None:
-        return _Preference("allocator", ALLOCATORS, "default", "programs allocate and free tensors constantly")
+        return _Preference(
+            "allocator", ALLOCATORS, "default", "it reuses freed memory instead of returning it to the kernel"
+        )
     return _with_fallbacks(decided, ALLOCATORS)
 
 
@@ -215,15 +228,19 @@ def _mkl_dispatch(host: Host, request: LaunchRequest) -> _Preference:
     return _Preference("mkl-dispatch", (), origin, reason)
 
 
-_NO_DISPATCH = "--mkl-dispatch on has no effect: this torch does not use MKL's dispatch"
-_SLOW_PATH = "by default MKL takes a slow path on this vendor's CPUs; the fast one has the same precision"
+_NO_DISPATCH = "--mkl-dispatch on has no effect: this torch has no MKL dispatch"
+_SLOW_PATH = "by default MKL uses slow kernels on this vendor's CPUs; the fast ones have the same precision"
 
 
 def _already_fast(host: Host) -> str:
     """Why MKL needs no dispatch library here."""
     if host.arch not in X86:
-        return f"MKL is not used on {host.arch}"
+        return f"MKL is not used on {_architecture(host)}"
     return "MKL already uses its fast kernels on " + ("Intel CPUs" if host.cpu.vendor == "GenuineIntel" else "this CPU")
+
+
+def _architecture(host: Host) -> str:
+    return "this architecture" if host.arch == "unknown" else host.arch
 
 
 def _candidates(host: Host, preference: _Preference) -> tuple[PreloadCandidate, ...]:
@@ -259,14 +276,17 @@ def _splits(path: str) -> bool:
 
 def _unavailable(host: Host, preference: _Preference, found: list[Library]) -> UsageError:
     name = preference.names[0]
+    title = TITLES.get(name, name)
     flag = "--" + preference.setting.replace("_", "-")
     if name in X86_ONLY and host.arch not in X86:
-        return UsageError(f"{name} exists for x86_64 only", value=host.arch, source=flag, hint=f"leave {flag} out")
+        return UsageError(
+            f"{title} exists for x86_64 only", value=_architecture(host), source=flag, hint=f"drop {flag}"
+        )
     if found:
         return UsageError(
-            f"{name} cannot be preloaded safely", value=_distrust(found[0]), source=flag, hint=INSTALL[name]
+            f"{title} cannot be preloaded safely", value=_distrust(found[0]), source=flag, hint=INSTALL[name]
         )
-    return UsageError(f"{name} is not installed", value=name, source=flag, hint=INSTALL[name])
+    return UsageError(f"{title} is not installed", source=flag, hint=INSTALL[name])
 
 
 def _first_that_starts(
@@ -275,17 +295,17 @@ def _first_that_starts(
     """The first candidate whose trial passed, and why those before it are not used."""
     refused: list[str] = []
     for candidate in candidates:
-        failure = None if trials is None else trials.get(candidate.path, "no trial start was made")
+        failure = None if trials is None else trials.get(candidate.path, "it was not tried")
         if failure is None:
             return candidate, refused
         if candidate.required:
             raise UsageError(
-                f"Python does not start with {candidate.name} preloaded",
+                f"Python does not start with {TITLES.get(candidate.name, candidate.name)} preloaded",
                 value=failure,
                 source=candidate.path,
-                hint="choose another library, or leave the option out",
+                hint="choose another library, or drop the option",
             )
-        refused.append(f"{candidate.path} not used: {failure}")
+        refused.append(f"{candidate.path} is not used: {failure}")
     return None, refused
 
 

@@ -68,7 +68,7 @@ def _or_users(variable: VariableRequest, environ: Mapping[str, str]) -> Variable
     reason = "your environment sets it"
     otherwise = _value(variable)
     if otherwise is not None and otherwise != environ[variable.name]:
-        reason += f"; otherwise {otherwise} ({variable.reason})"
+        reason += f"; cpulaunch would set {otherwise} ({variable.reason})"
     return VariableRequest(name=variable.name, value=environ[variable.name], origin="environment", reason=reason)
 
 

@@ -2,6 +2,7 @@
 
 from cpulaunch.plan.placement.threads import Threads, check_assigned, first_count
 from cpulaunch.plan.variables.resolve import per_worker
+from cpulaunch.records.host import count_text
 from cpulaunch.records.plan import VariableRequest
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
@@ -83,5 +84,4 @@ def _too_many(threads: int | None, source: str, limits: tuple[int, ...]) -> tupl
     fewest = min(limits)
     if threads is None or threads <= fewest:
         return ()
-    cpus = f"{fewest} CPU{'s' * (fewest != 1)}"
-    return (f"{threads} threads ({source}) share the {cpus} of a worker and take turns",)
+    return (f"{threads} threads ({source}) share the {count_text(fewest, 'CPU')} of a worker and take turns",)

@@ -113,7 +113,7 @@ def test_memory_bounds_auto_and_is_a_warning_for_a_number() -> None:
     assert told(plan(tight, "--instances 2 --dataloader-workers auto")).dataloader_workers == 1
     assert told(plan(tight, "--instances 4 --dataloader-workers auto")).dataloader_workers is None
     (warning,) = plan(tight, "--instances 2 --dataloader-workers 4").warnings
-    assert "8 DataLoader workers need about 2.3 GiB (300 MiB each)" in warning
+    assert "8 DataLoader workers may use 2.3 GiB (300 MiB each)" in warning
     assert "2.3 GiB available" in warning
     assert not plan(tight, "--dataloader-workers 2").warnings
     assert not plan(with_torch(machine(cores=16), memory_bytes=None), "--dataloader-workers 900").warnings
