@@ -134,7 +134,7 @@ def missing_library_reason(path: str) -> str:
         version = ctypes.CDLL(path).cpulaunch_ccl_version()
     except (OSError, AttributeError) as error:
         return f"cpulaunch's library cannot be loaded: {error}"
-    return "" if version == MEMORY_LIBRARY_VERSION else f"{path} belongs to another version"
+    return "" if version == MEMORY_LIBRARY_VERSION else f"{path} belongs to another version of cpulaunch"
 
 
 def read_swap(root: Root) -> Swap | None:

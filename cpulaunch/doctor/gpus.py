@@ -4,6 +4,7 @@ from cpulaunch.doctor.facts import Facts
 from cpulaunch.doctor.findings import Finding, advice, ok, problem, skipped
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import Gpu
+from cpulaunch.view.text import count_text
 
 MODULES = {"nvidia": "nvidia", "amd": "amdgpu", "intel": "xe"}
 """Vendor -> the kernel module that is its driver."""
@@ -14,7 +15,7 @@ def _usable(facts: Facts) -> list[Gpu]:
 
 
 def _names(gpus: list[Gpu]) -> str:
-    return f"GPU {format_cpulist(gpu.index for gpu in gpus)}"
+    return f"GPU{'s' * (len(gpus) > 1)} {format_cpulist(gpu.index for gpu in gpus)}"
 
 
 def gpu_driver(facts: Facts) -> tuple[Finding, ...]:
@@ -27,7 +28,7 @@ def gpu_driver(facts: Facts) -> tuple[Finding, ...]:
         module = MODULES[bare[0].vendor]
         return problem(
             f"{_names(bare)} ({bare[0].vendor}): no driver",
-            why="programs cannot use a GPU without a driver",
+            why="a GPU without a driver cannot be used",
             fix=f"install the vendor's driver, then: sudo modprobe {module}",
         )
     models = ", ".join(dict.fromkeys(gpu.model or gpu.vendor for gpu in usable))
@@ -37,8 +38,8 @@ def gpu_driver(facts: Facts) -> tuple[Finding, ...]:
         given = f"{len(usable)} of the machine's {len(gpus)} GPUs" + (f": {models}" if models else "")
         return ok(f"this container has {given}" if facts.host.container else given)
     return problem(
-        f"{_names(list(gpus))}: a driver is loaded, but this process has no device file",
-        why="programs find no GPU",
+        f"{_names(list(gpus))}: the driver is loaded, but this process has no device file",
+        why="programs will not find the GPU",
         fix="docker run --gpus all ..., or ask the scheduler for GPUs",
     )
 
@@ -53,10 +54,10 @@ def gpu_names(facts: Facts) -> tuple[Finding, ...]:
         return ok("no MIG devices: UUIDs come from the driver's files")
     count = sum(len(gpu.mig) for gpu in cut)
     if all(each.uuid is not None for gpu in cut for each in gpu.mig):
-        return ok(f"{count} MIG devices on {_names(cut)}")
+        return ok(f"{count_text(count, 'MIG device')} on {_names(cut)}")
     return advice(
-        f"{count} MIG devices on {_names(cut)} with unknown UUIDs",
-        why="--virtual-local-rank assigns MIG devices by UUID, which only NVML knows",
+        f"{count_text(count, 'MIG device')} on {_names(cut)} with unknown UUIDs",
+        why="--virtual-local-rank needs the UUIDs, which only NVML provides",
         fix="pip install 'cpulaunch[gpu]'",
     )
 
@@ -66,22 +67,22 @@ def gpu_locality(facts: Facts) -> tuple[Finding, ...]:
     usable = _usable(facts)
     nodes = {node.id: node for node in facts.host.numa_nodes if node.cpus}
     if not usable:
-        return ok("no GPUs") if not facts.host.gpus else skipped("this process cannot use any GPU")
+        return ok("no GPUs") if not facts.host.gpus else skipped("none of the GPUs is available to this process")
     if len(nodes) < 2:
-        return ok("one NUMA node: every core is near")
+        return ok("a single NUMA node: all cores are equally close")
     lost = [gpu for gpu in usable if gpu.numa_node is None]
     if lost:
         return advice(
-            f"{_names(lost)}: the firmware does not report the NUMA node",
-            why="ranks share all cores, and half of the copies to a GPU cross between sockets",
-            fix="in a virtual machine, give it the host's PCI topology (QEMU: pxb-pcie,numa_node=N)",
+            f"{_names(lost)}: NUMA node not reported by the firmware",
+            why="ranks cannot be placed near their GPUs, so about half of the copies cross sockets",
+            fix="pass the host's PCI topology to the virtual machine (QEMU: pxb-pcie,numa_node=N)",
         )
     budget = facts.host.limits.budget
     far = [gpu for gpu in usable if gpu.numa_node in nodes and nodes[gpu.numa_node].cpus.isdisjoint(budget.cpus)]
     if not far:
-        return ok("cores next to every GPU")
+        return ok("usable cores close to every GPU")
     return advice(
-        f"{_names(far)}: no CPU of this process ({budget.limited_by}) is next to it",
-        why="ranks run on another NUMA node, and everything they send to the GPU crosses between sockets",
-        fix=f"ask for CPUs of NUMA node {format_cpulist({gpu.numa_node or 0 for gpu in far})} too, or other GPUs",
+        f"{_names(far)}: none of the CPUs of this process ({budget.limited_by}) is close",
+        why="ranks run on another NUMA node, so all their GPU traffic crosses sockets",
+        fix=f"request CPUs of NUMA node {format_cpulist({gpu.numa_node or 0 for gpu in far})} as well, or other GPUs",
     )

@@ -3,6 +3,7 @@
 from cpulaunch.doctor.facts import Facts
 from cpulaunch.doctor.findings import GIB, MIB, Finding, advice, ok, problem, skipped
 from cpulaunch.records.host import FEATURES, Library, size_text
+from cpulaunch.view.text import count_text
 
 INSTALL = {
     "debian": "apt-get install libtcmalloc-minimal4",
@@ -32,12 +33,12 @@ def allocator(facts: Facts) -> tuple[Finding, ...]:
     if found:
         return advice(
             f"{found[0].path} is not preloaded",
-            why=f"{found[0].untrusted}: another user could run code in your programs",
+            why=f"{found[0].untrusted}: others could run code in your programs",
             fix=_install_command(facts),
         )
     return advice(
-        "only the C library's is installed",
-        why="programs allocate tensors all the time: tcmalloc and jemalloc reuse memory without calling the kernel",
+        "only the C library's allocator",
+        why="tcmalloc and jemalloc reuse the memory of freed tensors instead of returning it to the kernel",
         fix=_install_command(facts),
     )
 
@@ -50,18 +51,18 @@ def openmp(facts: Facts) -> tuple[Finding, ...]:
         only_asked = "" if usable[0].name == "intel" else ": --openmp llvm uses it"
         return ok(", ".join(dict.fromkeys(library.name for library in usable)) + f" ({usable[0].path}){only_asked}")
     if facts.host.arch != "x86_64":
-        return ok("torch's own: the best choice for this architecture")
+        return ok("torch's own runtime, which is the best choice here")
     if facts.host.torch is not None and "libiomp5" in (facts.host.torch.bundled_openmp or ""):
-        return ok("torch bundles Intel's")
+        return ok("torch includes Intel's runtime")
     if found:
         return advice(
             f"{found[0].path} is not preloaded",
-            why=f"{found[0].untrusted}: another user could run code in your programs",
+            why=f"{found[0].untrusted}: others could run code in your programs",
             fix="pip install intel-openmp",
         )
     return advice(
-        "only torch's own libgomp is installed",
-        why="Intel's runtime starts parallel regions faster, and how long its threads spin can be set",
+        "only torch's own libgomp",
+        why="Intel's runtime starts parallel regions faster, and the time its threads spin can be set",
         fix="pip install intel-openmp",
     )
 
@@ -76,16 +77,17 @@ def two_runtimes(facts: Facts) -> tuple[Finding, ...]:
     if len(preloaded) > 1:
         return problem(
             "LD_PRELOAD names " + " and ".join(preloaded),
-            why="two OpenMP runtimes in one process: each has its own threads, and some pairs crash",
+            why="two OpenMP runtimes in one process compete for cores, and some combinations crash",
             fix="unset LD_PRELOAD",
         )
     if facts.bundled_openmp:
         packages = list(dict.fromkeys(folder.removesuffix(".libs") for folder, _ in facts.bundled_openmp))
         names = ", ".join(packages[:4]) + (", ..." if len(packages) > 4 else "")
         return advice(
-            f"bundled in: {names}",
-            why="a program that computes with torch and with these packages runs two thread pools on the same cores",
-            fix="python -m threadpoolctl -i torch " + " ".join(packages[:2]).replace("scikit_learn", "sklearn"),
+            f"in {names}",
+            why="a program that uses both torch and these packages runs two thread pools on the same cores",
+            fix="see which runtimes load: python -m threadpoolctl -i torch "
+            + " ".join(packages[:2]).replace("scikit_learn", "sklearn"),
         )
     return ok("one OpenMP runtime per process")
 
@@ -99,7 +101,7 @@ def huge_pages(facts: Facts) -> tuple[Finding, ...]:
         return ok(mode)
     return advice(
         "never",
-        why="every 4 KiB of a large tensor cost a page fault, and --huge-pages has no effect",
+        why="without huge pages, large tensors cause a page fault per 4 KiB, and --huge-pages has no effect",
         fix="echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
     )
 
@@ -111,12 +113,12 @@ def _nodes_with_cpus(facts: Facts) -> int:
 def numa_balancing(facts: Facts) -> tuple[Finding, ...]:
     """Whether the kernel moves pages that bound workers have already placed."""
     if _nodes_with_cpus(facts) < 2:
-        return ok("no effect on one NUMA node")
+        return ok("no effect with a single NUMA node")
     if not facts.host.kernel.numa_balancing:
         return ok("off")
     return advice(
         "on",
-        why="bound workers have local pages already: the kernel's scans only cost page faults",
+        why="workers are bound and their memory is local, so the kernel's page scans only cost time",
         fix="sudo sysctl kernel.numa_balancing=0",
     )
 
@@ -125,12 +127,12 @@ def governor(facts: Facts) -> tuple[Finding, ...]:
     """Whether cores run at full speed without delay."""
     chosen = facts.host.kernel.governor
     if chosen is None:
-        return ok("chosen by the hypervisor or the firmware")
+        return ok("not adjustable here (controlled by the hypervisor or the firmware)")
     if chosen == "performance":
         return ok(chosen)
     return advice(
         chosen,
-        why="a core reaches full speed only after it has been busy for a while: short requests run slowly",
+        why="cores raise their frequency only after some load, so short requests run slowly",
         fix="sudo cpupower frequency-set -g performance",
     )
 
@@ -144,27 +146,27 @@ def smt_siblings(facts: Facts) -> tuple[Finding, ...]:
     ours = [cpus for cpus in cores.values() if cpus & allowed]
     halves = [cpus for cpus in ours if not cpus <= allowed]
     if not halves:
-        return ok("this process may use all siblings of its cores")
+        return ok("all SMT siblings are available")
     return advice(
-        f"{len(halves)} of {len(ours)} cores are only partly available",
-        why="another program on the other sibling of a core takes half of its speed",
-        fix="kubelet --cpu-manager-policy-options=full-pcpus-only=true, or a cpuset of whole cores",
+        f"{len(halves)} of {count_text(len(ours), 'core')} only partly available",
+        why="another program on the other SMT sibling can halve the speed of a core",
+        fix="use a cpuset of whole cores (kubelet --cpu-manager-policy-options=full-pcpus-only=true)",
     )
 
 
 def shared_memory(facts: Facts) -> tuple[Finding, ...]:
     """Whether /dev/shm has room for the batches of DataLoader workers."""
     if not facts.live:
-        return skipped("not part of a captured machine")
+        return skipped("not available for a captured machine")
     if facts.shm is None:
         return skipped("there is no /dev/shm here")
     found = f"{size_text(facts.shm.total_bytes)}, {size_text(facts.shm.free_bytes)} free"
-    why = "DataLoader workers pass batches through it; when it is full, SIGBUS kills them"
+    why = "DataLoader workers pass batches through it; when it is full they are killed by SIGBUS"
     fix = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm"
     if facts.shm.total_bytes <= 64 * MIB:
         return problem(found, why=why + " (64 MiB is Docker's default)", fix=fix)
     if facts.shm.free_bytes < 64 * MIB:
-        return problem(found, why=why, fix="ls -l /dev/shm, and remove files that no process uses")
+        return problem(found, why=why, fix="remove leftover files from /dev/shm (ls -l /dev/shm)")
     if facts.shm.total_bytes < GIB:
         return advice(found, why=why, fix=fix)
     return ok(found)
@@ -178,7 +180,7 @@ def memory_policy(facts: Facts) -> tuple[Finding, ...]:
     if permission == "permitted":
         return ok("permitted")
     if permission == "unknown":
-        return skipped("cannot be read from files")
+        return skipped("unknown for a captured machine")
     return advice(
         "not permitted",
         why="memory is placed where it is first touched, which is mostly right because CPUs are still bound",
@@ -197,8 +199,8 @@ def cpu_quota(facts: Facts) -> tuple[Finding, ...]:
         return ok(found)
     return advice(
         found,
-        why=f"other programs start {cpus} threads and are throttled; cpulaunch starts {threads}",
-        fix="a cpuset beside the quota: docker run --cpuset-cpus, kubelet --cpu-manager-policy=static",
+        why=f"programs that start {cpus} threads are throttled; cpulaunch starts {threads}",
+        fix="add a cpuset to the quota (docker run --cpuset-cpus, kubelet --cpu-manager-policy=static)",
     )
 
 
@@ -214,7 +216,7 @@ def swap(facts: Facts) -> tuple[Finding, ...]:
         return ok(found)
     return advice(
         found,
-        why="a step that touches swapped memory takes a thousand times longer",
+        why="a step that accesses swapped memory can take a thousand times longer",
         fix="free memory, then: sudo swapoff -a && sudo swapon -a",
     )
 

@@ -19,7 +19,7 @@ CHECKS: Mapping[str, Check] = {
     "torch's OpenMP": software.loaded_runtimes,
     "allocator": machine.allocator,
     "OpenMP runtime": machine.openmp,
-    "OpenMP in wheels": machine.two_runtimes,
+    "bundled OpenMP": machine.two_runtimes,
     "MKL on AMD": software.mkl_on_amd,
     "AMX": software.hidden_amx,
     "CPU features": machine.cpu_features,
@@ -29,7 +29,7 @@ CHECKS: Mapping[str, Check] = {
     "memory policy": machine.memory_policy,
     "GPUs": gpus.gpu_driver,
     "MIG devices": gpus.gpu_names,
-    "GPU neighbours": gpus.gpu_locality,
+    "GPU locality": gpus.gpu_locality,
     "collectives": collectives,
     "/dev/shm": machine.shared_memory,
     "swap": machine.swap,
@@ -67,7 +67,7 @@ class Report:
         """The report as text for a person; commands are never broken over lines."""
         lines = [line for name, finding in self.findings for line in _lines(name, finding, width=width, color=color)]
         problems, advice = self._count("problem"), self._count("advice")
-        total = f"{count_text(problems, 'problem')}, {count_text(advice, 'piece')} of advice"
+        total = f"{count_text(problems, 'problem') if problems else 'no problems'}, {count_text(advice, 'suggestion')}"
         return "\n".join([*lines, "", total])
 
     def _count(self, status: str) -> int:

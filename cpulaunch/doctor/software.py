@@ -8,6 +8,7 @@ from cpulaunch.doctor.findings import WITH_COMPILER, Finding, Status, advice, ok
 from cpulaunch.doctor.torch_report import BrokenTorch, TorchFacts
 from cpulaunch.plan.placement.threads import first_count
 from cpulaunch.plan.plugin.checks import AUTOLOAD, plugin_missing_reason
+from cpulaunch.view.text import count_text
 
 TORCH_INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
@@ -30,8 +31,8 @@ class _Hazard:
     why: str
 
 
-_FORKS = "threads are pinned while torch is imported: forked DataLoader workers inherit one CPU (pytorch#101850)"
-_FEWER = "fewer threads than requested: compiled kernels give wrong results (pytorch#168965)"
+_FORKS = "pins threads when torch is imported: forked DataLoader workers inherit a single CPU (pytorch#101850)"
+_FEWER = "OpenMP may start fewer threads than requested: compiled kernels give wrong results (pytorch#168965)"
 HAZARDS = (
     _Hazard(name="OMP_DYNAMIC", harmful=lambda value, _: _true(value), status="problem", why=_FEWER),
     _Hazard(
@@ -50,13 +51,13 @@ HAZARDS = (
         name="OMP_NUM_THREADS",
         harmful=lambda value, threads: (first_count(value) or threads + 1) > threads,
         status="advice",
-        why="not a number, or more threads than CPUs that this process may use",
+        why="not a number, or more threads than usable CPUs",
     ),
     _Hazard(
         name="MKL_NUM_THREADS",
         harmful=lambda value, threads: (first_count(value) or threads + 1) > threads,
         status="advice",
-        why="not a number, or more threads than CPUs that this process may use",
+        why="not a number, or more threads than usable CPUs",
     ),
     _Hazard(name="KMP_AFFINITY", harmful=lambda value, _: _pins(value), status="advice", why=_FORKS),
     _Hazard(name="OMP_PROC_BIND", harmful=lambda value, _: _pins(value), status="advice", why=_FORKS),
@@ -70,7 +71,7 @@ HAZARDS = (
         name="ATEN_CPU_CAPABILITY",
         harmful=lambda value, _: value.strip().lower() == "default",
         status="advice",
-        why="torch's own kernels then use only the oldest vector instructions",
+        why="torch's kernels then use only baseline vector instructions",
     ),
 )
 
@@ -90,16 +91,16 @@ def environment(facts: Facts) -> tuple[Finding, ...]:
         for hazard in HAZARDS
         if hazard.name in facts.environ and hazard.harmful(facts.environ[hazard.name], threads)
     )
-    return findings or ok("no harmful variable")
+    return findings or ok("no harmful variables")
 
 
 def torch(facts: Facts) -> tuple[Finding, ...]:
     """Whether torch can be imported and was built for this CPU."""
     if not facts.live:
-        return skipped("the torch of a captured machine cannot be run")
+        return skipped("torch cannot be queried on a captured machine")
     match facts.torch:
         case None:
-            return advice("not installed", why="cpulaunch looks for it in this environment", fix=TORCH_INSTALL)
+            return advice("not installed", why="needed in this environment to run PyTorch programs", fix=TORCH_INSTALL)
         case BrokenTorch(reason=reason):
             why = "`import torch` fails: no program that needs it can start"
             return problem(reason, why=why, fix=f"{TORCH_INSTALL} --force-reinstall")
@@ -110,13 +111,13 @@ def torch(facts: Facts) -> tuple[Finding, ...]:
 def _build(report: TorchFacts, facts: Facts) -> tuple[Finding, ...]:
     parts = [report.version, report.capability]
     parts += [name for name, has in (("oneDNN", report.onednn), ("MKL", report.mkl), ("OpenMP", report.openmp)) if has]
-    found = ", ".join(parts) + f", {report.threads} threads"
+    found = ", ".join(parts) + f", {count_text(report.threads, 'thread')}"
     lacking = [name for name, has in (("oneDNN", report.onednn), ("OpenMP", report.openmp)) if not has]
     if lacking:
-        why = f"built without {' and '.join(lacking)}: products and convolutions are slow or use one thread"
+        why = f"built without {' and '.join(lacking)}: matrix products and convolutions are slow or single-threaded"
         return problem(found, why=why, fix=TORCH_INSTALL)
     if report.capability == "DEFAULT" and "avx2" in facts.host.cpu.isa:
-        why = "this CPU has AVX2 and torch uses none of it"
+        why = "torch does not use this CPU's AVX2"
         return problem(found, why=why, fix="unset ATEN_CPU_CAPABILITY")
     return ok(found)
 
@@ -127,29 +128,29 @@ def plugin(facts: Facts) -> tuple[Finding, ...]:
         return skipped("no torch was found")
     missing = plugin_missing_reason(facts.host, facts.environ)
     if missing is None:
-        return ok("loaded by torch: settings inside torch apply in every worker")
-    fix = "pip install cpulaunch, into the environment of torch"
+        return ok("loaded by torch: settings inside torch take effect")
+    fix = "pip install cpulaunch in the environment of torch"
     if AUTOLOAD in missing:
         fix = f"unset {AUTOLOAD}"
     elif "loads no plugins" in missing:
         fix = TORCH_INSTALL
-    why = "--graph, --precision and the other settings inside torch have no effect, and forks are not guarded"
+    why = "--graph, --precision and the other settings inside torch have no effect, and forks inherit pinned CPUs"
     return advice(missing, why=why, fix=fix)
 
 
 def loaded_runtimes(facts: Facts) -> tuple[Finding, ...]:
     """Whether importing torch loads two OpenMP runtimes."""
     if not isinstance(facts.torch, TorchFacts):
-        return skipped("torch did not report them")
+        return skipped("torch could not be queried")
     files = facts.torch.openmp_files
     if len(files) < 2:
-        return ok(_base(files[0]) if files else "none seen")
+        return ok(_base(files[0]) if files else "none loaded")
     preloaded = facts.environ.get("LD_PRELOAD", "")
     if any(name in preloaded for name in files):
         return ok("the preloaded runtime replaces torch's own")
     return advice(
         " and ".join(map(_base, files)),
-        why="importing torch loads two OpenMP runtimes: each has its own threads, and some pairs crash",
+        why="importing torch loads two OpenMP runtimes, which compete for cores; some combinations crash",
         fix="pip install --force-reinstall torch, from one source (pip or conda) only",
     )
 
@@ -161,15 +162,15 @@ def _base(path: str) -> str:
 def mkl_on_amd(facts: Facts) -> tuple[Finding, ...]:
     """Whether MKL inside torch takes its fast path on AMD."""
     if facts.host.cpu.vendor not in ("AuthenticAMD", "HygonGenuine"):
-        return ok("not an AMD CPU: MKL chooses its fast kernels by itself")
+        return ok("not needed: not an AMD CPU")
     installed = facts.host.torch
     if installed is None or not installed.mkl_dispatch_symbol:
-        return ok("this torch does not need it")
+        return ok("not needed: torch has no MKL")
     if any(library.kind == "mkl-dispatch" for library in facts.host.libraries):
-        return ok("cpulaunch's dispatch library makes MKL take its fast kernels")
+        return ok("cpulaunch's dispatch library makes MKL use its fast kernels")
     return advice(
         "the dispatch library is missing",
-        why="MKL takes a slow path on AMD: fp32 products can be 2.2 times faster, at the same precision",
+        why="MKL uses slow kernels on AMD CPUs: fp32 products can be 2.2 times as fast at the same precision",
         fix=WITH_COMPILER,
     )
 
@@ -183,9 +184,9 @@ def hidden_amx(facts: Facts) -> tuple[Finding, ...]:
     if (cpu.vendor, cpu.family) != ("GenuineIntel", 6) or cpu.model not in AMX_MODELS:
         return ok("not a CPU with AMX")
     if "amx_tile" in cpu.isa:
-        return ok("available: bf16 and int8 products are several times faster")
+        return ok("available")
     return advice(
         "hidden",
-        why="the hypervisor or an old kernel hides AMX, without which bf16 gains little",
-        fix="a kernel from 5.16 on, and a virtual machine type that passes AMX through",
+        why="the hypervisor or an old kernel hides AMX, without which bf16 is hardly faster",
+        fix="use Linux 5.16 or newer, and a virtual machine type that exposes AMX",
     )

@@ -83,7 +83,7 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str]) -> ProgramResul
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ProgramResult(exit_code=None, stderr=f"no answer within {SECONDS:g} s")
+        return ProgramResult(exit_code=None, stderr=f"torch did not answer within {SECONDS:g} s")
     except OSError as error:
         return ProgramResult(exit_code=None, stderr=f"{argv[0]} cannot be started: {error.strerror}")
     return ProgramResult(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
@@ -99,7 +99,7 @@ def read_torch_report(interpreter: str, environ: Mapping[str, str], *, run: Runn
         report = json.loads(result.stdout.strip().splitlines()[-1])
         return None if report.get("absent") is True else _facts(report)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError):
-        return BrokenTorch(reason="its report cannot be read")
+        return BrokenTorch(reason="torch's report could not be parsed")
 
 
 def _facts(report: Mapping[str, Any]) -> TorchFacts:

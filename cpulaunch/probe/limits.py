@@ -1,4 +1,4 @@
-"""What confines this process, and the budget that is left: affinity, cpuset, CPU quota, memory."""
+"""The limits of this process (affinity, cpuset, CPU quota, memory) and the budget that they leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPUSET_FILES = {2: ("cpuset.cpus.effective",), 1: ("cpuset.effective_cpus", "cpu
 MEMSET_FILES = {2: ("cpuset.mems.effective",), 1: ("cpuset.effective_mems", "cpuset.mems", "mems")}
 
 Named = tuple[frozenset[int], str]
-"""Ids and the file that says so."""
+"""A set of ids and the file that it was read from."""
 
 
 def read_limits(root: Root, online: frozenset[int], cgroups: Cgroups) -> Limits:
@@ -137,11 +137,11 @@ def _status_ids(root: Root, key: str) -> frozenset[int] | None:
 
 def _budget(online: frozenset[int], *, affinity: frozenset[int], cpuset: Named | None, quota: Quota | None) -> Budget:
     cpus = affinity & cpuset[0] & online if cpuset else affinity
-    reason = f"all {len(online)} online logical CPUs"
+    reason = f"all {len(online)} online logical CPUs" if len(online) > 1 else "the only online logical CPU"
     if not cpus:
         cpus = affinity
     if cpus != online:
-        reason = f"inherited affinity {format_cpulist(affinity)}"
+        reason = f"CPU affinity {format_cpulist(affinity)}"
         if cpuset and cpus == cpuset[0] & online:
             reason = f"cpuset {format_cpulist(cpuset[0])} ({cpuset[1]})"
     threads = len(cpus)

@@ -20,7 +20,7 @@ def probe_portable() -> Host:
     online = frozenset(range(logical))
     cpus = tuple(LogicalCpu(id=cpu, core=cpu - cpu % threads, socket=0) for cpu in sorted(online))
     affinity = _affinity(online)
-    reason = "all online logical CPUs" if affinity == online else "inherited affinity"
+    reason = "all online logical CPUs" if affinity == online else "CPU affinity"
     budget = Budget(cpus=affinity, threads=len(affinity), limited_by=reason)
     return Host(
         arch=platform.machine(),

@@ -54,17 +54,17 @@ def _resolved(
             family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
             return family, str(address[0])
         except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no valid host name"
+            reason = error.strerror if isinstance(error, OSError) else "invalid host name"
             if time.monotonic() >= deadline or isinstance(error, UnicodeError):
                 raise ProbeError(
                     "host name does not resolve",
                     value=host,
                     source=f"{source}; {reason}",
-                    hint=f"`getent hosts {host}` must print an address on every host of the job",
+                    hint=f"check `getent hosts {host}` on every host of the job",
                 ) from None
         if not waiting:
             waiting = True
-            notify(f"waiting for the host name {host} to resolve (at most {patience_seconds:g} s)")
+            notify(f"waiting up to {patience_seconds:g} s for host name {host} to resolve")
         time.sleep(min(RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
 
 

@@ -29,6 +29,8 @@ def probe_json(host: Host) -> dict[str, Any]:
             "family": host.cpu.family,
             "model": host.cpu.model,
             "platform": host.cpu.platform,
+            "current_mhz": host.cpu.current_mhz,
+            "max_mhz": host.cpu.max_mhz,
             "isa": [name for name in FEATURES if name in host.cpu.isa],
             "features": {name: name in host.cpu.isa for name in FEATURES},
         },
@@ -84,7 +86,7 @@ def probe_text(host: Host, *, width: int, color: bool) -> str:
         ("cores", _cores(host)),
         ("caches", _caches(host)),
         ("memory", _memory(host)),
-        ("features", [" ".join(name for name in FEATURES if name in host.cpu.isa) or "none of those that torch uses"]),
+        ("features", [" ".join(name for name in FEATURES if name in host.cpu.isa) or "none that torch uses"]),
         ("limits", _limits(host)),
         ("budget", [_budget(host)]),
         ("kernel", _kernel(host)),
@@ -120,8 +122,16 @@ def _cpu(host: Host) -> list[str]:
         cpu.model_name or "unknown model",
         host.arch,
         " ".join(number for number in numbers if number),
+        _frequency(cpu.current_mhz, cpu.max_mhz),
         cpu.platform or "",
     ]
+
+
+def _frequency(current_mhz: float | None, max_mhz: float | None) -> str:
+    """Frequencies in GHz: "2.6 GHz", "2.6 GHz, at most 4.1 GHz"; empty if unknown."""
+    current = "" if current_mhz is None else f"{current_mhz / 1000:.1f} GHz"
+    highest = "" if max_mhz is None else f"at most {max_mhz / 1000:.1f} GHz"
+    return ", ".join(part for part in (current, highest) if part)
 
 
 def _cores(host: Host) -> list[str]:
@@ -131,7 +141,7 @@ def _cores(host: Host) -> list[str]:
     return [
         count_text(sockets, "socket"),
         count_text(len(host.numa_nodes), "NUMA node") if host.numa_nodes else "no NUMA nodes",
-        count_text(len(cores), "core") + (f" ({efficient} of them efficiency cores)" if efficient else ""),
+        count_text(len(cores), "core") + (f" ({efficient} efficiency cores)" if efficient else ""),
         count_text(len(host.cpus), "logical CPU"),
         f"offline {format_cpulist(host.offline_cpus)}" if host.offline_cpus else "",
     ]
@@ -189,10 +199,10 @@ def _gpu(gpu: Gpu) -> str:
     """A GPU: vendor, model, place, MIG devices or tiles, and whether this process may open it."""
     parts = f"{gpu.index} {gpu.vendor} {gpu.model or ''}".rstrip() + f" {gpu.pci}{_near(gpu.numa_node)}"
     if gpu.mig:
-        parts += f", {len(gpu.mig)} MIG devices"
+        parts += f", {count_text(len(gpu.mig), 'MIG device')}"
     if gpu.tiles > 1:
         parts += f", {gpu.tiles} tiles"
-    return parts if gpu.accessible else f"{parts}, not open to this process"
+    return parts if gpu.accessible else f"{parts}, not accessible to this process"
 
 
 def _library(library: Library) -> str:
@@ -206,13 +216,13 @@ def _torch(host: Host) -> Iterator[str]:
     yield f"{host.torch.version:12} {host.torch.path}"
     if host.torch.bundled_openmp:
         yield f"OpenMP       {host.torch.bundled_openmp}"
-    plugin = "cpulaunch's, loaded by torch" if host.torch.plugin else "none: settings inside torch have no effect"
+    plugin = "cpulaunch (loaded by torch)" if host.torch.plugin else "none, so settings inside torch have no effect"
     yield f"plugin       {plugin}"
     yield from (f"extension    {name}" for name in host.torch.extensions)
 
 
 def _near(node: int | None) -> str:
-    return "" if node is None else f" near NUMA node {node}"
+    return "" if node is None else f" on NUMA node {node}"
 
 
 def _distances(host: Host) -> Iterator[str]:

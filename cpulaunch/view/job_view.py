@@ -24,7 +24,7 @@ def job_title(plan: LaunchPlan, job: JobPlan) -> str:
     """How many ranks there are, and where."""
     ranks = count_text(plan.world_size, "rank")
     fewest, most = job.hosts
-    here = f", {len(plan.workers)} of them here" if len(plan.workers) < plan.world_size else ""
+    here = f", {len(plan.workers)} started here" if len(plan.workers) < plan.world_size else ""
     if most == 1:
         return f"{ranks} on one host{here}"
     hosts = f"{most} hosts" if fewest == most else f"{fewest} to {most} hosts"

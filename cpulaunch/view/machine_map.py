@@ -20,7 +20,7 @@ DIM, EFFICIENCY_COLOR = 2, 34
 FEW_CORES = 32
 """Up to this many cores all SMT siblings are written out; on larger machines a legend says how they are numbered."""
 
-MARKS = {"l": "for worker N's DataLoader workers", "c": "for worker N's oneCCL"}
+MARKS = {"l": "DataLoader workers of worker N", "c": "oneCCL threads of worker N"}
 
 
 def machine_map(
@@ -80,7 +80,7 @@ class _Style:
         """An explanation for each mark that occurs on the map."""
         lines = []
         if not self.all_siblings:
-            lines.append(f"n: the first CPU of a core; its SMT sibling: n+{self.step}")
+            lines.append(f"n: first CPU of a core; its SMT sibling is n+{self.step}")
         elif any(len(core.cpus) > 1 for core in self.cores):
             lines.append("a,b: SMT siblings of one core")
         if self.with_owners:
@@ -89,7 +89,7 @@ class _Style:
         if any(core.efficiency for core in self.cores):
             lines.append("e: efficiency core")
         if not all(core.usable for core in self.cores):
-            lines.append("x: outside this process's budget")
+            lines.append("x: not available to this process")
         if host.offline_cpus:
             lines.append(f"offline CPUs (not drawn): {format_cpulist(host.offline_cpus)}")
         return lines

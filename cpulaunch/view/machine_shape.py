@@ -95,7 +95,7 @@ def sibling_step(host: Host) -> int | None:
 def _l3_title(cache: Cache, members: list[LogicalCpu]) -> str:
     """The cache's size, and all its CPUs if some of them are drawn in another box."""
     title = f"L3 {size_text(cache.bytes)}".strip()
-    return title if len(cache.cpus) == len(members) else f"{title} of CPUs {format_cpulist(cache.cpus)}"
+    return title if len(cache.cpus) == len(members) else f"{title}, shared by CPUs {format_cpulist(cache.cpus)}"
 
 
 def _split(cpus: Iterable[LogicalCpu], key: Callable[[LogicalCpu], T]) -> list[list[LogicalCpu]]:

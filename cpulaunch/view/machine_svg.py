@@ -10,6 +10,7 @@ from html import escape
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import Host
 from cpulaunch.view.machine_shape import DrawnCore, L3Group, NodeGroup, Owners, SocketGroup, machine_shape, node_title
+from cpulaunch.view.text import count_text
 
 PAGE, GAP, PADDING, TITLE = 1160, 8, 10, 20
 CELL_WIDTH, LINE = 34, 14
@@ -145,14 +146,14 @@ def _flow(boxes: Sequence[_Box], *, width: float, gap: float) -> _Box:
 def _heading(host: Host) -> str:
     cores = len({cpu.core for cpu in host.cpus})
     name = host.cpu.model_name or host.arch
-    return f"{name} · {cores:,} cores · {len(host.cpus):,} logical CPUs"
+    return f"{name} · {count_text(cores, 'core')} · {count_text(len(host.cpus), 'logical CPU')}"
 
 
 def _notes(host: Host, cells: _Cells) -> Iterable[str]:
-    yield "Every small box is a core with its logical CPUs" + (" and its worker." if cells.with_owners else ".")
+    yield "Each small box is a core with its logical CPUs" + (" and its worker." if cells.with_owners else ".")
     if any(core.efficiency for core in cells.cores):
         yield "Green: efficiency cores."
     if not all(core.usable for core in cells.cores):
-        yield f"Dashed: outside this process's budget ({host.limits.budget.limited_by})."
+        yield f"Dashed: not available to this process ({host.limits.budget.limited_by})."
     if host.offline_cpus:
         yield f"Offline, not drawn: {format_cpulist(host.offline_cpus)}."

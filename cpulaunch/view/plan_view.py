@@ -69,9 +69,9 @@ def _title(plan: LaunchPlan) -> str:
     if plan.job is not None:
         workers = job_title(plan, plan.job)
     else:
-        workers = "one worker" if plan.world_size == 1 else f"{plan.world_size} instances"
+        workers = "1 worker" if plan.world_size == 1 else f"{plan.world_size} instances"
         if len(plan.workers) < plan.world_size:
-            workers += f", {len(plan.workers)} of them started"
+            workers += f", {len(plan.workers)} started here"
     return f"{workers}, profile {plan.profile}" if plan.profile else workers
 
 
@@ -97,7 +97,7 @@ def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
 def _number(worker: WorkerPlan) -> str:
     """The worker's number: its rank; its local rank while the rank is not known; its index if it is no rank."""
     if worker.local_rank is not None and worker.rank is None:
-        return f"local {worker.local_rank}"
+        return f"local rank {worker.local_rank}"
     return str(worker.index if worker.rank is None else worker.rank)
 
 
@@ -112,12 +112,12 @@ _COLUMNS: tuple[Column, ...] = (
     ("memory", _memory),
     ("threads", lambda worker: str(worker.threads)),
     ("GPU", lambda worker: "-" if worker.gpu is None else str(worker.gpu)),
-    ("loader CPUs", lambda worker: format_cpulist(worker.loader_cpus) or "-"),
+    ("DataLoader CPUs", lambda worker: format_cpulist(worker.loader_cpus) or "-"),
     ("oneCCL CPUs", lambda worker: format_cpulist(worker.ccl_cpus) or "-"),
 )
 _OPTIONAL: dict[str, Callable[[WorkerPlan], bool]] = {
     "GPU": lambda worker: worker.gpu is not None,
-    "loader CPUs": lambda worker: bool(worker.loader_cpus),
+    "DataLoader CPUs": lambda worker: bool(worker.loader_cpus),
     "oneCCL CPUs": lambda worker: bool(worker.ccl_cpus),
 }
 """Columns that are shown only if at least one worker has a value for them."""

@@ -7,7 +7,7 @@ from cpulaunch.profile.model import Choice, Conditions, Profile
 from cpulaunch.profile.selection import UserProfiles, auto_profiles, presets
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
-from cpulaunch.view.text import wrapped
+from cpulaunch.view.text import count_text, wrapped
 
 TITLES = {"situation": "Situations", "server": "Servers", "intent": "Intents"}
 NAME_WIDTH = 18
@@ -38,7 +38,7 @@ def list_text(host: Host, *, own: UserProfiles, width: int) -> str:
                 lines += _row(preset.name, preset.summary, marked=preset.name in picked, width=width)
         lines += [""]
     if own.found:
-        lines += [f"Your own ({own.folder})"]
+        lines += [f"Your profiles ({own.folder})"]
         for name, found in own.found:
             summary = f"error: {found.summary}" if isinstance(found, UsageError) else found.summary
             lines += _row(name, summary, marked=False, width=width)
@@ -127,5 +127,5 @@ def _choice_lines(head: str, choice: Choice, width: int) -> Iterable[str]:
 
 def validate_text(file: str, profile: Profile) -> str:
     """One line saying that the profile read from this file is valid."""
-    counts = f"{len(profile.settings)} settings, {len(profile.env)} variables"
+    counts = f"{count_text(len(profile.settings), 'setting')}, {count_text(len(profile.env), 'variable')}"
     return f"{file}: OK ({profile.kind}, {counts})"

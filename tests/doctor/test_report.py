@@ -51,12 +51,15 @@ def test_torch_is_absent():
         ),
         (ProgramResult(exit_code=-11), "killed by signal 11"),
         (ProgramResult(exit_code=3), "ended with exit code 3"),
-        (ProgramResult(exit_code=None, stderr="no answer within 120 s"), "no answer within 120 s"),
-        (ProgramResult(exit_code=0, stdout=""), "its report cannot be read"),
-        (ProgramResult(exit_code=0, stdout="garbage"), "its report cannot be read"),
-        (ProgramResult(exit_code=0, stdout="[1]"), "its report cannot be read"),
-        (ProgramResult(exit_code=0, stdout='{"version": "2"}'), "its report cannot be read"),
-        (ProgramResult(exit_code=0, stdout=json.dumps(SAID | {"threads": "many"})), "its report cannot be read"),
+        (
+            ProgramResult(exit_code=None, stderr="torch did not answer within 120 s"),
+            "torch did not answer within 120 s",
+        ),
+        (ProgramResult(exit_code=0, stdout=""), "could not be parsed"),
+        (ProgramResult(exit_code=0, stdout="garbage"), "could not be parsed"),
+        (ProgramResult(exit_code=0, stdout="[1]"), "could not be parsed"),
+        (ProgramResult(exit_code=0, stdout='{"version": "2"}'), "could not be parsed"),
+        (ProgramResult(exit_code=0, stdout=json.dumps(SAID | {"threads": "many"})), "could not be parsed"),
     ],
 )
 def test_torch_is_broken(answer, reason):
@@ -149,11 +152,11 @@ def test_the_report_as_an_object():
 def test_the_report_for_a_person():
     lines = run_checks(facts(machine(libraries=()))).as_text(width=80, color=False).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("advice  allocator"))
-    assert lines[at] == "advice  allocator        only the C library's is installed"
-    assert lines[at + 1].startswith("        why: programs allocate tensors")
+    assert lines[at] == "advice  allocator        only the C library's allocator"
+    assert lines[at + 1].startswith("        why: tcmalloc and jemalloc reuse")
     assert "        fix: apt-get install libtcmalloc-minimal4" in lines
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "0 problems, 2 pieces of advice"
+    assert lines[-1] == "no problems, 2 suggestions"
     assert not any("\x1b" in line for line in lines)
 
 

@@ -30,7 +30,7 @@ def test_inherited_affinity() -> None:
     limits = limits_with({}, affinity="2-3,6", mems_allowed="0")
     assert limits.affinity == {2, 3, 6}
     assert limits.memory_nodes == {0}
-    assert budget(limits) == ("2-3,6", 3, "inherited affinity 2-3,6")
+    assert budget(limits) == ("2-3,6", 3, "CPU affinity 2-3,6")
 
 
 def test_affinity_as_a_mask() -> None:
@@ -53,7 +53,7 @@ def test_cpuset(version: str) -> None:
 
 def test_affinity_inside_a_cpuset() -> None:
     limits = limits_with({}, cgroup="v2", cpuset="4-7", affinity="5-6")
-    assert budget(limits) == ("5-6", 2, "inherited affinity 5-6")
+    assert budget(limits) == ("5-6", 2, "CPU affinity 5-6")
 
 
 def test_a_cgroup_without_cpuset_takes_its_ancestors() -> None:

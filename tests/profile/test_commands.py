@@ -28,12 +28,12 @@ def test_the_list_marks_what_auto_picks():
     assert marked == ["container", "xeon-amx"]
     assert all(preset.name in text for preset in presets())
     assert max(map(len, text.splitlines())) <= 80
-    assert "Your own" not in text
+    assert "Your profiles" not in text
 
 
 def test_the_list_shows_own_profiles_and_what_is_wrong_with_them(folder):
     lines = list_text(EMERALD, own=user_profiles(folder), width=200).splitlines()
-    own = lines[lines.index(f"Your own ({folder})") + 1 :]
+    own = lines[lines.index(f"Your profiles ({folder})") + 1 :]
     assert own[0].split(maxsplit=1) == ["broken", f"error: profile is not TOML: {own[0].split(': ', 2)[2]}"]
     assert own[1].split() == ["mine", "mine"]
 
@@ -87,7 +87,7 @@ def test_show_says_where_a_profile_of_ones_own_is(folder):
 def test_validate(folder):
     assert (
         validate_text(f"{folder}/mine.toml", read_profile(f"{folder}/mine.toml"))
-        == f"{folder}/mine.toml: OK (intent, 1 settings, 0 variables)"
+        == f"{folder}/mine.toml: OK (intent, 1 setting, 0 variables)"
     )
     with pytest.raises(UsageError) as caught:
         validate_text(f"{folder}/broken.toml", read_profile(f"{folder}/broken.toml"))

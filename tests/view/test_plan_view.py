@@ -87,7 +87,7 @@ def test_shared_cpus_are_not_drawn_as_owned() -> None:
 def test_text_says_what_is_not_bound_not_started_and_not_listed() -> None:
     assert "not bound" in text(HOST, "--binder none")
     assert "first touch" in text(HOST, "--binder none")
-    assert text(HOST, "--instances 4 --instance-index 1").startswith("4 instances, 1 of them started")
+    assert text(HOST, "--instances 4 --instance-index 1").startswith("4 instances, 1 started here")
     many = machine(cores=40)
     assert "… and 8 more" in text(many, "--instances 40")
     assert "(unset)" in text(HOST, "--affinity none", environ={"KMP_AFFINITY": "x"})
@@ -125,8 +125,8 @@ def test_json_of_a_job_has_its_ranks_and_the_job() -> None:
     [
         ("--nproc-per-node 2", "2 ranks on one host", "1     4-7   preferred 1  4"),
         ("--standalone --cpus 0-3", "1 rank on one host", "0     0-3   preferred 0  4"),
-        ("--nnodes 2 --node-rank 1 --master-addr a", "2 ranks on 2 hosts, 1 of them here", "1     0-7"),
-        ("--nnodes 1:2 --rdzv-backend c10d", "2 ranks on 1 to 2 hosts, 1 of them here", "local 0  0-7"),
+        ("--nnodes 2 --node-rank 1 --master-addr a", "2 ranks on 2 hosts, 1 started here", "1     0-7"),
+        ("--nnodes 1:2 --rdzv-backend c10d", "2 ranks on 1 to 2 hosts, 1 started here", "local rank 0  0-7"),
     ],
 )
 def test_text_of_a_job_names_its_ranks(flags: str, title: str, row: str) -> None:
