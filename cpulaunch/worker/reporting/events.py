@@ -1,7 +1,7 @@
-"""Events that a worker reports to its launch: lines of JSON, appended to one file by the worker and its children.
+"""What a worker tells its launch: one JSON object a line, appended to a file of this worker and its children.
 
-Each line is one write to a file opened for appending, so that lines of several processes and threads never mix, and
-events survive however the process ends. Source: open(2), O_APPEND; POSIX write(2).
+A line is one write to a file opened for appending, so that lines of several processes and threads never mix, and what
+was told survives however the process ends. Source: open(2), O_APPEND; POSIX write(2).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def report_event(event: str, **facts: Any) -> None:
-    """Effect: appends the event to the launch's file; without such a file, none. Never raises for a full disk."""
+def tell(event: str, **facts: Any) -> None:
+    """Effect: the launch knows of the event; without a launch that listens, none. Never raises for a full disk."""
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return
@@ -36,10 +36,10 @@ def report_event(event: str, **facts: Any) -> None:
         os.close(descriptor)
 
 
-class MetricQueue:
-    """Metrics of this process before they are written: the first thousand at once, later ones once a second.
+class Figures:
+    """One process's figures on their way: at once, but once a second after the first thousand.
 
-    A program may report a metric at each step of a long loop, and events stay on disk until the launch ends.
+    A program may tell one for each step of a long loop, and all are kept on disk until the run is over.
     """
 
     FREE = 1000
@@ -47,18 +47,15 @@ class MetricQueue:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._reset()
-
-    def _reset(self) -> None:
         self._pid = os.getpid()
         self._free = self.FREE
         self._next_at = 0.0
         self._waiting: dict[str, float] = {}
 
     def take(self, name: str, value: float) -> dict[str, float]:
-        """The metrics to report now. Effect: a metric that is not among them is kept for later."""
-        if self._pid != os.getpid():  # A forked child has metrics of its own.
-            self._reset()
+        """What is to be told now. Effect: the figure, if it is not among these, waits."""
+        if self._pid != os.getpid():
+            self.__init__(self._clock)  # type: ignore[misc]  # A forked child has figures of its own.
         self._waiting[name] = value
         now = self._clock()
         if self._free > 0:
@@ -69,35 +66,35 @@ class MetricQueue:
         return self.rest()
 
     def rest(self) -> dict[str, float]:
-        """The last value of each metric that is kept for later. Effect: empties the queue."""
+        """The last figures of each name that wait. Effect: none waits."""
         waiting, self._waiting = (self._waiting if self._pid == os.getpid() else {}), {}
         return waiting
 
 
-_queues: list[MetricQueue] = []
+_figures: list[Figures] = []
 
 
-def report_metric(name: str, value: float) -> None:
-    """Effect: reports the metric to the launch, if there is one. Raises: TypeError or ValueError, launch or not."""
+def tell_metric(name: str, value: float) -> None:
+    """Effect: the launch has the figure. Raises: TypeError or ValueError, with a launch and without one alike."""
     checked = _checked_name(name), _checked_value(value)
     if not os.environ.get(EVENTS_VARIABLE):
         return
-    if not _queues:
+    if not _figures:
         import atexit
         import time
 
-        _queues.append(MetricQueue(time.monotonic))
-        atexit.register(_report_rest)
-    _report_all(_queues[0].take(*checked))
+        _figures.append(Figures(time.monotonic))
+        atexit.register(_tell_rest)
+    _tell_all(_figures[0].take(*checked))
 
 
-def _report_rest() -> None:
-    _report_all(_queues[0].rest())
+def _tell_rest() -> None:
+    _tell_all(_figures[0].rest())
 
 
-def _report_all(metrics: dict[str, float]) -> None:
-    for name, value in metrics.items():
-        report_event("metric", name=name, value=value)
+def _tell_all(figures: dict[str, float]) -> None:
+    for name, value in figures.items():
+        tell("metric", name=name, value=value)
 
 
 def _checked_name(name: object) -> str:
@@ -109,7 +106,7 @@ def _checked_name(name: object) -> str:
 
 
 def _checked_value(value: object) -> float:
-    """The value as a float: a number, or an object that converts to one, such as numpy's and torch's scalars."""
+    """The number as a float: any that knows how to become one, such as numpy's and torch's scalars."""
     convertible = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
     if not convertible or isinstance(value, bool):
         raise TypeError(f"a metric's value is a number, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The commands under "Coming from torchrun" in the README, with torchrun as an alias of cpulaunch."""
+"""The commands under "From torchrun" in docs/migrating.md, with torchrun as an alias of cpulaunch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 REPOSITORY = Path(__file__).parents[3]
 
 
-def readme_commands() -> list[str]:
-    """The lines of the section's code block that call torchrun."""
-    section = (REPOSITORY / "README.md").read_text().split("## Coming from torchrun")[1].split("\n## ")[0]
-    return [line for line in section.split("```")[1].splitlines() if "torchrun " in line]
+def shown_commands() -> list[str]:
+    """The commands of the section's first code block; a backslash joins lines."""
+    section = (REPOSITORY / "docs/migrating.md").read_text().split("\n## From torchrun")[1].split("\n## ")[0]
+    return section.split("```")[1].replace("\\\n", "").strip().splitlines()
 
 
-def test_the_readme_has_such_commands() -> None:
-    assert len(readme_commands()) >= 5
+def test_the_page_shows_commands_of_torchrun() -> None:
+    assert len([command for command in shown_commands() if "torchrun " in command]) >= 5
 
 
-@pytest.mark.parametrize("command", readme_commands())
+@pytest.mark.parametrize("command", shown_commands())
 def test_each_command_trains_under_the_alias(command: str, tmp_path: Path) -> None:
     python = shlex.quote(sys.executable)
     script = f"""shopt -s expand_aliases
