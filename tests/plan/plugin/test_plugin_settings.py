@@ -172,7 +172,7 @@ def test_the_text_names_the_variable_without_its_json() -> None:
 
 def test_the_table_and_the_map_show_the_loaders_cores() -> None:
     text = plan_text(plan(HOST, "--instances 2 --dataloader-workers 1"), HOST, width=80, color=False)
-    assert "worker  CPUs  memory       threads  loader CPUs" in text
+    assert "worker  CPUs  memory       threads  DataLoader CPUs" in text
     assert "1       4-6   preferred 1  3        7" in text
     assert " w1 w1 w1 l1 " in text
     assert "lN: for worker N's DataLoader workers" in text
