@@ -2,7 +2,7 @@
 
 from cpulaunch.doctor.facts import Facts
 from cpulaunch.doctor.findings import MIB, WITH_COMPILER, Finding, advice, ok, skipped
-from cpulaunch.view.text import count_text
+from cpulaunch.records.host import count_text
 
 RANK_BYTES = 26 * MIB
 """Free space in /dev/shm that each rank of oneCCL 2022.1 needs; the backend does not start with less."""

@@ -3,8 +3,7 @@
 from cpulaunch.doctor.facts import Facts
 from cpulaunch.doctor.findings import Finding, advice, ok, problem, skipped
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.host import Gpu
-from cpulaunch.view.text import count_text
+from cpulaunch.records.host import Gpu, count_text
 
 MODULES = {"nvidia": "nvidia", "amd": "amdgpu", "intel": "xe"}
 """Vendor -> the kernel module that is its driver."""

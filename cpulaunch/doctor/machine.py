@@ -2,8 +2,7 @@
 
 from cpulaunch.doctor.facts import Facts
 from cpulaunch.doctor.findings import GIB, MIB, Finding, advice, ok, problem, skipped
-from cpulaunch.records.host import FEATURES, Library, size_text
-from cpulaunch.view.text import count_text
+from cpulaunch.records.host import FEATURES, Library, count_text, size_text
 
 INSTALL = {
     "debian": "apt-get install libtcmalloc-minimal4",

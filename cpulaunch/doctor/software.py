@@ -8,7 +8,7 @@ from cpulaunch.doctor.findings import WITH_COMPILER, Finding, Status, advice, ok
 from cpulaunch.doctor.torch_report import BrokenTorch, TorchFacts
 from cpulaunch.plan.placement.threads import first_count
 from cpulaunch.plan.plugin.checks import AUTOLOAD, plugin_missing_reason
-from cpulaunch.view.text import count_text
+from cpulaunch.records.host import count_text
 
 TORCH_INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 

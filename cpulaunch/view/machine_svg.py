@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from html import escape
 
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, count_text
 from cpulaunch.view.machine_shape import DrawnCore, L3Group, NodeGroup, Owners, SocketGroup, machine_shape, node_title
-from cpulaunch.view.text import count_text
 
 PAGE, GAP, PADDING, TITLE = 1160, 8, 10, 20
 CELL_WIDTH, LINE = 34, 14

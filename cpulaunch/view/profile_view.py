@@ -6,8 +6,8 @@ from typing import Any
 from cpulaunch.profile.model import Choice, Conditions, Profile
 from cpulaunch.profile.selection import UserProfiles, auto_profiles, presets
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.host import Host
-from cpulaunch.view.text import count_text, wrapped
+from cpulaunch.records.host import Host, count_text
+from cpulaunch.view.text import wrapped
 
 TITLES = {"situation": "Situations", "server": "Servers", "intent": "Intents"}
 NAME_WIDTH = 18
