@@ -91,7 +91,8 @@ def _launch_supervised(
     from cpulaunch.launch.output.routing import open_output_routing
     from cpulaunch.launch.process.descriptors import fd_shortage_error
     from cpulaunch.launch.process.guard import fork_supervisor
-    from cpulaunch.launch.supervision.supervise import SupervisorOptions, supervise
+    from cpulaunch.launch.supervision.supervise import supervise
+    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
     try:
         link = fork_supervisor(notify, workers=len(specs), directory=directory)

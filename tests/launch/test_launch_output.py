@@ -212,7 +212,7 @@ def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
     outcome = launcher.run(shell("echo $$ > pid; exec sleep 600"), late, log_dir=".")
     assert outcome.code == 125
     assert outcome.error == (
-        "cpulaunch: error: output of the workers cannot be written; they were ended: "
+        "cpulaunch: error: cannot write the workers' output; all workers were terminated: "
         "./worker-1.log (No space left on device)\n"
         "hint: free space there, or choose another --log-dir\n"
     )

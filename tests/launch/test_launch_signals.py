@@ -398,7 +398,7 @@ def test_no_process_is_left_after_an_error_in_the_supervisor(launcher):
         from cpulaunch.launch.process.guard import fork_supervisor
         from cpulaunch.launch.output.routing import open_output_routing
         from cpulaunch.launch.process.exec_spec import ExecSpec
-        from cpulaunch.launch.supervision.supervise import Supervisor, SupervisorOptions
+        from cpulaunch.launch.supervision.supervisor import Supervisor, SupervisorOptions
         from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
         worker = WorkerPlan(index=0, cpus=frozenset(), numa_nodes=frozenset(), mempolicy="none", threads=1, env=(),
@@ -415,7 +415,7 @@ def test_no_process_is_left_after_an_error_in_the_supervisor(launcher):
                 time.sleep(0.01)
             raise ZeroDivisionError("the clock broke")
 
-        with Supervisor(routing, options, clock=clock, calendar=time.time) as supervisor:
+        with Supervisor(routing, options, clock=clock, wall_clock=time.time) as supervisor:
             supervisor.start([spec], routing.stdio)
             supervisor.run()
     """)

@@ -162,7 +162,8 @@ def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> 
     from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
     from cpulaunch.launch.process.descriptors import fd_shortage_error
     from cpulaunch.launch.process.guard import fork_supervisor
-    from cpulaunch.launch.supervision.supervise import SupervisorOptions, ending_signals, supervise
+    from cpulaunch.launch.supervision.supervise import ending_signals, supervise
+    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
     try:
         link = fork_supervisor(notify, workers=2 * len(run.specs), directory=run.directory)

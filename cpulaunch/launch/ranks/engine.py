@@ -21,28 +21,28 @@ from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, 
 from cpulaunch.launch.ranks.output import open_rank_routing
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
-from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
-from cpulaunch.launch.supervision.supervise import SupervisorOptions, ending_signals, supervise
+from cpulaunch.launch.supervision.result import LaunchResult
+from cpulaunch.launch.supervision.supervise import ending_signals, supervise
+from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 from cpulaunch.records.plan import JobPlan, LaunchPlan
-from cpulaunch.records.record import fields, record
+from cpulaunch.records.record import record, replace
 from cpulaunch.system.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from cpulaunch.launch.monitor.watch import Watch
 
-MOST_LOST_PORTS = 3
-"""Somebody who takes port after port from us does not do so by chance."""
+MAX_LOST_PORTS = 3
+"""A process that takes one port after another does not do so by chance."""
 
 
 @record
 class _RankRun:
-    """What all attempts of a job share. `private`: the directory that is gone afterwards, if there is one.
+    """What all attempts of a job share. `private`: the directory to remove after the run, if there is one.
 
-    `error_file`: where the launch itself is to tell of its failure, "" for nowhere.
+    `error_file`: the file in which a caller expects the exception of a failed job; "" for none.
     """
 
     plan: LaunchPlan
@@ -92,7 +92,7 @@ def launch_ranks(
 
 
 def _private_directory(plan: LaunchPlan, folder: RunFolder, environ: Mapping[str, str]) -> str | None:
-    """Where error files and events go that nobody asked to keep."""
+    """The directory for error files and events that the user does not want to keep; None if none are written."""
     if folder.path is not None and not folder.kept:
         return folder.path
     return make_private_directory(environ) if plan.launch.watched else None
@@ -106,10 +106,10 @@ def random_id() -> str:
 
 
 def _supervised(run: _RankRun) -> LaunchResult:
-    """How the ranks ended, supervised in a process of its own."""
+    """How the ranks ended, in a process of its own. Effect: the first failure's exception is in the error file."""
     try:
         link = fork_supervisor(run.notify, workers=len(run.specs), directory=run.private)
-        result = _attempts(run, link)
+        result = _run_attempts(run, link)
     except OSError as error:
         raise fd_shortage_error(error) from None
     if result.first_failure is not None and run.error_file:
@@ -118,7 +118,7 @@ def _supervised(run: _RankRun) -> LaunchResult:
 
 
 def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
-    """Effect: whoever gave this launch an error file finds in it what the first rank to fail wrote."""
+    """Effect: the launch's own error file holds the exception that the first rank to fail recorded."""
     rank = next(each for each in result.workers if each.index == result.first_failure)
     if rank.error is None:
         return
@@ -127,8 +127,8 @@ def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
     copy_error_file(files.error_file(rank.index), run.error_file, exit_code=code)
 
 
-def _attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
-    """How the ranks ended at last: restarted after a failure, or because somebody else took their port."""
+def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
+    """How the ranks ended in the last attempt: they are restarted after a failure, and after a loss of their port."""
     restarts = lost_ports = 0
     options = SupervisorOptions(
         inherited=link.inherited,
@@ -139,32 +139,32 @@ def _attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
     )
     while True:
         with PortReservation(run.job.master_port) as reservation:
-            result = _attempt(run, options, port=reservation.port, restarts=restarts)
-            taken = _taken(result, reservation)
+            result = _run_attempt(run, options, port=reservation.port, restarts=restarts)
+            lost_port = _lost_port(result, reservation)
         if result.first_failure is None or result.output_error is not None or end_requested(result, options):
             return result
-        if taken is not None and run.job.master_port is None and lost_ports < MOST_LOST_PORTS:
+        if lost_port is not None and run.job.master_port is None and lost_ports < MAX_LOST_PORTS:
             lost_ports += 1
-            run.notify(f"{taken}: the ranks are started again with another one")
+            run.notify(f"{lost_port}; restarting the ranks with a new port")
         elif restarts < run.job.max_restarts:
             restarts += 1
-            run.notify(_restarting(result, restarts, run.job.max_restarts))
+            run.notify(_restart_text(result, restarts, run.job.max_restarts))
         else:
-            if taken is not None:
-                run.notify(taken)
+            if lost_port is not None:
+                run.notify(lost_port)
             return result
 
 
-def _taken(result: LaunchResult, reservation: PortReservation) -> str | None:
-    """Who listens on the port of ranks that failed and are gone, in words; None: nobody does."""
+def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None:
+    """Which process took the port of ranks that have failed and ended, as text; None if none did."""
     if result.first_failure is None or not reservation.is_taken():
         return None
-    holder = port_holder(reservation.port)
-    return f"{'another process' if holder is None else holder} listens on the ranks' port {reservation.port}"
+    holder = port_holder(reservation.port) or "another process"
+    return f"port {reservation.port} of the ranks was taken by {holder}"
 
 
 def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
-    """Whether a signal that ends launches came by now, after the ranks ended too, or the launcher is gone."""
+    """Whether the launch is to end: by a signal that came until now, or because the guard is gone."""
     if result.end_requested:
         return True
     poll = select.poll()
@@ -175,66 +175,54 @@ def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
     return not numbers or any(number in ENDING or number in options.ending_signals for number in numbers)
 
 
-def _restarting(result: LaunchResult, restarts: int, most: int) -> str:
+def _restart_text(result: LaunchResult, restarts: int, max_restarts: int) -> str:
     from cpulaunch.launch.supervision.failure_text import exit_text
 
     failed = next(rank for rank in result.workers if rank.index == result.first_failure)
     count = len(result.workers)
-    whom = "it is started again" if count == 1 else f"the {count} ranks are started again"
-    return f"rank {failed.rank} failed ({exit_text(failed)}): {whom}, attempt {restarts + 1} of {most + 1}"
+    ranks = "it" if count == 1 else f"all {count} ranks"
+    attempt = f"attempt {restarts + 1} of {max_restarts + 1}"
+    return f"rank {failed.rank} failed ({exit_text(failed)}): restarting {ranks}, {attempt}"
 
 
-def _attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
-    """How the ranks ended in one attempt."""
+def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
+    """How the ranks ended in one attempt. Effect: they run, with new directories for their files."""
     files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs))
-    specs = [
-        with_variables(spec, _variables(run, files, spec.worker, port=port, restarts=restarts)) for spec in run.specs
-    ]
-    watch = None
-    if run.private is not None and run.plan.launch.watched:
-        watch, specs = _watched(run, specs)
-    values = {name: getattr(options, name) for name in fields(SupervisorOptions)} | {"watch": watch}
-    result = supervise(specs, open_rank_routing(run.plan, run.job, files), SupervisorOptions(**values))
-    return _told(run, result, files, restarts)
-
-
-def _variables(run: _RankRun, files: RankFiles, local_rank: int, *, port: int, restarts: int) -> dict[str, str]:
-    """What a rank is told that is not known before it starts."""
-    return {
+    shared = {
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": run.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        VARIABLE: files.error_file(local_rank),
     }
+    specs = [with_variables(spec, {**shared, VARIABLE: files.error_file(spec.worker)}) for spec in run.specs]
+    if run.private is not None and run.plan.launch.watched:
+        directory = make_unique_directory(run.private, "events-")
+        make_event_files(directory, [spec.worker for spec in specs])
+        specs = list(with_event_files(specs, directory))
+        options = replace(options, watch=_watch(run, directory))
+    result = supervise(specs, open_rank_routing(run.plan, run.job, files), options)
+    return _rank_result(run, result, files, restarts)
 
 
-def _watched(run: _RankRun, specs: list[ExecSpec]) -> tuple[Watch, list[ExecSpec]]:
-    """The watch over one attempt, and its ranks' starts that tell it things."""
+def _watch(run: _RankRun, directory: str) -> Watch:
     from cpulaunch.launch.monitor.watch import Watch
 
-    directory = make_unique_directory(str(run.private), "told-")
-    make_event_files(directory, [spec.worker for spec in specs])
-    watch = Watch(run.plan, directory, clock=time.monotonic, notify=run.notify)
-    return watch, list(with_event_files(specs, directory))
+    return Watch(run.plan, directory, clock=time.monotonic, notify=run.notify)
 
 
-def _told(run: _RankRun, result: LaunchResult, files: RankFiles, restarts: int) -> LaunchResult:
-    """The result with what the ranks wrote of their failures, and the one that failed first by that."""
-    workers = tuple(_of_rank(worker, run.plan.workers[at].rank, files) for at, worker in enumerate(result.workers))
-    told = _with(result, workers=workers, attempts=(restarts + 1, run.job.max_restarts + 1))
-    if told.first_failure is None or told.output_error is not None:
-        return told
+def _rank_result(run: _RankRun, result: LaunchResult, files: RankFiles, restarts: int) -> LaunchResult:
+    """The result with the ranks' numbers and recorded exceptions, which also decide which rank failed first."""
+    workers = tuple(
+        replace(
+            worker,
+            rank=planned.rank,
+            error=read_error(files.error_file(worker.index)) if worker.status else None,
+        )
+        for worker, planned in zip(result.workers, run.plan.workers, strict=True)
+    )
+    result = replace(result, workers=workers, attempts=(restarts + 1, run.job.max_restarts + 1))
+    if result.first_failure is None or result.output_error is not None:
+        return result
     from cpulaunch.launch.supervision.failure_text import root_cause
 
-    cause = root_cause(told)
-    return _with(told, first_failure=cause.index, exit_code=cause.status)
-
-
-def _with(result: LaunchResult, **changes: Any) -> LaunchResult:
-    return LaunchResult(**{name: getattr(result, name) for name in fields(LaunchResult)} | changes)
-
-
-def _of_rank(worker: WorkerResult, rank: int | None, files: RankFiles) -> WorkerResult:
-    error = read_error(files.error_file(worker.index)) if worker.status else None
-    values = {name: getattr(worker, name) for name in fields(WorkerResult)}
-    return WorkerResult(**values | {"rank": rank, "error": error})
+    cause = root_cause(result)
+    return replace(result, first_failure=cause.index, exit_code=cause.status)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @record
 class RunFolder:
-    """Where all attempts of a job have their directories; `path` None: nothing is written (--log-dir /dev/null).
+    """The folder with the directories of all attempts of a job; `path` None: none are written (--log-dir /dev/null).
 
-    `kept`: it holds what the user asked for; else it is gone when the job is over.
+    `kept`: the user wants its files; else it is removed when the job has ended.
     """
 
     path: str | None
@@ -30,16 +30,16 @@ class RunFolder:
 
 @record(kw_only=False)
 class RankFiles:
-    """One attempt's directory, with one for each rank in it; None: nothing is written."""
+    """The directory of one attempt, with a directory for each rank in it; None: no files are written."""
 
     directory: str | None
 
     def of_rank(self, local_rank: int, name: str) -> str:
-        """The path of a rank's file; "" where nothing is written."""
+        """The path of a rank's file; "" if no files are written."""
         return "" if self.directory is None else os.path.join(self.directory, str(local_rank), name)
 
     def error_file(self, local_rank: int) -> str:
-        """Where torch's @record tells of a failure; "" where nothing is written, as torchrun has it."""
+        """The path of the file for torch's @record; "" if no files are written, as under torchrun."""
         return self.of_rank(local_rank, "error.json")
 
 
@@ -49,7 +49,7 @@ def writes_logs(plan: LaunchPlan, job: JobPlan) -> bool:
 
 
 def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str], run_id: str) -> RunFolder:
-    """A new folder for this run. Raises: LaunchError."""
+    """The folder for this run. Effect: makes it. Raises: LaunchError."""
     log_dir = plan.launch.log_dir
     if log_dir is None:
         return RunFolder(path=make_private_directory(environ), kept=writes_logs(plan, job))
@@ -63,18 +63,18 @@ def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str
 
 
 def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:
-    """Where an attempt's files are, made or not."""
+    """The paths of an attempt's files. Effect: none."""
     return RankFiles(None if folder.path is None else os.path.join(folder.path, f"attempt_{restarts}"))
 
 
 def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int) -> RankFiles:
-    """The new, empty directories of one attempt. Raises: LaunchError."""
+    """The paths of an attempt's files. Effect: makes its directories, new and empty. Raises: LaunchError."""
     files = rank_files(folder, restarts=restarts)
     directory = files.directory
     if directory is None:
         return files
     if os.path.isdir(directory):
-        remove_run_directory(directory)  # Of an attempt that lost its port and is made again.
+        remove_run_directory(directory)  # Of an attempt that lost its port and is repeated.
     try:
         os.mkdir(directory)
         for local_rank in range(ranks):

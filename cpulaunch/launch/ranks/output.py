@@ -1,4 +1,4 @@
-"""Which rank's output goes where: to torchrun's files, the terminal and the filtered copies.
+"""Where the output of each rank goes: to files where torchrun puts them, the terminal and filtered copies.
 
 Source: torch 2.13, torch/distributed/elastic/multiprocessing: api.py (DefaultLogsSpecs, PContext) and tail_log.py.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.output.routing import OutputRouting, Terminal, open_metrics, open_terminal, worker_stdin
+from cpulaunch.launch.output.routing import OutputRouting, open_metrics, open_terminal, worker_stdin
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
-from cpulaunch.launch.process.descriptors import StdioFds
+from cpulaunch.launch.process.descriptors import STDERR, STDOUT, StdioFds
 from cpulaunch.launch.ranks.files import RankFiles, log_error
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
     from cpulaunch.launch.output.metrics import Metric
 
-OUT, ERR = 1, 2
-NAMES = {OUT: "stdout", ERR: "stderr"}
+NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 class FilteredRoute(OutputRoute):
-    """The way of those lines that hold one of some words."""
+    """A route that only lines with one of some words take."""
 
     def __init__(self, sink: Sink, *, prefix: bytes, words: Sequence[bytes]) -> None:
         super().__init__(sink, prefix=prefix, exclusive=False)
@@ -35,63 +34,73 @@ class FilteredRoute(OutputRoute):
 
     def _send(self, data: bytes) -> None:
         lines = data.splitlines(keepends=True)
-        wanted = b"".join(line for line in lines if any(word in line for word in self._words))
-        if wanted:
-            super()._send(wanted)
+        matching = b"".join(line for line in lines if any(word in line for word in self._words))
+        if matching:
+            super()._send(matching)
 
 
 @record
-class _Way:
-    """Where one stream of one rank goes; `prefix` and `filtered` are for what is shown."""
+class _StreamSinks:
+    """Where one stream of one rank goes: its log, the terminal, and the file for lines with one of `words`.
+
+    `prefix`: of each line in the latter two. `exclusive`: no other rank writes to the terminal.
+    """
 
     log: Sink | None
-    shown: Sink | None
-    prefix: bytes
+    terminal: Sink | None
     filtered: Sink | None
     words: tuple[bytes, ...]
+    prefix: bytes
+    exclusive: bool
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        return tuple(sink for sink in (self.log, self.shown, self.filtered) if sink is not None)
+        return tuple(sink for sink in (self.log, self.terminal, self.filtered) if sink is not None)
 
-    def routes(self, *, alone: bool) -> list[OutputRoute]:
-        """`alone`: nobody else writes to the terminal."""
+    def stream(self, fd: int, metric: Metric | None) -> Stream:
+        """The read end of a pipe as a stream to these sinks, searched for the metric."""
         routes = [] if self.log is None else [OutputRoute(self.log, exclusive=True)]
-        if self.shown is not None:
-            routes.append(OutputRoute(self.shown, prefix=self.prefix, exclusive=alone and not self.prefix))
+        if self.terminal is not None:
+            routes.append(OutputRoute(self.terminal, prefix=self.prefix, exclusive=self.exclusive and not self.prefix))
         if self.filtered is not None:
             routes.append(FilteredRoute(self.filtered, prefix=self.prefix, words=self.words))
-        return routes
+        os.set_blocking(fd, False)
+        if metric is None:
+            return Stream(fd, routes=routes)
+        from cpulaunch.launch.output.metrics import LineReader
+
+        return Stream(fd, routes=routes, reader=LineReader(metric))
 
 
-class _Opening:
-    """The files of one attempt, opened as they are asked for."""
+class _AttemptOutput:
+    """The files of one attempt, opened one by one, and the terminal."""
 
     def __init__(self, plan: LaunchPlan, job: JobPlan, files: RankFiles) -> None:
+        """Raises: LaunchError or OSError."""
         self._job = job
         self._files = files
         self._shown = frozenset(range(len(plan.workers))) if plan.launch.show is None else plan.launch.show
-        self.terminal: Terminal = open_terminal(prefixed=False)
-        self.alone = len(self._shown) == 1
-        self._filtered = {stream: self._open_filtered(stream) for stream in (OUT, ERR)}
+        self._terminal = open_terminal(prefixed=False)
+        self._filtered = {stream: self._open_filtered(stream) for stream in (STDOUT, STDERR)}
 
-    def way(self, local_rank: int, stream: int) -> _Way:
-        """Where this stream goes. Source: torch: what is teed is written and shown, what is redirected only written.
+    def stream_sinks(self, local_rank: int, stream: int) -> _StreamSinks:
+        """Where this stream goes. Raises: LaunchError.
 
-        Raises: LaunchError.
+        Source: torch: a teed stream is written and shown, a redirected stream is only written.
         """
         streams, visible = self._job.streams, local_rank in self._shown
         writing = self._files.directory is not None
         teed = writing and bool(streams.tee[local_rank] & stream)
         written = teed or (writing and bool(streams.redirects[local_rank] & stream))
-        terminal = self.terminal.out if stream == OUT else self.terminal.err
+        terminal = self._terminal.out if stream == STDOUT else self._terminal.err
         filtered = self._filtered[stream] if teed and visible else None
-        return _Way(
+        return _StreamSinks(
             log=_open(self._files.of_rank(local_rank, f"{NAMES[stream]}.log")) if written else None,
-            shown=terminal if visible and (teed or not written) else None,
-            prefix=streams.prefixes[local_rank].encode() if teed else b"",
+            terminal=terminal if visible and (teed or not written) else None,
             filtered=filtered,
             words=() if filtered is None else tuple(word.encode() for word in streams.filters[stream - 1]),
+            prefix=streams.prefixes[local_rank].encode() if teed else b"",
+            exclusive=len(self._shown) == 1,
         )
 
     def _open_filtered(self, stream: int) -> Sink | None:
@@ -100,15 +109,16 @@ class _Opening:
             return None
         return _open(os.path.join(directory, f"filtered_{NAMES[stream]}.log"))
 
-    def sinks(self, ways: Sequence[tuple[_Way, _Way]]) -> tuple[Sink, ...]:
-        """All of them, each once."""
-        opened = [self.terminal.out, self.terminal.err, *(sink for sink in self._filtered.values() if sink is not None)]
-        opened += [sink for pair in ways for way in pair for sink in way.sinks]
-        return tuple({id(sink): sink for sink in opened}.values())
+    def all_sinks(self, ranks: Sequence[tuple[_StreamSinks, _StreamSinks]]) -> tuple[Sink, ...]:
+        """Every sink, each once."""
+        filtered = [sink for sink in self._filtered.values() if sink is not None]
+        sinks = [self._terminal.out, self._terminal.err, *filtered]
+        sinks += [sink for streams in ranks for stream in streams for sink in stream.sinks]
+        return tuple({id(sink): sink for sink in sinks}.values())
 
 
 def _open(path: str) -> Sink:
-    """A new file. Raises: LaunchError."""
+    """The sink of a new file. Raises: LaunchError."""
     try:
         return Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), name=path)
     except OSError as error:
@@ -116,52 +126,43 @@ def _open(path: str) -> Sink:
 
 
 def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> OutputRouting:
-    """The pipes and files of one attempt. Raises: LaunchError if there can be none."""
-    opening = _Opening(plan, job, files)
+    """The pipes and files of one attempt. Raises: LaunchError."""
+    output = _AttemptOutput(plan, job, files)
     try:
         stdin = worker_stdin(len(plan.workers))
-        ways = [(opening.way(worker.index, OUT), opening.way(worker.index, ERR)) for worker in plan.workers]
+        ranks = [
+            (output.stream_sinks(worker.index, STDOUT), output.stream_sinks(worker.index, STDERR))
+            for worker in plan.workers
+        ]
         metrics = open_metrics(plan)
-        wired = [
-            _wire(*pair, stdin=stdin, alone=opening.alone, metric=f) for pair, f in zip(ways, metrics, strict=True)
+        opened = [
+            _open_pipes(*streams, stdin=stdin, metric=metric) for streams, metric in zip(ranks, metrics, strict=True)
         ]
     except OSError as error:
         source = error.strerror
         raise LaunchError(
-            "no pipes for the ranks", value=len(plan.workers), source=source, hint="ulimit -n 4096"
+            "cannot open pipes for the ranks", value=len(plan.workers), source=source, hint="ulimit -n 4096"
         ) from None
     return OutputRouting(
-        sinks=opening.sinks(ways),
-        stdio=tuple(stdio for stdio, _ in wired),
-        streams=tuple(streams for _, streams in wired),
-        logs=tuple(next((way.log.name for way in (err, out) if way.log is not None), None) for out, err in ways),
+        sinks=output.all_sinks(ranks),
+        stdio=tuple(stdio for stdio, _ in opened),
+        streams=tuple(streams for _, streams in opened),
+        logs=tuple(next((each.log.name for each in (err, out) if each.log is not None), None) for out, err in ranks),
         metrics=metrics,
         stdin=stdin,
     )
 
 
-def _wire(
-    out: _Way, err: _Way, *, stdin: int, alone: bool, metric: Metric | None
+def _open_pipes(
+    out: _StreamSinks, err: _StreamSinks, *, stdin: int, metric: Metric | None
 ) -> tuple[StdioFds, tuple[Stream, ...]]:
-    """One rank's descriptors and streams: one pipe for both where both go the same way, in exact order."""
+    """One rank's descriptors and streams: one pipe for both, in exact order, where both go to the same sinks."""
     read, write = os.pipe()
     if out == err and (out.sinks or metric is not None):
-        stdio = StdioFds(stdin=stdin, stdout=write, stderr=write, owned=(write,))
-        return stdio, (_stream(read, out, alone=alone, metric=metric),)
+        return StdioFds(stdin=stdin, stdout=write, stderr=write, owned=(write,)), (out.stream(read, metric),)
     if not out.sinks and metric is None:
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        stdio = StdioFds(stdin=stdin, stdout=null, stderr=write, owned=(null, write))
-        return stdio, (_stream(read, err, alone=alone, metric=None),)
+        return StdioFds(stdin=stdin, stdout=null, stderr=write, owned=(null, write)), (err.stream(read, None),)
     read_err, write_err = os.pipe()
     stdio = StdioFds(stdin=stdin, stdout=write, stderr=write_err, owned=(write, write_err))
-    streams = _stream(read, out, alone=alone, metric=metric), _stream(read_err, err, alone=alone, metric=metric)
-    return stdio, streams
-
-
-def _stream(fd: int, way: _Way, *, alone: bool, metric: Metric | None) -> Stream:
-    os.set_blocking(fd, False)
-    if metric is None:
-        return Stream(fd, routes=way.routes(alone=alone))
-    from cpulaunch.launch.output.metrics import LineReader
-
-    return Stream(fd, routes=way.routes(alone=alone), reader=LineReader(metric))
+    return stdio, (out.stream(read, metric), err.stream(read_err, metric))

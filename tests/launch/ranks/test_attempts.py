@@ -11,7 +11,7 @@ from jobs import free_port, text_of
 from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.ranks.engine import end_requested
 from cpulaunch.launch.supervision.result import LaunchResult
-from cpulaunch.launch.supervision.supervise import SupervisorOptions
+from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 from cpulaunch.system.signals import ENDING
 
 TWO = ("--nproc-per-node", "2")
@@ -25,9 +25,9 @@ def test_every_attempt_is_a_new_group_with_a_port_of_its_own(launch):
     assert len({each["MASTER_PORT"] for each in told}) == 3
     assert len({each["TORCHELASTIC_ERROR_FILE"] for each in told}) == 6
     assert len({each["TORCHELASTIC_RUN_ID"] for each in told}) == 1
-    assert [line for line in job.err.splitlines() if "started again" in line] == [
-        "cpulaunch: rank 1 failed (exit code 3): the 2 ranks are started again, attempt 2 of 3",
-        "cpulaunch: rank 1 failed (exit code 3): the 2 ranks are started again, attempt 3 of 3",
+    assert [line for line in job.err.splitlines() if "restarting" in line] == [
+        "cpulaunch: rank 1 failed (exit code 3): restarting all 2 ranks, attempt 2 of 3",
+        "cpulaunch: rank 1 failed (exit code 3): restarting all 2 ranks, attempt 3 of 3",
     ]
 
 
@@ -38,14 +38,14 @@ def test_attempts_run_out(launch):
     job = launch.run(*TWO, "--max-restarts", "1", "seen.py", "fail=0:3:9")
     assert job.code == 3
     assert sorted({attempt for attempt, _ in job.seen}) == [0, 1]
-    assert "in attempt 2 of 2" in job.err
+    assert "(attempt 2 of 2)" in job.err
 
 
 def test_many_attempts_leave_no_descriptors(launch):
     process = launch.start("--nproc-per-node", "2", "--max-restarts", "150", "--no-python", "/bin/false")
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
     job = launch.finish(process)
-    assert (job.code, job.err.count("started again")) == (1, 150)
+    assert (job.code, job.err.count("restarting")) == (1, 150)
     assert not list((launch.folder / "tmp").iterdir())
 
 
@@ -54,7 +54,7 @@ def test_many_watched_attempts_leave_no_descriptors(launch):
     process = launch.start(*TWO, "--max-restarts", "30", *watched, "--no-python", "/bin/false")
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
     job = launch.finish(process)
-    assert (job.code, job.err.count("started again")) == (1, 30)
+    assert (job.code, job.err.count("restarting")) == (1, 30)
     assert (launch.folder / "r.json").exists()
     assert not list((launch.folder / "tmp").iterdir())
 
@@ -68,7 +68,7 @@ def test_a_signal_never_restarts(launch, number):
     process.send_signal(number)
     job = launch.finish(process)
     assert job.code == 128 + number
-    assert "started again" not in job.err
+    assert "restarting" not in job.err
 
 
 def test_a_signal_after_a_failure_forbids_a_restart(launch):
@@ -87,7 +87,7 @@ def test_a_signal_after_a_failure_forbids_a_restart(launch):
     process.send_signal(signal.SIGINT)
     job = launch.finish(process)
     assert job.code == 3
-    assert "started again" not in job.err
+    assert "restarting" not in job.err
 
 
 def test_ctrl_c_ends_a_job_whatever_signals_were_chosen(launch):
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_a_job_whatever_signals_were_chosen(launch):
     process.send_signal(signal.SIGINT)
     job = launch.finish(process)
     assert job.code == 130
-    assert "started again" not in job.err
+    assert "restarting" not in job.err
 
 
 def test_a_signal_that_is_passed_on_forbids_a_restart_if_it_usually_ends_jobs(launch):
@@ -109,7 +109,7 @@ def test_a_signal_that_is_passed_on_forbids_a_restart_if_it_usually_ends_jobs(la
     process.send_signal(signal.SIGTERM)
     job = launch.finish(process)
     assert job.code == 143
-    assert "started again" not in job.err
+    assert "restarting" not in job.err
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def impostor(launch):
     made.close()
 
 
-def test_a_lost_port_is_replaced_and_no_restart(launch, impostor):
+def test_a_lost_port_is_replaced_without_counting_a_restart(launch, impostor):
     launch.write(SERVING)
     process = launch.start(*TWO, "job.py")
     lost = [impostor.take(0), impostor.take(1)]
@@ -202,32 +202,32 @@ def test_a_lost_port_is_replaced_and_no_restart(launch, impostor):
     assert job.code == 0, job.err
     assert len({*lost, kept}) == 3
     assert (launch.folder / "done.0.0").exists()
-    lines = [line for line in job.err.splitlines() if "listens on" in line]
+    lines = [line for line in job.err.splitlines() if "was taken by" in line]
     assert [str(port) in line for port, line in zip(lost, lines, strict=True)] == [True, True]
     assert "(pid " in lines[0]
 
 
-def test_ports_are_not_lost_for_ever(launch, impostor):
+def test_the_number_of_replaced_ports_is_limited(launch, impostor):
     launch.write(SERVING)
     process = launch.start(*TWO, "job.py")
     for count in range(4):
         impostor.take(count)
     job = launch.finish(process)
     assert job.code == 1
-    assert job.err.count("listens on the ranks' port") == 4
+    assert job.err.count("of the ranks was taken by") == 4
     assert "Address already in use" in job.err
 
 
-def test_a_port_that_was_asked_for_is_not_replaced(launch, impostor):
+def test_a_chosen_port_is_not_replaced(launch, impostor):
     launch.write(SERVING)
     process = launch.start(*TWO, "--master-port", free_port(), "job.py")
     impostor.take(0)
     job = launch.finish(process)
     assert job.code == 1
-    assert job.err.count("listens on the ranks' port") == 1
+    assert job.err.count("of the ranks was taken by") == 1
 
 
-def test_a_taken_port_is_an_error_before_anything_starts(launch):
+def test_a_port_in_use_is_an_error_before_any_rank_starts(launch):
     with socket.socket() as server:
         server.bind(("", 0))
         server.listen()
@@ -240,7 +240,7 @@ def test_a_taken_port_is_an_error_before_anything_starts(launch):
     assert not job.files
 
 
-def test_a_failure_is_no_lost_port_while_nobody_listens(launch):
+def test_a_failure_is_no_lost_port_without_a_listener(launch):
     job = launch.run(*TWO, "seen.py", "fail=0:1:9")
     assert job.code == 1
-    assert "listens on" not in job.err
+    assert "was taken by" not in job.err

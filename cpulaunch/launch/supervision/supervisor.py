@@ -1,0 +1,274 @@
+"""The supervisor: starts the workers, sleeps in the kernel until an event or deadline, and ends what it started."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from cpulaunch.launch.output.pump import Pump
+from cpulaunch.launch.output.routing import OutputRouting
+from cpulaunch.launch.output.sink import SinkError
+from cpulaunch.launch.process.descriptors import StdioFds
+from cpulaunch.launch.process.exec_spec import ExecSpec
+from cpulaunch.launch.process.processes import (
+    ExitQueue,
+    group_exists,
+    kill_children,
+    own_children,
+    reap,
+    reap_measured,
+    signal_group,
+    signal_process,
+)
+from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
+from cpulaunch.launch.supervision.state_machine import (
+    Event,
+    GroupGone,
+    LauncherGone,
+    OrphansFound,
+    OutputFailed,
+    SignalArrived,
+    SignalGroups,
+    SupervisionState,
+    TimePassed,
+    WorkerEnded,
+    step,
+    with_worker,
+)
+from cpulaunch.records.record import record
+from cpulaunch.system.signals import ENDING, SIGKILL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType, TracebackType
+    from typing import TypeAlias
+
+    from cpulaunch.launch.monitor.watch import Watch
+
+MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
+"""The timeout of poll(2) is an int."""
+
+Clock: TypeAlias = "Callable[[], float]"
+
+
+@record
+class SupervisorOptions:
+    """How the workers are supervised. `control`: the pipe from the guard; `memory_events`: the cgroup's file, if any.
+
+    `ending_signals` end the launch; other signals are forwarded to the workers.
+    """
+
+    inherited: Inherited
+    grace_seconds: float
+    control: int
+    memory_events: str | None = None
+    watch: Watch | None = None
+    ending_signals: frozenset[int] = ENDING
+
+
+class Supervisor:
+    """A context in which the workers are started and run, and after which none of them is left."""
+
+    def __init__(self, routing: OutputRouting, options: SupervisorOptions, *, clock: Clock, wall_clock: Clock) -> None:
+        self._inherited = options.inherited
+        self._control = options.control
+        self._watch = options.watch
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self.state = SupervisionState(
+            grace_seconds=options.grace_seconds, groups=frozenset(), ending_signals=options.ending_signals
+        )
+        self.output_error: SinkError | None = None
+        self.pids: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
+        """By worker: its exit code, or minus the signal that killed it."""
+        self.ended_at: dict[int, float] = {}
+        """By worker, in the order of their ends: Unix time in seconds."""
+        self._worker_of: dict[int, int] = {}
+        self._exits = ExitQueue()
+        self._all_ended = False
+        self._abandon_output = False
+        self._poll = select.poll()
+        self._wakeup, self._wakeup_write = _child_wakeup_pipe()
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        if self._watch is not None:
+            self._watch.register(self._poll)
+        streams = [stream for streams in routing.streams for stream in streams]
+        self._pump = Pump(self._poll, streams=streams, sinks=routing.sinks)
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Effect: no worker, no descendant of one and no descriptor made here is left, even after an exception."""
+        for group in self.state.groups:
+            signal_group(self.pids[group], SIGKILL)
+        kill_children()
+        signal.set_wakeup_fd(-1)
+        os.close(self._wakeup)
+        os.close(self._wakeup_write)
+        self._exits.close()
+        if self._watch is not None:
+            self._watch.close()
+
+    def start(self, specs: Sequence[ExecSpec], stdio: Sequence[StdioFds]) -> None:
+        """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
+        spawned = []
+        for spec, fds in zip(specs, stdio, strict=True):
+            worker = spawn(spec, stdio=fds, inherited=self._inherited)
+            spawned.append(worker)
+            self._exits.add(worker.pid)
+            self.pids[spec.worker] = worker.pid
+            self._worker_of[worker.pid] = spec.worker
+            if self._watch is not None:
+                self._watch.worker_started(spec.worker, worker.pid)
+            self.state = with_worker(self.state, spec.worker)
+        for spec, worker in zip(specs, spawned, strict=True):
+            confirm_executed(spec, worker)
+
+    def run(self) -> None:
+        """Effect: returns when the workers and all their descendants have ended and their output is written."""
+        self._reap()
+        while not (self._all_ended and self._output_done()):
+            try:
+                self._pump.update_polling(self._clock())
+            except SinkError as error:
+                self._fail_output(error)
+            self._wait()
+
+    def _wait(self) -> None:
+        """Effect: sleeps until the next event or deadline, and handles it."""
+        ready = [fd for fd, _ in self._poll.poll(self._poll_milliseconds())]
+        for fd in ready:
+            if fd == self._control:
+                self._read_control()
+            elif self._watch is not None and self._watch.owns(fd):
+                self._watch.serve()
+            elif fd != self._wakeup:
+                self._move_output(fd)
+        if self._wakeup in ready:
+            _drain(self._wakeup)
+            self._reap()
+        if self._watch is not None:
+            self._watch.run_due()
+        due = self.state.next_deadline
+        if due is not None and due <= self._clock():
+            self._handle(TimePassed())
+            self._check_groups()
+
+    def _poll_milliseconds(self) -> float | None:
+        """How long to wait for an event; None: there is no deadline."""
+        watch_deadline = None if self._watch is None else self._watch.deadline
+        deadlines = [at for at in (self.state.next_deadline, self._pump.deadline, watch_deadline) if at is not None]
+        if not deadlines:
+            return None
+        return min(max(0.0, min(deadlines) - self._clock()) * 1000 + 1, MAX_POLL_MILLISECONDS)
+
+    def _read_control(self) -> None:
+        """Effect: handles the signals that the guard received; ends everything if the guard has died."""
+        numbers = os.read(self._control, 4096)
+        if not numbers:
+            self._poll.unregister(self._control)
+            self._abandon_output = True
+            self._handle(LauncherGone())
+        for number in numbers:
+            if self._all_ended and number in self.state.ending_signals:
+                self._abandon_output = True  # Only a slow reader of the output still delays the end.
+            self._handle(SignalArrived(number))
+        self._check_groups()
+
+    def _move_output(self, fd: int) -> None:
+        try:
+            self._pump.serve(fd)
+        except SinkError as error:
+            self._fail_output(error)
+
+    def _fail_output(self, error: SinkError) -> None:
+        if self.output_error is None:
+            self.output_error = error
+            self._handle(OutputFailed())
+
+    def _handle(self, event: Event) -> None:
+        """Effect: updates the state, and sends the signals that the event calls for."""
+        self.state, actions = step(self.state, event, self._clock())
+        for action in actions:
+            if isinstance(action, SignalGroups):
+                for index in action.workers:
+                    signal_group(self.pids[index], action.number)
+            else:
+                for pid in action.pids:
+                    signal_process(pid, action.number)
+
+    def _reap(self) -> None:
+        """Effect: handles every child that has ended, in the order of their ends, and then what they left behind."""
+        while ended := self._exits.first():
+            index = self._worker_of.get(ended.pid)
+            if index is not None:
+                self.statuses[index] = ended.status
+                self.ended_at[index] = self._wall_clock()
+                # Before the group's leader is reaped: until then the number of the group cannot be reused.
+                self._handle(WorkerEnded(index, failed=ended.status != 0))
+                if ended.status < 0:
+                    _remove_shared_memory(ended.pid)
+            if index is None or self._watch is None:
+                reap(ended)
+            else:
+                self._watch.worker_ended(index, reap_measured(ended))
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Effect: handles groups that are gone. One that got SIGKILL counts as gone.
+
+        Its last process may be a zombie whose parent, an orphan, never waits for it.
+        """
+        for index in sorted(self.state.groups & self.statuses.keys()):
+            if self.state.is_killed(index) or not group_exists(self.pids[index]):
+                self._handle(GroupGone(index))
+        if not self.state.groups:
+            orphans = own_children()
+            self._all_ended = not orphans
+            if orphans:
+                self._handle(OrphansFound(orphans))
+
+    def _output_done(self) -> bool:
+        """Whether all output is written, or is to be abandoned."""
+        try:
+            self._pump.drain()
+            if self._pump.has_unread_output and not self._abandon_output:
+                return False
+            self._pump.finish()
+        except SinkError as error:
+            self._fail_output(error)
+        return self._pump.all_written or self._abandon_output
+
+
+def _remove_shared_memory(pid: int) -> None:
+    from cpulaunch.system.shm_cleanup import remove_shared_memory
+
+    remove_shared_memory(pid)
+
+
+def _child_wakeup_pipe() -> tuple[int, int]:
+    """A pipe whose read end, the first, becomes readable when a child ends. Effect: handles and unblocks SIGCHLD."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        """Python has written to the pipe already."""
+
+    signal.signal(signal.SIGCHLD, ignore)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return read, write
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        return
