@@ -41,7 +41,7 @@ def planned(head: str) -> list[str]:
     try:
         made = plan(machine(shape), flags, environ=environ)
     except UsageError as error:
-        return str(error).splitlines()[:1]
+        return [f"error: {error}".splitlines()[0]]
     return [*lines(made), *(f"! {warning}" for warning in made.warnings)]
 
 
