@@ -1,10 +1,11 @@
-"""A profile file, read and checked: an error names the file, the line and the key."""
+"""Profile files: reading and checking. Every error names the file, the line and the key."""
 
 import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from cpulaunch.profile.model import Choice, Conditions, Profile
@@ -15,12 +16,13 @@ from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.value_types import ValueType
 
 MAX_BYTES = 64 * 1024
-"""The presets have at most 4 KiB; anything this long is no profile."""
+"""Limit on the size of a file; the presets have at most 4 KiB."""
 MAX_LINE = 2_000
-"""Characters; a key of 30,000 dotted parts, legal TOML, takes the standard library a minute."""
+"""Limit on the characters of a line: the standard library takes a minute for a key of 30,000 dotted parts."""
 
-HINT = "cpulaunch profiles validate FILE; docs/profiles.md has every key"
+HINT = "docs/profiles.md lists every key"
 Path = tuple[str | int, ...]
+MISSING = object()
 
 
 def read_profile(path: str) -> Profile:
@@ -43,16 +45,18 @@ def _read_text(path: str) -> str:
         return content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _error("profile is not UTF-8 text", value=f"byte {error.start}", place=f"{path}, line {line}") from None
+        raise _error(
+            "the profile is not UTF-8 text", value=f"byte {error.start}", place=f"{path}, line {line}"
+        ) from None
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A descriptor without waiting: a FIFO that nobody writes to would block."""
+    """A descriptor, opened without blocking on a FIFO that has no writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _unreadable(path: str, why: str) -> UsageError:
-    return UsageError("cannot read profile", value=f"{path}: {why}", hint="name a profile file")
+    return UsageError("cannot read the profile", value=f"{path}: {why}", hint="give a .toml file")
 
 
 def _error(what: str, *, value: object, place: str, hint: str = HINT) -> UsageError:
@@ -67,8 +71,8 @@ def parse_profile(source: str, *, name: str, path: str | None = None) -> Profile
     profile = _profile(document)
     chosen = {choice.name: choice.value for choice in profile.settings}
     for conflict in CONFLICTS:
-        if conflict.holds(chosen, profile):
-            raise document.error("profile contradicts itself", conflict.path, hint=conflict.why)
+        if conflict.applies(chosen, profile):
+            raise document.error("conflicting settings in the profile", conflict.path, hint=conflict.reason)
     return profile
 
 
@@ -77,26 +81,28 @@ def _parsed(source: str, place: str) -> dict[str, Any]:
 
     for number, line in enumerate(source.split("\n"), 1):
         if len(line) > MAX_LINE:
-            raise _error("line too long in profile", value=f"{len(line)} characters", place=f"{place}, line {number}")
+            raise _error(
+                "line too long in the profile", value=f"{len(line)} characters", place=f"{place}, line {number}"
+            )
     try:
         return tomllib.loads(source)
     except RecursionError:
-        raise _error("profile is not TOML", value="nested too deeply", place=place) from None
+        raise _error("invalid TOML", value="nested too deeply", place=place) from None
     except ValueError as error:
         raise _not_toml(str(error), source, place) from None
 
 
 def _not_toml(message: str, source: str, place: str) -> UsageError:
-    """The parser's words, which end in "(at line 3, column 5)" or "(at end of document)"."""
+    """The error for a parser's message, which ends in "(at line 3, column 5)" or "(at end of document)"."""
     what, _, position = message.partition(" (at ")
     at = re.match(r"line (\d+)", position)
     line = at.group(1) if at else source.rstrip("\n").count("\n") + 1
-    return _error("profile is not TOML", value=what, place=f"{place}, line {line}" if position else place)
+    return _error("invalid TOML", value=what, place=f"{place}, line {line}" if position else place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Document:
-    """A parsed file and what its errors need."""
+    """A parsed file, with the lines and names that its errors quote."""
 
     values: dict[str, Any]
     lines: Mapping[Path, int]
@@ -105,12 +111,16 @@ class _Document:
     path: str | None
 
     def error(self, what: str, path: Path, *, hint: str, value: object = None) -> UsageError:
-        """An error about one key, with the value seen unless another is given."""
+        """An error about one key; `value` defaults to the value of the key."""
         line = line_of(path, self.lines)
         key = ".".join(str(part) for part in path)
         place = f"{self.place}, line {line}, {key}" if line else f"{self.place}, {key}"
-        seen = self._at(path) if value is None else value
-        return _error(what, value=_short(seen), place=place, hint=hint)
+        shown = self._at(path) if value is None else value
+        return _error(what, value=None if shown is MISSING else _short(shown), place=place, hint=hint)
+
+    def missing(self, path: Path, *, hint: str) -> UsageError:
+        """An error about a key that the file lacks."""
+        return self.error(f"missing key {path[-1]!r}", path, hint=hint)
 
     def _at(self, path: Path) -> object:
         value: Any = self.values
@@ -118,14 +128,25 @@ class _Document:
             try:
                 value = value[part]
             except (KeyError, IndexError, TypeError):
-                return "missing"
+                return MISSING
         return value
 
 
 def _short(value: object) -> str:
-    shown = value if isinstance(value, str) else repr(value)
+    """The value as TOML writes it, in at most 60 printable characters."""
+    shown = value if isinstance(value, str) else _toml(value)
     shown = "".join(character if character.isprintable() else "?" for character in shown)
     return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(each) for each in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _profile(document: _Document) -> Profile:
@@ -133,10 +154,10 @@ def _profile(document: _Document) -> Profile:
     top = _fields(document, (), document.values, TOP)
     for required in ("summary", "kind"):
         if required not in top:
-            raise document.error("profile lacks a key", (required,), hint=f"add {required} = … at the top")
+            raise document.missing((required,), hint=f'add {required} = "…" at the top')
     applies = _applies(document)
     if not applies and top["kind"] != "intent":
-        raise document.error("profile lacks a key", ("applies",), hint='add [applies], or kind = "intent"')
+        raise document.missing(("applies",), hint='add [applies], or kind = "intent"')
     return Profile(
         name=document.name,
         kind=top["kind"],
@@ -153,14 +174,14 @@ def _refuse_unknown(document: _Document, path: Path, table: Mapping[str, Any], k
     known = list(known)
     for key in table:
         if key not in known:
-            raise document.error("unknown key in profile", (*path, key), value=key, hint=_nearest(key, known))
+            raise document.error("unknown key in the profile", (*path, key), value=key, hint=_nearest(key, known))
 
 
 def _nearest(name: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
+    return f"did you mean {close[0]}?" if close else "valid: " + ", ".join(known)
 
 
 def _table(document: _Document, path: Path) -> Mapping[str, Any]:
@@ -168,7 +189,7 @@ def _table(document: _Document, path: Path) -> Mapping[str, Any]:
     for part in path:
         value = value.get(part, {})
     if not isinstance(value, dict):
-        raise document.error("expected a table in profile", path, hint="write it as [" + ".".join(map(str, path)) + "]")
+        raise document.error("expected a table", path, hint="write it as [" + ".".join(map(str, path)) + "]")
     return value
 
 
@@ -182,7 +203,7 @@ def _checked(document: _Document, path: Path, check: Callable[[Any], Any], value
     try:
         return check(value)
     except ValueError as error:
-        raise document.error("wrong value in profile", path, hint=str(error)) from None
+        raise document.error("invalid value", path, hint=str(error)) from None
 
 
 def _applies(document: _Document) -> tuple[Conditions, ...]:
@@ -196,7 +217,7 @@ def _applies(document: _Document) -> tuple[Conditions, ...]:
 
 def _conditions(document: _Document, path: Path, table: object) -> Conditions:
     if not isinstance(table, dict) or not table:
-        raise document.error("expected conditions in profile", path, hint='such as [applies] and arch = "x86_64"')
+        raise document.error("expected conditions", path, hint='for example [applies] with arch = "x86_64"')
     _refuse_unknown(document, path, table, APPLIES)
     return tuple(_fields(document, path, table, APPLIES).items())
 
@@ -204,9 +225,9 @@ def _conditions(document: _Document, path: Path, table: object) -> Conditions:
 def _setting(document: _Document, name: str) -> Choice:
     known = {spec.name: spec.value_type for spec in setting_specs().values() if spec.in_profile}
     if name not in known:
-        outside = name in setting_specs()
-        hint = f"give {setting_specs()[name].flag} on the command line" if outside else _nearest(name, list(known))
-        what = "setting cannot be in a profile" if outside else "unknown setting in profile"
+        spec = setting_specs().get(name)
+        hint = _nearest(name, list(known)) if spec is None else f"use {spec.flag} on the command line"
+        what = "unknown setting" if spec is None else "a profile cannot contain this setting"
         raise document.error(what, ("settings", name), value=name, hint=hint)
     return _choice(document, ("settings", name), known[name].from_toml, example=_example(known[name]))
 
@@ -226,15 +247,15 @@ def _variable(document: _Document, name: str) -> Choice:
     try:
         check_variable(name)
     except ValueError as error:
-        raise document.error("variable cannot be set by a profile", path, value=name, hint=str(error)) from None
+        raise document.error("a profile cannot set this variable", path, value=name, hint=str(error)) from None
     return _choice(document, path, text, example='value = "…"')
 
 
 def _choice(document: _Document, path: Path, check: Callable[[Any], Any], *, example: str) -> Choice:
     table = _table(document, path)
     _refuse_unknown(document, path, table, ["value", *CHOICE])
-    for required, hint in (("value", example), ("reason", 'reason = "…", one line that the plan prints')):
+    for required, hint in (("value", example), ("reason", 'reason = "…": the plan prints it, in one line')):
         if required not in table:
-            raise document.error("profile lacks a key", (*path, required), hint=f"add {hint}")
+            raise document.missing((*path, required), hint=f"add {hint}")
     value = _checked(document, (*path, "value"), check, table["value"])
     return Choice(name=str(path[-1]), value=value, **_fields(document, path, table, CHOICE))

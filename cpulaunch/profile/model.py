@@ -1,9 +1,10 @@
-"""What a profile is, and whether it is made for a host. Pure."""
+"""Profiles, and whether one applies to a host."""
 
 from __future__ import annotations
 
 from cpulaunch.records.host import Host
 from cpulaunch.records.record import record
+from cpulaunch.records.value_types import literal_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,14 +12,14 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
 ProfileKind: TypeAlias = 'Literal["server", "situation", "intent"]'
-PROFILE_KINDS = ("server", "situation", "intent")
+PROFILE_KINDS = literal_words(ProfileKind)
 Conditions: TypeAlias = "tuple[tuple[str, Any], ...]"
-"""Names of CONDITIONS with the values they must have, all of them."""
+"""Names of CONDITIONS with required values, all of which must hold."""
 
 
 @record
 class Choice:
-    """One value a profile chooses for a setting or an environment variable, and who says so."""
+    """The value of one setting or environment variable in a profile, with its reason and source."""
 
     name: str
     value: Any
@@ -29,7 +30,7 @@ class Choice:
 
 @record
 class Profile:
-    """One profile. `applies` lists alternatives; empty means every host. `path` is None for a preset."""
+    """One profile. `applies` lists alternatives; empty: it applies to every host. `path` is None for a preset."""
 
     name: str
     kind: ProfileKind
@@ -50,7 +51,7 @@ def _in_ranges(number: int | None, ranges: tuple[tuple[int, int], ...]) -> bool:
     return number is not None and any(low <= number <= high for low, high in ranges)
 
 
-# Absent facts never match, also not the conditions on what must be absent: a guess is worse than the defaults.
+# An unknown fact matches no condition, not even "…_absent": a guess is worse than the defaults.
 CONDITIONS: Mapping[str, Callable[[Host, Any], bool]] = {
     "arch": lambda host, wanted: host.arch in wanted,
     "vendor": lambda host, wanted: host.cpu.vendor in wanted,
@@ -72,12 +73,12 @@ def _holds(conditions: Conditions, host: Host) -> bool:
 
 
 def matches(profile: Profile, host: Host) -> bool:
-    """Whether a profile is made for this host."""
+    """Whether a profile applies to this host."""
     return not profile.applies or any(_holds(conditions, host) for conditions in profile.applies)
 
 
-def specificity(profile: Profile, host: Host) -> int:
-    """How many conditions the profile's most specific alternative that holds here has; -1 if it does not match."""
+def specificity(profile: Profile, host: Host) -> int | None:
+    """The number of conditions of the longest alternative that holds on this host; None if no alternative does."""
     if not matches(profile, host):
-        return -1
+        return None
     return max((len(conditions) for conditions in profile.applies if _holds(conditions, host)), default=0)

@@ -1,4 +1,4 @@
-"""What a profile file may say: its keys, their types, and what they cannot mean together. Pure data and checks."""
+"""The keys of a profile file, their checks, and combinations that conflict."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,11 +10,11 @@ from cpulaunch.profile.model import PROFILE_KINDS, Choice, Profile
 from cpulaunch.records.host import FEATURES
 
 MAX_TEXT = 500
-"""Characters in a reason, a summary or a value: they are printed on one line of the plan."""
+"""Limit on the characters of a reason, a summary or a value, which the plan prints on one line."""
 
 
 def text(value: object) -> str:
-    """A line of printable text. Raises: ValueError."""
+    """The value as one line of printable text. Raises: ValueError."""
     if not isinstance(value, str):
         raise ValueError("expected a string")
     if not value.strip() or not value.isprintable() or len(value) > MAX_TEXT:
@@ -23,21 +23,21 @@ def text(value: object) -> str:
 
 
 def kind(value: object) -> str:
-    """One of the kinds of profile. Raises: ValueError."""
+    """The value as a kind of profile. Raises: ValueError."""
     if value not in PROFILE_KINDS:
         raise ValueError("expected one of " + ", ".join(PROFILE_KINDS))
     return str(value)
 
 
 def link(value: object) -> str:
-    """Where a value comes from: a web address, or "measured: …" with where and how. Raises: ValueError."""
+    """The source of a value: a URL, or "measured: …" with machine and method. Raises: ValueError."""
     if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/]+\.[^\s/]+(/\S*)?|measured: .+", value):
-        raise ValueError('expected a link (https://…) or "measured: …"')
+        raise ValueError('expected a URL or "measured: …"')
     return text(value)
 
 
 def day(value: object) -> str:
-    """A date without quotes, as text. Raises: ValueError."""
+    """A TOML date as ISO text. Raises: ValueError."""
     if not isinstance(value, date) or isinstance(value, datetime):
         raise ValueError("expected a date without quotes, such as 2026-11-21")
     return value.isoformat()
@@ -46,13 +46,13 @@ def day(value: object) -> str:
 def _list(value: object) -> list[Any]:
     if isinstance(value, list):
         if not value:
-            raise ValueError("expected at least one")
+            raise ValueError("expected at least one value")
         return value
     return [value]
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """A string or a list of strings. Raises: ValueError."""
+    """The strings of a string or a list of strings. Raises: ValueError."""
     return tuple(text(each) for each in _list(value))
 
 
@@ -60,12 +60,12 @@ def features(value: object) -> tuple[str, ...]:
     """Names of CPU features. Raises: ValueError."""
     names = texts(value)
     if unknown := [name for name in names if name not in FEATURES]:
-        raise ValueError(f"no such feature: {unknown[0]}; known are " + ", ".join(FEATURES))
+        raise ValueError(f"unknown feature {unknown[0]!r}; valid: " + ", ".join(FEATURES))
     return names
 
 
 def ranges(value: object) -> tuple[tuple[int, int], ...]:
-    """An integer, or a list of integers and [first, last] pairs. Raises: ValueError."""
+    """The (first, last) pairs of an integer, or of a list of integers and [first, last] pairs. Raises: ValueError."""
     return tuple(_range(each) for each in _list(value))
 
 
@@ -121,17 +121,17 @@ OWNED = {
     "THP_MEM_ALLOC_ENABLE": "huge_pages",
     "PYTHONUNBUFFERED": "buffered",
 }
-"""Variables that a setting decides, so that two places cannot say two things."""
+"""Variables that a setting controls: a profile sets the setting instead."""
 
 FORBIDDEN = {
-    "OMP_DYNAMIC": "fewer threads than asked for make compiled kernels wrong (pytorch#168965)",
-    "OMP_THREAD_LIMIT": "fewer threads than asked for make compiled kernels wrong (pytorch#168965)",
-    "KMP_DUPLICATE_LIB_OK": "it hides two OpenMP runtimes in one process, which crash or give wrong results",
-    "KMP_FORKJOIN_BARRIER_PATTERN": "its dist barrier hangs where threads wait passively (llvm-project#80664)",
-    "KMP_PLAIN_BARRIER_PATTERN": "its dist barrier hangs where threads wait passively (llvm-project#80664)",
-    "KMP_REDUCTION_BARRIER_PATTERN": "its dist barrier hangs where threads wait passively (llvm-project#80664)",
+    "OMP_DYNAMIC": "with fewer threads than requested, compiled kernels give wrong results (pytorch#168965)",
+    "OMP_THREAD_LIMIT": "with fewer threads than requested, compiled kernels give wrong results (pytorch#168965)",
+    "KMP_DUPLICATE_LIB_OK": "it hides two OpenMP runtimes in one process, which can crash or give wrong results",
+    "KMP_FORKJOIN_BARRIER_PATTERN": "its 'dist' barrier hangs with passive waiting (llvm-project#80664)",
+    "KMP_PLAIN_BARRIER_PATTERN": "its 'dist' barrier hangs with passive waiting (llvm-project#80664)",
+    "KMP_REDUCTION_BARRIER_PATTERN": "its 'dist' barrier hangs with passive waiting (llvm-project#80664)",
 }
-"""Variables no profile may set, and why; `--env` may."""
+"""Variables that no profile may set, only `--env`, and why."""
 
 _FORBIDDEN_NAMES = re.compile(
     r"LD_.*|DYLD_.*|PYTHON.*|PATH|HOME|IFS|ENV|BASH_ENV|SHELL|CPULAUNCH_.*"
@@ -144,29 +144,29 @@ def check_variable(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("not the name of an environment variable")
     if name in OWNED:
-        raise ValueError(f"it belongs to the setting {OWNED[name]}: write [settings.{OWNED[name]}]")
+        raise ValueError(f"use [settings.{OWNED[name]}] instead")
     if name in FORBIDDEN:
         raise ValueError(FORBIDDEN[name])
     if _FORBIDDEN_NAMES.fullmatch(name):
-        raise ValueError("it changes what is run or belongs to the launcher; use --env on the command line")
+        raise ValueError("it changes which code runs or is managed by the launcher; use --env on the command line")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Two things a profile cannot mean together; `path` is the key to blame."""
+    """A combination of values that conflicts; `path` is the key that the error names."""
 
     path: tuple[str, ...]
-    holds: Callable[[Mapping[str, Any], Profile], bool]
-    why: str
+    applies: Callable[[Mapping[str, Any], Profile], bool]
+    reason: str
 
 
 def _always(profile: Profile, name: str, wanted: object) -> bool:
-    """Whether every alternative of `applies` has this condition."""
+    """Whether every alternative of `applies` requires this value."""
     return bool(profile.applies) and all(dict(conditions).get(name) == wanted for conditions in profile.applies)
 
 
 def _excludes(profile: Profile, name: str, value: str) -> bool:
-    """Whether every alternative of `applies` rules a value out."""
+    """Whether every alternative of `applies` excludes this value."""
     return bool(profile.applies) and all(
         name in dict(conditions) and value not in dict(conditions)[name] for conditions in profile.applies
     )
@@ -179,8 +179,8 @@ def _sets(variables: tuple[Choice, ...], prefix: str) -> bool:
 def _without_gpus(name: str) -> Conflict:
     return Conflict(
         path=("settings", name, "value"),
-        holds=lambda chosen, profile: bool(chosen.get(name)) and _always(profile, "gpus", False),
-        why="it is for machines with GPUs, and the profile applies where there are none",
+        applies=lambda chosen, profile: bool(chosen.get(name)) and _always(profile, "gpus", False),
+        reason="it needs a GPU, but the profile applies to machines without one",
     )
 
 
@@ -188,60 +188,60 @@ PINNED = ("close", "spread", "explicit")
 CONFLICTS = (
     Conflict(
         path=("settings", "wait_policy", "value"),
-        holds=lambda chosen, profile: chosen.get("wait_policy") == "active" and _always(profile, "quota", True),
-        why="spinning threads use up the CPU quota the profile applies to",
+        applies=lambda chosen, profile: chosen.get("wait_policy") == "active" and _always(profile, "quota", True),
+        reason="spinning threads would use up the CPU quota",
     ),
     Conflict(
         path=("settings", "affinity", "value"),
-        holds=lambda chosen, profile: chosen.get("affinity") in PINNED and _always(profile, "quota", True),
-        why="a CPU quota gives no right to particular CPUs",
+        applies=lambda chosen, profile: chosen.get("affinity") in PINNED and _always(profile, "quota", True),
+        reason="a CPU quota does not reserve particular CPUs",
     ),
     Conflict(
         path=("settings", "affinity", "value"),
-        holds=lambda chosen, profile: chosen.get("affinity") == "explicit" and chosen.get("binder") == "none",
-        why="explicit pinning needs the worker's CPUs, and binder none leaves them open",
+        applies=lambda chosen, profile: chosen.get("affinity") == "explicit" and chosen.get("binder") == "none",
+        reason="explicit pinning needs bound workers, but binder is none",
     ),
     Conflict(
         path=("settings", "membind", "value"),
-        holds=lambda chosen, profile: (
+        applies=lambda chosen, profile: (
             chosen.get("membind", "none") != "none" and chosen.get("binder") in ("taskset", "none")
         ),
-        why="only the binders native and numactl place memory",
+        reason="only the binders native and numactl place memory",
     ),
     Conflict(
         path=("settings", "mkl_dispatch", "value"),
-        holds=lambda chosen, profile: (
+        applies=lambda chosen, profile: (
             chosen.get("mkl_dispatch") == "on"
             and (_excludes(profile, "vendor", "AuthenticAMD") or _excludes(profile, "arch", "x86_64"))
         ),
-        why="MKL chooses its kernels by itself where the CPU is not AMD's",
+        reason="on CPUs other than AMD's, MKL chooses its fast kernels by itself",
     ),
     Conflict(
         path=("settings", "openmp", "value"),
-        holds=lambda chosen, profile: chosen.get("openmp") == "intel" and _excludes(profile, "arch", "x86_64"),
-        why="Intel's OpenMP runtime exists for x86_64 only",
+        applies=lambda chosen, profile: chosen.get("openmp") == "intel" and _excludes(profile, "arch", "x86_64"),
+        reason="Intel's OpenMP runtime exists for x86_64 only",
     ),
     Conflict(
         path=("settings", "openmp", "value"),
-        holds=lambda chosen, profile: chosen.get("openmp") == "default" and _sets(profile.env, "KMP_"),
-        why="torch's own OpenMP runtime reads none of the KMP_ variables the profile sets",
+        applies=lambda chosen, profile: chosen.get("openmp") == "default" and _sets(profile.env, "KMP_"),
+        reason="torch's own OpenMP runtime ignores the KMP_ variables of the profile",
     ),
     Conflict(
         path=("settings", "allocator", "value"),
-        holds=lambda chosen, profile: (
+        applies=lambda chosen, profile: (
             chosen.get("allocator") in ("default", "tcmalloc", "mimalloc") and _sets(profile.env, "MALLOC_CONF")
         ),
-        why="only jemalloc reads the MALLOC_CONF the profile sets",
+        reason="only jemalloc reads the MALLOC_CONF of the profile",
     ),
     Conflict(
         path=("settings", "ipex", "value"),
-        holds=lambda chosen, profile: bool(chosen.get("ipex")) and chosen.get("graph", "off") != "off",
-        why="ipex.optimize and graph take care of the same modules: choose one",
+        applies=lambda chosen, profile: bool(chosen.get("ipex")) and chosen.get("graph", "off") != "off",
+        reason="ipex and graph both replace modules: set one of them",
     ),
     Conflict(
         path=("settings", "compile_mode", "value"),
-        holds=lambda chosen, profile: "compile_mode" in chosen and chosen.get("graph") != "inductor",
-        why='only torch.compile has modes: graph = "inductor" in the same profile',
+        applies=lambda chosen, profile: "compile_mode" in chosen and chosen.get("graph") != "inductor",
+        reason='compile_mode needs graph = "inductor" in the same profile',
     ),
     _without_gpus("pin_memory"),
     _without_gpus("cudnn_benchmark"),

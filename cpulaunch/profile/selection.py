@@ -1,6 +1,6 @@
-"""Which profiles a launch uses: the presets that match the host, or those named.
+"""The profiles of a launch: the presets that match the host, or those that --profile names.
 
-Presets come from a generated table (no TOML is parsed for a launch that names none); a user's own profiles are files.
+Presets are in a generated table, so that a launch parses no TOML by default; the user's own profiles are files.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 @record
 class UserProfiles:
-    """The user's own profiles by name, each with the error instead where its file cannot be read.
+    """The user's own profiles by name, or the error for a file that cannot be read.
 
-    `folder`: where they were looked for; None if the user has no home directory.
+    `folder`: the folder that was searched; None if the user has no home directory.
     """
 
     folder: str | None
     found: tuple[tuple[str, Profile | UsageError], ...] = ()
 
 
-_made: list[Profile] = []
+_presets: list[Profile] = []
 
 
 def presets() -> tuple[Profile, ...]:
-    """The profiles that come with cpulaunch, by name; made when first asked for."""
+    """The profiles that come with cpulaunch, in order of their names."""
     from cpulaunch.profile.presets import PRESETS
 
-    if not _made:
-        _made.extend(_preset(row) for row in PRESETS)
-    return tuple(_made)
+    if not _presets:
+        _presets.extend(_preset(row) for row in PRESETS)
+    return tuple(_presets)
 
 
 def _preset(row: tuple[Any, ...]) -> Profile:
@@ -63,9 +63,9 @@ def _choices(rows: Iterable[tuple[str, Any, str, str, str]]) -> tuple[Choice, ..
 
 
 def user_folder(environ: Mapping[str, str], variable: str, under_home: str) -> str | None:
-    """cpulaunch's own folder among a user's, in `variable` or else under the home; None where there is no home.
+    """cpulaunch's folder in the directory that `variable` names, else under the home; None if there is no home.
 
-    Source: XDG Base Directory Specification (relative values are to be ignored).
+    Source: XDG Base Directory Specification (relative paths are ignored).
     """
     base = environ.get(variable, "")
     if not os.path.isabs(base):
@@ -77,15 +77,15 @@ def user_folder(environ: Mapping[str, str], variable: str, under_home: str) -> s
 
 
 def user_profile_dir(environ: Mapping[str, str]) -> str | None:
-    """The folder of the user's own profiles; None where there is no home."""
+    """The folder of the user's own profiles; None if there is no home."""
     folder = user_folder(environ, "XDG_CONFIG_HOME", ".config")
     return folder and os.path.join(folder, "profiles")
 
 
 def find_profile(name: str, *, config_dir: str | None) -> Profile:
-    """The profile of this name, or in this file (a name with "/" or ending in .toml).
+    """The profile with this name, or in this file (a name with "/" or ending in .toml).
 
-    A user's own profile goes before a preset of the same name. Raises: UsageError.
+    A user's own profile has precedence over a preset of the same name. Raises: UsageError.
     """
     if os.sep in name or name.endswith(".toml"):
         return _read(name)
@@ -106,7 +106,7 @@ def _read(path: str) -> Profile:
 
 
 def user_profiles(config_dir: str | None) -> UserProfiles:
-    """All profiles in the user's folder."""
+    """The profiles in the user's folder."""
     paths = _profile_paths(config_dir)
     return UserProfiles(folder=config_dir, found=tuple((_profile_name(path), _read_or_error(path)) for path in paths))
 
@@ -123,7 +123,7 @@ def _profile_name(path: str) -> str:
 
 
 def _profile_paths(config_dir: str | None) -> tuple[str, ...]:
-    """The user's own profile files, by name."""
+    """The user's own profile files, in order of their names."""
     if config_dir is None:
         return ()
     try:
@@ -136,35 +136,30 @@ def _profile_paths(config_dir: str | None) -> tuple[str, ...]:
 def _unknown(name: str, config_dir: str | None) -> UsageError:
     from difflib import get_close_matches
 
-    own = [os.path.basename(path).removesuffix(".toml") for path in _profile_paths(config_dir)]
+    own = [_profile_name(path) for path in _profile_paths(config_dir)]
     known = {"auto", "none", *(preset.name for preset in presets()), *own} - {name}
     close = [] if name in ("auto", "none") else get_close_matches(name, sorted(known), n=1)
-    hint = f"did you mean {close[0]}?" if close else "cpulaunch profiles list"
-    return UsageError("no such profile", value=repr(name), hint=hint)
+    hint = f"did you mean {close[0]}?" if close else "cpulaunch profiles list shows all profiles"
+    return UsageError("unknown profile", value=repr(name), hint=hint)
 
 
 def auto_profiles(host: Host) -> tuple[Profile, ...]:
-    """What `auto` picks: every situation that holds, then the most specific server preset that matches."""
+    """The presets that `auto` selects: all situations that apply, then the most specific server preset."""
     situations = [preset for preset in presets() if preset.kind == "situation" and matches(preset, host)]
-    servers = [preset for preset in presets() if preset.kind == "server"]
-    best = max(servers, key=lambda preset: specificity(preset, host), default=None)
-    if best is not None and specificity(best, host) >= 0:
-        situations.append(best)
-    return tuple(situations)
+    servers = [preset for preset in presets() if preset.kind == "server" and matches(preset, host)]
+    servers.sort(key=lambda preset: -(specificity(preset, host) or 0))
+    return (*situations, *servers[:1])
 
 
 def chosen_profiles(names: tuple[str, ...], host: Host, *, config_dir: str | None) -> tuple[Profile, ...]:
-    """The profiles meant by `--profile`, the strongest first.
+    """The profiles that `--profile` selects, in order of precedence.
 
-    `auto` is added last, unless a server's profile or `none` is named. Raises: UsageError.
+    `auto` is added at the end unless a server profile or `none` is named. Raises: UsageError.
     """
     if "none" in names:
         if len(set(names)) > 1:
             raise UsageError(
-                "profile none goes with no other",
-                value=",".join(names),
-                source="--profile",
-                hint="--profile none",
+                "--profile none cannot be combined with other profiles", value=",".join(names), hint="--profile none"
             )
         return ()
     chosen: dict[str, Profile] = {}
@@ -181,7 +176,7 @@ def chosen_profiles(names: tuple[str, ...], host: Host, *, config_dir: str | Non
 def chosen_layers(
     names: tuple[str, ...], host: Host, *, config_dir: str | None
 ) -> tuple[tuple[Layer, ...], str | None]:
-    """The layers of the chosen profiles, the strongest first, and their names for the plan (None: no profile).
+    """The layers of the chosen profiles in order of precedence, and their names for the plan (None: no profile).
 
     Raises: UsageError.
     """
@@ -190,16 +185,16 @@ def chosen_layers(
 
 
 def profile_warnings(names: tuple[str, ...], host: Host, *, config_dir: str | None) -> tuple[str, ...]:
-    """One line for each named profile that is not made for this host. Raises: UsageError."""
+    """A warning for each chosen profile that does not apply to this host. Raises: UsageError."""
     return tuple(
-        f"profile {profile.name} is not made for this machine ({profile.summary})"
+        f"profile {profile.name} is for another machine: {profile.summary}"
         for profile in chosen_profiles(names, host, config_dir=config_dir)
         if not matches(profile, host)
     )
 
 
 def layer(profile: Profile) -> Layer:
-    """A profile as one layer of a request."""
+    """The settings of a profile, as a layer of a request."""
     return Layer(
         origin=f"profile:{profile.name}",
         values={choice.name: choice.value for choice in profile.settings},

@@ -1,4 +1,4 @@
-"""Where each key of a TOML text stands; the standard library's parser does not tell."""
+"""The line of each key in a TOML text, which the standard library's parser does not provide."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def key_lines(text: str) -> Mapping[Path, int]:
 
 
 def line_of(path: Sequence[str | int], lines: Mapping[Path, int]) -> int | None:
-    """The line of the longest known beginning of a path."""
+    """The line of the longest prefix of a path that has one; None if there is none."""
     for length in range(len(path), 0, -1):
         if (line := lines.get(tuple(path[:length]))) is not None:
             return line
@@ -50,7 +50,7 @@ def line_of(path: Sequence[str | int], lines: Mapping[Path, int]) -> int | None:
 
 
 def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Each statement as its first line and its tokens; a line that ends inside brackets goes on."""
+    """The first line and the tokens of each statement; a statement continues while brackets are open."""
     line, start, depth = 1, 1, 0
     tokens: list[str] = []
     for match in _TOKEN.finditer(text):
@@ -78,7 +78,7 @@ def _unquoted(token: str) -> str:
 
 
 def _resolve(path: Path, counts: Mapping[Path, int]) -> Path:
-    """A header's path with the current index of every array of tables it goes through."""
+    """The path of a table header, with the current index of each array of tables in it."""
     resolved: Path = ()
     for position, key in enumerate(path):
         resolved = (*resolved, key)

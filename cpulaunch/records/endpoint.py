@@ -1,4 +1,4 @@
-"""The address where the hosts of a job meet, taken apart."""
+"""Parsing of rendezvous endpoints: the address where the hosts of a job find each other."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ if TYPE_CHECKING:
 
 
 def split_endpoint(endpoint: str, *, default_port: T) -> tuple[str, int | T]:
-    """The host and the port of HOST, HOST:PORT or [IPV6]:PORT (or as torchrun has it, IPV6:PORT); none is localhost.
+    """The host and port of HOST, HOST:PORT, [IPV6]:PORT or (as in torchrun) IPV6:PORT; the host defaults to localhost.
 
-    Raises: UsageError if the port is none. Source: torch elastic, parse_rendezvous_endpoint.
+    Raises: UsageError for an invalid port. Source: torch elastic, parse_rendezvous_endpoint.
     """
     text = endpoint.strip()
     host, colon, port = text.rpartition(":")
     if not colon or port.endswith("]") or _is_bare_ipv6(text):
         return text.strip("[]") or "localhost", default_port
     if not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UsageError("no such port", value=port, source=f"rendezvous endpoint {text}", hint="HOST:PORT, 0 to 65535")
+        raise UsageError(
+            f"invalid port {port!r} in rendezvous endpoint {text}", hint="HOST:PORT with a port from 0 to 65535"
+        )
     return host.strip("[]") or "localhost", int(port)
 
 
 def with_brackets(endpoint: str) -> str:
-    """The endpoint as torch reads it: it takes the last group of a bare IPv6 address for a port, and waits there."""
+    """The endpoint with brackets around a bare IPv6 address, whose last group torch would take for a port."""
     return f"[{endpoint.strip()}]" if _is_bare_ipv6(endpoint.strip()) else endpoint
 
 
 def _is_bare_ipv6(text: str) -> bool:
-    """Whether this is an IPv6 address without brackets, and without a port: no group of one has five digits."""
+    """Whether the text is an IPv6 address without brackets and port (a last group of five digits is a port)."""
     return text.count(":") > 1 and not text.startswith("[") and len(text.rpartition(":")[2]) < 5
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether this name means the machine itself, wherever it is said."""
+    """Whether the name always means the machine on which it is resolved."""
     return host == "localhost" or host == "::1" or host.startswith("127.")

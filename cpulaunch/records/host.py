@@ -1,7 +1,7 @@
-"""Facts about one machine, as read; nothing here decides or reads anything.
+"""Facts about one machine, as the probe reads them.
 
-Ids of cores, L3 groups, sockets and dies are the lowest logical CPU id of the group, offline CPUs
-included: unique on the machine, which the kernel's core_id and physical_package_id are not.
+The id of a core, L3 group, socket or die is the lowest logical CPU id of the group, offline CPUs included. Unlike the
+kernel's core_id and physical_package_id, these ids are unique on the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LibraryKind: TypeAlias = 'Literal["allocator", "openmp", "mkl-dispatch"]'
 
 @record
 class LogicalCpu:
-    """One online logical CPU and the groups it belongs to; None where the machine does not say."""
+    """One online logical CPU and the groups it belongs to; None if unknown."""
 
     id: int
     core: int
@@ -33,7 +33,7 @@ class LogicalCpu:
 
 @record
 class NumaNode:
-    """One NUMA node: its online CPUs, its memory, and its distance to every node (itself too)."""
+    """One NUMA node: its online CPUs, its memory, and its distance to every NUMA node, itself included."""
 
     id: int
     cpus: frozenset[int]
@@ -59,11 +59,11 @@ class Cache:
 
 @record
 class CpuInfo:
-    """Who made the CPU and what it can do; `isa` holds normalized feature names (see FEATURES).
+    """Vendor, model and features of the CPU; `isa` holds normalized feature names (see FEATURES).
 
     On Arm `vendor` is the implementer's name as lscpu prints it ("ARM" for 0x41, "Ampere" for 0xc0, "NVIDIA" for
-    0x4e) and `model` the part number (0xd0c is Neoverse N1). `platform` is who sells the machine, as DMI says
-    ("Amazon EC2", "Google"): it tells Graviton from Ampere Altra, which have the same core.
+    0x4e) and `model` the part number (0xd0c is Neoverse N1). `platform` is the vendor of the machine in DMI
+    ("Amazon EC2", "Google"); it distinguishes Graviton from Ampere Altra, which have the same core.
     Source of `platform`: /sys/class/dmi/id/sys_vendor. `current_mhz` is the mean of all CPUs; both frequencies are read
     for `probe` and `doctor` only.
     """
@@ -101,7 +101,7 @@ FEATURES = (
     "vsx",
     "rvv",
 )
-"""Feature names every probe answers; `bf16`, `i8mm`, `fp16` are the Arm ones."""
+"""Names of the features that are probed; `bf16`, `i8mm` and `fp16` are those of Arm."""
 
 
 @record
@@ -113,13 +113,13 @@ class Quota:
 
     @property
     def threads(self) -> int:
-        """Threads it pays for at a time: its CPUs rounded up, at least 1."""
+        """Threads that can run at a time: the CPUs rounded up, at least 1."""
         return max(1, -int(-self.cpus // 1))  # Not math.ceil: a launch would import math for this alone.
 
 
 @record
 class Budget:
-    """The CPUs this process may really use and how many threads of them at a time."""
+    """The CPUs this process may use, and the number of threads that can run at a time."""
 
     cpus: frozenset[int]
     threads: int
@@ -128,7 +128,7 @@ class Budget:
 
 @record
 class Limits:
-    """What confines this process; `memory_nodes` are the NUMA nodes it may allocate on."""
+    """Limits of this process; `memory_nodes` are the NUMA nodes it may allocate on."""
 
     affinity: frozenset[int]
     cpuset: frozenset[int] | None = None
@@ -143,7 +143,7 @@ class Limits:
 
 @record
 class Kernel:
-    """Kernel settings that change speed; None where the file is absent."""
+    """Kernel settings that affect speed; None if the file is missing."""
 
     release: str | None = None
     transparent_hugepage: str | None = None
@@ -157,9 +157,9 @@ class Kernel:
 
 @record
 class Library:
-    """A library found on this machine that a worker can preload.
+    """A library on this machine that a worker can preload.
 
-    `untrusted` says why it may not be preloaded: None, or the file or directory others may write.
+    `untrusted`: the file or directory that other users can write, so that it is not preloaded; None if there is none.
     """
 
     kind: LibraryKind
@@ -172,7 +172,7 @@ class Library:
 class MigInstance:
     """One MIG device of an NVIDIA GPU: a compute instance inside a GPU instance.
 
-    `uuid` ("MIG-…") only NVML knows.
+    `uuid` ("MIG-…") is known to NVML only.
     """
 
     gpu_instance: int
@@ -184,9 +184,9 @@ class MigInstance:
 class Gpu:
     """One GPU as sysfs shows it, in PCI order.
 
-    `device` is the PCI device id: GPUs of one model have the same. `driver` is the kernel's driver, if one is bound.
-    `accessible`: whether this process may use it, as far as device files tell (a container is given some of them).
-    `tiles`: parts that Level Zero shows as devices of their own (Intel).
+    `device` is the PCI device id, the same for all GPUs of a model. `driver` is the bound kernel driver, if any.
+    `accessible`: whether this process has the device files (a container may have some of them only).
+    `tiles`: parts that Level Zero presents as separate devices (Intel).
     """
 
     index: int
@@ -204,15 +204,14 @@ class Gpu:
 
 
 EXTENSIONS = ("intel_extension_for_pytorch", "zentorch")
-"""Packages that settings ask for by name."""
+"""Packages that settings require."""
 
 
 @record
 class Torch:
-    """The torch of the worker's environment, from its files (it is never imported here).
+    """The torch of the worker's environment, read from its files (the launcher never imports torch).
 
-    `extensions`: packages beside it that change how it computes, of EXTENSIONS. `plugin`: whether torch will find
-    cpulaunch's entry point there.
+    `extensions`: the installed packages of EXTENSIONS. `plugin`: whether torch will find cpulaunch's entry point.
     """
 
     version: str
@@ -224,7 +223,7 @@ class Torch:
 
     @property
     def release(self) -> tuple[int, int] | None:
-        """Major and minor version; None if the version is not made of numbers."""
+        """Major and minor version; None if the version is not numeric."""
         parts = self.version.split(".")
         if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
             return None
@@ -233,9 +232,9 @@ class Torch:
 
 @record
 class Host:
-    """Everything known about a machine. `sysroot` is None for the one this process runs on.
+    """All facts about a machine. `sysroot` is None for the machine of this process.
 
-    `can_bind`: whether its operating system lets a process choose its CPUs (macOS does not).
+    `can_bind`: whether the operating system lets a process choose its CPUs (macOS does not).
     """
 
     arch: str
@@ -256,7 +255,7 @@ class Host:
 
     @property
     def torch_release(self) -> tuple[int, int] | None:
-        """Major and minor version of the worker's torch; None if there is no torch or its version is unusual."""
+        """Major and minor version of the worker's torch; None if there is no torch or its version is not numeric."""
         return None if self.torch is None else self.torch.release
 
 

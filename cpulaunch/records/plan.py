@@ -1,4 +1,4 @@
-"""The plan: exactly what will run. It is printed, written as JSON or a script, and executed."""
+"""The plan: the object that is printed, written as JSON or as a script, and executed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Mode: TypeAlias = 'Literal["single", "instances", "ranks"]'
 
 @record
 class WorkerPlan:
-    """One process to start. `cpus` empty: not bound. `env`: changes to the inherited environment, None unsets.
+    """One process to start. `cpus`: empty if not bound. `env`: changes to the inherited environment, None unsets.
 
-    `loader_cpus` are for its DataLoader workers alone and not among `cpus`; empty: they run where the worker does.
-    `ccl_cpus` are for oneCCL's threads in the same way; empty: it has none.
-    `argv` is complete: with the numactl or taskset binder it begins with that program and its options, and
-    the launcher then binds nothing itself.
+    `loader_cpus` are for its DataLoader workers only and not in `cpus`; if empty, these run on `cpus`.
+    `ccl_cpus` are for oneCCL's threads only; if empty, it has no threads.
+    `argv` is complete: with the binder numactl or taskset it starts with that program and its options, and the
+    launcher binds nothing itself.
     """
 
     index: int
@@ -40,13 +40,13 @@ class WorkerPlan:
 
     @property
     def all_cpus(self) -> frozenset[int]:
-        """The CPUs that are this worker's, whatever runs there."""
+        """All CPUs of this worker."""
         return self.cpus | self.loader_cpus | self.ccl_cpus
 
 
 @record
 class Note:
-    """One value in the plan, who chose it and why, in one line."""
+    """One value in the plan, with its origin and a reason of one line."""
 
     setting: str
     value: str | None
@@ -71,20 +71,20 @@ class VariableRequest:
 
 @record
 class PreloadCandidate:
-    """A library the planner would preload, if a trial start of the worker's interpreter with it succeeds."""
+    """A library to preload if the worker's interpreter starts with it."""
 
     kind: LibraryKind
     name: str
     path: str
     required: bool
-    """Asked for by name: a failed trial is an error, not a fallback."""
+    """Requested by name: a failed trial is an error instead of a fallback."""
 
 
 @record
 class LaunchOptions:
-    """How the workers are supervised. `show` None: all workers reach the terminal.
+    """How the workers are supervised. `show` None: the output of all workers is shown.
 
-    `plugin`: settings were chosen that only the plugin inside torch can carry out.
+    `plugin`: some chosen settings need the plugin inside torch.
     """
 
     binder: Binder = "native"
@@ -100,12 +100,12 @@ class LaunchOptions:
 
     @property
     def watched(self) -> bool:
-        """Whether the workers tell the launch about themselves, through a directory of this run.
+        """Whether the workers report to the launch, through a directory of this run.
 
-        Under --strict that is how a worker is noticed that never loaded the plugin it was to have.
+        Under --strict the reports reveal a worker that did not load a required plugin.
         """
-        asked = self.report is not None or self.metric is not None or self.start_barrier
-        return asked or (self.strict and self.plugin)
+        reports = self.report is not None or self.metric is not None or self.start_barrier
+        return reports or (self.strict and self.plugin)
 
     @property
     def supervised(self) -> bool:
@@ -117,9 +117,9 @@ class LaunchOptions:
 class StreamsPlan:
     """Where the ranks' output goes, by local rank: 1 stdout, 2 stderr, 3 both, 0 neither. Source: torchrun -r, -t.
 
-    `filters`: words whose lines are also copied to one file, for stdout and for stderr. `prefix` is the template of
-    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, None for torchrun's "[ROLE LOCAL_RANK]:"; `prefixes` is what it comes to for
-    each rank, where its number is known.
+    `filters`: texts for stdout and for stderr; lines that contain one are copied to one file. `prefix` is the template
+    in TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; None: torchrun's "[ROLE LOCAL_RANK]:". `prefixes` are the prefixes of the
+    ranks, if their numbers are known.
     """
 
     redirects: tuple[int, ...]
@@ -131,9 +131,9 @@ class StreamsPlan:
 
 @record
 class Rendezvous:
-    """How the hosts of a job find each other, in torch elastic's words.
+    """How the hosts of a job find each other; the fields are torch elastic's.
 
-    `endpoint` is "HOST:PORT" or "". `id` None: a random one at each start. `conf` are further settings.
+    `endpoint` is "HOST:PORT" or "". `id` None: a random id at each start. `conf` are further options.
     """
 
     backend: str
@@ -144,12 +144,12 @@ class Rendezvous:
 
 @record
 class JobPlan:
-    """One distributed job as this host sees it.
+    """The part of a distributed job that concerns this host.
 
-    `engine` native: one host, cpulaunch's own supervisor; elastic: torch's agent, each rank started through a shim
-    that binds it; scheduler: a scheduler started one process per rank, and the plan holds this one alone.
-    `master_port` None: a free one at every start. `hosts` are the fewest and the most. `interpreter` is the Python
-    that has torch, for the agent.
+    `engine` native: one host, with cpulaunch's own supervisor; elastic: torch's agent, which starts each rank through
+    a shim that binds it; scheduler: a scheduler started one process per rank, and the plan has this rank only.
+    `hosts` are the smallest and the largest number of hosts. `master_port` None: a free port at each start.
+    `interpreter` is the Python with torch that runs the agent.
     """
 
     engine: Literal["native", "elastic", "scheduler"]
@@ -176,9 +176,9 @@ class JobPlan:
 
 @record
 class LaunchPlan:
-    """Every worker, every value with origin and reason, every warning.
+    """Every worker, every value with its origin and reason, and every warning.
 
-    `unmeasured`: what its collectives run on is left open until somebody measures (--dist-backend auto).
+    `unmeasured`: --dist-backend auto needs a measurement of collectives before the backend can be chosen.
     """
 
     mode: Mode
@@ -193,6 +193,6 @@ class LaunchPlan:
 
     @property
     def replaces_launcher(self) -> bool:
-        """Whether the one worker takes over this process (exec): same pid, nothing resident."""
+        """Whether the only worker replaces this process (exec), with the same process id."""
         alone = self.world_size == 1 if self.job is None else self.job.engine == "scheduler"
         return alone and not self.launch.supervised

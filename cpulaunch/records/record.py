@@ -1,11 +1,11 @@
-"""`@record`: frozen, slotted, keyword-only data classes that cost nothing to define.
+"""`@record`: frozen, slotted, keyword-only data classes that are cheap to define.
 
-`dataclasses.dataclass` compiles the methods of every class it makes: about 1 ms each, and 20 ms for the import, which
-for the sixty classes a launch needs is more than all of its work. A record's methods are shared functions instead. It
-is a dataclass to whoever asks (`dataclasses.replace`, `fields` and `asdict` work), and to type checkers.
+`dataclasses.dataclass` compiles the methods of every class: about 1 ms each, and 20 ms for the import. For the sixty
+classes of a launch, that is more than all of its other work. The methods of records are shared functions instead.
+Type checkers and `dataclasses.replace`, `fields` and `asdict` treat a record as a dataclass.
 
-For the same reason the modules of a launch import `typing` and `collections.abc` only for type checkers: that would
-take as long as starting Python itself.
+For the same reason the modules of a launch import `typing` and `collections.abc` for type checkers only: at run time
+the two imports would take as long as the start of Python.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> object:
-        """Stands in for typing.dataclass_transform."""
+        """The run-time substitute for typing.dataclass_transform."""
         return lambda function: function
 
 
 class Field:
-    """A default with something to say about it: a factory that makes it, or metadata beside it."""
+    """A field's default value or factory, with metadata."""
 
     __slots__ = ("default", "factory", "metadata")
 
@@ -35,7 +35,7 @@ class Field:
 
 
 def field(*, default: Any = None, default_factory: Callable[[], Any] | None = None, **metadata: Any) -> Any:
-    """A field's default value, or what makes one for every record; anything else is kept as its metadata."""
+    """A field with a default value or a factory of default values; further arguments are its metadata."""
     return Field(default, default_factory, metadata)
 
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def record(cls: type[T] | None = None, *, kw_only: bool = True) -> Any:
-    """The class made of an annotated class body: immutable, compared and hashed by value, without a `__dict__`."""
+    """A class with the annotated fields: immutable, compared and hashed by value, without a `__dict__`."""
     if cls is None:
         return lambda body: _make(body, kw_only)
     return _make(cls, kw_only)
@@ -143,7 +143,7 @@ def fields(cls: type) -> dict[str, Field]:
 
 
 class _DataclassFields:
-    """`__dataclass_fields__`, made when somebody asks for the first time."""
+    """`__dataclass_fields__`, computed on first use."""
 
     __slots__ = ("made",)
 

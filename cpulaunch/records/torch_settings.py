@@ -1,4 +1,4 @@
-"""What the worker plugin is to do inside torch: decided by the planner, carried by one environment variable."""
+"""The settings that the worker plugin applies inside torch, passed from the planner in one environment variable."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ VARIABLE = "CPULAUNCH_WORKER"
 """Holds encoded TorchSettings. Must be set before the worker's `import torch`."""
 
 EVENTS_VARIABLE = "CPULAUNCH_EVENTS"
-"""Path of the file to which a worker and its children append events, one JSON object a line; unset: nobody reads."""
+"""Path of the file to which a worker and its children append events as JSON lines; unset: no events are written."""
 
 OWN_VARIABLES = (VARIABLE, EVENTS_VARIABLE, "CPULAUNCH_WORKER_PID")
-"""What a launch and the plugin inside its workers set; nothing that a launch within a launch may inherit."""
+"""Variables that a launch and its workers' plugin set; a nested launch does not inherit them."""
 
 
 @record
 class TorchSettings:
-    """One worker's settings. The fields named like a row of settings.py have its meaning and values.
+    """One worker's settings. A field that is also a setting (settings.py) has its meaning and values.
 
-    `cpus` and `loader_cpus` are cpulists; empty: not bound, and the worker's own. `ld_preload` is what programs that
-    the worker starts get as LD_PRELOAD (None: unset) if `restore_preload`. `graph_memory_bytes` bounds the frozen
-    copies of weights that this worker's captured graphs may hold (None: nobody knows how much memory there is).
+    `cpus` and `loader_cpus` are cpulists; if empty, the worker is not bound, or its DataLoader workers use its CPUs.
+    With `restore_preload`, programs that the worker starts get `ld_preload` as LD_PRELOAD (None: unset).
+    `graph_memory_bytes` limits the frozen weights of this worker's captured graphs (None: the memory is unknown).
     """
 
     index: int = 0
@@ -58,11 +58,11 @@ class TorchSettings:
     persistent_workers: bool = False
 
     dist_backend: Literal["gloo", "ccl", "mpi"] | None = None
-    """What CPU collectives run on; empty: what the program asks for. `auto` is decided before."""
+    """Backend of CPU collectives (the planner resolves `auto`); None: the program's choice."""
 
 
 def encode(settings: TorchSettings) -> str:
-    """The settings that differ from the defaults, as a flat JSON object (without importing json: the hot path)."""
+    """The settings that differ from the defaults, as a JSON object. The json module would slow down each launch."""
     defaults = {name: entry.default for name, entry in fields(TorchSettings).items()}
     values = {name: getattr(settings, name) for name in defaults}
     chosen = {name: value for name, value in values.items() if value != defaults[name]}
@@ -80,9 +80,9 @@ _ESCAPES = {chr(code): f"\\u{code:04x}" for code in (*range(32), ord('"'), ord("
 
 
 def decode(text: str) -> TorchSettings:
-    """The settings an environment variable holds; unknown names are left out (another version wrote them).
+    """The settings in the text that `encode` wrote; names that another version wrote are ignored.
 
-    Raises: ValueError if it is not a JSON object.
+    Raises: ValueError if the text is not a JSON object.
     """
     import json
 

@@ -144,7 +144,7 @@ def test_strict_turns_a_warning_into_an_error(cpulaunch, script, tmp_path):
     script("open('started', 'w')")
     lenient = cpulaunch("--profile", "graviton2", "job.py")
     assert lenient.returncode == 0
-    assert "warning: profile graviton2 is not made for this machine" in lenient.stderr
+    assert "warning: profile graviton2 is for another machine" in lenient.stderr
     (tmp_path / "started").unlink()
     two_lines(cpulaunch("--strict", "--profile", "graviton2", "job.py"), 125, "graviton2", "--strict")
     two_lines(cpulaunch("plan", "--strict", "--profile", "graviton2", "job.py"), 125, "graviton2", "--strict")

@@ -22,7 +22,7 @@ def folder(tmp_path):
     return str(tmp_path)
 
 
-def test_the_list_marks_what_auto_picks():
+def test_the_list_marks_automatic_profiles():
     text = list_text(EMERALD, own=user_profiles(None), width=80)
     marked = [line.split()[1] for line in text.splitlines()[:-1] if line.startswith("*")]
     assert marked == ["container", "xeon-amx"]
@@ -31,14 +31,14 @@ def test_the_list_marks_what_auto_picks():
     assert "Your profiles" not in text
 
 
-def test_the_list_shows_own_profiles_and_what_is_wrong_with_them(folder):
+def test_the_list_shows_own_profiles_and_their_errors(folder):
     lines = list_text(EMERALD, own=user_profiles(folder), width=200).splitlines()
     own = lines[lines.index(f"Your profiles ({folder})") + 1 :]
-    assert own[0].split(maxsplit=1) == ["broken", f"error: profile is not TOML: {own[0].split(': ', 2)[2]}"]
+    assert own[0].split(maxsplit=1) == ["broken", f"error: invalid TOML: {own[0].split(': ', 2)[2]}"]
     assert own[1].split() == ["mine", "mine"]
 
 
-def test_the_list_as_an_object(folder):
+def test_the_list_as_json(folder):
     listed = json.loads(json.dumps(list_json(EMERALD, own=user_profiles(folder))))
     by_name = {entry["name"]: entry for entry in listed["profiles"]}
     assert listed["schema"] == 1
@@ -51,7 +51,7 @@ def test_the_list_as_an_object(folder):
         "auto": False,
         "path": f"{folder}/mine.toml",
     }
-    assert by_name["broken"]["error"].startswith("profile is not TOML")
+    assert by_name["broken"]["error"].startswith("invalid TOML")
 
 
 @pytest.mark.parametrize("name", [preset.name for preset in presets()])
@@ -67,7 +67,7 @@ def test_show_explains_every_value(name):
     assert json.loads(json.dumps(shown)) == shown
 
 
-def test_show_writes_values_as_one_would_give_them():
+def test_show_writes_values_as_typed():
     text = show_text(find_profile("graviton4", config_dir=None), width=80)
     assert "\n  --huge-pages\n" in text
     assert "\n  --openmp default\n" in text
@@ -79,7 +79,7 @@ def test_show_writes_values_as_one_would_give_them():
     )
 
 
-def test_show_says_where_a_profile_of_ones_own_is(folder):
+def test_show_names_the_file_of_an_own_profile(folder):
     assert f"file       {folder}/mine.toml" in show_text(find_profile("mine", config_dir=folder), width=80)
     assert show_json(find_profile("mine", config_dir=folder))["path"] == f"{folder}/mine.toml"
 

@@ -23,7 +23,7 @@ NAMES = {
 }
 
 
-def test_every_promised_preset_exists_in_the_package():
+def test_every_documented_preset_exists():
     assert {path.stem for path in FILES} == NAMES
 
 
@@ -54,7 +54,7 @@ def test_no_preset_changes_results(path):
     assert {choice.value for choice in profile.settings if choice.name == "graph"} <= {"onednn"}
 
 
-def test_the_table_of_presets_says_what_the_files_say():
+def test_the_table_of_presets_equals_the_files():
     from dataclasses import replace
 
     assert presets() == tuple(replace(read_profile(str(path)), path=None) for path in FILES)
@@ -68,11 +68,11 @@ def test_the_table_of_presets_is_as_generated():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_condition_can_be_written_and_judged():
+def test_every_condition_has_a_check():
     assert set(APPLIES) == set(CONDITIONS)
 
 
-def test_choosing_among_presets_parses_nothing():
+def test_choosing_among_presets_parses_no_toml():
     code = (
         "import sys\n"
         "from cpulaunch.profile.selection import presets\n"

@@ -65,12 +65,12 @@ def test_the_text_of_this_test_is_toml():
     assert tomllib.loads(TEXT)["z"][1]["deep"][0]["p"] == 1
 
 
-def test_what_stands_in_strings_and_arrays_is_no_key():
+def test_strings_and_arrays_contain_no_keys():
     found = key_lines(TEXT)
     assert not {("b",), ("not",), ("c",), ("x",), ("t", "u", "l")} & set(found)
 
 
-def test_an_unknown_key_has_the_line_of_what_holds_it():
+def test_an_unknown_key_has_the_line_of_its_table():
     lines = key_lines(TEXT)
     assert line_of(("d", "e", "f", "g"), lines) == 11
     assert line_of(("z", 1, "absent"), lines) == 21

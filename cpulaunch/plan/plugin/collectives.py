@@ -14,7 +14,7 @@ from cpulaunch.plan.plugin.ccl_workers import (
 )
 from cpulaunch.plan.plugin.checks import Collectives, TorchChoices
 from cpulaunch.plan.variables.resolve import per_worker
-from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, Default, network, transport
+from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, CclDefault, network, transport
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import JobPlan, Note, VariableRequest
@@ -207,7 +207,7 @@ def _variable_requests(
 
 def _between_hosts(
     request: LaunchRequest, rank: SchedulerRank | None, planned: tuple[VariableRequest, ...]
-) -> tuple[Default, ...]:
+) -> tuple[CclDefault, ...]:
     """The transport between hosts, and its network interface: the one gloo uses, also if the user chose that."""
     environ = request.environ
     identity = ("", "") if rank is None else (str(rank.rank), str(rank.world_size))

@@ -81,7 +81,7 @@ def test_torch_reads_an_endpoint_as_it_is_read_here(endpoint):
 
 @pytest.mark.parametrize("endpoint", ["node0:", "node0:http", "node0:65536", "node0:-1"])
 def test_an_invalid_port_is_a_usage_error(endpoint):
-    with pytest.raises(UsageError, match="no such port"):
+    with pytest.raises(UsageError, match="invalid port"):
         split_endpoint(endpoint, default_port=7)
 
 

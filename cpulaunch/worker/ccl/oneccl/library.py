@@ -12,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 
-from cpulaunch.records.ccl_defaults import DEFAULTS, FROM_THE_LAUNCH, network, transport
+from cpulaunch.records.ccl_defaults import DEFAULTS, TORCH_VARIABLES, network, transport
 from cpulaunch.worker.ccl.oneccl import mpi
 from cpulaunch.worker.ccl.oneccl.network import interfaces
 from cpulaunch.worker.ccl.wire.errors import CclError
@@ -38,8 +38,8 @@ HINT = "hint: pip install 'cpulaunch[ccl]', or use gloo"
 
 def settings(environ: Mapping[str, str], place: str) -> dict[str, str]:
     """The variables that oneCCL still needs, beside those that are set. `place` is the folder of its libraries."""
-    known = {name: environ[source] for name, source in FROM_THE_LAUNCH.items() if source in environ}
-    if len(known) < len(FROM_THE_LAUNCH):
+    known = {name: environ[source] for name, source in TORCH_VARIABLES.items() if source in environ}
+    if len(known) < len(TORCH_VARIABLES):
         known = {}  # One without the other makes oneCCL ask again, and warn.
     between = transport(environ, rank=environ.get("RANK", ""), world_size=environ.get("WORLD_SIZE", ""))
     rows = (*DEFAULTS, *between, *network(environ, between, interfaces(environ)))
