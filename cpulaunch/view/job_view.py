@@ -8,8 +8,15 @@ from cpulaunch.records.record import fields
 
 
 def job_json(job: JobPlan | None) -> Any:
-    """The job as JSON-ready data, a key for each field; None for a launch that is not a job of ranks."""
-    return None if job is None else _plain(job)
+    """The job as JSON-ready data, a key for each field; None for a launch that is not a job of ranks.
+
+    Schema 1 calls a rank that a scheduler started a member.
+    """
+    if job is None:
+        return None
+    made = _plain(job)
+    made["member"] = made.pop("scheduled_rank")
+    return made | {"engine": "member" if job.engine == "scheduler" else job.engine}
 
 
 def _plain(value: Any) -> Any:

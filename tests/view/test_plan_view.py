@@ -5,6 +5,9 @@ import json
 import pytest
 
 from cpulaunch.records.host import Host
+from cpulaunch.records.record import replace
+from cpulaunch.records.request import SchedulerRank
+from cpulaunch.view.job_view import job_json
 from cpulaunch.view.plan_view import plan_json, plan_text
 from tests.plan.machines import libraries, machine, plan, quota
 
@@ -118,6 +121,15 @@ def test_json_of_a_job_has_its_ranks_and_the_job() -> None:
     assert job["rendezvous"] == {"backend": "static", "endpoint": "a:29500", "id": "none", "conf": []}
     assert job["streams"]["redirects"] == [0, 3]
     assert plan_json(plan(HOST))["job"] is None
+
+
+def test_json_calls_a_rank_that_a_scheduler_started_a_member() -> None:
+    job = plan(HOST, "--nproc-per-node 2").job
+    assert job is not None
+    assert job_json(job)["member"] is None
+    rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
+    made = job_json(replace(job, engine="scheduler", scheduled_rank=rank))
+    assert (made["engine"], made["member"]["rank"], made.keys()) == ("member", 3, job_json(job).keys())
 
 
 @pytest.mark.parametrize(
