@@ -132,7 +132,7 @@ def plugin(facts: Facts) -> tuple[Finding, ...]:
     fix = "pip install cpulaunch in the environment of torch"
     if AUTOLOAD in missing:
         fix = f"unset {AUTOLOAD}"
-    elif "loads no plugins" in missing:
+    elif "cannot load plugins" in missing:
         fix = TORCH_INSTALL
     why = "--graph, --precision and the other settings inside torch have no effect, and forks inherit pinned CPUs"
     return advice(missing, why=why, fix=fix)

@@ -83,7 +83,7 @@ def chosen_flags(command_line: CommandLine, names: Iterable[str]) -> list[str]:
 def required_program(command_line: CommandLine, form: str) -> Program:
     """The program of the command line. Raises: UsageError if it has none."""
     if command_line.program is None:
-        raise UsageError("no program to start", source=f"--emit {form}", hint="name the program to run")
+        raise UsageError("no program to start", source=f"--emit {form}", hint=f"cpulaunch plan --emit {form} SCRIPT")
     return command_line.program
 
 

@@ -50,7 +50,7 @@ def plan_script(plan: LaunchPlan) -> str:
     Raises: UsageError if the plan has no program.
     """
     if not all(worker.argv for worker in plan.workers):
-        raise UsageError("no program to start", source="--emit sh", hint="name the program to run")
+        raise UsageError("no program to start", source="--emit sh", hint="cpulaunch plan --emit sh SCRIPT")
     check_job_script(plan)
     bound = any(_binds(plan, worker) for worker in plan.workers)
     parts = [

@@ -84,10 +84,10 @@ def check_job_script(plan: LaunchPlan) -> None:
     if plan.job is not None and plan.job.engine == "elastic":
         hosts = plan.job.hosts[1]
         raise UsageError(
-            f"a shell script can only start {'ranks of one host' if hosts > 1 else 'ranks without plug-ins of torch'}",
+            "--emit sh supports one host only" if hosts > 1 else "--emit sh cannot start torch's agent",
             value=f"--nnodes {hosts}" if hosts > 1 else "a plug-in of torch elastic",
             source="--emit sh",
-            hint="run cpulaunch on every host, or --emit slurm",
+            hint="run cpulaunch on every host, or use --emit slurm",
         )
 
 

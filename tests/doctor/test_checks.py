@@ -311,14 +311,14 @@ TABLE = {
         "plugin",
         facts(machine(torch=replace(PLUGIN, version="2.4.0"))),
         "advice",
-        "loads no plugins",
+        "cannot load plugins",
         "pip install torch",
     ),
     "no plugin": (
         "plugin",
         facts(machine(torch=replace(PLUGIN, plugin=False))),
         "advice",
-        "not installed beside",
+        "cpulaunch is not installed",
         "pip install cpulaunch",
     ),
     "plugin kept out": (

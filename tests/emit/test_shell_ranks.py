@@ -129,5 +129,5 @@ def test_a_script_names_the_options_that_it_leaves_out() -> None:
 
 
 def test_a_script_for_several_hosts_is_an_error() -> None:
-    with pytest.raises(UsageError, match="one host"):
+    with pytest.raises(UsageError, match="one host only"):
         script("--nnodes 2 --master-addr a", "pass")

@@ -102,7 +102,7 @@ def _cpu_note(host: Host, request: LaunchRequest) -> tuple[Note, ...]:
     elif settings.nproc_per_node not in (None, "auto") and not isinstance(settings.nproc_per_node, int):
         reason = f"--nproc-per-node {settings.nproc_per_node} counts CPUs (--device gpu binds next to GPUs)"
     elif torch_build(host).startswith("cpu"):
-        reason = "the worker's torch is a build for CPUs; the GPUs stay unused"
+        reason = "the worker's torch is a CPU-only build"
     else:
         reason = f"no GPU is available to this process: {_missing_text(host, visible_devices(host, request))}"
     return (Note(setting="device", value="cpu", origin=request.origin("device"), reason=reason),)
@@ -177,15 +177,15 @@ def _count_warnings(request: LaunchRequest, visible: VisibleDevices, count: int)
         return ()
     if not _has_own_list(request, visible, count):
         return (
-            f"{count} ranks on {devices} {shown}: ranks share them in turn, but a program that chooses its device by "
-            "LOCAL_RANK finds none for the last ranks, and NCCL refuses to share a GPU",
+            f"{count} ranks share {devices} {shown}: a program that selects its GPU by LOCAL_RANK fails on the last "
+            "ranks, and NCCL does not support sharing",
         )
     rank = request.scheduled_rank
     if rank is None or rank.local_rank < devices or request.settings.virtual_local_rank:
         return ()
     return (
-        f"this rank has {devices} {shown}, and a program that chooses its device by LOCAL_RANK ({rank.local_rank}) "
-        "finds none: use --virtual-local-rank, or let the scheduler show all GPUs to all ranks",
+        f"this rank has {devices} {shown}, so a program that selects its GPU by LOCAL_RANK ({rank.local_rank}) fails: "
+        "use --virtual-local-rank, or make all GPUs visible to all ranks",
     )
 
 
@@ -208,7 +208,7 @@ def _visibility_warnings(host: Host, request: LaunchRequest, devices: Sequence[D
             "(pip install 'cpulaunch[gpu]')"
         )
     if host.torch is not None and torch_build(host).startswith("cpu"):
-        warnings.append(f"torch {host.torch.version} is a build for CPUs: it does not see the GPUs")
+        warnings.append(f"torch {host.torch.version} is a CPU-only build and does not use the GPUs")
     return tuple(warnings)
 
 
@@ -237,8 +237,8 @@ def _one_each(
     """
     if ranks > len(names):
         raise UsageError(
-            "more ranks than visible devices",
-            value=f"--virtual-local-rank with {ranks} ranks and {len(names)} device{'s' * (len(names) != 1)}",
+            "--virtual-local-rank needs a device for every rank",
+            value=f"{ranks} ranks, {len(names)} device{'s' * (len(names) != 1)}",
             source=source,
             hint=f"--nproc-per-node {len(names)} or fewer",
         )
@@ -249,7 +249,7 @@ def _one_each(
             source="--env",
             hint=f"put {variable}=... in front of cpulaunch to choose the devices",
         )
-    reason = "--virtual-local-rank: each rank sees its own device only, as device 0"
+    reason = "--virtual-local-rank: each rank sees only its own device, as device 0"
     return (per_worker(variable, names[:ranks], origin="cli", reason=reason),)
 
 

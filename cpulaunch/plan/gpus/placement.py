@@ -119,7 +119,7 @@ def _remote_text(gpus: Sequence[Gpu], node: int, cores: Cores) -> str:
     plural = len(gpus) > 1
     names = f"GPU{'s' * plural} {format_cpulist(gpu.index for gpu in gpus)} {'are' if plural else 'is'}"
     chosen = format_cpulist({core.numa_node for core in cores})
-    return f"{names} on NUMA node {node}, where this launch has no cores: the ranks run on NUMA node {chosen}"
+    return f"{names} on NUMA node {node}, where this process may use no core: the ranks run on NUMA node {chosen}"
 
 
 def _rank_groups(cores_of_ranks: Sequence[Cores]) -> list[_RankGroup]:
@@ -226,8 +226,8 @@ def _bound_cores(pool: Pool, binding: str, gpu_cores: _GpuCores) -> Cores:
         each, extra = divmod(len(cores), devices)
         if not each:
             raise UsageError(
-                "too few cores for every GPU to have its own",
-                value=f"{devices} GPUs next to {_cores_text(len(cores))}",
+                "--numa-binding exclusive needs a core for every GPU",
+                value=f"{devices} GPU{'s' * (devices != 1)} next to {_cores_text(len(cores))}",
                 source=pool.source,
                 hint="--numa-binding node shares cores",
             )

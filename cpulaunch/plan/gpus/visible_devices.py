@@ -34,7 +34,7 @@ class Vendor:
 VENDORS = (
     Vendor(
         "nvidia",
-        (("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "cuda:N is the Nth GPU in PCI order, as here and in nvidia-smi"),),
+        (("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "cuda:N is the GPU with index N in PCI order, as in nvidia-smi"),),
         (("CUDA_VISIBLE_DEVICES",),),
         "cu",
     ),
@@ -42,8 +42,8 @@ VENDORS = (
     Vendor(
         "intel",
         (
-            ("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1", "xpu:N is the Nth GPU in PCI order, as here"),
-            ("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "every tile is a device, as Level Zero counts by default"),
+            ("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1", "xpu:N is the GPU with index N in PCI order"),
+            ("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "every tile is a device, the default of Level Zero"),
         ),
         (("ZE_AFFINITY_MASK",),),
         "xpu",
@@ -172,7 +172,7 @@ def _listed(devices: tuple[Device, ...], gpus: Sequence[Gpu], text: str) -> tupl
     for entry in (part.strip() for part in text.split(",")):
         device = _by_index(devices, gpus, entry) if entry[:1].isdigit() else _by_uuid(devices, gpus, entry)
         if device is None:
-            return tuple(chosen), f"there is no device {entry!r}; the list ends there" if entry else ""
+            return tuple(chosen), f"device {entry!r} does not exist, so the runtime ignores the rest" if entry else ""
         if any(_same(device, other) for other in chosen):
             return (), f"{entry!r} is listed twice, so the runtime shows no device"
         chosen.append(device)
@@ -237,7 +237,7 @@ def _masked(devices: tuple[Device, ...], text: str, *, composite: bool) -> tuple
     for entry in (part.strip() for part in text.split(",")):
         card = entry.partition(".")[0] if composite else entry
         if not _is_index(card) or int(card) >= len(devices):
-            return tuple(chosen.values()), f"there is no device {entry!r}" if entry else ""
+            return tuple(chosen.values()), f"device {entry!r} does not exist" if entry else ""
         before = chosen.get(card)
         chosen[card] = Device(devices[int(card)].gpu, entry if before is None else f"{before.name},{entry}")
     return tuple(chosen.values()), ""
@@ -249,7 +249,7 @@ def _order_warnings(vendor: Vendor, gpus: Sequence[Gpu], environ: Mapping[str, s
         return ()
     order = environ.get("CUDA_DEVICE_ORDER")
     if order is not None and order != "PCI_BUS_ID":
-        return (f"CUDA_DEVICE_ORDER={order} with GPUs of several models: ranks may be bound next to another GPU",)
+        return (f"CUDA_DEVICE_ORDER={order} with GPUs of several models: ranks may be bound next to the wrong GPU",)
     listed = environ.get("CUDA_VISIBLE_DEVICES", "")
     if order is None and listed[:1].isdigit():
         return (

@@ -37,7 +37,7 @@ def check_without_ranks(request: LaunchRequest) -> None:
     """Raises: UsageError if the command line requests threads for oneCCL and the launch starts no ranks."""
     if request.settings.ccl_workers and request.origin(SETTING) == "cli" and not request.distributed:
         hint = "--nproc-per-node N starts ranks"
-        raise _error(request, _Obstacle("threads for oneCCL need ranks", "no job of ranks", hint))
+        raise _error(request, _Obstacle("--ccl-workers needs ranks", "no job of ranks", hint))
 
 
 def place_ccl_workers(request: LaunchRequest, placement: Placement, *, owned: bool, idle: str | None) -> CclWorkers:
@@ -68,7 +68,7 @@ def place_ccl_workers(request: LaunchRequest, placement: Placement, *, owned: bo
 
 
 _SHARED = _Obstacle(
-    "threads for oneCCL need ranks with cores of their own", "ranks share CPUs or are not bound", "drop --ccl-workers"
+    "--ccl-workers needs ranks with cores of their own", "the ranks share CPUs or are not bound", "drop --ccl-workers"
 )
 
 
@@ -77,7 +77,11 @@ def _too_few(placement: Placement, count: int, siblings: tuple[tuple[int, ...], 
     if siblings is not None:
         free = min(map(len, siblings))
         problem, hint = "a rank has too few free SMT siblings", "drop --ccl-worker-siblings (or --smt)"
-        return None if free == count else _Obstacle(problem, f"{free} for {count} of oneCCL's threads", hint)
+        return (
+            None
+            if free == count
+            else _Obstacle(problem, f"{free} for {count} thread{'s' * (count != 1)} of oneCCL", hint)
+        )
     cores = min(len(each.cores) for each in placement.workers)
     if cores > count:
         return None
@@ -97,8 +101,7 @@ def _check_siblings(request: LaunchRequest) -> None:
     name = "ccl_worker_siblings"
     if request.settings.ccl_worker_siblings and request.origin(name) == "cli":
         raise UsageError(
-            "SMT siblings for oneCCL need --ccl-workers",
-            value="--ccl-worker-siblings",
+            "--ccl-worker-siblings needs --ccl-workers",
             source="command line",
             hint="--ccl-workers N --ccl-worker-siblings",
         )
@@ -134,7 +137,7 @@ def _without(placement: Placement, taken: tuple[tuple[int, ...], ...]) -> Placem
 def _note(request: LaunchRequest, taken: tuple[tuple[int, ...], ...]) -> Note:
     cpus = format_cpulist(frozenset(cpu for each in taken for cpu in each))
     where = "SMT siblings of the ranks' CPUs" if request.settings.ccl_worker_siblings else "from the ranks' cores"
-    reason = f"oneCCL's threads have CPUs {cpus}, {where}; no compute threads run there"
+    reason = f"CPUs {cpus} are reserved for oneCCL's threads, {where}; no compute threads run there"
     return Note(
         setting=SETTING,
         value=str(request.settings.ccl_workers),
@@ -153,6 +156,10 @@ def ccl_worker_variables(request: LaunchRequest, cpus: tuple[tuple[int, ...], ..
     affinity = ",".join(str(cpu) for each in cpus for cpu in each)
     return (
         VariableRequest(name="CCL_WORKER_OFFLOAD", value="1", origin=origin, reason=offload),
-        VariableRequest(name="CCL_WORKER_COUNT", value=str(len(cpus[0])), origin=origin, reason="threads of each rank"),
-        VariableRequest(name="CCL_WORKER_AFFINITY", value=affinity, origin=origin, reason="their CPUs, by local rank"),
+        VariableRequest(
+            name="CCL_WORKER_COUNT", value=str(len(cpus[0])), origin=origin, reason="oneCCL's threads of each rank"
+        ),
+        VariableRequest(
+            name="CCL_WORKER_AFFINITY", value=affinity, origin=origin, reason="CPUs of oneCCL's threads, by local rank"
+        ),
     )

@@ -102,12 +102,12 @@ def plugin_missing_reason(host: Host, environ: Mapping[str, str], *, interpreter
     if autoload != "1":
         return f"{AUTOLOAD}={autoload} keeps torch from loading cpulaunch's plugin"
     if host.torch is None:
-        return f"no torch in the environment of {interpreter}" if interpreter else None
+        return f"{interpreter} has no torch" if interpreter else None
     version = host.torch_release
     if version is not None and version < FIRST_TORCH:
-        return f"torch {host.torch.version} loads no plugins (2.5 is the first version that does)"
+        return f"torch {host.torch.version} cannot load plugins (2.5 or newer can)"
     if not host.torch.plugin:
-        return f"cpulaunch is not installed beside the worker's torch ({host.torch.path})"
+        return f"cpulaunch is not installed in the environment of the worker's torch ({host.torch.path})"
     return None
 
 
@@ -123,18 +123,18 @@ def _not_applicable(host: Host, request: LaunchRequest) -> Iterator[tuple[str, s
     settings = request.settings
     graph, ipex = settings.graph, settings.ipex
     if ipex and (why := _no_ipex(host)) is not None:
-        _check_not_required(request, "ipex", why, hint="use --graph onednn --precision bf16, which need no extension")
+        _check_not_required(request, "ipex", why, hint="--graph onednn --precision bf16 works without it")
         yield "ipex", why
         ipex = False
     if graph == "zentorch" and host.torch is not None and "zentorch" not in host.torch.extensions:
-        why = "zentorch is not installed beside the worker's torch"
+        why = "zentorch is not installed in the worker's environment"
         _check_not_required(request, "graph", why, hint="pip install zentorch, or --graph onednn")
         yield "graph", why
         graph = "off"
     if graph != "off" and ipex:
         yield _overridden_engine(request)
     if settings.compile_mode is not None and graph != "inductor":
-        why = "only torch.compile has modes"
+        why = "only --graph inductor has compile modes"
         _check_not_required(request, "compile_mode", why, hint="--graph inductor")
         yield "compile_mode", why
     if not host.gpus:
@@ -152,7 +152,7 @@ def _no_ipex(host: Host) -> str | None:
     if host.torch is None:
         return None
     if "intel_extension_for_pytorch" not in host.torch.extensions:
-        return "intel-extension-for-pytorch is not installed beside the worker's torch"
+        return "intel-extension-for-pytorch is not installed in the worker's environment"
     version = host.torch_release
     if version is not None and version > LAST_IPEX_TORCH:
         return f"intel-extension-for-pytorch supports torch up to 2.8, this is {host.torch.version}"
@@ -166,8 +166,8 @@ def _overridden_engine(request: LaunchRequest) -> tuple[str, str]:
     """
     if request.origin("ipex") == request.origin("graph") == "cli":
         raise UsageError(
-            "two engines for the same modules",
-            value=f"--ipex and --graph {request.settings.graph}",
+            "--ipex and --graph cannot be combined",
+            value=f"--ipex --graph {request.settings.graph}",
             source="command line",
             hint="drop one of the two",
         )
@@ -184,8 +184,8 @@ def _slow_precision(host: Host, request: LaunchRequest) -> tuple[str, ...]:
     features = _FEATURES.get(precision)
     if features is None or host.gpus or not host.cpu.isa or not host.cpu.isa.isdisjoint(features):
         return ()
-    names = f"{', '.join(features[:2])} or Arm's {features[2]}"
     return (
-        f"--precision {precision}: this CPU has none of {names}, which makes it several times slower "
-        "than fp32 (in eager mode, small models were 3 times slower even with avx512_bf16)",
+        f"--precision {precision} is emulated on this CPU, which has neither {features[0]}, {features[1]} nor Arm's "
+        f"{features[2]}: expect it to be several times slower than fp32 (small models in eager mode can be 3 times "
+        "slower even with avx512_bf16)",
     )

@@ -37,7 +37,7 @@ class _Backend:
     reason: str
 
 
-_UNMEASURED = _Backend(None, "auto: not measured on this host yet, `run` measures once")
+_UNMEASURED = _Backend(None, "auto: not measured on this host yet; the first `cpulaunch run` measures it")
 
 
 def plan_collectives(
@@ -82,7 +82,7 @@ def _backend_notes(request: LaunchRequest, backend: _Backend) -> tuple[Note, ...
 
 def _ccl_unsupported_reason(host: Host) -> str | None:
     """Why this host cannot have the backend ccl; None if it can."""
-    return None if host.arch == "x86_64" and host.can_bind else "the backend ccl is for x86-64 Linux"
+    return None if host.arch == "x86_64" and host.can_bind else "the backend ccl supports x86-64 Linux only"
 
 
 def _check(request: LaunchRequest, unsupported: str | None) -> None:
@@ -95,11 +95,11 @@ def _check(request: LaunchRequest, unsupported: str | None) -> None:
     }
     if unsupported is not None and any(flags.values()):
         flag = next(flag for flag, given in flags.items() if given)
-        raise UsageError(unsupported, value=flag, source="command line", hint="drop it: gloo works everywhere")
+        raise UsageError(unsupported, value=flag, source="command line", hint="drop it: gloo works on every platform")
     check_without_ranks(request)
     if flags["--ccl-workers"] and settings.dist_backend in ("gloo", "mpi"):
         raise UsageError(
-            "threads for oneCCL, but no collectives run on oneCCL",
+            "oneCCL's threads have nothing to do: no collectives run on oneCCL",
             value=f"--ccl-workers {settings.ccl_workers} with --dist-backend {settings.dist_backend}",
             source=setting_source(request, "ccl_workers"),
             hint="--dist-backend ccl, or drop --ccl-workers",

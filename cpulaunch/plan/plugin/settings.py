@@ -29,7 +29,9 @@ def check_reserved_variables(request: LaunchRequest) -> None:
     """Raises: UsageError if --env sets a variable with which cpulaunch configures its workers."""
     for name, value in request.settings.env:
         if name in OWN_VARIABLES:
-            raise UsageError(f"cannot set {name}", value=value, source="--env", hint="cpulaunch sets it; use its flags")
+            raise UsageError(
+                f"cpulaunch itself sets {name}", value=value, source="--env", hint="use the options instead"
+            )
 
 
 def torch_settings(
@@ -75,16 +77,17 @@ def graph_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int |
 
 def plugin_variables(request: LaunchRequest, settings: Sequence[TorchSettings]) -> tuple[VariableRequest, ...]:
     """The variable that carries the settings to the workers; the variables of an outer launch are unset."""
+    names = ", ".join(_setting_names(settings[0]))
     variable = per_worker(
         VARIABLE,
         [encode(each) for each in settings],
         origin="default",
-        reason=f"for the plugin inside torch: {', '.join(_setting_names(settings[0]))} (--json shows all of it)",
+        reason=f"settings for the plugin inside torch: {names} (--json shows all of it)",
         shown="{…}",
     )
     outer = [name for name in OWN_VARIABLES if name != VARIABLE and name in request.environ]
     unset = [
-        VariableRequest(name=name, value=None, origin="default", reason="it belongs to another launch")
+        VariableRequest(name=name, value=None, origin="default", reason="removed: another launch set it")
         for name in outer
     ]
     return (variable, *unset)

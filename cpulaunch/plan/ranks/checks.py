@@ -6,6 +6,7 @@ from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.endpoint import split_endpoint
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import LaunchRequest, setting_source
+from cpulaunch.records.settings import setting_specs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ def check_kind(request: LaunchRequest) -> None:
     for name, value in settings.env:
         if name in JOB_VARIABLES:
             raise UsageError(
-                f"cannot set {name}, which describes a rank to itself",
+                f"cpulaunch sets {name} for every rank",
                 value=value,
                 source="--env",
-                hint=f"use {flag}" if (flag := _FLAG_OF_VARIABLE.get(name)) else "cpulaunch sets it for every rank",
+                hint=f"use {flag}" if (flag := _FLAG_OF_VARIABLE.get(name)) else f"drop --env {name}",
             )
 
 
@@ -69,19 +70,17 @@ def _check_hosts(request: LaunchRequest) -> None:
     backend = settings.rdzv_backend or "static"
     if settings.standalone:
         if fewest > 1:
-            raise _error(
-                request, "nnodes", "--standalone starts one host only", f"{fewest}:{most}", "drop --standalone"
-            )
+            raise _error(request, "nnodes", "--standalone starts one host only", "drop --standalone")
         return
     if backend != "static":
         return
     if fewest < most:
         hint = "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, where HOST belongs to the job"
         what = "the static rendezvous needs a fixed number of hosts"
-        raise _error(request, "nnodes", what, f"{fewest}:{most}", hint)
+        raise _error(request, "nnodes", what, hint)
     if (settings.node_rank or 0) >= most:
-        hint = f"--nnodes {most} has hosts 0 to {most - 1}"
-        raise _error(request, "node_rank", "no such host in the job", settings.node_rank, hint)
+        hint = f"--nnodes {most} has hosts 0 to {most - 1}" if most > 1 else "--node-rank needs --nnodes 2 or more"
+        raise _error(request, "node_rank", "no such host in the job", hint)
 
 
 def _check_endpoint(request: LaunchRequest) -> None:
@@ -92,7 +91,7 @@ def _check_endpoint(request: LaunchRequest) -> None:
     _, port = split_endpoint(settings.rdzv_endpoint, default_port=None)
     if port is None and backend == "static":
         what = "the static rendezvous needs a port"
-        raise _error(request, "rdzv_endpoint", what, settings.rdzv_endpoint, "--rdzv-endpoint HOST:29500")
+        raise _error(request, "rdzv_endpoint", what, "--rdzv-endpoint HOST:29500")
 
 
 def _check_local_ranks(request: LaunchRequest, local_world_size: int) -> None:
@@ -103,8 +102,10 @@ def _check_local_ranks(request: LaunchRequest, local_world_size: int) -> None:
         named = frozenset(rank for rank, _ in value) if isinstance(value, tuple) else value
         absent = frozenset(rank for rank in named if rank >= local_world_size) if isinstance(named, frozenset) else ()
         if absent:
-            hint = f"this host has local ranks 0 to {local_world_size - 1}"
-            raise _error(request, name, "no such local rank", format_cpulist(absent), hint)
+            present = f"ranks 0 to {local_world_size - 1}" if local_world_size > 1 else "rank 0 only"
+            raise _error(
+                request, name, "no such local rank", f"this host has local {present}", value=format_cpulist(absent)
+            )
     if settings.show is not None and settings.local_ranks_filter is not None:
         raise UsageError(
             "two options choose whose output is shown",
@@ -118,13 +119,14 @@ def _check_signals(request: LaunchRequest) -> None:
     for name in request.settings.signals_to_handle:
         if name not in SIGNALS:
             what = "not a signal that a process can handle"
-            raise _error(request, "signals_to_handle", what, name, "--signals-to-handle SIGTERM,SIGINT,SIGUSR1")
+            raise _error(request, "signals_to_handle", what, "--signals-to-handle SIGTERM,SIGINT,SIGUSR1", value=name)
 
 
-def _error(request: LaunchRequest, name: str, what: str, value: object, hint: str) -> UsageError:
-    return UsageError(
-        what, value=f"--{name.replace('_', '-')} {value}", source=setting_source(request, name), hint=hint
-    )
+def _error(request: LaunchRequest, name: str, problem: str, hint: str, *, value: str | None = None) -> UsageError:
+    """The error about a setting. `value`: the part of the setting's value that is wrong; None: all of it."""
+    spec = setting_specs()[name]
+    words = spec.arguments(getattr(request.settings, name)) if value is None else [spec.flag, value]
+    return UsageError(problem, value=" ".join(words), source=setting_source(request, name), hint=hint)
 
 
 def job_warnings(request: LaunchRequest) -> Iterator[str]:
@@ -169,7 +171,7 @@ def job_grace(request: LaunchRequest) -> float:
     if timeout is not None:
         if request.origin("grace") == "cli" and settings.grace != timeout:
             what = f"--shutdown-timeout differs from --grace {settings.grace:g}"
-            raise _error(request, "shutdown_timeout", what, timeout, "drop one of the two")
+            raise _error(request, "shutdown_timeout", what, "drop one of the two")
         return float(timeout)
     if request.origin("grace") == "cli" or not (text.isascii() and text.isdigit()):
         return settings.grace

@@ -38,8 +38,7 @@ def _cpu_count(pool: Pool) -> int:
 def _check_device(request: LaunchRequest, nproc: str) -> None:
     if nproc in GPU_WORDS and request.settings.device == "cpu":
         raise UsageError(
-            "--nproc-per-node counts GPUs, but --device selects CPUs",
-            value=f"{nproc} with --device cpu",
+            f"--nproc-per-node {nproc} conflicts with --device cpu",
             source=setting_source(request, "nproc_per_node"),
             hint="--nproc-per-node cpu, or drop --device",
         )

@@ -53,8 +53,8 @@ def _cores_of_ranks(
         size = len(unit) // ranks
         if not size:
             raise UsageError(
-                "too few cores for every rank to have its own",
-                value=f"{ranks} ranks on the {len(unit)} cores of NUMA node {unit[0].numa_node}",
+                "--numa-binding exclusive needs a core for every rank",
+                value=f"{ranks} ranks on the {len(unit)} core{'s' * (len(unit) != 1)} of NUMA node {unit[0].numa_node}",
                 source=source,
                 hint="start fewer ranks, or share cores with --numa-binding node",
             )

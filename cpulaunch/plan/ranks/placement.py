@@ -64,6 +64,7 @@ def _one_per_unit(pool: Pool, name: str, key: Key) -> Placement:
 def _shared(cores: tuple[Core, ...], count: int) -> Placement:
     """The placement for more ranks than cores: one logical CPU each if there are enough, else a shared NUMA node."""
     cpus = [(core, cpu) for core in cores for cpu in core.allowed]
+    noun = f"{len(cores)} core{'s' * (len(cores) > 1)}"
     chosen = [cpus[rank * len(cpus) // count] for rank in range(count)]
     if count <= len(cpus):
         workers = tuple(WorkerCpus((core,), frozenset((cpu,)), 1) for core, cpu in chosen)
@@ -75,6 +76,6 @@ def _shared(cores: tuple[Core, ...], count: int) -> Placement:
     return Placement(
         workers=workers,
         exclusive=count <= len(cpus),
-        reason=f"{count} on {len(cpus)} CPUs of {len(cores)} cores, {reason}",
-        warnings=(f"{count} ranks on {len(cores)} core{'s' if len(cores) > 1 else ''}: {effect}",),
+        reason=f"{count} on {len(cpus)} CPU{'s' * (len(cpus) > 1)} ({noun}), {reason}",
+        warnings=(f"{count} ranks on {noun}: {effect}",),
     )

@@ -54,5 +54,5 @@ def _loopback(host: Host) -> tuple[VariableRequest, ...]:
     """The loopback interface for gloo. On macOS, which calls it lo0, and on Windows, gloo chooses."""
     if not host.can_bind:
         return ()
-    why = "all ranks are on this host: gloo needs no host name look-up and no network card"
+    why = "all ranks are on this host, so gloo uses the loopback interface"
     return (VariableRequest(name="GLOO_SOCKET_IFNAME", value="lo", origin="default", reason=why),)

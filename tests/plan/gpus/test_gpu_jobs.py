@@ -41,7 +41,7 @@ def test_the_gpu_of_each_rank(build: str, flags: str, gpus: list[int | None]) ->
 @pytest.mark.parametrize(
     ("build", "flags", "reason"),
     [
-        ("cpu", "--nproc-per-node 1", "a build for CPUs"),
+        ("cpu", "--nproc-per-node 1", "a CPU-only build"),
         ("cu130", "--nproc-per-node 1 --device cpu", "leave the GPUs alone"),
         ("cu130", "--nproc-per-node numa", "--nproc-per-node numa counts CPUs"),
     ],
@@ -58,7 +58,7 @@ def test_a_hidden_gpu_is_why_a_job_runs_on_cpus() -> None:
 
 
 def test_a_torch_built_for_cpus_is_warned_of() -> None:
-    assert "is a build for CPUs" in plan(built_for("cpu"), "--nproc-per-node gpu").warnings[0]
+    assert "is a CPU-only build" in plan(built_for("cpu"), "--nproc-per-node gpu").warnings[0]
 
 
 def test_a_single_program_gets_no_gpu() -> None:
@@ -147,7 +147,7 @@ def test_a_scheduled_rank_uses_the_gpu_that_the_scheduler_gave_it() -> None:
 def test_a_gpu_under_another_number_than_local_rank_is_warned_of() -> None:
     """srun --gpus-per-task=1 shows every rank its GPU as device 0, whatever its LOCAL_RANK."""
     (warning,) = as_scheduled_rank(1, 2, "", CUDA_VISIBLE_DEVICES="0").warnings
-    assert "LOCAL_RANK (1) finds none: use --virtual-local-rank" in warning
+    assert "LOCAL_RANK (1) fails: use --virtual-local-rank" in warning
     assert as_scheduled_rank(0, 2, "", CUDA_VISIBLE_DEVICES="0").warnings == ()
 
 
@@ -155,7 +155,7 @@ def test_scheduled_ranks_share_gpus_in_turn() -> None:
     plans = [as_scheduled_rank(rank, 3) for rank in range(3)]
     assert [made.workers[0].gpu for made in plans] == [0, 1, 0]
     assert [made.workers[0].cpus for made in plans] == [{0, 1}, {4, 5}, {2, 3}]
-    assert all("3 ranks on 2 visible GPUs" in warning for made in plans for warning in made.warnings)
+    assert all("3 ranks share 2 visible GPUs" in warning for made in plans for warning in made.warnings)
 
 
 @pytest.mark.parametrize("listed", ["\u00b2", "9" * 5000], ids=["no ASCII digit", "too long"])

@@ -33,12 +33,12 @@ def cpu(host: Host, *isa: str) -> Host:
 @pytest.mark.parametrize(
     ("host", "flags", "parts"),
     [
-        (HOST, "--ipex", ["not installed beside", "--ipex", "--graph onednn --precision bf16"]),
+        (HOST, "--ipex", ["not installed in", "--ipex", "--graph onednn --precision bf16"]),
         (NEW_IPEX, "--ipex", ["supports torch up to 2.8, this is 2.13.0", "--graph onednn --precision bf16"]),
-        (IPEX, "--ipex --graph onednn", ["two engines", "--ipex and --graph onednn"]),
+        (IPEX, "--ipex --graph onednn", ["cannot be combined", "--ipex --graph onednn"]),
         (HOST, "--graph zentorch", ["zentorch is not installed", "--graph zentorch", "--graph onednn"]),
-        (HOST, "--compile-mode max-autotune", ["only torch.compile has modes", "--graph inductor"]),
-        (HOST, "--graph onednn --compile-mode default", ["only torch.compile has modes"]),
+        (HOST, "--compile-mode max-autotune", ["only --graph inductor has compile modes", "--graph inductor"]),
+        (HOST, "--graph onednn --compile-mode default", ["only --graph inductor has compile modes"]),
     ],
 )
 def test_flags_that_cannot_apply_are_errors(host: Host, flags: str, parts: list[str]) -> None:
@@ -104,10 +104,14 @@ UNREADABLE = replace(TORCH, version="unknown")
 @pytest.mark.parametrize(
     ("torch", "environ", "reason"),
     [
-        (replace(TORCH, plugin=False), {}, "cpulaunch is not installed beside the worker's torch (/venv"),
-        (replace(TORCH, version="2.4.1"), {}, "torch 2.4.1 loads no plugins (2.5 is the first version that does)"),
+        (
+            replace(TORCH, plugin=False),
+            {},
+            "cpulaunch is not installed in the environment of the worker's torch (/venv",
+        ),
+        (replace(TORCH, version="2.4.1"), {}, "torch 2.4.1 cannot load plugins (2.5 or newer can)"),
         (TORCH, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading"),
-        (None, {}, "no torch in the environment of /venv/bin/python"),
+        (None, {}, "/venv/bin/python has no torch"),
         (UNREADABLE, {}, None),
         (TORCH, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, None),
     ],

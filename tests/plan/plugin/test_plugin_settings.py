@@ -115,7 +115,7 @@ def test_variables_of_an_outer_launch_do_not_reach_the_worker() -> None:
 
 @pytest.mark.parametrize("name", [VARIABLE, EVENTS_VARIABLE])
 def test_env_cannot_set_reserved_variables(name: str) -> None:
-    with pytest.raises(UsageError, match=f"cannot set {name}"):
+    with pytest.raises(UsageError, match=f"cpulaunch itself sets {name}"):
         plan(FOUR, f"--env {name}=x")
 
 
@@ -163,7 +163,7 @@ def test_the_text_names_the_variable_without_its_json() -> None:
     made = plan(HOST, flags)
     text = plan_text(made, HOST, width=80, color=False)
     words = " ".join(text.split())
-    assert "CPULAUNCH_WORKER {…} for the plugin inside torch: threads, cpus, loader_cpus, graph" in words
+    assert "CPULAUNCH_WORKER {…} settings for the plugin inside torch: threads, cpus, loader_cpus, graph" in words
     assert '"index"' not in text
     assert '"graph":"onednn"' in (env(made)[VARIABLE] or "")
     for name, value in (("graph", "onednn"), ("precision", "bf16"), ("dataloader_workers", "1")):
