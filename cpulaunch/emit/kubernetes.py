@@ -22,7 +22,7 @@ from cpulaunch.emit.resources import (
 )
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, count_text
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 
 IMAGE = "REPLACE-WITH-AN-IMAGE-THAT-HAS-TORCH-AND-CPULAUNCH"
@@ -89,7 +89,7 @@ def _settings_elsewhere(job: JobPlan | None, nproc: str | None) -> tuple[str, ..
 
 def _comments(resources: ResourceRequest, flags: list[str]) -> list[str]:
     """The comments of the manifest. `flags`: options that it leaves out because Kubernetes decides them."""
-    cpus = f"{resources.cpus} CPU{'s' * (resources.cpus != 1)}"
+    cpus = count_text(resources.cpus, "CPU")
     if resources.core_cpus > resources.cpus:
         cpus += f" with SMT siblings, {resources.core_cpus} in all: Kubernetes assigns logical CPUs"
     return [

@@ -13,7 +13,7 @@ from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.plan.variables.resolve import per_worker
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, count_text
 from cpulaunch.records.plan import Note, VariableRequest
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
@@ -172,19 +172,19 @@ def _missing_text(host: Host, visible: VisibleDevices | None) -> str:
 def _count_warnings(request: LaunchRequest, visible: VisibleDevices, count: int) -> tuple[str, ...]:
     """Warnings about ranks whose LOCAL_RANK exceeds the devices they see."""
     devices = len(visible.devices)
-    shown = f"visible GPU{'s' * (devices > 1)}"
+    shown = count_text(devices, "visible GPU")
     if count <= devices:
         return ()
     if not _has_own_list(request, visible, count):
         return (
-            f"{count} ranks share {devices} {shown}: a program that selects its GPU by LOCAL_RANK fails on the last "
+            f"{count} ranks share {shown}: a program that selects its GPU by LOCAL_RANK fails on the last "
             "ranks, and NCCL does not support sharing",
         )
     rank = request.scheduled_rank
     if rank is None or rank.local_rank < devices or request.settings.virtual_local_rank:
         return ()
     return (
-        f"this rank has {devices} {shown}, so a program that selects its GPU by LOCAL_RANK ({rank.local_rank}) fails: "
+        f"this rank has {shown}, so a program that selects its GPU by LOCAL_RANK ({rank.local_rank}) fails: "
         "use --virtual-local-rank, or make all GPUs visible to all ranks",
     )
 
@@ -238,7 +238,7 @@ def _one_each(
     if ranks > len(names):
         raise UsageError(
             "--virtual-local-rank needs a device for every rank",
-            value=f"{ranks} ranks, {len(names)} device{'s' * (len(names) != 1)}",
+            value=f"{ranks} ranks, {count_text(len(names), 'device')}",
             source=source,
             hint=f"--nproc-per-node {len(names)} or fewer",
         )

@@ -14,7 +14,7 @@ from cpulaunch.plan.placement.quota import paid_threads
 from cpulaunch.plan.placement.regions import Region, by_l3, by_node, capacity, deal, groups, outermost, region_of
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.host import Gpu, Host
+from cpulaunch.records.host import Gpu, Host, count_text
 from cpulaunch.records.record import record
 from cpulaunch.records.request import LaunchRequest
 
@@ -64,7 +64,7 @@ def place_next_to_gpus(
         workers = _equal_shares(rank_groups, size)
         if workers is not None:
             idle = _idle_text(cores, workers, rank_groups)
-            reason = f"{len(devices)} next to their GPUs, {_cores_text(size)} each{idle}"
+            reason = f"{len(devices)} next to their GPUs, {count_text(size, 'core')} each{idle}"
             return Placement(workers=workers, exclusive=True, reason=reason)
     return _shared(rank_groups, len(devices))
 
@@ -168,17 +168,13 @@ def _idle_text(cores: Cores, workers: Sequence[WorkerCpus], rank_groups: Sequenc
     return f"; idle cores: {', '.join(parts)}" if parts else ""
 
 
-def _cores_text(count: int) -> str:
-    return f"{count} core{'s' * (count != 1)}"
-
-
 def _shared(rank_groups: Sequence[_RankGroup], count: int) -> Placement:
     """The placement for more ranks than cores next to their GPUs: one core each, assigned in turn."""
     workers: dict[int, WorkerCpus] = {}
     for group in rank_groups:
         for position, rank in enumerate(group.ranks):
             workers[rank] = worker_cpus((group.cores[position % len(group.cores)],))
-    cores = _cores_text(len({core.cpus[0] for group in rank_groups for core in group.cores}))
+    cores = count_text(len({core.cpus[0] for group in rank_groups for core in group.cores}), "core")
     return Placement(
         workers=tuple(workers[rank] for rank in range(count)),
         exclusive=len({worker.cpus for worker in workers.values()}) == count,
@@ -227,7 +223,7 @@ def _bound_cores(pool: Pool, binding: str, gpu_cores: _GpuCores) -> Cores:
         if not each:
             raise UsageError(
                 "--numa-binding exclusive needs a core for every GPU",
-                value=f"{devices} GPU{'s' * (devices != 1)} next to {_cores_text(len(cores))}",
+                value=f"{count_text(devices, 'GPU')} next to {count_text(len(cores), 'core')}",
                 source=pool.source,
                 hint="--numa-binding node shares cores",
             )

@@ -6,6 +6,7 @@ from cpulaunch.plan.placement.instances import Placement, WorkerCpus, worker_cpu
 from cpulaunch.plan.placement.regions import last_cores
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import count_text
 from cpulaunch.records.plan import Note, VariableRequest
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest, setting_source
@@ -78,14 +79,12 @@ def _too_few(placement: Placement, count: int, siblings: tuple[tuple[int, ...], 
         free = min(map(len, siblings))
         problem, hint = "a rank has too few free SMT siblings", "drop --ccl-worker-siblings (or --smt)"
         return (
-            None
-            if free == count
-            else _Obstacle(problem, f"{free} for {count} thread{'s' * (count != 1)} of oneCCL", hint)
+            None if free == count else _Obstacle(problem, f"{free} for {count_text(count, 'thread')} of oneCCL", hint)
         )
     cores = min(len(each.cores) for each in placement.workers)
     if cores > count:
         return None
-    value = f"{count} for oneCCL, of {cores} core{'s' * (cores != 1)}"
+    value = f"{count} for oneCCL, of {count_text(cores, 'core')}"
     hint = f"--ccl-workers {cores - 1}" if cores > 1 else "start fewer ranks, or add --ccl-worker-siblings"
     return _Obstacle("a rank would have no core left to compute on", value, hint)
 

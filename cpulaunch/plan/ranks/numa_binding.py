@@ -10,6 +10,7 @@ from cpulaunch.plan.placement.instances import Placement, in_order, whole_cores
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.regions import by_l3, groups
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.host import count_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _cores_of_ranks(
         if not size:
             raise UsageError(
                 "--numa-binding exclusive needs a core for every rank",
-                value=f"{ranks} ranks on the {len(unit)} core{'s' * (len(unit) != 1)} of NUMA node {unit[0].numa_node}",
+                value=f"{ranks} ranks on the {count_text(len(unit), 'core')} of NUMA node {unit[0].numa_node}",
                 source=source,
                 hint="start fewer ranks, or share cores with --numa-binding node",
             )

@@ -11,7 +11,7 @@ from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.quota import paid_threads, unpinned
 from cpulaunch.plan.placement.regions import Key, groups
 from cpulaunch.plan.ranks.numa_binding import bind_like_torchrun
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, count_text
 from cpulaunch.records.request import LaunchRequest
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ def _one_per_unit(pool: Pool, name: str, key: Key) -> Placement:
     units = groups(in_order(pool), key)
     size = min(len(unit) for unit in units)
     idle = sum(len(unit) - size for unit in units)
-    trimmed = f", as large as the smallest ({idle} idle core{'s' * (idle > 1)})" if idle else ""
+    trimmed = f", as large as the smallest ({count_text(idle, 'idle core')})" if idle else ""
     return Placement(
         workers=tuple(worker_cpus(unit[:size]) for unit in units),
         exclusive=True,
@@ -64,7 +64,7 @@ def _one_per_unit(pool: Pool, name: str, key: Key) -> Placement:
 def _shared(cores: tuple[Core, ...], count: int) -> Placement:
     """The placement for more ranks than cores: one logical CPU each if there are enough, else a shared NUMA node."""
     cpus = [(core, cpu) for core in cores for cpu in core.allowed]
-    noun = f"{len(cores)} core{'s' * (len(cores) > 1)}"
+    cores_text = count_text(len(cores), "core")
     chosen = [cpus[rank * len(cpus) // count] for rank in range(count)]
     if count <= len(cpus):
         workers = tuple(WorkerCpus((core,), frozenset((cpu,)), 1) for core, cpu in chosen)
@@ -76,6 +76,6 @@ def _shared(cores: tuple[Core, ...], count: int) -> Placement:
     return Placement(
         workers=workers,
         exclusive=count <= len(cpus),
-        reason=f"{count} on {len(cpus)} CPU{'s' * (len(cpus) > 1)} ({noun}), {reason}",
-        warnings=(f"{count} ranks on {noun}: {effect}",),
+        reason=f"{count} on {count_text(len(cpus), 'CPU')} ({cores_text}), {reason}",
+        warnings=(f"{count} ranks on {cores_text}: {effect}",),
     )

@@ -277,7 +277,7 @@ def test_the_text_of_a_plan_shows_backend_and_variables() -> None:
 
 def test_the_map_shows_the_cores_of_oneccls_threads_but_no_siblings() -> None:
     text = plan_text(plan(TWO, f"{RANKS} --ccl-workers 1"), TWO, width=200, color=False)
-    assert "cN: for worker N's oneCCL" in text
+    assert "oneCCL threads of worker N" in text
     assert "w0 w0 w0 c0" in " ".join(text.split())
     assert "oneCCL CPUs" in text
     beside = plan_text(plan(SMT, f"{RANKS} --ccl-workers 1 --ccl-worker-siblings"), SMT, width=200, color=False)

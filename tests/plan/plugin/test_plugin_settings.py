@@ -175,7 +175,7 @@ def test_the_table_and_the_map_show_the_loaders_cores() -> None:
     assert "worker  CPUs  memory       threads  DataLoader CPUs" in text
     assert "1       4-6   preferred 1  3        7" in text
     assert " w1 w1 w1 l1 " in text
-    assert "lN: for worker N's DataLoader workers" in text
+    assert "DataLoader workers of worker N" in text
     assert "loader" not in plan_text(plan(HOST, "--instances 2"), HOST, width=80, color=False).lower()
 
 
