@@ -42,7 +42,7 @@ def test_nothing_outlives_a_kill_of_any_process(host, victim, code):
     os.kill(family(run)[victim], signal.SIGKILL)
     assert run.wait() == code, run.err
     run.gone()
-    if victim in ("agent", "rank"):  # The others have nobody left who could tell.
+    if victim in ("agent", "rank"):  # Otherwise no process is left that could report it.
         assert "SIGKILL" in run.err
     assert not list(host.dir.glob("cpulaunch-*"))
 

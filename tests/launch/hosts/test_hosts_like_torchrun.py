@@ -7,7 +7,7 @@ from two_hosts import HERE
 
 pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.slow]
 
-TOLD = (
+VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
@@ -28,9 +28,9 @@ MEETING = {
 
 
 def by_place(network, launcher, backend, extra=()):
-    """What each rank was told, by host and local rank: under c10d the hosts' numbers are by chance."""
+    """Each rank's variables, by host and local rank: under c10d the order of the hosts is random."""
     options = ["--nnodes", 2, "--nproc-per-node", 2, "--role", "trainer", *extra]
-    command = [HERE / "show_variables.py", *TOLD]
+    command = [HERE / "show_variables.py", *VARIABLES]
     start = getattr(network, launcher)
     runs = []
     for number, host in enumerate(("a", "b")):
@@ -40,12 +40,12 @@ def by_place(network, launcher, backend, extra=()):
             helped = ["--rdzv-conf", f"is_host={int(number == 0)}", "--local-addr", f"10.77.0.{number + 1}"]
         runs.append(start(host, *options, *MEETING[backend](number), *helped, *command))
     assert [run.wait() for run in runs] == [0, 0], runs[0].err + runs[1].err
-    told = {}
+    found = {}
     for run in runs:
         for report in run.reports:
-            told[report["GROUP_RANK"], report["LOCAL_RANK"]] = report
-    assert len(told) == 4
-    return told
+            found[report["GROUP_RANK"], report["LOCAL_RANK"]] = report
+    assert len(found) == 4
+    return found
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])

@@ -148,7 +148,7 @@ def test_how_long_hosts_wait_follows_the_rendezvous_settings(backend, conf, join
     [
         ({"hosts": (3, 3)}, "the hosts disagree on --nnodes"),
         ({"run_id": "other"}, "the hosts disagree on --rdzv-id"),
-        ({"host_rank": 0}, "two hosts have the same number"),
+        ({"host_rank": 0}, "two hosts have the same --node-rank"),
         ({}, None),
     ],
     ids=["nnodes", "rdzv-id", "node-rank", "alike"],

@@ -81,7 +81,7 @@ def log_files(logs):
 
 
 def free_port():
-    """A port below those that the kernel gives to connections and to whoever asks for any, meanwhile."""
+    """A port below the range from which the kernel chooses ports for other sockets."""
     while True:
         with socket.socket() as probe:
             port = random.randrange(20000, 32768)

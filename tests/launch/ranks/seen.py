@@ -1,4 +1,4 @@
-"""A rank's program in the tests: writes down what it was given, prints a line to each stream, ends as told.
+"""A rank's program in the tests: records its environment and arguments, prints a line to each stream, ends as its arguments say.
 
 Arguments: `fail=RANK:CODE:TIMES` ends that rank with that code in the first TIMES attempts, once all others have
 written; they then wait for their end, as ranks in a collective do.

@@ -189,16 +189,16 @@ def test_recorded_errors_are_shown(folders):
 
 
 @pytest.mark.parametrize("program", ["recorded.py", "seen.py"])
-def test_a_launch_hands_its_first_failure_on(folders, program):
+def test_a_launch_copies_its_first_failure_to_its_own_error_file(folders, program):
     """Schedulers set the launcher's own error file, and read there why the job failed."""
-    told = {}
+    recorded = {}
     for tool, folder in folders.items():
         (folder / "recorded.py").write_text(RECORDED)
         why = folder / "why.json"
         job = run(tool, folder, [*TWO, program, "fail=1:3:9"], env={"TORCHELASTIC_ERROR_FILE": str(why)})
         assert job.code
-        told[tool] = json.loads(why.read_text())["message"] if why.exists() else None
-    ours, theirs = told["cpulaunch"], told["torchrun"]
+        recorded[tool] = json.loads(why.read_text())["message"] if why.exists() else None
+    ours, theirs = recorded["cpulaunch"], recorded["torchrun"]
     if program == "seen.py":
         assert ours is theirs is None
         return

@@ -21,10 +21,12 @@ def test_every_attempt_is_a_new_group_with_a_port_of_its_own(launch):
     job = launch.run(*TWO, "--max-restarts", "2", "--log-dir", "logs", "seen.py", "fail=1:3:2")
     assert job.code == 0, job.err
     assert sorted(job.seen) == [(attempt, rank) for attempt in range(3) for rank in range(2)]
-    told = [{name: job.seen[attempt, rank]["env"][name] for name in PER_ATTEMPT} for attempt, rank in sorted(job.seen)]
-    assert len({each["MASTER_PORT"] for each in told}) == 3
-    assert len({each["TORCHELASTIC_ERROR_FILE"] for each in told}) == 6
-    assert len({each["TORCHELASTIC_RUN_ID"] for each in told}) == 1
+    variables = [
+        {name: job.seen[attempt, rank]["env"][name] for name in PER_ATTEMPT} for attempt, rank in sorted(job.seen)
+    ]
+    assert len({each["MASTER_PORT"] for each in variables}) == 3
+    assert len({each["TORCHELASTIC_ERROR_FILE"] for each in variables}) == 6
+    assert len({each["TORCHELASTIC_RUN_ID"] for each in variables}) == 1
     assert [line for line in job.err.splitlines() if "restarting" in line] == [
         "cpulaunch: rank 1 failed (exit code 3): restarting all 2 ranks, attempt 2 of 3",
         "cpulaunch: rank 1 failed (exit code 3): restarting all 2 ranks, attempt 3 of 3",
@@ -72,18 +74,18 @@ def test_a_signal_never_restarts(launch, number):
 
 
 def test_a_signal_after_a_failure_forbids_a_restart(launch):
-    # Rank 0 takes its time to end when rank 1 has failed; then somebody ends the job.
+    # Rank 0 takes its time to end when rank 1 has failed; then SIGTERM ends the job.
     launch.write("""
         if rank == 1:
             wait_for("ready")
             sys.exit(3)
-        signal.signal(signal.SIGTERM, lambda *_: say("told", "1"))
+        signal.signal(signal.SIGTERM, lambda *_: say("signalled", "1"))
         say("ready", "1")
         while True:
             signal.pause()
     """)
     process = launch.start(*TWO, "--max-restarts", "5", "--shutdown-timeout", "600", "job.py")
-    text_of(launch.folder / "told")
+    text_of(launch.folder / "signalled")
     process.send_signal(signal.SIGINT)
     job = launch.finish(process)
     assert job.code == 3

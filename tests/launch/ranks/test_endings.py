@@ -1,4 +1,4 @@
-"""However a job ends, all of it ends: ranks, what they started, and whoever waits for a rank that will never come."""
+"""However a job ends, all of it ends: the ranks, their descendants, and ranks that wait for a missing one."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def family(launch, ranks=2):
     return [list(map(int, text_of(launch.folder / f"family.{rank}").split())) for rank in range(ranks)]
 
 
-def nobody_left(pids):
+def assert_ended(pids):
     eventually(lambda: not any(alive(pid) for pid in pids), f"the end of {pids}")
 
 
@@ -30,7 +30,7 @@ def test_a_killed_launcher_leaves_nothing(launch):
     pids = [pid for each in family(launch) for pid in each]
     process.kill()
     assert launch.finish(process).code == -signal.SIGKILL
-    nobody_left(pids)
+    assert_ended(pids)
 
 
 def test_a_killed_supervisor_leaves_nothing(launch):
@@ -41,7 +41,7 @@ def test_a_killed_supervisor_leaves_nothing(launch):
     assert supervisor != process.pid
     os.kill(supervisor, signal.SIGKILL)
     assert launch.finish(process).code == 128 + signal.SIGKILL
-    nobody_left(pids)
+    assert_ended(pids)
     assert not list((launch.folder / "tmp").iterdir())
 
 
@@ -54,7 +54,7 @@ def test_a_killed_rank_ends_all_the_others(launch):
     assert job.code == 128 + signal.SIGKILL
     assert f"rank 1 (local rank 1, pid {ranks[1][0]})" in job.err
     assert "killed by SIGKILL" in job.err
-    nobody_left([pid for each in ranks for pid in each])
+    assert_ended([pid for each in ranks for pid in each])
 
 
 def test_a_killed_rank_is_restarted_with_nothing_left_of_the_last_attempt(launch):

@@ -68,7 +68,7 @@ def test_without_a_record_the_last_lines_hold_the_traceback():
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "text"),
     [
         ([rank(0, code=0, ended_at=AT - 9), rank(2, code=0, ended_at=AT - 1)], "the other ranks had already finished"),
         ([rank(0, code=0, ended_at=AT - 9), rank(2, signal=15, ended_at=AT + 1)], "the other ranks were terminated"),
@@ -78,9 +78,9 @@ def test_without_a_record_the_last_lines_hold_the_traceback():
         ([rank(0, code=1), rank(2, code=2)], "the other ranks failed afterwards"),
     ],
 )
-def test_what_became_of_the_others(others, told):
+def test_the_line_about_the_other_ranks(others, text):
     lines = summary(job(*others, rank(1, code=3)))
-    assert lines[1] == f"cpulaunch: {told}"
+    assert lines[1] == f"cpulaunch: {text}"
 
 
 def test_memory_is_the_reason_if_the_kernel_killed():

@@ -95,7 +95,7 @@ CASES = {
     ),
     "the launcher's death kills at once": ([(1, LauncherGone())], [(1, groups(KILL, 0, 1, 2))]),
     "lost output ends the workers": ([(1, OutputFailed())], [(1, groups(TERM, 0, 1, 2))]),
-    "orphans are told once, then killed": (
+    "orphans get SIGTERM once, then SIGKILL": (
         [
             (1, GroupGone(0)),
             (1, GroupGone(1)),
@@ -162,7 +162,7 @@ def test_a_job_chooses_its_ending_signals():
 
 
 @pytest.mark.parametrize(("number", "asked"), [(INT, True), (TERM, True), (USR1, False)])
-def test_whoever_signals_a_launch_to_end_is_remembered(number, asked):
+def test_a_signal_that_asks_for_the_end_is_remembered(number, asked):
     failed = (1, WorkerEnded(0, failed=True))
     assert replay((1, SignalArrived(number)))[0].end_requested == asked
     assert replay(failed, (2, SignalArrived(number)))[0].end_requested == asked

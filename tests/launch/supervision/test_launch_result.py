@@ -25,9 +25,9 @@ def test_a_signal_is_named_with_its_meaning():
     )
 
 
-@pytest.mark.parametrize(("signal", "oom", "told"), [(9, 1, True), (9, 0, False), (9, None, False), (11, 1, False)])
-def test_memory_is_the_reason_only_if_the_kernel_killed(signal, oom, told):
-    assert ("out of memory" in "\n".join(summary(result(signal=signal, oom=oom)))) == told
+@pytest.mark.parametrize(("signal", "oom", "blamed"), [(9, 1, True), (9, 0, False), (9, None, False), (11, 1, False)])
+def test_memory_is_the_reason_only_if_the_kernel_killed(signal, oom, blamed):
+    assert ("out of memory" in "\n".join(summary(result(signal=signal, oom=oom)))) == blamed
 
 
 def test_memory_is_the_reason_through_a_shell_too():

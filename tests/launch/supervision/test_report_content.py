@@ -93,8 +93,8 @@ def test_a_worker_without_events_is_reported():
 def test_the_facts_of_a_worker_report_are_in_the_run_report():
     settings = {"graph": {"state": "degraded", "detail": "why"}}
     captured = ({"module": "a", "frozen_bytes": 3}, {"module": "b", "frozen_bytes": 4}, {"module": "c"})
-    told = WorkerReport(main_pid=100, settings=settings, captured=captured, warnings=("w",), metrics={"x": 1.0})
-    part = reported(Observation(wall_seconds=1, report=told))
+    own = WorkerReport(main_pid=100, settings=settings, captured=captured, warnings=("w",), metrics={"x": 1.0})
+    part = reported(Observation(wall_seconds=1, report=own))
     assert part["plugin"] == "loaded"
     assert part["settings"] == settings
     assert part["graph"] == {"captured": list(captured), "eager": [], "frozen_bytes": 7}
@@ -103,7 +103,7 @@ def test_the_facts_of_a_worker_report_are_in_the_run_report():
 
 
 @pytest.mark.parametrize(
-    ("told", "samples", "pid"),
+    ("own", "samples", "pid"),
     [
         ({}, {}, None),
         ({}, {100: 1, 101: 5}, 101),
@@ -119,10 +119,10 @@ def test_the_facts_of_a_worker_report_are_in_the_run_report():
         "own report and samples alike",
     ],
 )
-def test_the_binding_is_that_of_the_largest_process(told, samples, pid):
+def test_the_binding_is_that_of_the_largest_process(own, samples, pid):
     observation = Observation(
         wall_seconds=1,
-        report=WorkerReport(live={number: live(number, peak=peak) for number, peak in told.items()}),
+        report=WorkerReport(live={number: live(number, peak=peak) for number, peak in own.items()}),
         samples={number: live(number, peak=peak) for number, peak in samples.items()},
     )
     binding = reported(observation)["binding"]
@@ -163,14 +163,14 @@ def test_a_binding_is_as_planned_if_no_thread_may_run_elsewhere(cpus, masks, as_
 
 
 @pytest.mark.parametrize(
-    ("rusage", "told", "sampled", "peak"),
+    ("rusage", "own", "sampled", "peak"),
     [(None, None, None, None), (3, None, None, 3), (3, 5, 4, 5), (3, None, 4, 4), (7, 5, 4, 7)],
 )
-def test_the_peak_is_the_highest_value_known(rusage, told, sampled, peak):
+def test_the_peak_is_the_highest_value_known(rusage, own, sampled, peak):
     observation = Observation(
         wall_seconds=1,
         peak_memory_bytes=rusage,
-        report=WorkerReport(live={100: {"pid": 100, "peak_memory_bytes": told}}),
+        report=WorkerReport(live={100: {"pid": 100, "peak_memory_bytes": own}}),
         samples={101: {"pid": 101, "peak_memory_bytes": sampled}},
     )
     assert reported(observation)["peak_memory_bytes"] == peak

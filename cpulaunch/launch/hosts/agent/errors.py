@@ -40,7 +40,7 @@ def translate(error: BaseException, rendezvous: HostRendezvous) -> CpulaunchErro
         return missing_hosts_error(rendezvous)
     if isinstance(error, RendezvousClosedError):
         return LaunchError(
-            "the job has ended on another host",
+            "the job has already ended on another host",
             value=f"--rdzv-id {rendezvous.run_id}",
             source=rendezvous.endpoint,
             hint="see the other hosts' output; a new job at the same endpoint needs a new --rdzv-id",
@@ -50,7 +50,7 @@ def translate(error: BaseException, rendezvous: HostRendezvous) -> CpulaunchErro
             "lost the connection to the rendezvous",
             value=rendezvous.endpoint,
             source=_root_cause(error),
-            hint="the host that serves it has ended or cannot be reached: see its output",
+            hint="the host that serves it has exited or is unreachable: see its output",
         )
     if isinstance(error, ValueError):
         return UsageError(

@@ -5,6 +5,7 @@ They do so in the store that torch's rendezvous uses: torch shares one server be
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -114,10 +115,10 @@ def check_etcd_client(backend: str) -> None:
 
     if find_spec("etcd") is None:
         raise UsageError(
-            "the client of this rendezvous is not installed",
+            "the rendezvous backend needs the Python module etcd",
             value=backend,
-            source=f"--rdzv-backend; {sys.executable} has no module etcd",
-            hint="pip install python-etcd, or --rdzv-backend c10d, which needs nothing",
+            source=f"--rdzv-backend; {sys.executable} does not have it",
+            hint="pip install python-etcd, or use --rdzv-backend c10d",
         )
 
 
@@ -193,13 +194,12 @@ def _port_error(rendezvous: HostRendezvous, error: Exception) -> LaunchError:
 
 
 def _compare_option(store: Any, key: str, option: str, value: str) -> None:
-    """Effect: none if an option's value equals that of the first host to connect. Raises: LaunchError."""
+    """Effect: none. Raises: LaunchError if an option's value differs from that of the first host to connect."""
     first = store.compare_set(key, "", value).decode()
     if first != value:
         raise LaunchError(
             f"the hosts disagree on {option}",
-            value=f"{value} here, {first} on the first host to connect",
-            source="command line",
+            value=f"{value} on {socket.gethostname()}, {first} on the first host to connect",
             hint=f"start every host with the same {option}",
         )
 
@@ -215,7 +215,7 @@ def _compare_static_job(store: Any, rendezvous: HostRendezvous) -> None:
         _wait_for_all_hosts(store, rendezvous)
     except CpulaunchError as error:
         if not isinstance(error, _RefusedError):
-            store.set(REFUSED, str(error.what) + (f": {error.value}" if error.value else ""))
+            store.set(REFUSED, error.what if error.value is None else f"{error.what}: {error.value}")
         _wait_for_exit_notices(store, rendezvous)
         raise
 
@@ -227,8 +227,8 @@ class _RefusedError(LaunchError):
 def _claim_host_rank(store: Any, rendezvous: HostRendezvous) -> None:
     if store.add(f"cpulaunch/host/{rendezvous.host_rank}", 1) > 1:
         raise LaunchError(
-            "two hosts have the same number",
-            value=f"--node-rank {rendezvous.host_rank}",
+            "two hosts have the same --node-rank",
+            value=rendezvous.host_rank,
             source=rendezvous.endpoint,
             hint=f"give every host its own --node-rank, 0 to {rendezvous.hosts[1] - 1}",
         )
