@@ -104,7 +104,7 @@ def test_the_wait_for_a_name_that_does_not_resolve_is_announced_once():
     said = []
     with pytest.raises(ProbeError):
         route_to(NO_NAME, source="--master-addr", patience_seconds=0.6, notify=said.append)
-    assert said == [f"waiting for the host name {NO_NAME} to resolve (at most 0.6 s)"]
+    assert said == [f"waiting up to 0.6 s for host name {NO_NAME} to resolve"]
 
 
 @pytest.mark.parametrize(("host", "here"), [("localhost", True), ("127.0.0.3", True), ("192.0.2.1", False)])

@@ -1,4 +1,4 @@
-"""A rank's program in the tests: records its environment and arguments, prints a line to each stream, ends as its arguments say.
+"""A rank's program in the tests: records its environment and arguments, and prints a line to each stream.
 
 Arguments: `fail=RANK:CODE:TIMES` ends that rank with that code in the first TIMES attempts, once all others have
 written; they then wait for their end, as ranks in a collective do.
