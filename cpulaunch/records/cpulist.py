@@ -69,16 +69,13 @@ def parse_cpumask(text: str) -> frozenset[int]:
 
 def format_cpulist(ids: Iterable[int]) -> str:
     """The canonical list for a set of ids: ascending, ranges joined; "" for the empty set."""
-    parts: list[str] = []
-    start = previous = -2
-    for id_ in [*sorted(set(ids)), -2]:
-        if id_ == previous + 1:
-            previous = id_
-            continue
-        if start >= 0:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-        start = previous = id_
-    return ",".join(parts)
+    ranges: list[tuple[int, int]] = []
+    for id_ in sorted(set(ids)):
+        if ranges and ranges[-1][1] == id_ - 1:
+            ranges[-1] = (ranges[-1][0], id_)
+        else:
+            ranges.append((id_, id_))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def cpus_text(ids: Collection[int]) -> str:

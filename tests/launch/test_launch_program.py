@@ -30,6 +30,13 @@ def test_a_missing_script_names_the_nearest(tmp_path):
     ]
 
 
+def test_a_word_that_is_no_script_may_be_a_mistyped_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFoundError) as error:
+        check_program(Program(kind="script", target="help", interpreter=sys.executable), {})
+    assert str(error.value) == "no command or script named 'help'\nhint: see cpulaunch --help"
+
+
 def test_a_missing_script_without_a_similar_name_names_the_directory(tmp_path):
     with pytest.raises(NotFoundError, match="searched in"):
         check_program(script(tmp_path / "train.py"), {})

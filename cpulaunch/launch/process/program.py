@@ -59,6 +59,8 @@ def _check_script(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
+        if path.isalnum():  # A mistyped command of cpulaunch is more likely than a script without a suffix.
+            raise NotFoundError(f"no command or script named {path!r}", hint="see cpulaunch --help") from None
         raise NotFoundError("script not found", value=printable(path), hint=_suggestion(path)) from None
     except (OSError, ValueError) as error:
         raise _access_error("script cannot be read", path, error) from None
@@ -80,7 +82,7 @@ def _suggestion(path: str) -> str:
         names = sorted(os.listdir(directory or "."))
     except OSError:
         return f"there is no directory {printable(directory)}"
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(name, names, n=1, cutoff=0.75)
     if near:
         return f"did you mean {printable(os.path.join(directory, near[0]))}?"
     return f"searched in {printable(os.path.abspath(directory or '.'))}; use -m for a module"
