@@ -30,7 +30,7 @@ class Core:
 
 @record
 class Pool:
-    """The cores to divide among workers. `pinned` False: a CPU quota gives no right to particular CPUs.
+    """The cores to divide among workers. `pinned` False: a CPU quota does not reserve particular CPUs.
 
     `quota_threads`: threads that the quota allows all workers together; None if it limits nothing. `source`: the
     CPUs of the pool and what limits it to them, for error messages.
