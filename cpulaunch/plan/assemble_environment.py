@@ -102,7 +102,7 @@ _SCHEDULE = VariableRequest(
     name="OMP_SCHEDULE",
     value="STATIC",
     origin="default",
-    reason="static scheduling: each thread keeps the same share of a loop",
+    reason="each thread keeps its share of a loop",
 )
 
 
