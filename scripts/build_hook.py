@@ -1,7 +1,7 @@
-"""Build step of wheels and editable installs: compile the libraries of cpulaunch/lib where there is a C compiler.
+"""Build step of wheels and editable installs: compiles the libraries in cpulaunch/lib if a C compiler is installed.
 
-They are optional. Without a compiler, or on another platform than x86_64 Linux, the wheel is pure Python, cpulaunch
-works without --mkl-dispatch, and collectives on one host are slower.
+The libraries are optional. Without a compiler, or on a platform other than x86_64 Linux, the wheel is pure Python:
+--mkl-dispatch is not available and collectives on one host are slower.
 """
 
 import os
@@ -23,7 +23,7 @@ LIBRARIES = {
     "libcpulaunch_mkl.so": ("mkl_dispatch.c", ("-O2", "-nostdlib"), "--mkl-dispatch"),
     "libcpulaunch_ccl.so": ("ccl_memory.c", ("-O3", "-std=gnu11", "-fwrapv"), "fast collectives on one host"),
 }
-"""Each library's source, flags of its own, and what is not to be had without it."""
+"""Library -> its source, its compiler flags, and the feature that needs it."""
 
 
 class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -52,11 +52,11 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
 
     @cache  # noqa: B019 (one hook object per build)
     def build_directory(self) -> Path:
-        """A new directory of this build alone."""
+        """A new temporary directory, used by this build only."""
         return Path(tempfile.mkdtemp(prefix="cpulaunch-build-"))
 
     def compile_all(self, directory: Path) -> list[Path]:
-        """The libraries that could be compiled; says why the others could not."""
+        """The compiled libraries. Effect: warns about each library that could not be compiled."""
         compiler = find_compiler()
         if compiler is None:
             self.warn("no C compiler (CC, cc, gcc, clang)", *LIBRARIES)
@@ -64,35 +64,35 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
         return [library for name in LIBRARIES if (library := self.compile(compiler, directory / name))]
 
     def compile(self, compiler: list[str], library: Path) -> Path | None:
-        """The compiled library, or None after saying why there is none."""
+        """The compiled library; None if the compiler failed. Effect: warns in that case."""
         source, flags, _ = LIBRARIES[library.name]
         name = f"-Wl,-soname,{library.name}"
         command = [*compiler, *FLAGS, *flags, name, "-o", str(library), str(Path(self.root, FOLDER, source))]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", None) or str(error)
-            self.warn(f"{shlex.join(command)}: {said}", library.name)
+            message = getattr(error, "stderr", None) or str(error)
+            self.warn(f"{shlex.join(command)}: {message}", library.name)
             return None
         return library
 
     def install(self, library: Path, target: Path) -> None:
-        """Effect: puts the file in place in one step: a running worker may have the old one mapped. Or says why not."""
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        """Effect: replaces the target in one step (running workers may have the old file mapped), or warns."""
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            shutil.copyfile(library, beside)
-            beside.replace(target)
+            shutil.copyfile(library, temporary)
+            temporary.replace(target)
         except OSError as error:
             self.warn(str(error), library.name)
 
-    def warn(self, why: str, *names: str) -> None:
-        """Effect: says what there will not be without these libraries."""
-        lost = " and ".join(LIBRARIES[name][2] for name in names)
-        self.app.display_warning(f"cpulaunch: built without {lost}: {why}")
+    def warn(self, reason: str, *names: str) -> None:
+        """Effect: displays which features are missing without these libraries, and the reason."""
+        features = " and ".join(LIBRARIES[name][2] for name in names)
+        self.app.display_warning(f"cpulaunch: built without {features}: {reason}")
 
 
 def find_compiler() -> list[str] | None:
-    """The C compiler's command: $CC if it is set, else the first usual name on PATH."""
+    """The C compiler's command: $CC if set, else the first of cc, gcc and clang on PATH; None without a compiler."""
     for candidate in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         words = shlex.split(candidate)
         if words and shutil.which(words[0]):

@@ -1,4 +1,4 @@
-# Sourced by quickstart, test, check and build-wheels: one virtual environment per purpose, filled once and reused.
+# Sourced by the other scripts: creates one virtual environment per purpose, installs into it once and reuses it.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,7 +12,7 @@ fail() {
     exit 1
 }
 
-# Runs a command whose output matters only if it fails.
+# Runs a command and prints its output only if it fails.
 quietly() {
     local log status=0
     log=$(mktemp)
@@ -25,7 +25,7 @@ quietly() {
     return "$status"
 }
 
-# Prints the first Python that is new enough and can make virtual environments; $PYTHON comes first.
+# Prints the first Python that is new enough and can create virtual environments; $PYTHON is tried first.
 find_python() {
     local candidate
     for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python; do
@@ -38,7 +38,7 @@ find_python() {
         "PYTHON=/path/to/python $0   (Debian, Ubuntu: apt-get install python3-venv)"
 }
 
-# Makes the virtual environment $root/$1 and sets venv_python.
+# Creates the virtual environment $root/$1 unless it exists, and sets venv_python.
 use_environment() {
     local directory=$root/$1 python
     venv_python=$directory/bin/python
@@ -49,22 +49,22 @@ use_environment() {
     fi
 }
 
-# pip installs what follows, unless it did so before for the same project files.
+# Installs the packages $2… with pip, unless the stamp $1 shows that they were installed for the same project files.
 install_packages() {
-    local name=$1 stamp wanted
+    local name=$1 stamp fingerprint
     shift
     stamp=$(dirname "$venv_python")/../installed-$name
-    wanted=$(cat "$root"/pyproject.toml "$root"/scripts/{environment.bash,build_hook.py} "$root"/cpulaunch/lib/*.c |
+    fingerprint=$(cat "$root"/pyproject.toml "$root"/scripts/{environment.bash,build_hook.py} "$root"/cpulaunch/lib/*.c |
         cksum)" $*"
-    [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && return
+    [[ -f $stamp && $(<"$stamp") == "$fingerprint" ]] && return
     say "installing $* (pip)"
     quietly "$venv_python" -m pip install --quiet "$@"
-    # pip compiles what it copies, not what it links to (--editable).
+    # pip writes bytecode for the files it copies, not for an --editable package.
     quietly "$venv_python" -m compileall -q "$root/cpulaunch"
-    printf '%s' "$wanted" >"$stamp"
+    printf '%s' "$fingerprint" >"$stamp"
 }
 
-# Installs the CPU build of torch: from pip's own index if that is what it finds there, else from PyTorch's CPU index.
+# Installs the CPU build of torch: from pip's default index if that has one, else from PyTorch's CPU index.
 install_torch() {
     local found
     found=$("$venv_python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)
@@ -84,13 +84,13 @@ install_torch() {
     quietly "$venv_python" -m pip install --quiet "torch==$torch_version" "${index[@]}"
 }
 
-# Whether pip, with these options, would take a CPU build ("+cpu" in the version).
+# Whether pip, with these options, would install a CPU build ("+cpu" in the version).
 resolves_to_cpu_build() {
     "$venv_python" -m pip install --dry-run --no-deps --ignore-installed "torch==$torch_version" "$@" 2>/dev/null |
         grep -q "Would install torch-$torch_version+cpu"
 }
 
-# Installs Debian packages that are missing; without root (or apt) says which and goes on.
+# Installs Debian packages that are missing; without root or apt, prints their names and continues.
 install_system_packages() {
     local package missing=()
     command -v dpkg-query >/dev/null || { say "not a Debian system: install the equivalents of $*"; return 0; }
@@ -99,12 +99,12 @@ install_system_packages() {
     done
     ((${#missing[@]} == 0)) && return
     if ((EUID != 0)); then
-        say "not installed (going on without): ${missing[*]}   as root: apt-get install ${missing[*]}"
+        say "continuing without ${missing[*]}; to install, as root: apt-get install ${missing[*]}"
         return 0
     fi
     say "installing ${missing[*]} (apt-get)"
     export DEBIAN_FRONTEND=noninteractive
     quietly apt-get -qq -o Acquire::Retries=3 update || true
     quietly apt-get -qq -o Acquire::Retries=3 install --yes --no-install-recommends "${missing[@]}" ||
-        say "going on without ${missing[*]}"
+        say "apt-get failed; continuing without ${missing[*]}"
 }

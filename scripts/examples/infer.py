@@ -1,6 +1,6 @@
 """An ordinary inference program: a model with random weights answers one request after another.
 
-It knows nothing of cpulaunch; it sets no threads, no allocator, no binding. Its last line is its speed.
+It does not use cpulaunch and sets no threads, allocator or binding. Its last line is the measured rate.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def resnet50() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 
 def samples_per_second(model: torch.nn.Module, request: dict[str, torch.Tensor], seconds: float) -> float:
-    """How many requests the model answers per second."""
+    """Requests answered per second, measured for `seconds`."""
     done, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         model(**request)
@@ -31,7 +31,7 @@ def samples_per_second(model: torch.nn.Module, request: dict[str, torch.Tensor],
 
 
 def main() -> None:
-    """Warm up, measure, print."""
+    """Effect: warms the model up, measures it and prints the rate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=("bert", "resnet50"), default="bert")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to measure")

@@ -1,7 +1,7 @@
 """An ordinary distributed training program: a small transformer learns to reverse sequences, on synthetic data.
 
-It knows nothing of cpulaunch and runs under torchrun too: it reads the variables that both give, and wraps its model
-in DistributedDataParallel. Rank 0 prints the loss. Without a launcher it trains alone.
+It does not use cpulaunch and runs under torchrun too: it reads the variables that both launchers set and wraps its
+model in DistributedDataParallel. Rank 0 prints the loss. Without a launcher it trains in one process.
 """
 
 import argparse
@@ -17,29 +17,29 @@ SYMBOLS, LENGTH, WIDTH = 32, 24, 128
 
 
 class Reverser(nn.Module):
-    """Says, for each place of a sequence, which symbol the reversed sequence has there."""
+    """Predicts, for each position of a sequence, the symbol that the reversed sequence has there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.symbols = nn.Embedding(SYMBOLS, WIDTH)
-        self.places = nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.1)
+        self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.1)
         layer = nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, SYMBOLS)
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Scores by sequence, place and symbol."""
-        return self.head(self.layers(self.symbols(sequences) + self.places))
+        """Scores. Shape: (sequences, positions, symbols)."""
+        return self.head(self.layers(self.symbols(sequences) + self.positions))
 
 
 def batches(rank: int, size: int, steps: int) -> list[torch.Tensor]:
-    """This rank's share of the data: other ranks get other sequences."""
+    """The batches of this rank; other ranks get other sequences."""
     generator = torch.Generator().manual_seed(1000 + rank)
     return [torch.randint(SYMBOLS, (size, LENGTH), generator=generator) for _ in range(steps)]
 
 
 def train(model: nn.Module, data: list[torch.Tensor], *, rank: int) -> float:
-    """The last loss of this rank. Effect: the model is trained; rank 0 tells how it goes."""
+    """The last loss of this rank. Effect: trains the model; rank 0 prints its progress."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     start = time.perf_counter()
     for step, sequences in enumerate(data, start=1):
@@ -55,7 +55,7 @@ def train(model: nn.Module, data: list[torch.Tensor], *, rank: int) -> float:
 
 
 def main() -> None:
-    """Join the others, if there are any, and train."""
+    """Effect: joins the job if a launcher started one, trains, and prints the mean loss on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--batch", type=int, default=32, help="sequences of each rank in a step")

@@ -1,4 +1,4 @@
-"""What an emulated machine is made of: QEMU and busybox, a kernel, its modules, and the archive that it boots from."""
+"""The files that an emulated machine boots from: QEMU and busybox, a kernel, its modules, and the initramfs."""
 
 import fcntl
 import lzma
@@ -20,8 +20,8 @@ PACKAGES = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static"
 LOCK_SECONDS = 900
 
 INIT = """#!/bin/busybox sh
-# First process of the guest: mount, change root, run the runner. The host ends the machine when it has heard how the
-# command ended; the machine ends itself if it never gets there.
+# First process of the guest: mounts, changes root, starts the runner. The host ends the machine when it receives the
+# exit status of the command; the machine powers off by itself if something fails before that.
 /bin/busybox mkdir -p /dev /proc /sys /host /memory /root /control
 /bin/busybox mount -t devtmpfs dev /dev
 for module in $(/bin/busybox cat /modules/order); do /bin/busybox insmod /modules/$module; done
@@ -46,14 +46,14 @@ for module in $(/bin/busybox cat /modules/order); do /bin/busybox insmod /module
 
 
 def prepare_boot_files() -> Path:
-    """A directory with `vmlinuz` and `modules/`, made once per kernel package.
+    """A directory with `vmlinuz` and `modules/`, created once per kernel package.
 
-    Effect: installs QEMU and busybox where they are missing and this is root. Raises: NotAvailableError.
+    Effect: installs QEMU and busybox if they are missing and the user is root. Raises: NotAvailableError.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpulaunch-numa-vm"
     cache.mkdir(parents=True, exist_ok=True)
-    image, unfinished = cache / "kernel-1", cache / "unfinished"  # count up when what is inside changes
-    with one_at_a_time(cache / "lock"):
+    image, unfinished = cache / "kernel-1", cache / "unfinished"  # Increment the number when the contents change.
+    with exclusive_lock(cache / "lock"):
         install_missing_programs()
         if not image.is_dir():
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -65,15 +65,15 @@ def prepare_boot_files() -> Path:
 
 
 @contextmanager
-def one_at_a_time(lock: Path) -> Iterator[None]:
-    """Effect: waits for every other process that is in here."""
+def exclusive_lock(lock: Path) -> Iterator[None]:
+    """Effect: holds the lock inside the block; waits while another process holds it."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def install_missing_programs() -> None:
-    """Effect: apt-get installs QEMU and busybox where they are missing and this is root. Raises: NotAvailableError."""
+    """Effect: installs QEMU and busybox if they are missing and the user is root. Raises: NotAvailableError."""
     missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
     if not missing:
         return
@@ -84,7 +84,7 @@ def install_missing_programs() -> None:
 
 
 def apt(*arguments: str, cwd: Path | None = None) -> None:
-    """Effect: runs apt-get, after any other that runs now; its output appears only if it fails."""
+    """Effect: runs apt-get, waiting for other instances of it. Raises: NotAvailableError with its output."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     waiting = ["-o", "Acquire::Retries=3", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}"]
     command = ["apt-get", "-qq", *waiting, *arguments]
@@ -99,7 +99,7 @@ def apt(*arguments: str, cwd: Path | None = None) -> None:
 
 
 def wait_until_free(lock: str) -> None:
-    """Effect: waits until nobody holds one of apt-get's locks (it waits by itself for dpkg's, not for its own).
+    """Effect: waits until a lock file of apt-get is free (apt-get itself waits for the lock of dpkg only).
 
     Raises: NotAvailableError after LOCK_SECONDS.
     """
@@ -118,7 +118,7 @@ def wait_until_free(lock: str) -> None:
 
 
 def unpack_kernel(directory: Path) -> None:
-    """Effect: downloads this distribution's newest kernel package and leaves what a boot needs in boot-files/."""
+    """Effect: downloads this distribution's newest kernel package; extracts what a boot needs into boot-files/."""
     directory.chmod(0o755)
     subprocess.run(["dpkg", "-x", download_kernel(directory), directory / "root"], check=True)
     boot_files = directory / "boot-files"
@@ -134,7 +134,7 @@ def unpack_kernel(directory: Path) -> None:
 
 
 def download_kernel(directory: Path) -> Path:
-    """The kernel package's file. Effect: as root, package lists are updated if what they name is gone.
+    """The kernel package's file. Effect: as root, updates package lists that are outdated.
 
     Raises: NotAvailableError.
     """
@@ -181,17 +181,17 @@ def modules_in_load_order(root: Path) -> Iterator[tuple[str, bytes]]:
             yield from visit(dependency)
         yield f"{name}.ko", content
 
-    for wanted in MODULES:
-        yield from visit(wanted)
+    for required in MODULES:
+        yield from visit(required)
 
 
 def module_name(path: Path) -> str:
-    """The kernel's name of a module file."""
+    """The name by which the kernel knows the module in a file."""
     return path.name.split(".")[0].replace("-", "_")
 
 
 def module_dependencies(content: bytes) -> list[str]:
-    """The modules named by a module's own `depends=` line (ELF section .modinfo)."""
+    """The modules that a module depends on: its `depends=` line (ELF section .modinfo)."""
     found = re.search(rb"\0depends=([^\0]*)\0", content)
     return [] if found is None else [name.replace("-", "_") for name in found[1].decode().split(",") if name]
 

@@ -1,13 +1,13 @@
-"""Why a command has no exit code of its own."""
+"""Reasons why numa-vm has no exit code of the command to pass on."""
 
 
 class NotAvailableError(Exception):
-    """Why no machine can be emulated here, or what it ended with before it had told the command's status."""
+    """No machine can be emulated here, or it ended before it sent the exit status of the command."""
 
 
 class NotBootedError(Exception):
-    """Why this machine did not get as far as the command; another may."""
+    """This machine ended or hung before it started the command; another attempt may succeed."""
 
 
 class TimedOutError(Exception):
-    """The time limit passed; the text says how far the machine had come."""
+    """The time limit passed; the message describes the state of the machine."""

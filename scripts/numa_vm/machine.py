@@ -1,4 +1,4 @@
-"""The emulated machine: its command line, its start, and what it tells of the command."""
+"""The emulated machine: its command line, its start, and the frames that it sends about the command."""
 
 import argparse
 import ctypes
@@ -21,12 +21,18 @@ from typing import Self
 from numa_vm.errors import NotAvailableError, NotBootedError, TimedOutError
 
 ATTEMPTS = 3
-STARTED, OUTPUT, ERRORS, STATUS, GONE = b"S", b"1", b"2", b"X", b""  # kinds of frames: runner.py; GONE ends them
+STARTED, OUTPUT, ERRORS, STATUS, CLOSED = (
+    b"S",
+    b"1",
+    b"2",
+    b"X",
+    b"",
+)  # Frame kinds as in runner.py; CLOSED: no more frames.
 MESSAGE_CHARACTERS = 2000
 
 
 def run_guest(options: argparse.Namespace, boot_files: Path, control: Path) -> int:
-    """The command's exit code. A machine that ends or hangs before the command starts is replaced by another.
+    """Exit code of the command. A machine that ends or hangs before the command starts is replaced by another.
 
     Raises: TimedOutError, NotAvailableError.
     """
@@ -41,15 +47,15 @@ def run_guest(options: argparse.Namespace, boot_files: Path, control: Path) -> i
             finally:
                 if options.console:
                     sys.stderr.write(machine.messages())
-    raise NotAvailableError(f"{ATTEMPTS} machines did not come up; the last {reason}")
+    raise NotAvailableError(f"{ATTEMPTS} machines failed to boot; the last one {reason}")
 
 
 class Machine:
-    """A running emulator, ended on leaving; it relays the command's output by itself."""
+    """A running emulator, killed on exit. A thread copies the command's output to this process's output."""
 
     def __init__(self, options: argparse.Namespace, boot_files: Path, control: Path) -> None:
         self.options, self.boot_files, self.control = options, boot_files, control
-        self.told: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
+        self.frames: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         read_end, write_end = os.pipe()
@@ -63,7 +69,7 @@ class Machine:
                 preexec_fn=die_with_parent(),
             )
         os.close(write_end)
-        threading.Thread(target=listen, args=(read_end, self.told), daemon=True).start()
+        threading.Thread(target=listen, args=(read_end, self.frames), daemon=True).start()
         return self
 
     def __exit__(
@@ -73,66 +79,69 @@ class Machine:
         self.emulator.wait()
 
     def wait_for_start(self, deadline: float, boot_seconds: float) -> None:
-        """Returns when the command starts. Raises: TimedOutError; NotBootedError, also after the limit for the boot."""
+        """Effect: waits until the command starts.
+
+        Raises: TimedOutError after the deadline; NotBootedError if the boot takes longer or the machine ends.
+        """
         left = deadline - time.monotonic()
         try:
-            kind, _ = self.told.get(timeout=max(0.0, min(left, boot_seconds)))
+            kind, _ = self.frames.get(timeout=max(0.0, min(left, boot_seconds)))
         except Empty:
             if left <= boot_seconds:
                 raise TimedOutError(f" (the command had not started){self.last_messages()}") from None
             raise NotBootedError(f"had not started the command after {boot_seconds:g} s") from None
-        if kind == GONE:
+        if kind == CLOSED:
             raise NotBootedError(f"ended ({self.exit_code()}) before it started the command")
 
     def wait_for_status(self, deadline: float) -> int:
-        """The command's exit code; all its output has been passed on. Raises: TimedOutError, NotAvailableError."""
+        """Exit code of the command, after all its output has been copied. Raises: TimedOutError, NotAvailableError."""
         try:
-            kind, content = self.told.get(timeout=max(0.0, deadline - time.monotonic()))
+            kind, content = self.frames.get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
             raise TimedOutError("") from None
-        if kind == GONE:
+        if kind == CLOSED:
             raise NotAvailableError(
                 f"the machine ended ({self.exit_code()}) while the command ran{self.last_messages()}"
             )
         return int(content)
 
     def exit_code(self) -> str:
-        """What the emulator ended with, in words."""
+        """The exit code of the emulator, as text for messages. Effect: waits for the emulator."""
         return f"exit code {self.emulator.wait()} of QEMU"
 
     def messages(self) -> str:
-        """What the emulator and the guest's kernel said."""
+        """The messages of the emulator and of the guest's kernel."""
         logs = (self.control / "qemu.log", self.control / "console.log")
         return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def last_messages(self) -> str:
-        """The end of that on lines of its own, empty if nothing was said."""
-        said = self.messages()[-MESSAGE_CHARACTERS:].rstrip()
-        return f":\n{said}" if said else ""
+        """The last messages, after a colon and a line break; empty without messages."""
+        last = self.messages()[-MESSAGE_CHARACTERS:].rstrip()
+        return f":\n{last}" if last else ""
 
 
 def die_with_parent() -> Callable[[], None]:
-    """What a child calls so that the kernel ends it with this process, however that ends."""
+    """A function for a child process: the kernel kills the child when this process ends, for whatever reason."""
     prctl, set_parent_death_signal = ctypes.CDLL(None).prctl, 1
     return lambda: prctl(set_parent_death_signal, signal.SIGKILL)
 
 
-def listen(source: int, told: SimpleQueue[tuple[bytes, bytes]]) -> None:
-    """Effect: passes the command's output on, puts every other frame into the queue, and GONE when no more can come."""
+def listen(source: int, frames: SimpleQueue[tuple[bytes, bytes]]) -> None:
+    """Effect: copies the command's output, puts every other frame into CLOSED at the end."""
     targets = {OUTPUT: 1, ERRORS: 2}
     with os.fdopen(source, "rb") as stream:
         while len(header := stream.read(5)) == 5:
             kind, length = struct.unpack(">cI", header)
             content = stream.read(length)
             if kind not in targets:
-                told.put((kind, content))
-            elif not passed_on(content, targets[kind]):
+                frames.put((kind, content))
+            elif not write_all(content, targets[kind]):
                 targets[kind] = os.open(os.devnull, os.O_WRONLY)
-    told.put((GONE, b""))
+    frames.put((CLOSED, b""))
 
 
-def passed_on(content: bytes, target: int) -> bool:
-    """Whether all of it could be written; False if nobody reads any more."""
+def write_all(content: bytes, target: int) -> bool:
+    """Whether everything was written; False if the reader has closed its end. Effect: writes to the descriptor."""
     while content:
         try:
             content = content[os.write(target, content) :]
@@ -144,11 +153,11 @@ def passed_on(content: bytes, target: int) -> bool:
 
 
 def qemu_command(options: argparse.Namespace, boot_files: Path, control: Path, port: int) -> list[str]:
-    """The emulator's whole command line; what the guest writes to its only port arrives at this descriptor."""
+    """The command line of the emulator. The guest's only virtio port is connected to the descriptor `port`."""
     command = ["qemu-system-x86_64", "-accel", options.accel, "-machine", "q35", "-cpu", options.cpu]
     command += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     for device in ("virtio-9p-pci", "virtio-serial-pci"):
-        # Plain interrupts: under several emulated CPUs, QEMU 7.2 sometimes aborts in msix_table_mmio_write.
+        # No MSI-X: with several emulated CPUs, QEMU 7.2 sometimes aborts in msix_table_mmio_write.
         command += ["-global", f"{device}.vectors=0"]
     command += ["-kernel", str(boot_files / "vmlinuz"), "-initrd", str(control / "initramfs")]
     command += ["-append", "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off nokaslr random.trust_cpu=on"]
@@ -164,7 +173,7 @@ def qemu_command(options: argparse.Namespace, boot_files: Path, control: Path, p
 
 
 def numa_options(options: argparse.Namespace) -> list[str]:
-    """One NUMA node per socket, 21 apart; the memory-only node, if wanted, is last and 31 away."""
+    """QEMU options for CPUs and memory: one NUMA node per socket, at distance 21, then any memory-only node, at 31."""
     found = re.search(r"sockets=(\d+)", options.smp)
     sockets = int(found[1]) if found else 1
     sizes = [options.memory] * sockets + ([512] if options.memory_only_node else [])
@@ -181,13 +190,13 @@ def numa_options(options: argparse.Namespace) -> list[str]:
 
 
 def shared_directory(tag: str, path: str, *, readonly: bool = False) -> list[str]:
-    """A host directory as a 9p file system."""
+    """QEMU options that share a host directory as a 9p file system."""
     options = f"local,path={path.replace(',', ',,')},mount_tag={tag},security_model=none,multidevs=remap"
     return ["-virtfs", options + (",readonly=on" if readonly else "")]
 
 
 def mount_lines(writable: Sequence[str]) -> str:
-    """Shell lines that mount the writable directories where the host has them."""
+    """Shell lines that mount the writable directories at the same paths as on the host."""
     mount = "/bin/busybox mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000"
     places = ["/root" + os.path.abspath(directory) for directory in writable]
     return "".join(f"{mount} writable{index} {shlex.quote(place)}\n" for index, place in enumerate(places))

@@ -1,7 +1,7 @@
-"""Inside the guest: becomes the user, starts the command with its exact arguments, tells the host what comes of it.
+"""Inside the guest: switches to the user, runs the command with its exact arguments, and reports to the host.
 
-Everything goes through one virtio port, in order, in frames (kind, length, content): b"S" says that the command starts,
-b"1" and b"2" are its output, b"X" is its exit status. So the host has all output before it reads how the command ended.
+The report goes through one virtio port as frames (kind, length, content): b"S" before the command starts, b"1" and b"2"
+for its output and errors, b"X" for its exit status. The frames are in order, so the status arrives after all output.
 """
 
 import json
@@ -12,30 +12,30 @@ import time
 from typing import Any, NoReturn
 
 CONTROL = "/run/control"
-PIPE_BYTES = 1 << 20  # what an unprivileged process may enlarge a pipe to
+PIPE_BYTES = 1 << 20  # The largest size that an unprivileged process may give a pipe.
 
 
 def main() -> None:
-    """Start, relay, tell the status."""
+    """Effect: runs the command and sends its start, output and exit status to the host."""
     with open(f"{CONTROL}/command.json") as file:
         command = json.load(file)
     for directory in command["searchable"]:
         os.chmod(directory, os.stat(directory).st_mode | 0o111)
-    port = os.open(port_of_the_host(), os.O_WRONLY)
+    port = os.open(find_host_port(), os.O_WRONLY)
     pipes = {b"1": os.pipe(), b"2": os.pipe()}
     for _, write_end in pipes.values():
         os.fchown(write_end, command["uid"], command["gid"])
-    tell(port, b"S", b"")
+    send_frame(port, b"S", b"")
     child = os.fork()
     if child == 0:
-        become(command, pipes[b"1"][1], pipes[b"2"][1])
+        run_as_user(command, pipes[b"1"][1], pipes[b"2"][1])
     status = relay(port, child, {read_end: kind for kind, (read_end, _) in pipes.items()})
     os.sync()
-    tell(port, b"X", str(status).encode())
+    send_frame(port, b"X", str(status).encode())
 
 
-def port_of_the_host() -> str:
-    """The device of the only port; its driver adds it in its own time."""
+def find_host_port() -> str:
+    """The device file of the only virtio port. Effect: waits until the driver has created it."""
     while True:
         for name in os.listdir("/dev"):
             if name.startswith("vport"):
@@ -43,8 +43,8 @@ def port_of_the_host() -> str:
         time.sleep(0.05)
 
 
-def become(command: dict[str, Any], output: int, errors: int) -> NoReturn:
-    """Effect: this process is the command from here on."""
+def run_as_user(command: dict[str, Any], output: int, errors: int) -> NoReturn:
+    """Effect: replaces this process with the command."""
     try:
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(output, 1)
@@ -60,7 +60,10 @@ def become(command: dict[str, Any], output: int, errors: int) -> NoReturn:
 
 
 def relay(port: int, child: int, sources: dict[int, bytes]) -> int:
-    """The child's exit code, 128 + N after signal N. Effect: all it wrote, whoever else holds its pipes, is told."""
+    """The child's exit code; 128 + N after signal N.
+
+    Effect: sends everything the child wrote, even if another process still holds its pipes open.
+    """
     waiting, ended = select.poll(), os.pidfd_open(child)
     for source in (*sources, ended):
         os.set_blocking(source, False)
@@ -70,15 +73,15 @@ def relay(port: int, child: int, sources: dict[int, bytes]) -> int:
         running = ended not in [source for source, _ in waiting.poll()]
         for source, kind in sources.items():
             try:
-                tell(port, kind, os.read(source, PIPE_BYTES))
+                send_frame(port, kind, os.read(source, PIPE_BYTES))
             except BlockingIOError:
                 continue
     _, status = os.waitpid(child, 0)
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def tell(port: int, kind: bytes, content: bytes) -> None:
-    """Effect: one frame goes to the host; waits while the host has not taken earlier ones."""
+def send_frame(port: int, kind: bytes, content: bytes) -> None:
+    """Effect: sends one frame to the host; blocks until the host has read earlier frames."""
     frame = struct.pack(">cI", kind, len(content)) + content
     while frame:
         frame = frame[os.write(port, frame) :]

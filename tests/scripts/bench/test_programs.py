@@ -132,7 +132,7 @@ def test_setup_of_peers_refuses_what_cannot_work(arguments: list[str], complaint
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [([], "no version of torch: ''"), (["2.x"], "no version of torch: '2.x'"), (["--folder"], "no folder given")],
+    [([], "not a version of torch: ''"), (["2.x"], "not a version of torch: '2.x'"), (["--folder"], "no folder given")],
 )
 def test_other_versions_of_torch_are_named_in_full(arguments: list[str], complaint: str) -> None:
     script = BENCH.parent / "test-torch-version"

@@ -1,6 +1,6 @@
-"""Runs in the emulated machine: launches the worker in every way the test asks for and prints what came of it as JSON.
+"""Runs in the emulated machine: launches the worker with each requested set of options and prints the results as JSON.
 
-Arguments: a JSON object {name: [options…]}. One boot serves many launches, since a boot costs most.
+Arguments: a JSON object {name: [options…]}. One boot serves many launches, because a boot takes the most time.
 """
 
 import json
@@ -14,7 +14,7 @@ WORKER = Path(__file__).with_name("touch.py")
 
 
 def launch(options: list[str], path: str) -> dict[str, object]:
-    """Exit code, standard error and every worker's report of one launch, in order of the workers."""
+    """Exit code, standard error, duration and the reports of all workers of one launch, in worker order."""
     command = [sys.executable, "-m", "cpulaunch", *options, str(WORKER)]
     start = time.monotonic()
     result = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
@@ -28,7 +28,7 @@ def launch(options: list[str], path: str) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print one JSON object: what became of each launch."""
+    """Effect: prints a JSON object with the result of each launch."""
     cases: dict[str, list[str]] = json.loads(sys.argv[1])
     results = {}
     for name, options in cases.items():

@@ -1,8 +1,7 @@
-"""Stand-ins for the programs that scripts/numa-vm starts: what goes wrong in them one time in a hundred goes wrong here
-every time.
+"""Stand-ins for the programs that scripts/numa-vm starts, which reproduce rare failures on every run.
 
-`qemu-system-x86_64` does what the next word of the file `behaviours` says (the last one for good) and notes that it was
-started; `apt-get`, `apt-cache` and `dpkg` hand out a kernel package that holds nothing.
+`qemu-system-x86_64` records its start and behaves as the next word of the file `behaviours` says; the last word applies
+to all later starts. `apt-get`, `apt-cache` and `dpkg` provide an empty kernel package.
 """
 
 import os
@@ -15,32 +14,32 @@ NUMA_VM = Path(__file__).parents[3] / "scripts/numa-vm"
 BEGINNING = """#!{python} -IS
 import fcntl, os, pathlib, re, signal, struct, sys
 folder = pathlib.Path({folder!r})
-def note(name):
+def record(name):
     with open(folder / name, "a") as file:
         file.write(" ".join(sys.argv[1:]) + "\\n")
     return len((folder / name).read_text().splitlines())
 """
 QEMU = """
 behaviours = (folder / "behaviours").read_text().split()
-behaviour = behaviours[min(note("machines"), len(behaviours)) - 1]
+behaviour = behaviours[min(record("machines"), len(behaviours)) - 1]
 port = os.open(re.search(r"id=port,path=(\\S+)", " ".join(sys.argv))[1], os.O_WRONLY)
-def tell(kind, content=b""):
+def send(kind, content=b""):
     os.write(port, struct.pack(">cI", kind, len(content)) + content)
 if behaviour == "dies":
     sys.exit("assertion failed")
 if behaviour == "hangs":
     signal.pause()
-tell(b"S")
-tell(b"1", b"output " * 100_000)
-tell(b"2", b"errors")
+send(b"S")
+send(b"1", b"output " * 100_000)
+send(b"2", b"errors")
 if behaviour == "breaks":
     sys.exit("assertion failed")
-tell(b"X", b"7")
+send(b"X", b"7")
 if behaviour != "ends":
     signal.pause()
 """
 APT_GET = """
-note("apt-get")
+record("apt-get")
 if (folder / "stale").exists() and "update" not in sys.argv:
     sys.exit("E: 404 Not Found")
 (folder / "stale").unlink(missing_ok=True)
@@ -48,7 +47,7 @@ with open(folder / "lock", "w") as lock:
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        note("refused")
+        record("refused")
         sys.exit(f"E: Could not get lock {folder}/lock. It is held by process 1 (apt-get)")
     if "download" in sys.argv:
         open("linux.deb", "x").close()
@@ -64,7 +63,7 @@ OUTPUT, ERRORS, EXIT_CODE = "output " * 100_000, "errors", 7
 
 
 class StandIns:
-    """numa-vm among them, in a folder that also tells what they were called for."""
+    """A folder with the stand-ins and the records of their calls, in which numa-vm can be started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.programs = folder, folder / "bin"
@@ -75,7 +74,7 @@ class StandIns:
             program.chmod(0o755)
 
     def start(self, behaviours: str, *options: str) -> subprocess.Popen[str]:
-        """numa-vm, while its machines behave like this one after the other."""
+        """numa-vm, started with machines that show these behaviours one after the other."""
         (self.folder / "behaviours").write_text(behaviours)
         return subprocess.Popen(
             [sys.executable, NUMA_VM, *options, sys.executable],
@@ -87,8 +86,8 @@ class StandIns:
 
     def calls(self, program: str) -> list[str]:
         """The arguments of each call so far."""
-        notes = self.folder / program
-        return notes.read_text().splitlines() if notes.exists() else []
+        records = self.folder / program
+        return records.read_text().splitlines() if records.exists() else []
 
 
 def ending(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""What scripts/numa-vm makes of machines that die or hang and of an apt-get that is busy, with stand-ins for both."""
+"""How scripts/numa-vm handles machines that die or hang and a busy apt-get, with stand-ins for both."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from tests.launch.launching import eventually
 from tests.scripts.numa_vm.stand_ins import ERRORS, EXIT_CODE, OUTPUT, StandIns, ending
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
-THE_COMMANDS = (EXIT_CODE, OUTPUT, ERRORS)
+COMMAND_RESULT = (EXIT_CODE, OUTPUT, ERRORS)
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def stand_ins(tmp_path: Path) -> StandIns:
 def test_a_machine_that_dies_before_the_command_is_replaced(
     stand_ins: StandIns, behaviours: str, machines: int
 ) -> None:
-    assert ending(stand_ins.start(behaviours)) == THE_COMMANDS
+    assert ending(stand_ins.start(behaviours)) == COMMAND_RESULT
     assert len(stand_ins.calls("machines")) == machines
 
 
 def test_a_machine_that_hangs_before_the_command_is_replaced(stand_ins: StandIns) -> None:
-    assert ending(stand_ins.start("hangs works", "--boot-timeout", "5")) == THE_COMMANDS
+    assert ending(stand_ins.start("hangs works", "--boot-timeout", "5")) == COMMAND_RESULT
     assert len(stand_ins.calls("machines")) > 1
 
 
@@ -38,13 +38,13 @@ def test_three_machines_that_die_are_an_error(stand_ins: StandIns) -> None:
     code, output, errors = ending(stand_ins.start("dies"))
     assert (code, output, len(stand_ins.calls("machines"))) == (125, "", 3)
     last = "ended (exit code 1 of QEMU) before it started the command"
-    assert errors == f"numa-vm: 3 machines did not come up; the last {last}:\nassertion failed\n"
+    assert errors == f"numa-vm: 3 machines failed to boot; the last one {last}:\nassertion failed\n"
 
 
 def test_three_machines_that_hang_are_an_error(stand_ins: StandIns) -> None:
     code, output, errors = ending(stand_ins.start("hangs", "--boot-timeout", "0.1"))
     last = "had not started the command after 0.1 s"
-    assert (code, output, errors) == (125, "", f"numa-vm: 3 machines did not come up; the last {last}\n")
+    assert (code, output, errors) == (125, "", f"numa-vm: 3 machines failed to boot; the last one {last}\n")
 
 
 def test_the_time_limit_holds_while_a_machine_boots(stand_ins: StandIns) -> None:
@@ -59,26 +59,26 @@ def test_a_command_that_started_is_never_started_again(stand_ins: StandIns) -> N
     assert errors == f"{ERRORS}numa-vm: {broken}:\nassertion failed\n"
 
 
-def test_another_apt_get_is_waited_for(stand_ins: StandIns) -> None:
+def test_numa_vm_waits_for_another_apt_get(stand_ins: StandIns) -> None:
     with (stand_ins.folder / "lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         process = stand_ins.start("works")
         eventually(lambda: stand_ins.calls("refused"), "a call of apt-get")
-    assert ending(process) == THE_COMMANDS
+    assert ending(process) == COMMAND_RESULT
     assert {call.split()[-2] for call in stand_ins.calls("apt-get")} == {"download"}
 
 
-def test_those_that_start_at_once_prepare_once_and_what_a_killed_one_left_is_removed(stand_ins: StandIns) -> None:
-    left = stand_ins.folder / "cache/cpulaunch-numa-vm/unfinished"
-    left.mkdir(parents=True)
-    (left / "linux.deb").write_text("the half of it")
+def test_concurrent_runs_prepare_once_and_remove_leftovers_of_a_killed_run(stand_ins: StandIns) -> None:
+    leftover = stand_ins.folder / "cache/cpulaunch-numa-vm/unfinished"
+    leftover.mkdir(parents=True)
+    (leftover / "linux.deb").write_text("incomplete")
     processes = [stand_ins.start("works") for _ in range(3)]
-    assert [ending(process) for process in processes] == [THE_COMMANDS] * 3
-    assert (len(stand_ins.calls("apt-get")), left.exists()) == (1, False)
+    assert [ending(process) for process in processes] == [COMMAND_RESULT] * 3
+    assert (len(stand_ins.calls("apt-get")), leftover.exists()) == (1, False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can update package lists")
-def test_package_lists_that_name_what_is_gone_are_updated(stand_ins: StandIns) -> None:
+def test_outdated_package_lists_are_updated(stand_ins: StandIns) -> None:
     (stand_ins.folder / "stale").touch()
-    assert ending(stand_ins.start("works")) == THE_COMMANDS
+    assert ending(stand_ins.start("works")) == COMMAND_RESULT
     assert [call.split()[-1] for call in stand_ins.calls("apt-get")][1:2] == ["update"]

@@ -1,4 +1,4 @@
-"""scripts/numa-vm gives back what the command gives: its arguments arrive, its output and exit code return."""
+"""scripts/numa-vm passes on the arguments of a command, its output and its exit code."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def numa_vm(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error, compared together: a failure shows all of them."""
+    """Exit code, standard output and standard error, in one tuple so that a failed assertion shows all of them."""
     done = subprocess.run([sys.executable, NUMA_VM, *map(str, arguments)], capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 

@@ -1,4 +1,4 @@
-"""What the runner inside the machine tells of a command, told into a file instead of a virtio port."""
+"""The frames that the runner inside the machine sends, written to a file instead of a virtio port."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ from scripts.numa_vm.runner import relay
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
-def told(script: str, port: Path) -> tuple[int, bytes, bytes]:
-    """Exit status, standard output and standard error of a shell script as the frames have them.
+def relayed(script: str, port: Path) -> tuple[int, bytes, bytes]:
+    """Exit status, standard output and standard error of a shell script, taken from the frames.
 
-    What it starts as `orphan` holds both pipes until this function has returned.
+    The shell function `orphan` keeps both pipes open until this function returns.
     """
     (output, output_end), (errors, errors_end), (end, ending) = os.pipe(), os.pipe(), os.pipe()
     command = ["/bin/sh", "-c", f"exec 3<&0; orphan() {{ read line <&3; }}; {script}"]
@@ -26,10 +26,10 @@ def told(script: str, port: Path) -> tuple[int, bytes, bytes]:
         try:
             status = relay(file.fileno(), child.pid, {output: b"1", errors: b"2"})
         finally:
-            for each in (output, output_end, errors, errors_end, end, ending):
-                os.close(each)
+            for descriptor in (output, output_end, errors, errors_end, end, ending):
+                os.close(descriptor)
     frames = list(frames_of(port.read_bytes()))
-    return status, *(b"".join(content for kind, content in frames if kind == wanted) for wanted in (b"1", b"2"))
+    return status, *(b"".join(content for kind, content in frames if kind == expected) for expected in (b"1", b"2"))
 
 
 def frames_of(content: bytes):
@@ -49,5 +49,5 @@ def frames_of(content: bytes):
         ("head -c 3000000 /dev/zero; echo end >&2; orphan & exit 5", (5, b"\0" * 3_000_000, b"end\n")),
     ],
 )
-def test_all_that_the_command_wrote_is_told_whoever_outlives_it(script, expected, tmp_path: Path) -> None:
-    assert told(script, tmp_path / "port") == expected
+def test_all_output_is_sent_even_if_another_process_outlives_the_command(script, expected, tmp_path: Path) -> None:
+    assert relayed(script, tmp_path / "port") == expected

@@ -1,4 +1,4 @@
-"""On a real two-socket NUMA kernel (emulated): every worker's CPUs, threads, memory policy and pages are where planned.
+"""On an emulated two-socket NUMA machine: CPUs, threads, memory policy and pages of every worker are as planned.
 
 The machine has 2 sockets of 2 cores with 2 hardware threads each (CPUs 0-3 and 4-7, siblings adjacent), one NUMA node
 per socket, and a third NUMA node with memory and no CPU.
@@ -28,13 +28,13 @@ CASES = {
     "four": ["--instances", "4", *QUICK],
     "unbound": ["--instances", "2", "--binder", "none", *QUICK],
 }
-FOR_EVERYBODY = ["plain", "numactl", "exec"]
+UNPRIVILEGED_CASES = ["plain", "numactl", "exec"]
 UNPRIVILEGED = "65534"
 PAGES = 4096
 NOT_STARTED = 125
 
 as_root = pytest.mark.parametrize("user", ["root"])
-as_anybody = pytest.mark.parametrize("user", ["root", UNPRIVILEGED])
+as_root_and_unprivileged = pytest.mark.parametrize("user", ["root", UNPRIVILEGED])
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,25 +46,25 @@ pytestmark = [
 ]
 
 
-def in_the_machine(user: str, *command: object) -> subprocess.CompletedProcess[str]:
+def run_in_machine(user: str, *command: object) -> subprocess.CompletedProcess[str]:
     options = ["--memory-only-node", "--user", user, "--timeout", "1200"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     words = [sys.executable, NUMA_VM, *options, *command]
     result = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True)
-    if result.returncode == NOT_STARTED:  # The emulator crashed while the command ran: says nothing about cpulaunch.
+    if result.returncode == NOT_STARTED:  # The emulator crashed: no result about cpulaunch.
         result = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True)
     return result
 
 
 @cache
 def launches(user: str) -> subprocess.CompletedProcess[str]:
-    """Every case as this user: one boot serves all tests (scripts/test keeps a file's tests in one process)."""
-    cases = {name: options for name, options in CASES.items() if user == "root" or name in FOR_EVERYBODY}
-    return in_the_machine(user, sys.executable, CHECK, json.dumps(cases))
+    """The results of all cases as this user, from one boot (scripts/test runs the tests of a file in one process)."""
+    cases = {name: options for name, options in CASES.items() if user == "root" or name in UNPRIVILEGED_CASES}
+    return run_in_machine(user, sys.executable, CHECK, json.dumps(cases))
 
 
 def column(user: str, case: str, *keys: str) -> list[object]:
-    """What every worker of a case reported under these keys."""
+    """The values that every worker of a case reported for these keys."""
     result = launches(user)
     assert result.returncode == 0, result
     launch = json.loads(result.stdout)[case]
@@ -73,7 +73,7 @@ def column(user: str, case: str, *keys: str) -> list[object]:
     return [value[0] for value in values] if len(keys) == 1 else values
 
 
-@as_anybody
+@as_root_and_unprivileged
 @pytest.mark.parametrize("case", ["plain", "numactl"])
 def test_two_instances_take_one_socket_each(user: str, case: str) -> None:
     if case == "numactl" and shutil.which("numactl") is None:
@@ -88,13 +88,13 @@ def test_memory_is_bound_strictly_on_request_only(user: str) -> None:
     assert column(user, "bind", "policy", "pages") == [("bind:0", {"0": PAGES}), ("bind:1", {"1": PAGES})]
 
 
-@as_anybody
-def test_checks_run_as_the_user_they_name(user: str) -> None:
+@as_root_and_unprivileged
+def test_checks_run_as_the_requested_user(user: str) -> None:
     expected = 0 if user == "root" else int(UNPRIVILEGED)
     assert column(user, "plain", "uid") == [expected, expected]
 
 
-@as_anybody
+@as_root_and_unprivileged
 def test_the_only_worker_is_bound_before_it_replaces_the_launcher(user: str) -> None:
     assert column(user, "exec", "cpus", "policy", "pages") == [("4,6", "prefer:1", {"1": PAGES})]
 
@@ -107,7 +107,7 @@ def test_one_worker_over_both_sockets_interleaves_memory(user: str) -> None:
 
 
 @as_root
-def test_siblings_are_given_out_on_request_only(user: str) -> None:
+def test_siblings_are_used_on_request_only(user: str) -> None:
     assert column(user, "smt", "cpus", "threads") == [("0-3", "4"), ("4-7", "4")]
     assert column(user, "smt", "policy") == ["interleave:0", "interleave:1"]
 
@@ -120,13 +120,13 @@ def test_four_instances_take_one_core_each(user: str) -> None:
 
 @as_root
 def test_unbound_workers_may_run_anywhere(user: str) -> None:
-    """The control: what the other tests see is cpulaunch's doing."""
+    """The control: without binding, the placement that the other tests find does not occur."""
     assert column(user, "unbound", "cpus", "policy") == [("0-7", "default"), ("0-7", "default")]
 
 
 def test_limits_hold_under_cgroup_version_2() -> None:
-    """The live tests again, on a kernel whose cgroups are version 2 whatever the host's are."""
+    """The tests of limits on real cgroups, repeated on a kernel with cgroup version 2, which the host may lack."""
     chosen = "ancestor or worker_under or cpuset or out_of_memory"
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
-    result = in_the_machine("root", sys.executable, "-m", "pytest", *options, ROOT / "tests/launch/cgroups")
+    result = run_in_machine("root", sys.executable, "-m", "pytest", *options, ROOT / "tests/launch/cgroups")
     assert (result.returncode, "skipped" in result.stdout) == (0, False), result

@@ -1,4 +1,4 @@
-"""A worker on NUMA hardware: touches memory, then says where it, its threads and its pages may be and are."""
+"""A worker on NUMA hardware: touches memory, then prints its allowed CPUs, memory policy and page placement."""
 
 import ctypes
 import json
@@ -25,7 +25,7 @@ def placement(address: int) -> tuple[str, dict[str, int]]:
 
 
 def main() -> None:
-    """Touch, look, print."""
+    """Effect: touches the memory and prints the report as JSON."""
     memory = mmap.mmap(-1, PAGES * PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     for page in range(PAGES):
