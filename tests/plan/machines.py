@@ -192,7 +192,7 @@ def kernel(host: Host, **settings: object) -> Host:
     return replace(host, kernel=replace(host.kernel or Kernel(), **settings))
 
 
-def ask(
+def request_of(
     flags: str = "",
     *,
     environ: dict[str, str] | None = None,
@@ -222,7 +222,7 @@ def ask(
 
 def plan(host: Host, flags: str = "", **more: object) -> LaunchPlan:
     """The plan of these flags on a host, nothing tried."""
-    return make_plan(host, ask(flags, **more))  # type: ignore[arg-type]
+    return make_plan(host, request_of(flags, **more))  # type: ignore[arg-type]
 
 
 def lines(made: LaunchPlan) -> list[str]:

@@ -1,4 +1,4 @@
-"""What cannot be planned, what is warned of, and the command line of a worker."""
+"""Requests that cannot be planned, warnings, and the command line of a worker."""
 
 import pytest
 
@@ -46,7 +46,7 @@ HBM = memory(TWO, 2, GIB)
         (SMALL, "--membind interleave --binder taskset", ["--binder taskset"]),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_with_numbers(host: Host, flags: str, parts: list[str]) -> None:
+def test_a_request_that_cannot_be_met_is_an_error_with_numbers(host: Host, flags: str, parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         plan(host, flags)
     for part in parts:
@@ -79,7 +79,7 @@ DENIED = kernel(TWO, mempolicy="denied")
         (kernel(TWO, mempolicy="permitted"), "", False),
     ],
 )
-def test_a_denied_memory_policy_is_not_planned_and_is_warned_of_where_it_matters(
+def test_a_denied_memory_policy_is_not_planned_and_gives_a_warning_where_it_matters(
     host: Host, flags: str, warned: bool
 ) -> None:
     made = plan(host, flags)
@@ -88,7 +88,7 @@ def test_a_denied_memory_policy_is_not_planned_and_is_warned_of_where_it_matters
         assert made.workers[0].mempolicy == "none"
 
 
-def test_a_memory_policy_asked_for_without_numa_is_a_warning() -> None:
+def test_a_requested_memory_policy_without_numa_is_a_warning() -> None:
     assert any("--membind bind" in text for text in plan(machine(numa=False), "--membind bind").warnings)
 
 
@@ -146,7 +146,7 @@ BARE = Program(kind="command", target="x")
         ("--binder numactl --membind bind", "numactl -C 0-7 -m 0-1 x"),
     ],
 )
-def test_the_programs_that_bind_lead_the_command(flags: str, expected: str) -> None:
+def test_the_binder_comes_first_on_the_command_line(flags: str, expected: str) -> None:
     assert " ".join(plan(TWO, flags, program=BARE).workers[-1].argv) == expected
 
 
@@ -154,7 +154,7 @@ def settings_noted(made: LaunchPlan) -> dict[str, tuple[str | None, str]]:
     return {note.setting: (note.value, note.origin) for note in made.notes}
 
 
-def test_every_setting_that_somebody_chose_is_noted_with_who() -> None:
+def test_every_chosen_setting_is_noted_with_its_origin() -> None:
     flags = (
         "--instances 2 --cpus 0-7 --smt --reserve 1 --strategy compact --affinity close --huge-pages --binder numactl"
     )

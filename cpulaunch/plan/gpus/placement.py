@@ -8,9 +8,9 @@ stays inside an L3 cache that it fits inside.
 from __future__ import annotations
 
 from cpulaunch.plan.gpus.visible_devices import Device
-from cpulaunch.plan.placement.instances import Placement, WorkerCpus, in_order, whole_cores, worker_cpus
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, ordered_cores, whole_cores, worker_cpus
 from cpulaunch.plan.placement.pool import Core, Pool
-from cpulaunch.plan.placement.quota import paid_threads
+from cpulaunch.plan.placement.quota import usable_threads
 from cpulaunch.plan.placement.regions import Region, by_l3, by_node, capacity, deal, groups, outermost, region_of
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
@@ -50,7 +50,7 @@ def place_next_to_gpus(
 
     Raises: UsageError if --numa-binding exclusive finds fewer cores than GPUs.
     """
-    cores = in_order(pool)
+    cores = ordered_cores(pool)
     local = {device.gpu: _local_cores(host, cores, device.gpu) for device in visible}
     if request.settings.numa_binding is not None:
         return _like_torchrun(
@@ -105,7 +105,7 @@ def remote_warnings(host: Host, pool: Pool, devices: Sequence[Device]) -> tuple[
 
     A NUMA node without any CPUs, such as the memory of a GPU, is no reason to warn.
     """
-    cores, indexes = in_order(pool), sorted({device.gpu for device in devices if device.gpu is not None})
+    cores, indexes = ordered_cores(pool), sorted({device.gpu for device in devices if device.gpu is not None})
     with_cpus = {node.id for node in host.numa_nodes if node.cpus}
     remote: dict[int, list[Gpu]] = {}
     for gpu in (host.gpus[index] for index in indexes):
@@ -185,11 +185,11 @@ def _shared(rank_groups: Sequence[_RankGroup], count: int) -> Placement:
 
 def _unpinned(pool: Pool, cores_of_ranks: Sequence[Cores]) -> Placement:
     """The placement under a CPU quota without a cpuset: each rank on all cores next to its GPU, threads limited."""
-    ranks, paid = len(cores_of_ranks), paid_threads(pool)
+    ranks, threads = len(cores_of_ranks), usable_threads(pool)
     return Placement(
-        workers=tuple(whole_cores(cores, max(1, paid // ranks)) for cores in cores_of_ranks),
+        workers=tuple(whole_cores(cores, max(1, threads // ranks)) for cores in cores_of_ranks),
         exclusive=False,
-        reason=f"{ranks} on a quota of {paid} CPUs, next to their GPUs, not pinned to single cores",
+        reason=f"{ranks} on a quota of {threads} CPUs, next to their GPUs, not pinned to single cores",
     )
 
 
@@ -217,7 +217,7 @@ def _bound_cores(pool: Pool, binding: str, gpu_cores: _GpuCores) -> Cores:
     if binding == "node":
         return cores
     if binding == "socket":
-        return tuple(core for core in in_order(pool) if core.socket in {near.socket for near in cores})
+        return tuple(core for core in ordered_cores(pool) if core.socket in {near.socket for near in cores})
     if binding == "exclusive":
         each, extra = divmod(len(cores), devices)
         if not each:

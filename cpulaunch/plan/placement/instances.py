@@ -95,7 +95,7 @@ def whole_cores(cores: Iterable[Core], cpu_limit: int) -> WorkerCpus:
     return WorkerCpus(kept, cpus, min(cpu_limit, len(cpus)))
 
 
-def in_order(pool: Pool) -> tuple[Core, ...]:
+def ordered_cores(pool: Pool) -> tuple[Core, ...]:
     """The pool's cores, NUMA node after NUMA node."""
     return tuple(sorted(pool.cores, key=lambda core: (core.numa_node, core.cpus[0])))
 
@@ -105,7 +105,7 @@ def place(pool: Pool, settings: Settings) -> Placement:
 
     Raises: UsageError if they do not fit.
     """
-    cores = in_order(pool)
+    cores = ordered_cores(pool)
     if settings.instances is None and settings.cores_per_instance is None:
         return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one worker on all usable cores")
     check_size(settings, len(cores), f"the {count_text(len(cores), 'core')} available", source=pool.source)

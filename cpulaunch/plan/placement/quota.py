@@ -19,19 +19,19 @@ def place_unpinned(host: Host, pool: Pool, settings: Settings) -> Placement:
     NUMA nodes with more free memory come first, so that not every container of a machine chooses node 0.
     Raises: UsageError if an instance needs more cores than the quota allows.
     """
-    total = paid_threads(pool)
+    total = usable_threads(pool)
     check_size(settings, total, f"the CPU quota of {total}", source=pool.source)
     instances = _instance_count(settings, pool, total)
     cpu_limits = [settings.cores_per_instance or share for share in shares(total, instances)]
-    return unpinned(host, pool, cpu_limits, spread=settings.strategy == "spread", noun="instance")
+    return place_within_nodes(host, pool, cpu_limits, spread=settings.strategy == "spread", noun="instance")
 
 
-def paid_threads(pool: Pool) -> int:
+def usable_threads(pool: Pool) -> int:
     """The number of threads that all workers together may run at a time."""
     return len(pool.cores) if pool.quota_threads is None else pool.quota_threads
 
 
-def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool, noun: str) -> Placement:
+def place_within_nodes(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool, noun: str) -> Placement:
     """The CPUs of workers with these limits, each inside one NUMA node that has enough CPUs, where there is one."""
     nodes = _nodes(host, pool.cores)
     loads = [0] * len(nodes)
@@ -46,7 +46,7 @@ def unpinned(host: Host, pool: Pool, cpu_limits: Sequence[int], *, spread: bool,
     return Placement(
         workers=tuple(workers),
         exclusive=False,
-        reason=f"{count_text(len(cpu_limits), noun)} on a CPU quota of {paid_threads(pool)}, not pinned to cores",
+        reason=f"{count_text(len(cpu_limits), noun)} on a CPU quota of {usable_threads(pool)}, not pinned to cores",
     )
 
 

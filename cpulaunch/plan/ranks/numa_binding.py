@@ -6,7 +6,7 @@ Source: torch 2.13, torch/numa/binding.py, which does this for the NUMA nodes of
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, in_order, whole_cores
+from cpulaunch.plan.placement.instances import Placement, ordered_cores, whole_cores
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.regions import by_l3, groups
 from cpulaunch.records.errors import UsageError
@@ -29,7 +29,7 @@ def bind_like_torchrun(pool: Pool, binding: str, count: int, *, smt: bool) -> Pl
 
     Raises: UsageError if `exclusive` finds fewer cores than ranks on a NUMA node.
     """
-    units = groups(in_order(pool), lambda core: core.socket if binding == "socket" else core.numa_node)
+    units = groups(ordered_cores(pool), lambda core: core.socket if binding == "socket" else core.numa_node)
     unit_of_rank = [rank * len(units) // count for rank in range(count)]
     shares = [
         share

@@ -6,9 +6,9 @@ than cores, ranks share cores: each has an SMT sibling to itself as long as ther
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, WorkerCpus, divide, in_order, whole_cores, worker_cpus
+from cpulaunch.plan.placement.instances import Placement, WorkerCpus, divide, ordered_cores, whole_cores, worker_cpus
 from cpulaunch.plan.placement.pool import Core, Pool
-from cpulaunch.plan.placement.quota import paid_threads, unpinned
+from cpulaunch.plan.placement.quota import place_within_nodes, usable_threads
 from cpulaunch.plan.placement.regions import Key, groups
 from cpulaunch.plan.ranks.numa_binding import bind_like_torchrun
 from cpulaunch.records.host import Host, count_text
@@ -35,12 +35,12 @@ def place_ranks(host: Host, request: LaunchRequest, pool: Pool, count: int) -> P
     if settings.numa_binding is not None:
         return bind_like_torchrun(pool, settings.numa_binding, count, smt=settings.smt)
     if not pool.pinned:
-        cpu_limit = max(1, paid_threads(pool) // count)
-        placed = unpinned(host, pool, [cpu_limit] * count, spread=settings.strategy == "spread", noun="rank")
+        cpu_limit = max(1, usable_threads(pool) // count)
+        placed = place_within_nodes(host, pool, [cpu_limit] * count, spread=settings.strategy == "spread", noun="rank")
         return Placement(workers=placed.workers, exclusive=False, reason=placed.reason)
     if settings.nproc_per_node in UNITS:
         return _one_per_unit(pool, *UNITS[settings.nproc_per_node])
-    cores = in_order(pool)
+    cores = ordered_cores(pool)
     if count == 1:
         return Placement(workers=(worker_cpus(cores),), exclusive=True, reason="one rank over the whole pool")
     if count > len(cores):
@@ -50,7 +50,7 @@ def place_ranks(host: Host, request: LaunchRequest, pool: Pool, count: int) -> P
 
 def _one_per_unit(pool: Pool, name: str, key: Key) -> Placement:
     """One rank for each unit, on as many of its cores as the smallest unit has."""
-    units = groups(in_order(pool), key)
+    units = groups(ordered_cores(pool), key)
     size = min(len(unit) for unit in units)
     idle = sum(len(unit) - size for unit in units)
     trimmed = f", as large as the smallest ({count_text(idle, 'idle core')})" if idle else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.placement.instances import Placement, in_order, worker_cpus
+from cpulaunch.plan.placement.instances import Placement, ordered_cores, worker_cpus
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.records.plan import JobPlan
 from cpulaunch.records.request import LaunchRequest, SchedulerRank
@@ -16,7 +16,7 @@ ELASTIC_VARIABLES = (
 
 def place_on_own_cpus(pool: Pool, count: int) -> Placement:
     """The whole pool for this rank: the scheduler bound each rank of the host to CPUs of its own."""
-    cpus = worker_cpus(in_order(pool))
+    cpus = worker_cpus(ordered_cores(pool))
     return Placement(workers=(cpus,) * count, exclusive=True, reason="the scheduler bound this rank to CPUs of its own")
 
 

@@ -8,7 +8,7 @@ from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Gpu, Host, MigInstance
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.request import SchedulerRank
-from tests.plan.machines import TORCH, ask, machine, plan, replace
+from tests.plan.machines import TORCH, machine, plan, replace, request_of
 
 NVIDIA = Gpu(index=0, vendor="nvidia", pci="0000:17:00.0", numa_node=0, driver="nvidia")
 AMD = Gpu(index=1, vendor="amd", pci="0000:4d:00.0", numa_node=1, driver="amdgpu")
@@ -119,7 +119,7 @@ def test_a_mig_device_on_an_unknown_gpu_runs_on_the_whole_pool() -> None:
     ],
 )
 def test_jobs_that_may_use_gpus(flags: str, expected: bool) -> None:
-    assert may_use_gpus(HOST, ask(flags)) is expected
+    assert may_use_gpus(HOST, request_of(flags)) is expected
 
 
 def as_scheduled_rank(local_rank: int, count: int, flags: str = "--virtual-local-rank", **environ: str) -> LaunchPlan:
@@ -128,7 +128,7 @@ def as_scheduled_rank(local_rank: int, count: int, flags: str = "--virtual-local
     scheduled_rank = SchedulerRank(
         rank=local_rank, world_size=count, local_rank=local_rank, local_world_size=count, host_rank=0
     )
-    request = ask(f"--master-addr localhost --master-port 29500 {flags}", environ=environ)
+    request = request_of(f"--master-addr localhost --master-port 29500 {flags}", environ=environ)
     return make_plan(host, replace(request, scheduled_rank=scheduled_rank))
 
 

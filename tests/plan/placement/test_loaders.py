@@ -12,7 +12,7 @@ from tests.plan.machines import GIB, TORCH, machine, plan, quota, replace
 from tests.plan.placement.test_properties import cores, hosts, pool_cores
 
 
-def told(made: LaunchPlan, index: int = 0) -> TorchSettings:
+def worker_settings(made: LaunchPlan, index: int = 0) -> TorchSettings:
     return decode(dict(made.workers[index].env)["CPULAUNCH_WORKER"] or "")
 
 
@@ -22,7 +22,7 @@ def with_torch(host: Host, memory_bytes: int | None = 256 * GIB) -> Host:
 
 @given(hosts(), st.integers(1, 12), st.sampled_from(("", "--smt", "--reserve 1")), st.data())
 @settings(max_examples=150, deadline=None)
-def test_loader_cores_are_carved_out_of_the_instance(host: Host, wanted: int, more: str, data: st.DataObject) -> None:
+def test_loader_cores_are_taken_from_the_instance(host: Host, wanted: int, more: str, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, max(1, pool_cores(host) // MIN_CORES)), label="instances")
     flags = f"--instances {count} {more}" if pool_cores(host) >= 2 * count else f"--instances {count}"
     whole, divided = plan(with_torch(host), flags), plan(with_torch(host), f"{flags} --dataloader-workers {wanted}")
@@ -38,7 +38,7 @@ def test_loader_cores_are_carved_out_of_the_instance(host: Host, wanted: int, mo
 
 @given(hosts(), st.integers(1, 12))
 @settings(max_examples=150, deadline=None)
-def test_every_numa_node_gives_about_as_many(host: Host, wanted: int) -> None:
+def test_loader_cores_are_taken_evenly_from_all_numa_nodes(host: Host, wanted: int) -> None:
     (worker,) = plan(with_torch(host), f"--dataloader-workers {wanted}").workers
     by_id = {cpu.id: cpu for cpu in host.cpus}
     nodes = {(by_id[id_].socket, by_id[id_].numa_node) for id_ in worker.cpus | worker.loader_cpus}
@@ -69,7 +69,7 @@ def test_every_numa_node_gives_about_as_many(host: Host, wanted: int) -> None:
 )
 def test_auto_is_a_quarter_of_the_smallest_instance(host: Host, flags: str, expected: int | None) -> None:
     made = plan(with_torch(host), f"{flags} --dataloader-workers auto")
-    assert told(made).dataloader_workers == expected
+    assert worker_settings(made).dataloader_workers == expected
     assert not made.warnings
 
 
@@ -84,14 +84,14 @@ def test_auto_is_a_quarter_of_the_smallest_instance(host: Host, flags: str, expe
         (machine(cores=3), "--dataloader-workers 2", 3),
     ],
 )
-def test_where_cores_are_not_owned_threads_leave_time(host: Host, flags: str, threads: int) -> None:
+def test_without_cores_of_their_own_loaders_reduce_the_threads(host: Host, flags: str, threads: int) -> None:
     made = plan(with_torch(host), flags)
     assert {worker.threads for worker in made.workers} == {threads}
     assert not any(worker.loader_cpus for worker in made.workers)
     assert not made.warnings
 
 
-def test_a_quota_counts_loaders_on_cores_of_their_own_too() -> None:
+def test_under_a_quota_reserved_loader_cores_reduce_the_threads_too() -> None:
     (worker,) = plan(with_torch(quota(machine(cores=8), 4.0)), "--cpus 0-7 --dataloader-workers 2").workers
     assert (worker.threads, len(worker.loader_cpus)) == (2, 2)
 
@@ -102,16 +102,16 @@ def test_pinned_threads_stay_off_the_loaders_cores() -> None:
 
 
 @pytest.mark.parametrize("binder", ["numactl", "taskset"])
-def test_the_programs_that_bind_get_the_compute_cpus(binder: str) -> None:
+def test_binders_get_the_compute_cpus(binder: str) -> None:
     argv = plan(with_torch(machine(cores=8)), f"--dataloader-workers 2 --binder {binder}").workers[0].argv
     assert "0-5" in argv
 
 
-def test_memory_bounds_auto_and_is_a_warning_for_a_number() -> None:
+def test_memory_limits_auto_and_gives_a_warning_for_a_number() -> None:
     tight = with_torch(machine(cores=16), memory_bytes=8 * LOADER_BYTES)
-    assert told(plan(tight, "--dataloader-workers auto")).dataloader_workers == 2
-    assert told(plan(tight, "--instances 2 --dataloader-workers auto")).dataloader_workers == 1
-    assert told(plan(tight, "--instances 4 --dataloader-workers auto")).dataloader_workers is None
+    assert worker_settings(plan(tight, "--dataloader-workers auto")).dataloader_workers == 2
+    assert worker_settings(plan(tight, "--instances 2 --dataloader-workers auto")).dataloader_workers == 1
+    assert worker_settings(plan(tight, "--instances 4 --dataloader-workers auto")).dataloader_workers is None
     (warning,) = plan(tight, "--instances 2 --dataloader-workers 4").warnings
     assert "8 DataLoader workers may use 2.3 GiB (300 MiB each)" in warning
     assert "2.3 GiB available" in warning
@@ -119,7 +119,7 @@ def test_memory_bounds_auto_and_is_a_warning_for_a_number() -> None:
     assert not plan(with_torch(machine(cores=16), memory_bytes=None), "--dataloader-workers 900").warnings
 
 
-def test_the_note_says_what_was_done() -> None:
+def test_the_note_names_the_reserved_cpus() -> None:
     def note(host: Host, flags: str) -> tuple[str | None, str, str]:
         (found,) = [entry for entry in plan(with_torch(host), flags).notes if entry.setting == "dataloader_workers"]
         return found.value, found.origin, found.reason
@@ -132,11 +132,11 @@ def test_the_note_says_what_was_done() -> None:
     assert not [entry for entry in plan(with_torch(machine(cores=8))).notes if entry.setting == "dataloader_workers"]
 
 
-def test_nobody_gets_cores_where_no_plugin_starts_them() -> None:
+def test_no_cores_are_reserved_without_the_plugin() -> None:
     host = replace(machine(cores=8), torch=replace(TORCH, plugin=False))
     made = plan(host, "--dataloader-workers 2")
     (note,) = [entry for entry in made.notes if entry.setting == "dataloader_workers"]
     assert (made.workers[0].threads, made.workers[0].loader_cpus) == (8, frozenset())
-    assert (note.value, told(made).dataloader_workers) == ("the program's own", None)
+    assert (note.value, worker_settings(made).dataloader_workers) == ("the program's own", None)
     assert note.reason.startswith("not applied: cpulaunch is not installed")
     assert "--dataloader-workers" in made.warnings[0]

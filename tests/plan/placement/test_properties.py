@@ -97,7 +97,7 @@ CROSSED = (("L3 caches", "l3"), ("NUMA nodes", "numa_node"), ("sockets", "socket
 
 @given(hosts(), st.data())
 @settings(max_examples=300, deadline=None)
-def test_nothing_is_crossed_that_an_instance_fits_inside_without_a_warning(host: Host, data: st.DataObject) -> None:
+def test_an_instance_crosses_a_region_that_it_fits_inside_only_with_a_warning(host: Host, data: st.DataObject) -> None:
     made = divided(host, data)
     by_id = core_of(host)
     pool = {by_id[id_].core for id_ in plan(host).workers[0].cpus}

@@ -5,7 +5,7 @@ import pytest
 from cpulaunch.plan.planner import make_plan
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import SchedulerRank
-from tests.plan.machines import TORCH, ask, cpuset, lines, machine, plan, quota, replace
+from tests.plan.machines import TORCH, cpuset, lines, machine, plan, quota, replace, request_of
 from tests.plan.plugin.test_collectives import FAILED, MIXED, ONE, RANKS, SMT, TWO, ccl, env, measured_plan, note
 
 
@@ -119,7 +119,7 @@ def test_each_sibling_belongs_to_one_rank() -> None:
 
 def test_a_rank_bound_by_a_scheduler_uses_its_own_siblings() -> None:
     scheduled_rank = SchedulerRank(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0, own_cpus=True)
-    request = replace(ask("--standalone --ccl-workers 1 --ccl-worker-siblings"), scheduled_rank=scheduled_rank)
+    request = replace(request_of("--standalone --ccl-workers 1 --ccl-worker-siblings"), scheduled_rank=scheduled_rank)
     (worker,) = make_plan(cpuset(SMT, "2-3,6-7"), request).workers
     assert (worker.cpus, worker.ccl_cpus) == (frozenset((2, 3)), frozenset((7,)))
 

@@ -11,7 +11,7 @@ from cpulaunch.records.request import Program, SchedulerRank
 from cpulaunch.records.torch_settings import VARIABLE, TorchSettings
 from cpulaunch.records.torch_settings import decode as decode_settings
 from cpulaunch.view.plan_view import plan_text
-from tests.plan.machines import TORCH, ask, lines, machine, plan, replace
+from tests.plan.machines import TORCH, lines, machine, plan, replace, request_of
 
 TWO = replace(machine(sockets=2, cores=4), torch=TORCH)
 SMT = replace(machine(sockets=2, cores=2, smt=2), torch=TORCH)
@@ -45,7 +45,7 @@ def ccl(made: LaunchPlan, index: int = 0) -> dict[str, str | None]:
 def measured_plan(
     measurement: CollectiveMeasurement, flags: str = f"{RANKS} --dist-backend auto", host=TWO
 ) -> LaunchPlan:
-    return make_plan(host, ask(flags), measurement=measurement)
+    return make_plan(host, request_of(flags), measurement=measurement)
 
 
 # Variables of the ranks
@@ -102,7 +102,7 @@ def test_ranks_of_several_hosts_get_the_variables_too() -> None:
 def test_a_scheduled_rank_gets_its_local_rank_and_affinity() -> None:
     scheduled_rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
     request = replace(
-        ask("--nnodes 2 --master-addr a --dist-backend ccl --ccl-workers 1"), scheduled_rank=scheduled_rank
+        request_of("--nnodes 2 --master-addr a --dist-backend ccl --ccl-workers 1"), scheduled_rank=scheduled_rank
     )
     (worker,) = make_plan(TWO, request).workers
     variables = dict(worker.env)
@@ -114,7 +114,7 @@ def test_ranks_of_intel_mpi_use_mpi_between_hosts() -> None:
     scheduled_rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
     mpi = {"I_MPI_HYDRA_UUID": "x", "PMI_RANK": "3", "PMI_SIZE": "4"}
     flags = "--nnodes 2 --master-addr a --dist-backend ccl"
-    made = make_plan(TWO, replace(ask(flags, environ=mpi), scheduled_rank=scheduled_rank))
+    made = make_plan(TWO, replace(request_of(flags, environ=mpi), scheduled_rank=scheduled_rank))
     assert env(made)["CCL_ATL_TRANSPORT"] == "mpi"
     assert env(plan(TWO, f"{RANKS} {flags}"))["CCL_ATL_TRANSPORT"] == "ofi"
 
@@ -196,7 +196,7 @@ def test_auto_follows_the_measurement(measurement: CollectiveMeasurement, backen
     ],
 )
 def test_auto_keeps_the_backend_where_a_measurement_does_not_apply(host, flags: str, why: str) -> None:
-    made = make_plan(host, ask(f"{flags} --dist-backend auto"), measurement=FASTER)
+    made = make_plan(host, request_of(f"{flags} --dist-backend auto"), measurement=FASTER)
     assert settings_of(made).dist_backend is None
     assert why in note(made, "dist_backend").reason
     assert not plan(host, f"{flags} --dist-backend auto").unmeasured
@@ -204,7 +204,7 @@ def test_auto_keeps_the_backend_where_a_measurement_does_not_apply(host, flags: 
 
 def test_auto_keeps_the_backend_of_a_command_with_unknown_torch() -> None:
     command = Program(kind="command", target="train", interpreter="")
-    request = replace(ask(f"{RANKS} --dist-backend auto"), program=command)
+    request = replace(request_of(f"{RANKS} --dist-backend auto"), program=command)
     made = make_plan(replace(TWO, torch=None), request, measurement=FASTER)
     assert (settings_of(made).dist_backend, made.unmeasured, made.warnings) == (None, False, ())
     assert "cannot determine which torch" in note(made, "dist_backend").reason
@@ -213,7 +213,7 @@ def test_auto_keeps_the_backend_of_a_command_with_unknown_torch() -> None:
 def test_scheduled_ranks_do_not_measure() -> None:
     scheduled_rank = SchedulerRank(rank=1, world_size=2, local_rank=1, local_world_size=2, host_rank=0)
     made = make_plan(
-        TWO, replace(ask("--standalone --dist-backend auto"), scheduled_rank=scheduled_rank), measurement=FASTER
+        TWO, replace(request_of("--standalone --dist-backend auto"), scheduled_rank=scheduled_rank), measurement=FASTER
     )
     assert "launch of its own" in note(made, "dist_backend").reason
     assert not made.unmeasured

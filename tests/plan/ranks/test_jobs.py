@@ -5,7 +5,7 @@ import pytest
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.request import Program
-from tests.plan.machines import SCRIPT, ask, cpuset, machine, plan, quota, replace
+from tests.plan.machines import SCRIPT, cpuset, machine, plan, quota, replace, request_of
 
 HOST = machine(sockets=2, cores=4)
 TWO = "--nproc-per-node 2"
@@ -100,7 +100,9 @@ def test_global_ranks_are_known_only_for_numbered_hosts() -> None:
 def test_the_route_to_the_endpoint_selects_the_network_interface() -> None:
     from cpulaunch.plan.planner import make_plan
 
-    request = replace(ask(f"{TWO} --nnodes 2 --master-addr a"), endpoint_interface="eth7", endpoint_address="10.0.0.7")
+    request = replace(
+        request_of(f"{TWO} --nnodes 2 --master-addr a"), endpoint_interface="eth7", endpoint_address="10.0.0.7"
+    )
     made = make_plan(HOST, request)
     assert (environ_of(made)["GLOO_SOCKET_IFNAME"], environ_of(made)["TP_SOCKET_IFNAME"]) == ("eth7", "eth7")
     assert made.job is not None

@@ -1,4 +1,4 @@
-"""Who wins which variable, and what each setting puts into the environment."""
+"""Which value of each variable applies, and what each setting puts into the environment."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_a_malformed_thread_count_in_the_environment_is_replaced(text: str) -> N
 @pytest.mark.parametrize(
     "flags", ["--env OMP_NUM_THREADS=abc", "--env MKL_NUM_THREADS=0", "--threads 2 --env OMP_NUM_THREADS=3"]
 )
-def test_a_thread_count_on_the_command_line_that_cannot_be_meant(flags: str) -> None:
+def test_an_invalid_thread_count_on_the_command_line_is_an_error(flags: str) -> None:
     with pytest.raises(UsageError, match="--env"):
         plan(FOUR, flags)
 
@@ -143,7 +143,7 @@ def test_spinning_under_a_quota_is_refused_with_a_warning() -> None:
     assert not plan(FOUR, "--wait-policy active").warnings
 
 
-def test_the_users_wait_policy_stays_alone() -> None:
+def test_the_users_wait_policy_is_kept() -> None:
     made = plan(QUOTA, environ={"OMP_WAIT_POLICY": "active"})
     assert not set(_WAITING) & env(made).keys()
     assert any("OMP_WAIT_POLICY=active" in warning for warning in made.warnings)
@@ -180,7 +180,7 @@ def test_explicit_pinning_is_each_workers_own() -> None:
     assert [env(made, index)["OMP_PLACES"] for index in range(2)] == ["{0},{1}", "{2},{3}"]
 
 
-def test_with_siblings_given_out_places_are_hardware_threads() -> None:
+def test_with_smt_places_are_hardware_threads() -> None:
     assert env(plan(machine(cores=2, smt=2), "--smt --affinity close"))["OMP_PLACES"] == "threads"
 
 
@@ -219,14 +219,14 @@ def test_the_users_own_pins_are_left_alone_with_a_warning(environ: dict[str, str
 @pytest.mark.parametrize(
     "environ", [{"OMP_DYNAMIC": "true"}, {"OMP_THREAD_LIMIT": "2"}, {"KMP_DUPLICATE_LIB_OK": "TRUE"}]
 )
-def test_variables_that_give_wrong_results_are_warned_of(environ: dict[str, str]) -> None:
+def test_variables_that_give_wrong_results_are_a_warning(environ: dict[str, str]) -> None:
     made = plan(FOUR, environ=environ)
     assert any(next(iter(environ)) in warning for warning in made.warnings)
     assert not environ.keys() & env(made).keys()
 
 
 @pytest.mark.parametrize("environ", [{"OMP_DYNAMIC": "false"}, {"OMP_THREAD_LIMIT": "4"}, {"OMP_THREAD_LIMIT": "²"}])
-def test_harmless_values_of_those_are_not(environ: dict[str, str]) -> None:
+def test_harmless_values_of_those_variables_give_no_warning(environ: dict[str, str]) -> None:
     assert not plan(FOUR, environ=environ).warnings
 
 

@@ -7,7 +7,7 @@ from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import CpuInfo, Host, Torch
 from cpulaunch.records.plan import LaunchPlan, Note
 from cpulaunch.records.request import Program
-from tests.plan.machines import ask, libraries, machine, plan, replace
+from tests.plan.machines import libraries, machine, plan, replace, request_of
 
 XEON = machine(cores=4)
 EPYC = replace(XEON, cpu=CpuInfo(vendor="AuthenticAMD"))
@@ -19,7 +19,7 @@ ALL = ("intel", "llvm", "tcmalloc", "jemalloc", "mimalloc", "mkl-dispatch")
 
 
 def names(host: Host, flags: str = "", **more: object) -> list[str]:
-    return [candidate.name for candidate in preload_candidates(host, ask(flags, **more))]  # type: ignore[arg-type]
+    return [candidate.name for candidate in preload_candidates(host, request_of(flags, **more))]  # type: ignore[arg-type]
 
 
 def preloaded(made: LaunchPlan) -> str | None:
@@ -67,7 +67,7 @@ def test_a_profile_prefers_and_the_command_line_insists() -> None:
         ("--mkl-dispatch on", "C compiler"),
     ],
 )
-def test_a_missing_library_asked_for_by_name_says_how_to_get_it(flags: str, hint: str) -> None:
+def test_the_error_for_a_missing_library_says_how_to_install_it(flags: str, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         plan(XEON, flags)
 
@@ -88,25 +88,25 @@ def test_only_libraries_whose_trial_passed_are_preloaded() -> None:
         "/usr/lib/libtcmalloc.so": "killed by SIGSEGV",
         "/usr/lib/libjemalloc.so": None,
     }
-    made = make_plan(host, ask(), trials=trials)
+    made = make_plan(host, request_of(), trials=trials)
     assert preloaded(made) == "/usr/lib/libintel.so:/usr/lib/libjemalloc.so"
     assert "killed by SIGSEGV" in note(made, "allocator").reason
 
 
 def test_a_library_without_a_trial_is_not_preloaded() -> None:
-    assert preloaded(make_plan(libraries(XEON, *ALL), ask(), trials={})) is None
+    assert preloaded(make_plan(libraries(XEON, *ALL), request_of(), trials={})) is None
 
 
-def test_a_failed_trial_of_a_library_asked_for_by_name_is_an_error() -> None:
+def test_a_failed_trial_of_a_library_requested_by_name_is_an_error() -> None:
     with pytest.raises(UsageError, match="unsupported page size"):
         make_plan(
             libraries(XEON, "jemalloc"),
-            ask("--allocator jemalloc"),
+            request_of("--allocator jemalloc"),
             trials={"/usr/lib/libjemalloc.so": "unsupported page size"},
         )
 
 
-def test_a_captured_machines_plan_names_libraries_untried() -> None:
+def test_a_captured_machines_plan_says_that_libraries_are_not_tried() -> None:
     made = plan(libraries(XEON, "tcmalloc"))
     assert preloaded(made) == "/usr/lib/libtcmalloc.so"
     assert "not tried" in note(made, "allocator").reason
@@ -118,24 +118,24 @@ def untrusted(host: Host, name: str, reason: str = "/opt is writable by others")
 
 
 @pytest.mark.parametrize("flags", ["--openmp intel", "--mkl-dispatch on"])
-def test_what_arm_cannot_have_is_not_to_be_installed(flags: str) -> None:
+def test_on_arm_the_hint_for_an_x86_library_is_to_drop_the_option(flags: str) -> None:
     with pytest.raises(UsageError, match=r"x86_64 only: aarch64[^\n]*\nhint: drop --"):
         plan(ARM, flags)
 
 
-def test_an_untrusted_library_is_passed_over_with_a_warning() -> None:
+def test_an_untrusted_library_is_skipped_with_a_warning() -> None:
     made = plan(untrusted(libraries(XEON, "tcmalloc", "jemalloc"), "tcmalloc"))
     assert preloaded(made) == "/usr/lib/libjemalloc.so"
     assert any("/opt is writable by others" in warning for warning in made.warnings)
 
 
-def test_an_untrusted_library_that_would_not_be_used_anyway_is_no_warning() -> None:
+def test_an_untrusted_library_that_is_not_preferred_gives_no_warning() -> None:
     made = plan(untrusted(libraries(XEON, "tcmalloc", "jemalloc"), "jemalloc"))
     assert preloaded(made) == "/usr/lib/libtcmalloc.so"
     assert made.warnings == ()
 
 
-def test_an_untrusted_library_asked_for_by_name_is_an_error() -> None:
+def test_an_untrusted_library_requested_by_name_is_an_error() -> None:
     with pytest.raises(UsageError, match="/opt is writable by others"):
         plan(untrusted(libraries(XEON, "tcmalloc"), "tcmalloc"), "--allocator tcmalloc")
 
@@ -164,13 +164,13 @@ def test_the_users_own_preloads_come_first_and_are_not_doubled(users: str, expec
         assert preloaded(assigned) == (expected or users)
 
 
-def test_what_the_user_preloads_is_what_is_configured() -> None:
+def test_libraries_that_the_user_preloads_are_configured() -> None:
     made = plan(libraries(XEON, "tcmalloc"), environ={"LD_PRELOAD": "/my/libjemalloc.so.2:/my/libiomp5.so"})
     assert note(made, "allocator").origin == "environment"
     assert {"MALLOC_CONF", "KMP_BLOCKTIME"} <= dict(made.workers[0].env).keys()
 
 
-def test_asking_for_another_library_than_the_user_preloads_is_a_warning() -> None:
+def test_requesting_another_library_than_the_user_preloads_is_a_warning() -> None:
     made = plan(XEON, "--allocator tcmalloc", environ={"LD_PRELOAD": "/my/libjemalloc.so.2"})
     assert any("--allocator tcmalloc is not applied" in warning for warning in made.warnings)
 
@@ -204,7 +204,7 @@ def test_on_amd_without_the_dispatch_library_the_note_says_how_to_get_it() -> No
     assert "C compiler" in note(plan(libraries(EPYC, torch=MKL)), "mkl_dispatch").reason
 
 
-def test_a_command_gets_preloads_only_when_asked() -> None:
+def test_a_command_gets_preloads_only_on_request() -> None:
     host = libraries(EPYC, *ALL, torch=MKL)
     assert preloaded(plan(host, program=COMMAND)) is None
     assert preloaded(plan(host, "--allocator jemalloc", program=COMMAND)) == "/usr/lib/libjemalloc.so"
@@ -222,7 +222,7 @@ def test_on_arm_torchs_own_runtime_leads_the_list() -> None:
     assert preloaded(plan(libraries(ARM, "tcmalloc", torch=spaced))) == "/usr/lib/libtcmalloc.so"
 
 
-def test_torch_that_brings_intels_runtime_needs_no_other() -> None:
+def test_torch_that_includes_intels_runtime_needs_no_other() -> None:
     conda = replace(MKL, bundled_openmp="/conda/lib/libiomp5.so")
     made = plan(libraries(XEON, "intel", torch=conda))
     assert preloaded(made) is None
