@@ -9,9 +9,9 @@ def metric(name: str, value: float) -> None:
     Without a launch that wants figures (`--report`, `--metric`) nothing happens.
     Raises: TypeError or ValueError if the name is not a line of text, or the value not a finite number.
     """
-    from cpulaunch.worker.reporting.events import tell_metric
+    from cpulaunch.worker.reporting.events import report_metric
 
-    tell_metric(name, value)
+    report_metric(name, value)
 
 
 def ready() -> None:

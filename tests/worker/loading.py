@@ -1,4 +1,4 @@
-"""Run by the tests through cpulaunch: forked and spawned DataLoader workers, and other children, tell their CPUs.
+"""Run by the tests through cpulaunch: forked and spawned DataLoader workers, and other children, report their CPUs.
 
 Prints one JSON object: how a process was started -> its CPUs, and what LD_PRELOAD it has.
 """
@@ -40,14 +40,14 @@ def loaded(method):
 def by_multiprocessing(method):
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
-    child = context.Process(target=tell, args=(queue,))
+    child = context.Process(target=report_event, args=(queue,))
     child.start()
     told = queue.get()
     child.join()
     return told
 
 
-def tell(queue):
+def report_event(queue):
     queue.put([sorted(os.sched_getaffinity(0)), os.environ.get("LD_PRELOAD"), preloaded()])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cpulaunch.records.torch_settings import TorchSettings, encode
-from cpulaunch.worker.apply import ROWS
+from cpulaunch.worker.apply import PLUGIN_SETTINGS
 from tests.worker.applying import case, events, run_cases, run_python
 
 pytestmark = pytest.mark.torch
@@ -82,7 +82,7 @@ def outcomes(tmp_path_factory):
 
 
 def test_every_row_has_a_fault():
-    assert set(FAULTS) == {row.name for row in ROWS}
+    assert set(FAULTS) == {row.name for row in PLUGIN_SETTINGS}
 
 
 @pytest.mark.parametrize("name", FAULTS)

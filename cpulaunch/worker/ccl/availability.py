@@ -1,4 +1,4 @@
-"""Whether a group of the backend "ccl" can be made here, as far as one process can tell before it has met others."""
+"""Whether a group of the backend "ccl" can be made here, as far as one process can tell by itself."""
 
 from __future__ import annotations
 

@@ -78,11 +78,11 @@ class CclGroup(ProcessGroup):
             self._joining = None
 
     def _watch(self, ranks: SharedBarrier | PeerConnections) -> None:
-        """Effect: until this rank has joined the others, these tell of their ends."""
+        """Effect: until this rank has joined the group, the others notify it when they end."""
         self._joining = ranks
 
     def _lane_of(self, executor: Executor) -> GroupQueue:
-        return GroupQueue(executor, lost_peer=self._lost_peer, tell=self._tell_others)
+        return GroupQueue(executor, lost_peer=self._lost_peer, notify_others=self._notify_others)
 
     def _submit(self, job: Callable[[], Any], options: Any) -> Work:
         """The job's work. A caller that waits anyway does it itself: in their memory, ranks can be interrupted.
@@ -98,7 +98,7 @@ class CclGroup(ProcessGroup):
                 return done
         return self._queue.submit(job, self._seconds)
 
-    def _tell_others(self) -> None:
+    def _notify_others(self) -> None:
         if self._ops is not None:
             self._ops.give_up()
         elif self._joining is not None:

@@ -152,15 +152,15 @@ class Executor:
 class GroupQueue:
     """A group's collectives, in order, and whether the group is still of use: `broken` is why it is not.
 
-    `lost_peer` finds a rank that has ended; `tell` lets the others know that this one comes no more.
+    `lost_peer` finds a rank that has ended; `notify_others` informs the other ranks that this one has left.
     """
 
     def __init__(
-        self, executor: Executor, *, lost_peer: Callable[[], tuple[int, int] | None], tell: Callable[[], None]
+        self, executor: Executor, *, lost_peer: Callable[[], tuple[int, int] | None], notify_others: Callable[[], None]
     ):
         self.broken: BaseException | None = None
         self.executor, self.lost_peer = executor, lost_peer
-        self._tell, self._process = tell, os.getpid()
+        self._notify_others, self._process = notify_others, os.getpid()
 
     def _check(self) -> None:
         """Raises: CclError in a broken group or a fork."""
@@ -227,7 +227,7 @@ class GroupQueue:
         """Effect: the group is broken, here and for the others."""
         if self.broken is None:
             self.broken = why if isinstance(why, Exception) else CclError(INTERRUPTED)
-            self._tell()
+            self._notify_others()
 
 
 _shared: dict[int, Executor] = {}

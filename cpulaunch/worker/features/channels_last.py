@@ -11,7 +11,7 @@ from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.reporting.degradation import degraded
-from cpulaunch.worker.reporting.events import tell
+from cpulaunch.worker.reporting.events import report_event
 
 
 class ChannelsLast:
@@ -43,5 +43,5 @@ class ChannelsLast:
             torch.set_rng_state(state)
             degraded(self._settings, "channels_last", f"{name} fails with it: {error}")
             return call()
-        tell("applied", setting="channels_last", detail=name)
+        report_event("applied", setting="channels_last", detail=name)
         return result

@@ -17,7 +17,7 @@ import torch
 from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.reporting.degradation import degraded
-from cpulaunch.worker.reporting.events import tell
+from cpulaunch.worker.reporting.events import report_event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Optimized:
     weights: Any
 
 
-class _Place(threading.local):
+class _TwinPlace(threading.local):
     inside = False
 
 
@@ -79,7 +79,7 @@ class _Models:
     def __init__(self, settings: TorchSettings, plain: Callable[..., Any]) -> None:
         self._settings = settings
         self._plain = plain
-        self._place = _Place()
+        self._place = _TwinPlace()
         self._lock = threading.Lock()
         self._seen: weakref.WeakKeyDictionary[Any, Optimized | None] = weakref.WeakKeyDictionary()
 
@@ -139,7 +139,7 @@ class _Models:
         except Exception as error:  # noqa: BLE001 - the program goes on with its own model
             self._give_up(module, f"{type(error).__name__}: {error}")
         else:
-            tell("captured", module=type(module).__name__, engine="ipex", signature=str(_dtype(self._settings)))
+            report_event("captured", module=type(module).__name__, engine="ipex", signature=str(_dtype(self._settings)))
         return result
 
     def _optimize(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], expected: Any) -> Optimized:
@@ -171,7 +171,7 @@ class _Models:
     def _give_up(self, module: Any, reason: str) -> None:
         self._seen[module] = None
         name = type(module).__name__
-        tell("eager", module=name, reason=reason)
+        report_event("eager", module=name, reason=reason)
         degraded(self._settings, "ipex", f"{name} runs by itself: {reason}")
 
 

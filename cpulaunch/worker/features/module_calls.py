@@ -13,7 +13,7 @@ from torch import nn
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.precision import DTYPES, Precision, widened
 from cpulaunch.worker.reporting.degradation import degraded
-from cpulaunch.worker.reporting.events import tell
+from cpulaunch.worker.reporting.events import report_event
 
 _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_compiling
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
@@ -22,19 +22,13 @@ _is_grad_enabled = torch.is_grad_enabled
 """Looked up once: a call's weights have driven what the next call looks up out of the CPU's caches."""
 
 
-def wanted(settings: TorchSettings, *, barrier: bool) -> bool:
-    """Whether any setting needs the calls of modules."""
-    chosen = (settings.graph != "off", settings.precision in DTYPES, settings.inference_mode, settings.channels_last)
-    return barrier or any(chosen)
-
-
 def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = None) -> str:
     """What now happens at the calls of modules. Effect: nn.Module's __call__ is replaced.
 
     `first_call` is called once, before the first outermost call.
     """
     original: Any = nn.Module.__call__
-    around = _Around(settings, original, first_call)
+    around = CallWrapper(settings, original, first_call)
     place = around.place
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -45,7 +39,7 @@ def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = 
     _hide_from_dynamo(__call__)
     nn.Module.__call__ = __call__
     for name, detail in _details(settings, capturing=around.capturing):
-        tell("applied", setting=name, detail=detail)
+        report_event("applied", setting=name, detail=detail)
     return "outermost calls of modules"
 
 
@@ -59,7 +53,7 @@ def _details(settings: TorchSettings, *, capturing: bool) -> Iterator[tuple[str,
         yield "inference_mode", "no gradients in outermost calls of modules in eval mode"
 
 
-class _Place(threading.local):
+class _CallDepth(threading.local):
     """Where this thread is: `inside` an outermost call; `closed`: nothing is done for what is called from here."""
 
     inside = False
@@ -79,11 +73,11 @@ def _captures(settings: TorchSettings, precision: Precision) -> Any:
         return None
 
 
-class _Around:
+class CallWrapper:
     """What is done around a call."""
 
     def __init__(self, settings: TorchSettings, original: Any, first_call: Callable[[], None] | None) -> None:
-        self.place = _Place()
+        self.place = _CallDepth()
         self._settings = settings
         self._original = original
         self._first_call = first_call

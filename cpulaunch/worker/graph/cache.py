@@ -17,8 +17,8 @@ from cpulaunch.worker.graph.capture import Call, Captured, MismatchError, best_s
 from cpulaunch.worker.graph.trace import RefusedError
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.degradation import degraded
-from cpulaunch.worker.reporting.events import tell
-from cpulaunch.worker.tensors.pytree import UnknownStructureError, key_of, key_of_tensors, take_apart, words
+from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, key_of, key_of_tensors, words
 
 Eager = Callable[[bool], Any]
 """Runs the call eagerly; True: with the modules below it captured where they can be."""
@@ -47,7 +47,7 @@ class Captures:
     def __init__(self, settings: TorchSettings, engine: Engine) -> None:
         self.settings = settings
         self._engine = engine
-        self._states: dict[int, State] = {}
+        self._states: dict[int, ModuleState] = {}
         self._making = threading.Lock()
         self.bytes = 0
         self.modules = 0
@@ -59,7 +59,7 @@ class Captures:
         state = self._state(module, outermost)
         reason = _unfit(module)
         if reason is not None:
-            state.remark(reason)
+            state.record_reason(reason)
             return eager(False)
         if state.finished:
             return eager(state.open)
@@ -68,7 +68,7 @@ class Captures:
             return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=list(args)), eager)
         inputs: list[torch.Tensor] = []
         try:
-            key = key_of(take_apart((args, kwargs), inputs), inputs)
+            key = key_of(flatten((args, kwargs), inputs), inputs)
         except UnknownStructureError as error:
             return self._open(state, f"it takes {error}", eager)
         if key is None:
@@ -88,25 +88,25 @@ class Captures:
                     return True
         return False
 
-    def _state(self, module: nn.Module, outermost: bool) -> State:
+    def _state(self, module: nn.Module, outermost: bool) -> ModuleState:
         state = self._states.get(id(module))
         if state is None or state.module() is not module:
-            state = self._states[id(module)] = State(module, outermost=outermost)
+            state = self._states[id(module)] = ModuleState(module, outermost=outermost)
             weakref.finalize(module, self._gone, id(module), state).atexit = False
         return state
 
-    def _gone(self, address: int, state: State) -> None:
+    def _gone(self, address: int, state: ModuleState) -> None:
         """Effect: what a module that no longer exists took is free for others."""
         self._drop(state)
         if self._states.get(address) is state:
             del self._states[address]
 
-    def _open(self, state: State, reason: str, eager: Eager) -> Any:
-        state.remark(reason)
+    def _open(self, state: ModuleState, reason: str, eager: Eager) -> Any:
+        state.record_reason(reason)
         state.open = True
         return eager(True)
 
-    def _with_key(self, state: State, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
+    def _with_key(self, state: ModuleState, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
         if state.weights is not None and not state.weights.unchanged():
             self._forget(state)
         recent = state.recent
@@ -127,7 +127,7 @@ class Captures:
         finally:
             self._making.release()
 
-    def _run(self, state: State, captured: Captured, call: Call, eager: Eager) -> Any:
+    def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""
         try:
             result = captured.run(call)
@@ -144,7 +144,7 @@ class Captures:
             self._give_up(state, f"the captured graph computes something else: {error}")
         return expected
 
-    def _make(self, state: State, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
+    def _make(self, state: ModuleState, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
         """The eager result of a call that is then captured, or refused."""
         try:
             elsewhere, refusal = _elsewhere(call), self._too_much(state)
@@ -154,7 +154,7 @@ class Captures:
             return eager(True)
         if elsewhere:
             state.left.add(key)
-            state.remark("it is not on the CPU")
+            state.record_reason("it is not on the CPU")
             return eager(False)
         if refusal is not None or weights is None:
             state.finish(refusal or "its tensors cannot be watched")
@@ -177,7 +177,7 @@ class Captures:
         return result
 
     def _keep_if_faster(
-        self, state: State, key: tuple[Any, ...], call: Call, captured: Captured, eager: Callable[[], Any]
+        self, state: ModuleState, key: tuple[Any, ...], call: Call, captured: Captured, eager: Callable[[], Any]
     ) -> None:
         """Effect: the capture is used, unless it is slower: small products of one row are, on some CPUs."""
         graph, plain = best_seconds(lambda: captured.run(call), eager)
@@ -185,9 +185,11 @@ class Captures:
             self._keep(state, key, call, captured, speedup=plain / graph)
             return
         state.left.add(key)
-        state.remark(f"eager is faster: {plain * 1e3:.3g} ms, captured {graph * 1e3:.3g} ms ({words(call.inputs)})")
+        state.record_reason(
+            f"eager is faster: {plain * 1e3:.3g} ms, captured {graph * 1e3:.3g} ms ({words(call.inputs)})"
+        )
 
-    def _too_much(self, state: State) -> str | None:
+    def _too_much(self, state: ModuleState) -> str | None:
         if state.captures:
             return None
         bound = self.settings.graph_memory_bytes
@@ -196,13 +198,15 @@ class Captures:
             return f"its frozen weights would exceed the {bound >> 20} MiB set aside for captures"
         return f"{MAX_MODULES} modules are captured already" if self.modules >= MAX_MODULES else None
 
-    def _keep(self, state: State, key: tuple[Any, ...], call: Call, captured: Captured, *, speedup: float) -> None:
+    def _keep(
+        self, state: ModuleState, key: tuple[Any, ...], call: Call, captured: Captured, *, speedup: float
+    ) -> None:
         if not state.captures:
             self.modules += 1
         state.captures.setdefault(key, []).append(captured)
         state.bytes += captured.bytes
         self.bytes += captured.bytes
-        tell(
+        report_event(
             "captured",
             module=state.name,
             signature=words(call.inputs),
@@ -213,36 +217,36 @@ class Captures:
             frozen_bytes=captured.bytes,
         )
 
-    def _refuse(self, state: State, key: tuple[Any, ...], reason: str) -> None:
+    def _refuse(self, state: ModuleState, key: tuple[Any, ...], reason: str) -> None:
         state.refused.add(key)
-        first = state.remark(reason)
+        first = state.record_reason(reason)
         state.open = True
         if first and state.outermost:
             degraded(self.settings, "graph", f"{state.name} is not captured as a whole: {reason}")
 
-    def _give_up(self, state: State, reason: str) -> None:
+    def _give_up(self, state: ModuleState, reason: str) -> None:
         self._drop(state)
         if state.finish(reason):
             degraded(self.settings, "graph", f"{state.name} stays eager: {reason}")
 
-    def _forget(self, state: State) -> None:
+    def _forget(self, state: ModuleState) -> None:
         """Effect: what was captured with other weights is gone; after too many changes for good."""
         if not state.captures:
             state.weights = None
             return
         self._drop(state)
         state.changes += 1
-        tell("eager", module=state.name, reason="its weights changed: captured anew")
+        report_event("eager", module=state.name, reason="its weights changed: captured anew")
         if state.changes > MAX_CHANGES:
             state.finish("its weights keep changing")
 
-    def _drop(self, state: State) -> None:
+    def _drop(self, state: ModuleState) -> None:
         self.bytes -= state.bytes
         self.modules -= bool(state.captures)
         state.drop()
 
 
-class State:
+class ModuleState:
     """What is known of one module. `open`: the modules below it are tried; `finished`: it is eager for good.
 
     Of signatures: `captures` are used, `refused` cannot be captured, `left` had better not; `recent` was used last.
@@ -276,7 +280,7 @@ class State:
             return False
         tried = sum(map(len, self.captures.values())) + len(self.refused) + len(self.left)
         if tried >= limit:
-            self.remark(f"it is called with more than {limit} signatures")
+            self.record_reason(f"it is called with more than {limit} signatures")
             return False
         if tried and key not in self.seen and key not in self.captures:
             self.seen.add(key)
@@ -293,18 +297,18 @@ class State:
         self.bytes = 0
         self.calls_to_wait = 1 << self.changes
 
-    def remark(self, reason: str) -> bool:
+    def record_reason(self, reason: str) -> bool:
         """Whether this is new. Effect: the report has the reason, once."""
         if reason in self._remarks:
             return False
         self._remarks.add(reason)
-        tell("eager", module=self.name, reason=reason)
+        report_event("eager", module=self.name, reason=reason)
         return True
 
     def finish(self, reason: str) -> bool:
         """Whether this is new. Effect: the module stays eager for good."""
         self.finished = True
-        return self.remark(reason)
+        return self.record_reason(reason)
 
 
 def _unfit(module: nn.Module) -> str | None:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from cpulaunch.records.record import record
 from cpulaunch.worker.graph.onednn import freeze
 from cpulaunch.worker.graph.precision import Mode, Precision
-from cpulaunch.worker.graph.trace import Answer, RefusedError, ask
+from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.tensors.aliasing import sharing_differs
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
-from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, rebuild, skeleton, take_apart
+from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, skeleton
 
 
 class MismatchError(Exception):
@@ -53,22 +53,24 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
     """
     started = time.perf_counter()
     with random_state_kept():
-        answer = ask(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager)
+        traced = trace_call(
+            call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager
+        )
         mode: list[Mode] = []
 
         def precise(contexts: ExitStack) -> bool:
             mode.append(precision.enter(contexts, call.module, cache=False))
             return mode[0].widen
 
-        frozen = freeze(answer.graph, answer.sources, call.inputs, precise)
-        run = _runner(answer, _eager_spec(eager, answer.spec), frozen.run)
-        low = mode[0].low or answer.low
+        frozen = freeze(traced.graph, traced.sources, call.inputs, precise)
+        run = _runner(traced, _eager_spec(eager, traced.spec), frozen.run)
+        low = mode[0].low or traced.low
         graph = run(call)
         error = check(eager, graph, low_precision=low)
         _check_sharing(call, weights, eager, graph, run(call))
     return Captured(
         run=run,
-        holds=_guarding(answer),
+        holds=_guarding(traced),
         error=error,
         seconds=time.perf_counter() - started,
         bytes=frozen.bytes,
@@ -76,11 +78,11 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
     )
 
 
-def _guarding(answer: Answer) -> Callable[[Call], bool]:
-    """Whether the answer's graph is right for a call."""
-    check = answer.guards.check
+def _guarding(traced: TracedCall) -> Callable[[Call], bool]:
+    """Whether the traced graph holds for a call."""
+    check = traced.guards.check
 
-    def holds(call: Call, alive: Answer = answer) -> bool:
+    def holds(call: Call, alive: TracedCall = traced) -> bool:
         return bool(check({"module": call.module, "args": call.args, "kwargs": call.kwargs}))
 
     return holds
@@ -97,14 +99,15 @@ def _eager_spec(eager: Any, asked: Spec) -> Spec:
     return spec
 
 
-def _runner(answer: Answer, spec: Spec, outputs_of: Callable[..., tuple[Tensor, ...]]) -> Callable[[Call], Any]:
-    places = answer.results
-    if spec == ("tensor",) and places[0] >= 0:
-        return lambda call: outputs_of(*call.inputs)[places[0]]
+def _runner(traced: TracedCall, spec: Spec, outputs_of: Callable[..., tuple[Tensor, ...]]) -> Callable[[Call], Any]:
+    places = [(result.is_input, result.index) for result in traced.results]
+    if spec == ("tensor",) and not traced.results[0].is_input:
+        index = traced.results[0].index
+        return lambda call: outputs_of(*call.inputs)[index]
 
     def run(call: Call) -> Any:
         outputs = outputs_of(*call.inputs)
-        return rebuild(spec, [outputs[place] if place >= 0 else call.inputs[-1 - place] for place in places])
+        return rebuild(spec, [(call.inputs if is_input else outputs)[index] for is_input, index in places])
 
     return run
 
@@ -131,7 +134,7 @@ def check(eager: Any, graph: Any, *, low_precision: bool) -> float:
 def _parts(value: Any) -> tuple[Spec, list[Tensor]]:
     tensors: list[Tensor] = []
     try:
-        return take_apart(value, tensors), tensors
+        return flatten(value, tensors), tensors
     except UnknownStructureError as error:
         raise RefusedError(f"it returns {error}") from None
 

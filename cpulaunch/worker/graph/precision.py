@@ -73,11 +73,11 @@ def widened(value: Any) -> Any:
     """The result with its bf16 and fp16 tensors as fp32, in the same structure; unknown objects stay as they are."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in LOW else value
-    from cpulaunch.worker.tensors.pytree import UnknownStructureError, rebuild, take_apart
+    from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
 
     tensors: list[Tensor] = []
     try:
-        spec = take_apart(value, tensors)
+        spec = flatten(value, tensors)
     except UnknownStructureError:
         return value
     if not any(tensor.dtype in LOW for tensor in tensors):

@@ -1,8 +1,8 @@
-"""Dynamo asked about one call of a module: is it one graph of torch operations, and when does that graph hold?
+"""One call of a module traced by Dynamo: a graph of torch operations, and the guards under which it holds.
 
-Dynamo's guards are the answer's second half: they name everything the graph depends on besides the tensors' elements
-(attributes, globals, shapes, types, training and grad mode, hooks), and can be checked in microseconds. Its graph is
-used for capture; its bytecode is not, so a call that changes Python objects is refused.
+The guards name everything that the graph depends on besides the elements of tensors (attributes, globals, shapes,
+types, training and grad mode, hooks) and are checked in microseconds. Capture uses Dynamo's graph but not its bytecode,
+so a call that changes Python objects is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.aliasing import kept_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
-from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, take_apart
+from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten
 
 
 class RefusedError(Exception):
@@ -28,18 +28,26 @@ class RefusedError(Exception):
 
 
 @record
-class Answer:
+class ResultSource:
+    """Where a tensor of a call's result comes from: output `index` of the graph, or input `index` of the call."""
+
+    index: int
+    is_input: bool
+
+
+@record
+class TracedCall:
     """One call as a graph: `graph(*placeholders)` gives a tuple of tensors.
 
     `sources`: for each placeholder the index of the call's tensor it stands for, or the frozen tensor itself.
-    `results`: for each tensor of the call's result the index of the graph's output, or minus one minus the index of
-    the call's tensor that is returned as it is. `low`: any of them is bf16 or fp16. `code` keeps the guards alive.
+    `results`: where each tensor of the call's result comes from. `low`: any of these is bf16 or fp16. `code` keeps the
+    guards alive.
     """
 
     graph: torch.fx.GraphModule
     sources: tuple[int | Tensor, ...]
     spec: Spec
-    results: tuple[int, ...]
+    results: tuple[ResultSource, ...]
     low: bool
     guards: Any
     code: types.CodeType
@@ -49,7 +57,7 @@ def _template(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return module(*args, **kwargs)
 
 
-def ask(
+def trace_call(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -57,7 +65,7 @@ def ask(
     inputs: list[Tensor],
     frozen: list[Tensor],
     eager: object,
-) -> Answer:
+) -> TracedCall:
     """The call as a graph with its guards.
 
     `inputs`: the tensors among the arguments; `frozen`: those that may become constants; `eager`: the call's result.
@@ -90,11 +98,11 @@ def _skips_padding(part: nn.Module) -> bool:
 
 def _answer(
     recorder: _Recorder, result: object, code: types.CodeType, *, inputs: list[Tensor], frozen: list[Tensor]
-) -> Answer:
+) -> TracedCall:
     if recorder.graph is None or recorder.outputs is None:
         raise RefusedError("it computes nothing with tensors")
     spec, results, tensors = _match_results(result, recorder.outputs, inputs)
-    return Answer(
+    return TracedCall(
         graph=recorder.graph,
         sources=_match_sources(recorder, inputs, frozen),
         spec=spec,
@@ -263,18 +271,19 @@ def _match_sources(recorder: _Recorder, inputs: list[Tensor], frozen: list[Tenso
 
 def _match_results(
     result: object, outputs: tuple[Any, ...], inputs: list[Tensor]
-) -> tuple[Spec, tuple[int, ...], tuple[Tensor, ...]]:
+) -> tuple[Spec, tuple[ResultSource, ...], tuple[Tensor, ...]]:
     tensors: list[Tensor] = []
     try:
-        spec = take_apart(result, tensors)
+        spec = flatten(result, tensors)
     except UnknownStructureError as error:
         raise RefusedError(f"it returns {error}") from None
     made = {id(tensor): index for index, tensor in enumerate(outputs)}
-    given = {id(tensor): -1 - index for index, tensor in enumerate(inputs)}
+    given = {id(tensor): index for index, tensor in enumerate(inputs)}
     places = []
     for tensor in tensors:
-        place = made.get(id(tensor), given.get(id(tensor)))
-        if place is None:
+        is_input = id(tensor) not in made
+        index = (given if is_input else made).get(id(tensor))
+        if index is None:
             raise RefusedError("it returns a tensor that it did not compute")
-        places.append(place)
+        places.append(ResultSource(index=index, is_input=is_input))
     return spec, tuple(places), tuple(tensors)

@@ -106,7 +106,7 @@ _installed: list[bool] = []
 
 
 def _install_once() -> None:
-    """Effect: torch.Tensor's `data` and `numpy` tell of every access to a frozen tensor.
+    """Effect: torch.Tensor's `data` and `numpy` report every access to a frozen tensor.
 
     Source: torch/csrc/autograd/python_variable.cpp: `data` is a variable without the version counter.
     """

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.reporting.events import tell
+from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.reporting.process_identity import is_worker
 
 STRICT_EXIT_CODE = 125
@@ -19,7 +19,7 @@ def degraded(settings: TorchSettings, setting: str, reason: str) -> None:
     In children of the worker only --strict is heard: the worker itself has said it.
     """
     if settings.strict or is_worker():
-        tell("degraded", setting=setting, reason=reason)
+        report_event("degraded", setting=setting, reason=reason)
         _say(settings, f"{_named(setting)}: {reason}")
     if settings.strict:
         _end(settings.index)
@@ -28,7 +28,7 @@ def degraded(settings: TorchSettings, setting: str, reason: str) -> None:
 def warned(settings: TorchSettings, text: str) -> None:
     """Effect: one line on stderr and an event, from the worker itself."""
     if is_worker():
-        tell("warning", text=text)
+        report_event("warning", text=text)
         _say(settings, f"warning: {text}")
 
 

@@ -1,7 +1,7 @@
-"""What a worker tells its launch: one JSON object a line, appended to a file of this worker and its children.
+"""Events that a worker reports to its launch: lines of JSON, appended to one file by the worker and its children.
 
-A line is one write to a file opened for appending, so that lines of several processes and threads never mix, and what
-was told survives however the process ends. Source: open(2), O_APPEND; POSIX write(2).
+Each line is one write to a file opened for appending, so that lines of several processes and threads never mix, and
+events survive however the process ends. Source: open(2), O_APPEND; POSIX write(2).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def tell(event: str, **facts: Any) -> None:
-    """Effect: the launch knows of the event; without a launch that listens, none. Never raises for a full disk."""
+def report_event(event: str, **facts: Any) -> None:
+    """Effect: appends the event to the launch's file; without such a file, none. Never raises for a full disk."""
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return
@@ -36,10 +36,10 @@ def tell(event: str, **facts: Any) -> None:
         os.close(descriptor)
 
 
-class Figures:
-    """One process's figures on their way: at once, but once a second after the first thousand.
+class MetricQueue:
+    """Metrics of this process before they are written: the first thousand at once, later ones once a second.
 
-    A program may tell one for each step of a long loop, and all are kept on disk until the run is over.
+    A program may report a metric at each step of a long loop, and events stay on disk until the launch ends.
     """
 
     FREE = 1000
@@ -47,15 +47,18 @@ class Figures:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._reset()
+
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._free = self.FREE
         self._next_at = 0.0
         self._waiting: dict[str, float] = {}
 
     def take(self, name: str, value: float) -> dict[str, float]:
-        """What is to be told now. Effect: the figure, if it is not among these, waits."""
-        if self._pid != os.getpid():
-            self.__init__(self._clock)  # type: ignore[misc]  # A forked child has figures of its own.
+        """The metrics to report now. Effect: a metric that is not among them is kept for later."""
+        if self._pid != os.getpid():  # A forked child has metrics of its own.
+            self._reset()
         self._waiting[name] = value
         now = self._clock()
         if self._free > 0:
@@ -66,35 +69,35 @@ class Figures:
         return self.rest()
 
     def rest(self) -> dict[str, float]:
-        """The last figures of each name that wait. Effect: none waits."""
+        """The last value of each metric that is kept for later. Effect: empties the queue."""
         waiting, self._waiting = (self._waiting if self._pid == os.getpid() else {}), {}
         return waiting
 
 
-_figures: list[Figures] = []
+_queues: list[MetricQueue] = []
 
 
-def tell_metric(name: str, value: float) -> None:
-    """Effect: the launch has the figure. Raises: TypeError or ValueError, with a launch and without one alike."""
+def report_metric(name: str, value: float) -> None:
+    """Effect: reports the metric to the launch, if there is one. Raises: TypeError or ValueError, launch or not."""
     checked = _checked_name(name), _checked_value(value)
     if not os.environ.get(EVENTS_VARIABLE):
         return
-    if not _figures:
+    if not _queues:
         import atexit
         import time
 
-        _figures.append(Figures(time.monotonic))
-        atexit.register(_tell_rest)
-    _tell_all(_figures[0].take(*checked))
+        _queues.append(MetricQueue(time.monotonic))
+        atexit.register(_report_rest)
+    _report_all(_queues[0].take(*checked))
 
 
-def _tell_rest() -> None:
-    _tell_all(_figures[0].rest())
+def _report_rest() -> None:
+    _report_all(_queues[0].rest())
 
 
-def _tell_all(figures: dict[str, float]) -> None:
-    for name, value in figures.items():
-        tell("metric", name=name, value=value)
+def _report_all(metrics: dict[str, float]) -> None:
+    for name, value in metrics.items():
+        report_event("metric", name=name, value=value)
 
 
 def _checked_name(name: object) -> str:
@@ -106,7 +109,7 @@ def _checked_name(name: object) -> str:
 
 
 def _checked_value(value: object) -> float:
-    """The number as a float: any that knows how to become one, such as numpy's and torch's scalars."""
+    """The value as a float: a number, or an object that converts to one, such as numpy's and torch's scalars."""
     convertible = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
     if not convertible or isinstance(value, bool):
         raise TypeError(f"a metric's value is a number, not {type(value).__name__}")

@@ -7,7 +7,7 @@ import os
 
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE, TorchSettings
 from cpulaunch.worker.reporting.degradation import degraded, warned
-from cpulaunch.worker.reporting.events import tell
+from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.reporting.process_identity import is_worker
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ def _tell_live(settings: TorchSettings, preload: str) -> None:
     listens = bool(os.environ.get(EVENTS_VARIABLE))
     live = snapshot(pages=listens)
     if listens:
-        tell("live", **live)
+        report_event("live", **live)
     _check_openmp(settings, live["openmp"], preload)
 
 
@@ -53,7 +53,7 @@ def _check_openmp(settings: TorchSettings, loaded: Sequence[str], preload: str) 
     if len(kinds) > 1:
         warned(settings, f"{text} (--openmp intel or llvm preloads one for all)")
     else:
-        tell("warning", text=text)
+        report_event("warning", text=text)
 
 
 def openmp_kind(path: str) -> str | None:

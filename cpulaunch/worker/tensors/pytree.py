@@ -29,7 +29,7 @@ class UnknownStructureError(Exception):
     """An object that cannot be taken apart; the message names its type."""
 
 
-def take_apart(value: Any, tensors: list[Tensor], *, depth: int = 0) -> Spec:
+def flatten(value: Any, tensors: list[Tensor], *, depth: int = 0) -> Spec:
     """What `value` is besides its tensors. Effect: these are appended to `tensors`, in a fixed order.
 
     Equal specs mean equal structure and equal constants. Raises: UnknownStructureError.
@@ -45,7 +45,7 @@ def take_apart(value: Any, tensors: list[Tensor], *, depth: int = 0) -> Spec:
     if kind is dict:
         return ("dict", *_entries(value, tensors, depth))
     if kind is tuple or kind is list:
-        return (kind, *[take_apart(item, tensors, depth=depth + 1) for item in value])
+        return (kind, *[flatten(item, tensors, depth=depth + 1) for item in value])
     return _take_registered(value, kind, tensors, depth)
 
 
@@ -58,17 +58,17 @@ def _entries(mapping: dict[Any, Any], tensors: list[Tensor], depth: int) -> list
     for key in mapping:
         if type(key) not in CONSTANTS:
             raise UnknownStructureError(f"a dict with a key of type {type(key).__name__}")
-    return [(key, take_apart(item, tensors, depth=depth + 1)) for key, item in mapping.items()]
+    return [(key, flatten(item, tensors, depth=depth + 1)) for key, item in mapping.items()]
 
 
 def _take_registered(value: Any, kind: type, tensors: list[Tensor], depth: int) -> Spec:
     """Types torch's pytree knows (transformers registers its outputs there), dataclasses, and plain objects."""
     node = pytree.SUPPORTED_NODES.get(kind)
     if node is None and pytree.is_namedtuple_class(kind):
-        return ("named tuple", kind, *[take_apart(item, tensors, depth=depth + 1) for item in value])
+        return ("named tuple", kind, *[flatten(item, tensors, depth=depth + 1) for item in value])
     if node is not None:
         children, context = node.flatten_fn(value)
-        return ("node", kind, context, *[take_apart(item, tensors, depth=depth + 1) for item in children])
+        return ("node", kind, context, *[flatten(item, tensors, depth=depth + 1) for item in children])
     if is_plain(value, kind):
         return ("object", kind, *_entries(vars(value), tensors, depth))
     raise UnknownStructureError(f"an object of type {kind.__name__}")
@@ -104,7 +104,7 @@ def _keyed(part: object) -> object:
     return part
 
 
-def put_together(spec: Spec, tensors: list[Any]) -> Any:
+def unflatten(spec: Spec, tensors: list[Any]) -> Any:
     """The value whose tensors are the next of `tensors`, in order. Effect: takes them from its end (reversed)."""
     tag = spec[0]
     if tag == "tensor":
@@ -112,16 +112,16 @@ def put_together(spec: Spec, tensors: list[Any]) -> Any:
     if tag == "constant":
         return _constant(spec)
     if tag == "dict":
-        return {key: put_together(item, tensors) for key, item in spec[1:]}
+        return {key: unflatten(item, tensors) for key, item in spec[1:]}
     if tag is tuple or tag is list:
-        return tag(put_together(item, tensors) for item in spec[1:])
+        return tag(unflatten(item, tensors) for item in spec[1:])
     if tag == "named tuple":
-        return spec[1](*[put_together(item, tensors) for item in spec[2:]])
+        return spec[1](*[unflatten(item, tensors) for item in spec[2:]])
     if tag == "node":
-        children = [put_together(item, tensors) for item in spec[3:]]
+        children = [unflatten(item, tensors) for item in spec[3:]]
         return pytree.SUPPORTED_NODES[spec[1]].unflatten_fn(children, spec[2])
     made = object.__new__(spec[1])
-    vars(made).update((key, put_together(item, tensors)) for key, item in spec[2:])
+    vars(made).update((key, unflatten(item, tensors)) for key, item in spec[2:])
     return made
 
 
@@ -132,7 +132,7 @@ def _constant(spec: Spec) -> object:
 
 def rebuild(spec: Spec, tensors: list[Any]) -> Any:
     """The value made of a spec and its tensors, in the order in which they were taken."""
-    return put_together(spec, tensors[::-1])
+    return unflatten(spec, tensors[::-1])
 
 
 def key_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

@@ -1,4 +1,4 @@
-"""Whether ccl can be had, as far as one process can tell: without torch, without the library."""
+"""Whether ccl can be had, as far as one process can report_event: without torch, without the library."""
 
 import os
 import sys

@@ -278,7 +278,7 @@ def test_other_machines_are_told_to_use_gloo(system, architecture):
 
 
 def queue():
-    return GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: None)
+    return GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: None)
 
 
 def test_works_are_done_in_order_and_none_overtakes():
@@ -326,12 +326,12 @@ def test_who_waits_no_longer_than_told_leaves_the_work_to_the_thread():
 
 
 def test_only_the_thread_calls_oneccl():
-    one = GroupQueue(Executor(watches=True), lost_peer=lambda: None, tell=lambda: None)
+    one = GroupQueue(Executor(watches=True), lost_peer=lambda: None, report_event=lambda: None)
     assert one.submit(threading.get_ident, SECONDS).result() == one.executor._thread.ident
 
 
 def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
-    one, done = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: None), []
+    one, done = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: None), []
     one.executor._thread = threading.current_thread()  # None of its own: who waits must do it all.
     first = one.submit(lambda: done.append("first"), SECONDS)
     later = one.submit(lambda: done.append("later"), SECONDS)
@@ -349,7 +349,7 @@ def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
 
 def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
     told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: told.append(True))
     one.executor._thread = threading.current_thread()
 
     def interrupted():
@@ -421,7 +421,7 @@ def test_an_interrupt_is_told_to_others_in_words():
 
 def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
     told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: told.append(True))
 
     def interrupted():
         raise KeyboardInterrupt
@@ -442,7 +442,7 @@ class InterruptedLock:
 
 def test_an_interrupt_on_the_way_to_a_turn_lets_the_others_know():
     told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, tell=lambda: told.append(True))
+    one = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: told.append(True))
     one.executor.turn = InterruptedLock()
     with pytest.raises(KeyboardInterrupt):
         one.do_now(lambda: None)

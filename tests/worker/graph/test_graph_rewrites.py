@@ -16,7 +16,7 @@ from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ALL = slice(None)
-ROWS, COLUMNS = torch.tensor([0, 4, 2, 2]), torch.tensor([1, 0, 5, 5])
+PLUGIN_SETTINGS, COLUMNS = torch.tensor([0, 4, 2, 2]), torch.tensor([1, 0, 5, 5])
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def picked(value: Tensor, index: object, constants: list[Tensor]) -> tuple[Tenso
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_constant_places_are_picked_by_one_index(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     value = (torch.randn(shape) * 9).to(dtype)
-    index = (*[ALL] * (len(shape) - 2), ROWS, COLUMNS)
-    result, gathered = picked(value, index, [ROWS, COLUMNS])
+    index = (*[ALL] * (len(shape) - 2), PLUGIN_SETTINGS, COLUMNS)
+    result, gathered = picked(value, index, [PLUGIN_SETTINGS, COLUMNS])
     assert gathered
     assert torch.equal(result, value[index])
     assert result.stride() == value[index].stride()
@@ -59,16 +59,16 @@ def test_constant_places_are_picked_by_one_index(shape: tuple[int, ...], dtype: 
 @pytest.mark.parametrize(
     "index",
     [
-        (ALL, ROWS, -COLUMNS),
-        (ALL, ROWS, COLUMNS[:1]),
-        (slice(1, 3), ROWS, COLUMNS),
-        (ALL, ROWS, 2),
+        (ALL, PLUGIN_SETTINGS, -COLUMNS),
+        (ALL, PLUGIN_SETTINGS, COLUMNS[:1]),
+        (slice(1, 3), PLUGIN_SETTINGS, COLUMNS),
+        (ALL, PLUGIN_SETTINGS, 2),
         (ALL, ALL, COLUMNS),
-        (ROWS % 3, ALL, COLUMNS),
-        (ROWS % 3, COLUMNS % 5),
-        (..., ROWS, COLUMNS),
-        (ALL, ROWS[None], COLUMNS[None]),
-        ROWS % 3,
+        (PLUGIN_SETTINGS % 3, ALL, COLUMNS),
+        (PLUGIN_SETTINGS % 3, COLUMNS % 5),
+        (..., PLUGIN_SETTINGS, COLUMNS),
+        (ALL, PLUGIN_SETTINGS[None], COLUMNS[None]),
+        PLUGIN_SETTINGS % 3,
     ],
 )
 def test_other_indices_are_left_to_torch(index: object) -> None:
@@ -80,14 +80,14 @@ def test_other_indices_are_left_to_torch(index: object) -> None:
 
 
 def test_places_that_are_no_constants_are_left_to_torch() -> None:
-    assert not picked(torch.randn(3, 5, 7), (ALL, ROWS, COLUMNS), [ROWS])[1]
+    assert not picked(torch.randn(3, 5, 7), (ALL, PLUGIN_SETTINGS, COLUMNS), [PLUGIN_SETTINGS])[1]
 
 
 class Interaction(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(16, 16)
-        self.register_buffer("rows", ROWS)
+        self.register_buffer("rows", PLUGIN_SETTINGS)
         self.register_buffer("columns", COLUMNS)
 
     def forward(self, value: Tensor) -> Tensor:

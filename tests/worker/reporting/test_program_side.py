@@ -10,7 +10,7 @@ import pytest
 
 import cpulaunch
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
-from cpulaunch.worker.reporting.events import Figures
+from cpulaunch.worker.reporting.events import MetricQueue
 
 CALL = "import cpulaunch, sys; cpulaunch.metric(*eval(sys.argv[1])); cpulaunch.ready(); print('done')"
 
@@ -79,12 +79,12 @@ def test_a_tensor_with_one_number_is_a_number():
 
 def test_a_loop_of_figures_fills_no_disk():
     now = [100.0]
-    figures = Figures(lambda: now[0])
-    told = [figures.take("x", step) for step in range(Figures.FREE)]
-    assert told == [{"x": step} for step in range(Figures.FREE)]
+    figures = MetricQueue(lambda: now[0])
+    told = [figures.take("x", step) for step in range(MetricQueue.FREE)]
+    assert told == [{"x": step} for step in range(MetricQueue.FREE)]
     assert figures.take("x", 5001) == {}
     assert figures.take("y", 1) == {}
-    now[0] += Figures.PAUSE_SECONDS
+    now[0] += MetricQueue.PAUSE_SECONDS
     assert figures.take("x", 5002) == {"x": 5002, "y": 1}
     assert figures.take("x", 5003) == {}
     assert figures.rest() == {"x": 5003}
@@ -96,7 +96,7 @@ import cpulaunch, os
 for step in range(5000):
     cpulaunch.metric("x", step)
 if os.fork() == 0:
-    raise SystemExit(0)  # Must not tell what the parent still has to.
+    raise SystemExit(0)  # Must not report_event what the parent still has to.
 os.wait()
 cpulaunch.metric("x", 7)
 """
