@@ -77,15 +77,15 @@ PLUGIN_SETTINGS = (
         "features.arithmetic:set_precision",
     ),
     PluginSetting("flush_denormal", lambda settings: settings.flush_denormal, "features.arithmetic:flush_denormals"),
-    PluginSetting("cudnn_benchmark", lambda settings: settings.cudnn_benchmark, "features.arithmetic:time_cudnn"),
-    PluginSetting("debug_apis", lambda settings: not settings.debug_apis, "features.debug_apis:switch_off"),
+    PluginSetting("cudnn_benchmark", lambda settings: settings.cudnn_benchmark, "features.arithmetic:benchmark_cudnn"),
+    PluginSetting("debug_apis", lambda settings: not settings.debug_apis, "features.debug_apis:disable"),
     PluginSetting("mmap_weights", lambda settings: settings.mmap_weights, "features.mapped_checkpoints:install"),
     PluginSetting(
-        "dataloader_workers", lambda settings: settings.dataloader_workers is not None, "features.loaders:give_workers"
+        "dataloader_workers", lambda settings: settings.dataloader_workers is not None, "features.loaders:set_workers"
     ),
     PluginSetting("pin_memory", lambda settings: settings.pin_memory, "features.loaders:pin_memory"),
-    PluginSetting("prefetch", lambda settings: settings.prefetch is not None, "features.loaders:prefetch"),
-    PluginSetting("persistent_workers", lambda settings: settings.persistent_workers, "features.loaders:persist"),
+    PluginSetting("prefetch", lambda settings: settings.prefetch is not None, "features.loaders:set_prefetch"),
+    PluginSetting("persistent_workers", lambda settings: settings.persistent_workers, "features.loaders:keep_workers"),
     PluginSetting("fused_optimizers", lambda settings: settings.fused_optimizers, "features.optimizers:install"),
     PluginSetting("ipex", lambda settings: settings.ipex, "features.ipex:install"),
     PluginSetting("ccl", lambda settings: True, "ccl.registration:offer"),
@@ -108,7 +108,7 @@ def apply_all(text: str) -> None:
     try:
         settings = decode(text)
     except (ValueError, TypeError) as error:
-        degraded(TorchSettings(), "settings", f"nothing is applied: CPULAUNCH_WORKER cannot be read ({error})")
+        degraded(TorchSettings(), "settings", f"no settings are applied: CPULAUNCH_WORKER is invalid ({error})")
         return
     for plugin_setting in PLUGIN_SETTINGS:
         _apply(plugin_setting, settings)

@@ -3,11 +3,11 @@
 import os
 
 VARIABLE = "CPULAUNCH_WORKER"
-"""The one of torch_settings, repeated because without it nothing else may be imported."""
+"""Repeats torch_settings.VARIABLE: while it is not set, this module must import nothing else of the package."""
 
 
 def activate() -> None:
-    """Effect: without cpulaunch's variable none; else its settings are applied to torch.
+    """Effect: applies the settings in CPULAUNCH_WORKER to torch; does nothing if the variable is not set.
 
     Source: torch/__init__.py, _import_device_backends (entry-point group "torch.backends").
     """

@@ -1,4 +1,4 @@
-"""What the worker tests share: programs in a process with these settings, and what came of them."""
+"""Shared by the worker tests: programs run in a process with given settings, and their outcomes."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, encode
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 300
 FOREIGN = ("OMP_", "GOMP_", "KMP_", "MKL_", "LD_PRELOAD", "CPULAUNCH_", "TORCH_")
-"""Variables of the tests' own environment that would be part of what is tested."""
+"""Prefixes of variables that would influence the tests if they were inherited."""
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Outcome:
     err: str
 
     @property
-    def ours(self):
+    def cpulaunch_lines(self):
         """The lines of stderr that cpulaunch wrote."""
         return [line for line in self.err.splitlines() if line.startswith("cpulaunch: ")]
 
@@ -35,7 +35,7 @@ def clean_environment(**variables):
 
 
 def case(program, *, before="", env=None, settings=None, **chosen):
-    """One case for `run_cases`: a program, the settings it runs with, and what is done to torch before they apply."""
+    """One case for `run_cases`: a program, its settings, and code to run before the settings are applied."""
     text = encode(TorchSettings(**chosen)) if settings is None else settings
     return {
         "env": {VARIABLE: text, **(env or {})},
@@ -50,7 +50,7 @@ def run_cases(cases, tmp_path):
     path.write_text(json.dumps(cases))
     done = run_python(HERE / "forking.py", path)
     assert done.code == 0, done.err
-    return {name: Outcome(**told) for name, told in json.loads(done.out).items()}
+    return {name: Outcome(**fields) for name, fields in json.loads(done.out).items()}
 
 
 def run_python(*arguments, env=None, argv=(sys.executable,)):
@@ -66,5 +66,5 @@ def run_python(*arguments, env=None, argv=(sys.executable,)):
 
 def events(path, kind=None):
     """The events in a file, all or of one kind."""
-    told = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    return [event for event in told if kind in (None, event["event"])]
+    parsed = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return [event for event in parsed if kind in (None, event["event"])]

@@ -1,6 +1,6 @@
 """Run by the tests: imports torch once, then each case in a forked process, as if torch had just been imported there.
 
-A case is {"env": {…}, "before": code, "program": code}; the answer {"code", "out", "err"} for each, as JSON on stdout.
+A case is {"env": {…}, "before": code, "program": code}. Prints name -> {"code", "out", "err"} as JSON on stdout.
 """
 
 import atexit

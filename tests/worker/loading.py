@@ -12,12 +12,12 @@ import sys
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-TELL = "import json, os; print(json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get('LD_PRELOAD')]))"
-SUCCEED = """
+REPORT = "import json, os; print(json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get('LD_PRELOAD')]))"
+EXECUTED = """
 import json, os, sys
-told = json.load(open(sys.argv[1]))
-told["successor"] = [sorted(os.sched_getaffinity(0)), os.environ.get("LD_PRELOAD")]
-json.dump(told, open(sys.argv[1], "w"))
+reported = json.load(open(sys.argv[1]))
+reported["successor"] = [sorted(os.sched_getaffinity(0)), os.environ.get("LD_PRELOAD")]
+json.dump(reported, open(sys.argv[1], "w"))
 """
 
 
@@ -40,14 +40,14 @@ def loaded(method):
 def by_multiprocessing(method):
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
-    child = context.Process(target=report_event, args=(queue,))
+    child = context.Process(target=report, args=(queue,))
     child.start()
-    told = queue.get()
+    reported = queue.get()
     child.join()
-    return told
+    return reported
 
 
-def report_event(queue):
+def report(queue):
     queue.put([sorted(os.sched_getaffinity(0)), os.environ.get("LD_PRELOAD"), preloaded()])
 
 
@@ -56,14 +56,15 @@ def preloaded():
 
 
 def by_program(*argv, **options):
-    return json.loads(subprocess.run([*argv, "-c", TELL], capture_output=True, text=True, check=True, **options).stdout)
+    result = subprocess.run([*argv, "-c", REPORT], capture_output=True, text=True, check=True, **options)
+    return json.loads(result.stdout)
 
 
 def main():
     torch.randn(300, 300) @ torch.randn(300, 300)  # The first parallel region: here OpenMP pins.
     link = os.path.join(os.path.dirname(sys.argv[0]), "another-python")
     loads = "loaders" in sys.argv[2:]
-    told = {
+    reported = {
         "main": sorted(os.sched_getaffinity(0)),
         "fork": loaded("fork") if loads else None,
         "spawn": loaded("spawn") if loads else None,
@@ -72,15 +73,15 @@ def main():
         "this python by posix_spawn": by_program(sys.executable, close_fds=False),
         "another program": by_program(link),
         "posix_spawn": by_program(link, close_fds=False),
-        "still": sorted(os.sched_getaffinity(0)),
+        "main afterwards": sorted(os.sched_getaffinity(0)),
         "preload": os.environ.get("LD_PRELOAD"),
         "preloaded": preloaded(),
     }
     if "preloads" in sys.argv[2:]:
-        told["spawned child"] = by_multiprocessing("spawn")
+        reported["spawned child"] = by_multiprocessing("spawn")
     with open(sys.argv[1], "w") as file:
-        json.dump(told, file)
-    os.execl(sys.executable, sys.executable, "-c", SUCCEED, sys.argv[1])
+        json.dump(reported, file)
+    os.execl(sys.executable, sys.executable, "-c", EXECUTED, sys.argv[1])
 
 
 if __name__ == "__main__":

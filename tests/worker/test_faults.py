@@ -1,4 +1,4 @@
-"""A setting that fails inside the worker is one line on stderr and nothing else; under --strict it is exit code 125."""
+"""A setting that fails in the worker prints one warning and changes nothing; under --strict the exit code is 125."""
 
 import pytest
 
@@ -16,7 +16,7 @@ NO_DATASETS = "import torch.utils.data; del torch.utils.data.IterableDataset"
 NO_GPU = "torch.version.cuda = torch.version.hip = None"
 
 FAULTS = {
-    # row: (the settings that want it, what makes it fail, what the line names)
+    # row: (the settings that request it, what makes it fail, the name in the warning)
     "report": ({}, "import atexit; atexit.register = broken", "--report"),
     "children": ({"cpus": "0"}, "import subprocess; del subprocess._fork_exec", "children"),
     "affinity": ({"loader_cpus": "0"}, "del torch.utils.data._utils.worker._worker_loop", "--affinity"),
@@ -46,22 +46,22 @@ FAULTS = {
     "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.features.module_calls'] = None", "calls"),
 }
 AT_RUN_TIME = {
-    # what fails later: (settings, what breaks it, program, what the line says)
+    # what fails later: (settings, code that breaks it, program, text of the warning)
     "a loader": (
         {"pin_memory": True},
         "torch.version.cuda = '12'; torch.cuda.is_available = broken",
         "from torch.utils.data import DataLoader; DataLoader([1, 2])",
-        "a DataLoader stays as it is",
+        "a DataLoader is left unchanged",
     ),
-    "the end": (
+    "the report at exit": (
         {},
         "import cpulaunch.system.process_snapshot; cpulaunch.system.process_snapshot.snapshot = broken",
         "",
         "--report: RuntimeError",
     ),
-    "CPUs that went away": ({"cpus": "4095"}, "", "os.environ['OMP_PROC_BIND'] = 'true'; os.system('true')", None),
+    "CPUs that went offline": ({"cpus": "4095"}, "", "os.environ['OMP_PROC_BIND'] = 'true'; os.system('true')", None),
 }
-UNREADABLE = ("", "{", "[]", "null", "nonsense")
+INVALID = ("", "{", "[]", "null", "nonsense")
 
 
 def breaking(name, *, strict):
@@ -73,7 +73,7 @@ def breaking(name, *, strict):
 def outcomes(tmp_path_factory):
     cases = {name: breaking(name, strict=False) for name in FAULTS}
     cases |= {f"strict {name}": breaking(name, strict=True) for name in FAULTS}
-    cases |= {text: case("print('alive')", settings=text) for text in UNREADABLE}
+    cases |= {text: case("print('alive')", settings=text) for text in INVALID}
     for name, (settings, breaker, program, _) in AT_RUN_TIME.items():
         before = BROKEN + "\n    " + breaker
         cases[name] = case(program + "\nprint('alive')", before=before, **settings)
@@ -81,27 +81,27 @@ def outcomes(tmp_path_factory):
     return run_cases(cases, tmp_path_factory.mktemp("faults"))
 
 
-def test_every_row_has_a_fault():
+def test_every_plugin_setting_has_a_fault():
     assert set(FAULTS) == {row.name for row in PLUGIN_SETTINGS}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_one_line(outcomes, name):
+def test_a_fault_prints_one_warning(outcomes, name):
     outcome = outcomes[name]
     assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
     assert len(outcome.err.splitlines()) == 1
-    assert outcome.err.startswith(f"cpulaunch: worker 0: {FAULTS[name][2]}: ")
+    assert outcome.err.startswith(f"cpulaunch: worker 0: warning: {FAULTS[name][2]}: ")
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_under_strict_ends_the_worker(outcomes, name):
+def test_a_fault_under_strict_stops_the_worker(outcomes, name):
     outcome = outcomes[f"strict {name}"]
     assert (outcome.code, outcome.out) == (125, ""), outcome.err
     assert [line.startswith("cpulaunch: worker 0: ") for line in outcome.err.splitlines()] == [True, True]
 
 
 @pytest.mark.parametrize("name", AT_RUN_TIME)
-def test_a_fault_at_run_time_spares_the_program(outcomes, name):
+def test_a_fault_at_run_time_does_not_stop_the_program(outcomes, name):
     outcome, text = outcomes[name], AT_RUN_TIME[name][3]
     assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
     assert len(outcome.err.splitlines()) == (text is not None)
@@ -109,19 +109,19 @@ def test_a_fault_at_run_time_spares_the_program(outcomes, name):
 
 
 @pytest.mark.parametrize("name", [name for name, (*_, text) in AT_RUN_TIME.items() if text])
-def test_a_fault_at_run_time_under_strict_ends_the_worker(outcomes, name):
+def test_a_fault_at_run_time_under_strict_stops_the_worker(outcomes, name):
     assert outcomes[f"strict {name}"].code == 125, outcomes[f"strict {name}"].err
 
 
-@pytest.mark.parametrize("text", UNREADABLE)
-def test_an_unreadable_variable_is_one_line_and_applies_nothing(outcomes, text):
+@pytest.mark.parametrize("text", INVALID)
+def test_an_invalid_variable_prints_one_warning_and_applies_nothing(outcomes, text):
     outcome = outcomes[text]
     assert (outcome.code, outcome.out) == (0, "alive\n"), outcome.err
     assert len(outcome.err.splitlines()) == 1
-    assert "settings: nothing is applied" in outcome.err
+    assert "settings: no settings are applied" in outcome.err
 
 
-def test_children_do_not_repeat_it(tmp_path):
+def test_child_processes_do_not_repeat_the_warning(tmp_path):
     program = tmp_path / "spawning.py"
     program.write_text(
         "import multiprocessing, torch\n"
@@ -131,11 +131,11 @@ def test_children_do_not_repeat_it(tmp_path):
         "        child = multiprocessing.get_context(method).Process(target=work)\n"
         "        child.start(); child.join()\n"
     )
-    told = tmp_path / "events"
-    told.touch()
+    file = tmp_path / "events"
+    file.touch()
     settings = encode(TorchSettings(precision="tf32", interop_threads=-1, index=3))
-    outcome = run_python(program, env={"CPULAUNCH_WORKER": settings, "CPULAUNCH_EVENTS": str(told)})
+    outcome = run_python(program, env={"CPULAUNCH_WORKER": settings, "CPULAUNCH_EVENTS": str(file)})
     assert (outcome.code, outcome.out) == (0, "high\nhigh\n"), outcome.err
     assert len(outcome.err.splitlines()) == 1
-    assert "worker 3: --interop-threads: " in outcome.err
-    assert [event["event"] for event in events(told)] == ["degraded", "applied", "live"]
+    assert "worker 3: warning: --interop-threads: " in outcome.err
+    assert [event["event"] for event in events(file)] == ["degraded", "applied", "live"]

@@ -1,4 +1,4 @@
-"""Each setting does what it says, for real, and nothing else."""
+"""Each setting takes effect in a real process and prints nothing unexpected."""
 
 import textwrap
 
@@ -129,11 +129,11 @@ CASES = {
         ),
         "emit_itt None False emit_nvtx None False raised",
     ),
-    "threads side by side that the program wanted too": (
+    "interop threads that the program sets to the same number": (
         case("torch.set_num_interop_threads(3); print(torch.get_num_interop_threads())", interop_threads=3),
         "3",
     ),
-    "threads side by side that the program wanted otherwise": (
+    "interop threads that the program sets to another number": (
         case("torch.set_num_interop_threads(5); print(torch.get_num_interop_threads())", interop_threads=3),
         "3",
     ),
@@ -334,28 +334,28 @@ CASES = {
     ),
 }
 
-SAYS = {
-    "threads side by side that the program wanted otherwise": "--interop-threads gave it 3",
-    "a stream of samples": "--dataloader-workers: an IterableDataset stays in the main process",
+WARNINGS = {
+    "interop threads that the program sets to another number": "--interop-threads set 3",
+    "a stream of samples": "--dataloader-workers: an IterableDataset is loaded in the main process",
     "loaders in a daemon": None,
-    "loaders where processes are spawned": "--dataloader-workers: processes are not forked here",
+    "loaders where processes are spawned": "--dataloader-workers: processes are spawned here",
     "more threads than the environment says": None,
 }
-"""The one line that cpulaunch says of a case; None: depends on the machine, or said elsewhere."""
+"""The only warning of a case; None: it depends on the machine or is printed by another process."""
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    return run_cases({name: told for name, (told, _) in CASES.items()}, tmp_path_factory.mktemp("cases"))
+    return run_cases({name: given for name, (given, _) in CASES.items()}, tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_setting(outcomes, name):
+def test_a_setting_takes_effect(outcomes, name):
     outcome = outcomes[name]
     assert outcome.code == 0, outcome.err
     assert [line.strip() for line in outcome.out.splitlines()] == CASES[name][1].splitlines()
-    if name not in SAYS:
+    if name not in WARNINGS:
         assert outcome.err == ""
-    elif (text := SAYS[name]) is not None:
-        assert len(outcome.ours) == 1
-        assert text in outcome.ours[0]
+    elif (text := WARNINGS[name]) is not None:
+        assert len(outcome.cpulaunch_lines) == 1
+        assert text in outcome.cpulaunch_lines[0]

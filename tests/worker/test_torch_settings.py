@@ -1,4 +1,4 @@
-"""The variable that carries a worker's settings: what is encoded is what is decoded, and it is JSON."""
+"""The variable that carries a worker's settings: decoding returns what was encoded, and the text is JSON."""
 
 import json
 import os
@@ -17,7 +17,7 @@ variable = st.binary(max_size=40).map(lambda data: os.fsdecode(data.replace(b"\0
 
 
 @given(variable, st.integers(0, 4096), st.booleans(), st.sampled_from([None, "bf16", "fp32"]))
-def test_what_is_encoded_is_decoded(preload: str, threads: int, flag: bool, precision: str | None) -> None:
+def test_decoding_returns_what_was_encoded(preload: str, threads: int, flag: bool, precision: str | None) -> None:
     settings = TorchSettings(
         threads=threads, ld_preload=preload, restore_preload=flag, debug_apis=flag, precision=precision
     )
@@ -27,27 +27,27 @@ def test_what_is_encoded_is_decoded(preload: str, threads: int, flag: bool, prec
     assert decode(os.fsdecode(os.fsencode(text))) == settings
 
 
-def test_defaults_are_left_out() -> None:
+def test_defaults_are_omitted() -> None:
     assert encode(TorchSettings()) == "{}"
 
 
-def test_names_of_another_version_are_left_out() -> None:
+def test_unknown_names_are_ignored() -> None:
     assert decode('{"threads": 3, "no_such_setting": 1}') == TorchSettings(threads=3)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "1", "{", "null"])
-def test_what_is_not_an_object_is_refused(text: str) -> None:
+def test_text_that_is_no_json_object_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(text)
 
 
-def test_fields_named_like_a_setting_have_its_default() -> None:
+def test_a_field_with_the_name_of_a_setting_has_its_default() -> None:
     table = setting_specs()
     shared = {name: entry.default for name, entry in fields(TorchSettings).items() if name in table and name != "cpus"}
     assert shared == {name: table[name].default for name in shared}
 
 
-def test_the_variable_has_one_name() -> None:
+def test_autoload_reads_the_variable_of_torch_settings() -> None:
     from cpulaunch.records.torch_settings import VARIABLE
 
     assert autoload.VARIABLE == VARIABLE

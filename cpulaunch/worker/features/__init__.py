@@ -1,1 +1,1 @@
-"""Settings that change how torch runs the program, one module each."""
+"""Settings that change how torch runs the program, one module per feature."""

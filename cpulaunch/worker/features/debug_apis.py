@@ -1,7 +1,7 @@
-"""torch's debugging aids, doing nothing: anomaly detection, emit_nvtx and emit_itt, gradcheck and gradgradcheck.
+"""Disables torch's debugging aids: anomaly detection, emit_nvtx and emit_itt, gradcheck and gradgradcheck.
 
-Classes keep their identity and signature, and only what they do is taken out: a program that has imported one by
-name, or subclassed it, is meant too.
+Only methods of the classes are replaced, so that programs that imported a class by name or subclassed it are covered
+too. Functions and methods keep their signatures.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def switch_off(settings: TorchSettings) -> str:
-    """Effect: the aids do nothing in this process, also where the program switches them on."""
-    for holder, name, nothing in _SILENT:
-        _replace(_found(holder), name, nothing)
+def disable(settings: TorchSettings) -> str:
+    """Effect: the debugging aids do nothing in this process, even if the program enables them."""
+    for owner, name, replacement in _REPLACEMENTS:
+        _replace(_lookup(owner), name, replacement)
     for name in ("gradcheck", "gradgradcheck"):
-        for holder in ("torch.autograd", "torch.autograd.gradcheck"):
-            _replace(sys.modules[holder], name, _agree)
+        for owner in ("torch.autograd", "torch.autograd.gradcheck"):
+            _replace(sys.modules[owner], name, _pass_check)
     return "anomaly detection, emit_nvtx, emit_itt, gradcheck do nothing"
 
 
 def _begin_detection(self: Any, check_nan: bool = True) -> None:
-    """detect_anomaly without its warning that the program becomes slow."""
+    """detect_anomaly.__init__ without its warning that the program becomes slow."""
     self.prev = torch.is_anomaly_enabled()
     self.check_nan = check_nan
     self.prev_check_nan = torch.is_anomaly_check_nan_enabled()
 
 
-def _set_nothing(mode: bool, check_nan: bool = True) -> None:
+def _ignore_mode(mode: bool, check_nan: bool = True) -> None:
     return None
 
 
@@ -44,40 +44,39 @@ def _enter(self: Any) -> Any:
     return self if self.enabled else None
 
 
-def _leave(self: Any, *exception: object) -> bool | None:
+def _exit(self: Any, *exception: object) -> bool | None:
     return False if self.enabled else None
 
 
-def _agree(*arguments: object, **named: object) -> bool:
-    """What a check says of right gradients."""
+def _pass_check(*arguments: object, **named: object) -> bool:
+    """The result of a gradient check that passes."""
     return True
 
 
-_SILENT: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ("torch", "set_anomaly_enabled", _set_nothing),  # Both classes of anomaly_mode.py switch through it.
+_REPLACEMENTS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("torch", "set_anomaly_enabled", _ignore_mode),  # Both classes of anomaly_mode.py call it.
     ("torch.autograd.anomaly_mode.detect_anomaly", "__init__", _begin_detection),
     ("torch.autograd.profiler.emit_nvtx", "__enter__", _enter),
-    ("torch.autograd.profiler.emit_nvtx", "__exit__", _leave),
+    ("torch.autograd.profiler.emit_nvtx", "__exit__", _exit),
     ("torch.autograd.profiler.emit_itt", "__enter__", _enter),
-    ("torch.autograd.profiler.emit_itt", "__exit__", _leave),
+    ("torch.autograd.profiler.emit_itt", "__exit__", _exit),
 )
-"""What holds it, its name, and what stands in for it."""
+"""Module or class, name of its function, and the replacement."""
 
 
-def _found(path: str) -> Any:
-    """The module or class of this name. Raises: AttributeError if a future torch has it no more."""
-    held: Any = torch
+def _lookup(path: str) -> Any:
+    """The module or class of this name. Raises: AttributeError if a future torch lacks it."""
+    found: Any = torch
     for name in path.split(".")[1:]:
-        held = getattr(held, name)
-    return held
+        found = getattr(found, name)
+    return found
 
 
-def _replace(holder: Any, name: str, nothing: Callable[..., Any]) -> None:
-    """Effect: the function does nothing, under its own name and signature."""
-    original = getattr(holder, name)
+def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Effect: replaces the function, keeping its name and signature."""
 
-    @wraps(original)
-    def silent(*arguments: Any, **named: Any) -> Any:
-        return nothing(*arguments, **named)
+    @wraps(getattr(owner, name))
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        return replacement(*arguments, **named)
 
-    setattr(holder, name, silent)
+    setattr(owner, name, replaced)

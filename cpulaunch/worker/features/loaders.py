@@ -1,6 +1,6 @@
-"""DataLoader defaults: what the program leaves at torch's is filled in, what it says stays.
+"""DataLoader arguments that the program does not pass are set; arguments that it passes are kept.
 
-An argument counts as said if it is passed at all, by position or by name, also with torch's own value.
+An argument counts as passed by position or by name, even if its value is torch's default.
 """
 
 from __future__ import annotations
@@ -22,75 +22,75 @@ if TYPE_CHECKING:
     from typing import Any
 
 _defaults: dict[str, Any] = {}
-"""DataLoader argument -> the value that it gets."""
+"""DataLoader argument -> the value to set."""
 
-_told: set[str] = set()
+_warned_of: set[str] = set()
 
 
-def give_workers(settings: TorchSettings) -> str:
-    """Effect: map-style datasets are loaded by this many processes."""
-    _fill("num_workers", settings.dataloader_workers, settings)
+def set_workers(settings: TorchSettings) -> str:
+    """Effect: DataLoaders of map-style datasets use this many worker processes."""
+    _set_argument("num_workers", settings.dataloader_workers, settings)
     return f"num_workers={settings.dataloader_workers}"
 
 
 def pin_memory(settings: TorchSettings) -> str:
-    """Effect: batches are copied into pinned memory. Raises: RuntimeError without CUDA."""
+    """Effect: batches are copied into pinned memory. Raises: RuntimeError in a build without CUDA."""
     if not has_gpu_build():
-        raise RuntimeError("this torch is built without CUDA: pinned memory would only cost a copy")
-    _fill("pin_memory", True, settings)
+        raise RuntimeError("this torch is built without CUDA, so pinned memory has no benefit")
+    _set_argument("pin_memory", True, settings)
     return "pin_memory=True"
 
 
-def prefetch(settings: TorchSettings) -> str:
-    """Effect: each loader process prepares this many batches ahead."""
-    _fill("prefetch_factor", settings.prefetch, settings)
+def set_prefetch(settings: TorchSettings) -> str:
+    """Effect: each DataLoader worker prefetches this many batches."""
+    _set_argument("prefetch_factor", settings.prefetch, settings)
     return f"prefetch_factor={settings.prefetch}"
 
 
-def persist(settings: TorchSettings) -> str:
-    """Effect: loader processes live on between epochs."""
-    _fill("persistent_workers", True, settings)
+def keep_workers(settings: TorchSettings) -> str:
+    """Effect: DataLoader workers are kept alive between epochs."""
+    _set_argument("persistent_workers", True, settings)
     return "persistent_workers=True"
 
 
-def _fill(argument: str, value: Any, settings: TorchSettings) -> None:
+def _set_argument(argument: str, value: Any, settings: TorchSettings) -> None:
     loader: Any = DataLoader
     if not _defaults:
-        loader.__init__ = _filling(loader.__init__, settings)
+        loader.__init__ = _with_arguments(loader.__init__, settings)
     _defaults[argument] = value
 
 
-def _filling(plain: Callable[..., None], settings: TorchSettings) -> Callable[..., None]:
+def _with_arguments(plain: Callable[..., None], settings: TorchSettings) -> Callable[..., None]:
     known = signature(plain)
 
     @wraps(plain)
     def init(self: Any, *arguments: Any, **named: Any) -> None:
         try:
-            added = _filled_in(known, (self, *arguments), named, settings)
-        except Exception as error:  # noqa: BLE001 - the program gets the DataLoader it wrote
+            added = _added_arguments(known, (self, *arguments), named, settings)
+        except Exception as error:  # noqa: BLE001 - the DataLoader is created as the program wrote it
             added = {}
-            degraded(settings, "data_loading", f"a DataLoader stays as it is: {type(error).__name__}: {error}")
+            degraded(settings, "data_loading", f"a DataLoader is left unchanged: {type(error).__name__}: {error}")
         plain(self, *arguments, **named, **added)
 
     return init
 
 
-def _filled_in(
+def _added_arguments(
     known: Signature, arguments: tuple[Any, ...], named: dict[str, Any], settings: TorchSettings
 ) -> dict[str, Any]:
-    """The arguments to add to a call; none to one that DataLoader would refuse."""
+    """The arguments to add to a call of DataLoader; none if the call is invalid."""
     try:
-        said = known.bind(*arguments, **named).arguments
+        passed = known.bind(*arguments, **named).arguments
     except TypeError:
         return {}
-    added = {name: value for name, value in _defaults.items() if name not in said}
-    if "num_workers" in added and (reason := _why_not(said["dataset"])):
+    added = {name: value for name, value in _defaults.items() if name not in passed}
+    if "num_workers" in added and (reason := _main_process_reason(passed["dataset"])):
         del added["num_workers"]
-        _tell_once(settings, f"--dataloader-workers: {reason}")
-    several = bool(added.get("num_workers", said.get("num_workers", 0)))
-    if "prefetch_factor" in added and not several:
+        _warn_once(settings, f"--dataloader-workers: {reason}")
+    has_workers = bool(added.get("num_workers", passed.get("num_workers", 0)))
+    if "prefetch_factor" in added and not has_workers:
         del added["prefetch_factor"]
-    if "persistent_workers" in added and not (several and _is_map_style(said["dataset"])):
+    if "persistent_workers" in added and not (has_workers and _is_map_style(passed["dataset"])):
         del added["persistent_workers"]
     if "pin_memory" in added and not torch.cuda.is_available():
         del added["pin_memory"]
@@ -98,28 +98,30 @@ def _filled_in(
 
 
 def _is_map_style(dataset: object) -> bool:
-    """Whether it is the same from epoch to epoch: an IterableDataset may end where it is, and would stay there."""
+    """Whether persistent workers are safe: in them an IterableDataset may be exhausted after the first epoch."""
     return not isinstance(dataset, IterableDataset)
 
 
-def _why_not(dataset: object) -> str:
-    """Why this dataset cannot be given to several processes; empty if it can."""
+def _main_process_reason(dataset: object) -> str:
+    """Why this dataset must be loaded in the main process; empty if workers may load it."""
     if not _is_map_style(dataset):
-        return "an IterableDataset stays in the main process: each loader process would repeat all of its samples"
+        return (
+            "an IterableDataset is loaded in the main process, because every DataLoader worker would repeat all samples"
+        )
     if multiprocessing.current_process().daemon:
-        return "a daemonic process may not have loader processes"
+        return "daemonic processes cannot start DataLoader workers"
     if not _forks():
-        return "processes are not forked here: the dataset might not survive the way to a spawned one"
+        return "processes are spawned here, and the dataset may not be picklable"
     return ""
 
 
 def _forks() -> bool:
-    """Whether multiprocessing forks: as chosen, or else by default, which this does not make the choice."""
+    """Whether multiprocessing forks, by the program's choice or by default. Effect: none; the default is not fixed."""
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     return method == "fork"
 
 
-def _tell_once(settings: TorchSettings, reason: str) -> None:
-    if reason not in _told:
-        _told.add(reason)
+def _warn_once(settings: TorchSettings, reason: str) -> None:
+    if reason not in _warned_of:
+        _warned_of.add(reason)
         warned(settings, reason)

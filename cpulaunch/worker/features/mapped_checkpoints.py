@@ -1,4 +1,4 @@
-"""torch.load that maps checkpoints: the page cache holds one copy for all instances, read when it is first used."""
+"""torch.load memory-maps checkpoints: the page cache holds one copy for all instances and reads pages at first use."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 ZIP_MAGIC = b"PK\x03\x04"
-"""How files of torch.save begin since torch 1.6; older ones cannot be mapped. Source: torch.serialization."""
+"""First bytes of files of torch.save since 1.6; older files cannot be mapped. Source: torch.serialization."""
 
 _mapped: set[tuple[int, int]] = set()
-"""Device and inode of every file that was mapped."""
+"""Device and inode of every file that torch.load has mapped."""
 
 
 def install(settings: TorchSettings) -> str:
-    """Effect: torch.load maps files where the caller has not said whether to; whoever writes them anew spares them."""
-    load, save = _mapping(torch.serialization.load), _sparing(torch.serialization.save)
+    """Effect: torch.load maps files unless the caller passes `mmap`; writing to a mapped file replaces the file."""
+    load, save = _mapping(torch.serialization.load), _replacing_mapped(torch.serialization.save)
     torch.load = torch.serialization.load = load
     torch.save = torch.serialization.save = save
-    return "torch.load maps checkpoints"
+    return "torch.load memory-maps checkpoints"
 
 
 def _mapping(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def _mapping(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(f, *arguments, **named)
         try:
             loaded = plain(f, *arguments, **{**named, "mmap": True})
-        except Exception:  # noqa: BLE001 - the plain call decides what is wrong with the file
+        except Exception:  # noqa: BLE001 - the call without mmap shows what is wrong with the file
             return plain(f, *arguments, **named)
         _remember(f)
         return loaded
@@ -48,44 +48,44 @@ def _mapping(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _can_be_mapped(f: object) -> bool:
-    """Whether it is the path of a checkpoint in the zip format."""
+    """Whether this is the path of a checkpoint in the zip format."""
     if not isinstance(f, (str, os.PathLike)):
         return False
     try:
         with open(f, "rb") as file:
             return file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
     except (OSError, ValueError):
-        return False  # torch.load says why.
+        return False  # torch.load reports the error.
 
 
-def _sparing(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.save that replaces a mapped file instead of emptying it."""
+def _replacing_mapped(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.save that replaces a mapped file instead of truncating it."""
 
     @wraps(plain)
     def save(obj: object, f: Any, *arguments: Any, **named: Any) -> Any:
-        _spare(f)
+        _replace_if_mapped(f)
         return plain(obj, f, *arguments, **named)
 
     return save
 
 
-def _look(event: str, arguments: tuple[Any, ...]) -> None:
-    """Effect: a mapped file that Python code is about to empty is replaced. Source: PEP 578, "open" of io.open.
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Effect: replaces a mapped file that Python code is about to truncate. Source: PEP 578, "open" of io.open.
 
-    Not for os.open, whose path may be relative to another directory than ours.
+    os.open is not covered, because its path may be relative to a directory descriptor.
     """
     if event != "open":
         return
-    with suppress(Exception):  # It would keep the program from opening its file.
+    with suppress(Exception):  # An error here would make the program's open fail.
         path, mode, flags = arguments
         if isinstance(mode, str) and flags & os.O_TRUNC:
-            _spare(path)
+            _replace_if_mapped(path)
 
 
-def _spare(f: object) -> None:
-    """Effect: if this is a mapped file, an empty one with its permissions takes its name.
+def _replace_if_mapped(f: object) -> None:
+    """Effect: if the file is mapped, replaces it by an empty file with the same permissions.
 
-    A file emptied under its mapping ends the process with SIGBUS. Source: mmap(2).
+    Truncating a mapped file kills the process with SIGBUS. Source: mmap(2).
     """
     if not isinstance(f, (str, bytes, os.PathLike)) or _identity(f) not in _mapped:
         return
@@ -101,7 +101,7 @@ def _spare(f: object) -> None:
 def _remember(f: Any) -> None:
     if identity := _identity(f):
         if not _mapped:
-            sys.addaudithook(_look)  # Not earlier: it is called often, and stays.
+            sys.addaudithook(_audit)  # Not earlier: it runs at every audit event and cannot be removed.
         _mapped.add(identity)
 
 

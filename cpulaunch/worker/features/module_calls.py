@@ -1,4 +1,4 @@
-"""Calls of modules: what is done around the outermost call of a program's model, without touching the program."""
+"""Wraps calls of modules: applies settings around each top-level call of a model, without changes to the program."""
 
 from __future__ import annotations
 
@@ -19,65 +19,65 @@ _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_c
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _eval_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _is_grad_enabled = torch.is_grad_enabled
-"""Looked up once: a call's weights have driven what the next call looks up out of the CPU's caches."""
+"""Looked up once: the weights of a call evict other data from the CPU caches, which makes lookups slow."""
 
 
 def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = None) -> str:
-    """What now happens at the calls of modules. Effect: nn.Module's __call__ is replaced.
+    """The scope of the settings, in a few words. Effect: replaces nn.Module.__call__.
 
-    `first_call` is called once, before the first outermost call.
+    `first_call` is called once, before the first top-level call.
     """
     original: Any = nn.Module.__call__
-    around = CallWrapper(settings, original, first_call)
-    place = around.place
+    wrapper = CallWrapper(settings, original, first_call)
+    state = wrapper.state
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if place.closed:
+        if state.unwrapped:
             return original(self, *args, **kwargs)
-        return around.enter(self, args, kwargs)
+        return wrapper.call(self, args, kwargs)
 
     _hide_from_dynamo(__call__)
     nn.Module.__call__ = __call__
-    for name, detail in _details(settings, capturing=around.capturing):
+    for name, detail in _details(settings, capturing=wrapper.capturing):
         report_event("applied", setting=name, detail=detail)
-    return "outermost calls of modules"
+    return "applies to top-level module calls"
 
 
 def _details(settings: TorchSettings, *, capturing: bool) -> Iterator[tuple[str, str]]:
-    """What is in force from here on, by setting."""
+    """Name and description of each setting that is in force."""
     if capturing:
         yield "graph", settings.graph
     if settings.precision in DTYPES:
-        yield "precision", f"autocast to {settings.precision} around outermost calls of modules, results in fp32"
+        yield "precision", f"autocast to {settings.precision} in top-level module calls, results in fp32"
     if settings.inference_mode:
-        yield "inference_mode", "no gradients in outermost calls of modules in eval mode"
+        yield "inference_mode", "no gradients in top-level calls of modules in eval mode"
 
 
 class _CallDepth(threading.local):
-    """Where this thread is: `inside` an outermost call; `closed`: nothing is done for what is called from here."""
+    """State of a thread. `inside`: it is in a top-level call. `unwrapped`: calls of modules run without the wrapper."""
 
     inside = False
-    closed = False
+    unwrapped = False
 
 
 def _captures(settings: TorchSettings, precision: Precision) -> Any:
-    """The process's captures; None without, or where the engine cannot be had."""
+    """The captures of the process; None without --graph, or if the engine is unavailable."""
     if settings.graph == "off":
         return None
     try:
         from cpulaunch.worker.graph import engines
 
         return engines.captures(settings, precision)
-    except Exception as error:  # noqa: BLE001  The program goes on without this setting.
-        degraded(settings, "graph", f"{settings.graph} cannot be used: {error}")
+    except Exception as error:  # noqa: BLE001  The program continues without this setting.
+        degraded(settings, "graph", f"{settings.graph} is unavailable: {error}")
         return None
 
 
 class CallWrapper:
-    """What is done around a call."""
+    """Applies the settings to calls of modules."""
 
     def __init__(self, settings: TorchSettings, original: Any, first_call: Callable[[], None] | None) -> None:
-        self.place = _CallDepth()
+        self.state = _CallDepth()
         self._settings = settings
         self._original = original
         self._first_call = first_call
@@ -91,73 +91,81 @@ class CallWrapper:
 
     @property
     def capturing(self) -> bool:
-        """Whether modules are captured."""
+        """Whether --graph is in force."""
         return self._captures is not None
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call's result. It is outermost, or below a module that could not be captured."""
-        if _is_transparent(module):
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a top-level call, or of a call inside a module that could not be captured."""
+        if _must_run_unwrapped(module):
             return self._original(module, *args, **kwargs)
-        if self.place.inside:
-            return self._part(module, args, kwargs)
+        if self.state.inside:
+            return self._submodule_call(module, args, kwargs)
         if self._first_call is not None:
             first, self._first_call = self._first_call, None
             first()
-        self.place.inside = True
+        self.state.inside = True
         try:
-            return self._outermost(module, args, kwargs)
+            return self._top_level(module, args, kwargs)
         finally:
-            self.place.inside = False
+            self.state.inside = False
 
-    def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _top_level(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._settings.inference_mode and _is_grad_enabled() and not module.training:
             with torch.no_grad():
-                return self._laid_out(module, args, kwargs)
-        return self._laid_out(module, args, kwargs)
+                return self._with_layout(module, args, kwargs)
+        return self._with_layout(module, args, kwargs)
 
-    def _laid_out(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._layout is not None and self._layout.changes(module):
+    def _with_layout(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._layout is not None and self._layout.needs_conversion(module):
             return self._layout.first_call(module, lambda: self._captured(module, args, kwargs))
         return self._captured(module, args, kwargs)
 
     def _captured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._captures is None:
-            return self._eager(module, args, kwargs, opened=False)
+            return self._eager(module, args, kwargs, try_submodules=False)
         return self._capturing(
-            module, args, kwargs, lambda opened: self._eager(module, args, kwargs, opened=opened), outermost=True
+            module,
+            args,
+            kwargs,
+            lambda try_submodules: self._eager(module, args, kwargs, try_submodules=try_submodules),
+            outermost=True,
         )
 
-    def _part(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call below a module that could not be captured as a whole."""
-        if not self._captures.worth_it(module):
-            return self._run(module, args, kwargs, opened=True)
+    def _submodule_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call inside a module that could not be captured as a whole."""
+        if not self._captures.is_large_enough(module):
+            return self._run(module, args, kwargs, try_submodules=True)
         return self._capturing(
-            module, args, kwargs, lambda opened: self._run(module, args, kwargs, opened=opened), outermost=False
+            module,
+            args,
+            kwargs,
+            lambda try_submodules: self._run(module, args, kwargs, try_submodules=try_submodules),
+            outermost=False,
         )
 
     def _capturing(self, module: nn.Module, args: Any, kwargs: Any, eager: Any, *, outermost: bool) -> Any:
-        before, self.place.closed = self.place.closed, True
+        before, self.state.unwrapped = self.state.unwrapped, True
         try:
             return self._captures.call(module, args, kwargs, eager, outermost=outermost)
         finally:
-            self.place.closed = before
+            self.state.unwrapped = before
 
-    def _eager(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, opened: bool) -> Any:
+    def _eager(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool) -> Any:
         with ExitStack() as contexts:
             mode = self._precision.enter(contexts, module)
-            result = self._run(module, args, kwargs, opened=opened)
+            result = self._run(module, args, kwargs, try_submodules=try_submodules)
         return widened(result) if mode.widen else result
 
-    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, opened: bool) -> Any:
-        before, self.place.closed = self.place.closed, not opened
+    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool) -> Any:
+        before, self.state.unwrapped = self.state.unwrapped, not try_submodules
         try:
             return self._original(module, *args, **kwargs)
         finally:
-            self.place.closed = before
+            self.state.unwrapped = before
 
 
-def _is_transparent(module: nn.Module) -> bool:
-    """Whether this call is part of something that must see the module itself: tracing, compiling, transforms, modes."""
+def _must_run_unwrapped(module: nn.Module) -> bool:
+    """Whether tracing, compiling, a function transform or a dispatch mode must see the original call."""
     if _tracing_state() is not None or _is_compiling():
         return True
     if _dispatch_modes() or _transforms() is not None:
@@ -169,7 +177,7 @@ def _is_transparent(module: nn.Module) -> bool:
 
 
 def _hide_from_dynamo(function: Any) -> None:
-    """Effect: a program's own torch.compile does not compile this function, but what it calls."""
+    """Effect: the program's own torch.compile skips this function and compiles what it calls."""
     frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "skip_code"):  # torch 2.5
         frames.skip_code(function.__code__)

@@ -1,7 +1,7 @@
-"""torch's optimizers in one pass over each parameter, where the program leaves the choice of implementation to torch.
+"""Fused kernels for torch's optimizers, where the program leaves the choice of implementation to torch.
 
-What is replaced are the functions that compute a step, not the optimizers: their arguments, groups, state, checkpoints
-and subclasses stay what they are, and every step is judged by the tensors that it is about.
+The functions that compute a step are replaced, not the optimizers: arguments, groups, state, checkpoints and subclasses
+do not change. Whether a step can be fused is decided at every step, by its tensors.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @record(kw_only=False)
 class Step:
-    """A function that computes a step: its module, its name, and whether its last list holds the numbers of steps."""
+    """A function that computes a step: its module, its name, and whether its last list holds the step counts."""
 
     module: str
     name: str
-    counts: bool
+    has_step_counts: bool
 
 
 STEPS = (
@@ -39,24 +39,24 @@ STEPS = (
     Step("torch.optim.adagrad", "adagrad", True),
 )
 IMPLEMENTATIONS = ("fused", "foreach", "grad_scale", "found_inf")
-"""Arguments with which a program or a GradScaler has chosen how a step is computed, if they are given."""
+"""Arguments by which a program or a GradScaler chooses how a step is computed."""
 
-DEMANDS = ("capturable", "differentiable", "has_complex")
-"""Flags for which the fused step on the CPU is not made."""
+UNSUPPORTED_FLAGS = ("capturable", "differentiable", "has_complex")
+"""Flags that the fused step on the CPU does not support."""
 
 NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
 FLAGS = ("amsgrad", "maximize", "nesterov")
-"""Arguments of which the fused step takes numbers and bools only, and the other whatever can be computed with."""
+"""Arguments that must be plain numbers (NUMBERS) or bools (FLAGS) in the fused step; other steps accept more types."""
 
 DTYPES = (torch.float32, torch.float64)
-"""In lower precision the fused step rounds once and the other after each operation: more than rounding may differ."""
+"""In lower precision the fused step rounds once, others after each operation: results would differ too much."""
 
 LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-COUNT = (torch.float32, "cpu")
+STEP_COUNT = (torch.float32, "cpu")
 
 
 def install(settings: TorchSettings) -> str:
-    """Effect: steps are fused where they can be. Raises: RuntimeError if this torch has no such step for the CPU."""
+    """Effect: optimizer steps use fused kernels where possible. Raises: RuntimeError if torch has none for the CPU."""
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     if "cpu" not in _get_fused_kernels_supported_devices():
@@ -66,80 +66,83 @@ def install(settings: TorchSettings) -> str:
     plain = [getattr(import_module(step.module), step.name) for step in STEPS]
     for step, function in zip(STEPS, plain, strict=True):
         setattr(import_module(step.module), step.name, _fusing(step, function, settings))
-    return "Adam, AdamW, SGD and Adagrad step through each parameter once"
+    return "Adam, AdamW, SGD and Adagrad use fused kernels"
 
 
 def _fusing(step: Step, plain: Callable[..., None], settings: TorchSettings) -> Callable[..., None]:
-    said: set[str] = set()
+    warned_of: set[str] = set()
 
     @wraps(plain)
     def fusing(*lists: Any, **named: Any) -> None:
         if torch.compiler.is_compiling():
             return plain(*lists, **named)
         try:
-            obstacle = _obstacle(step, lists, named) if _is_ours(lists, named) else None
-        except Exception as error:  # noqa: BLE001 - the program gets the step it wrote
+            obstacle = _obstacle(step, lists, named) if _is_left_to_torch(lists, named) else None
+        except Exception as error:  # noqa: BLE001 - the program gets the unfused step
             obstacle = f"{type(error).__name__}: {error}"
         if obstacle == "":
             named |= {flag: bool(named[flag]) for flag in FLAGS if flag in named} | {"fused": True}
-        elif obstacle and obstacle not in said:
-            said.add(obstacle)
-            degraded(settings, "fused_optimizers", f"{step.name} stays as it is: {obstacle}")
+        elif obstacle and obstacle not in warned_of:
+            warned_of.add(obstacle)
+            degraded(settings, "fused_optimizers", f"{step.name} is not fused: {obstacle}")
         return plain(*lists, **named)
 
     return fusing
 
 
-def _is_ours(lists: Sequence[Any], named: dict[str, Any]) -> bool:
-    """Whether the program leaves the choice to torch, and the tensors are dense ones on the CPU."""
+def _is_left_to_torch(lists: Sequence[Any], named: dict[str, Any]) -> bool:
+    """Whether the program leaves the implementation to torch and all parameters are on the CPU."""
     if any(named.get(name) is not None for name in IMPLEMENTATIONS):
         return False
-    if any(named.get(name) is not None and named[name] is not False for name in DEMANDS) or _is_differentiated():
+    if (
+        any(named.get(name) is not None and named[name] is not False for name in UNSUPPORTED_FLAGS)
+        or _is_differentiated()
+    ):
         return False
     if not lists or not all(isinstance(each, list) for each in lists) or not lists[0]:
         return False
-    return all(tensor.device.type == "cpu" for tensor in lists[0]) and not any(map(_is_half_new, lists))
+    return all(tensor.device.type == "cpu" for tensor in lists[0]) and not any(map(_is_partly_initialized, lists))
 
 
 def _is_differentiated() -> bool:
-    """Whether derivatives of the step itself may be wanted, or it is mapped: torch has none of the fused step.
+    """Whether the step itself may be differentiated or vectorized by vmap, which the fused step does not support.
 
-    `torch.optim.SGD(differentiable=True)` shows by this alone.
+    `torch.optim.SGD(differentiable=True)` can be recognized only by this.
     """
     forward_mode = torch.autograd.forward_ad._current_level >= 0
     return torch.is_grad_enabled() or forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _is_half_new(values: Sequence[Tensor | None]) -> bool:
-    """Whether some parameters have no state yet, while others have: the fused step knows a first step for all only."""
+def _is_partly_initialized(values: Sequence[Tensor | None]) -> bool:
+    """Whether only some parameters have state: the fused step takes a first step for all parameters or for none."""
     return len({value is None for value in values}) > 1
 
 
 def _obstacle(step: Step, lists: Sequence[list[Any]], named: dict[str, Any]) -> str:
     """Why these tensors cannot be updated by the fused step; empty if they can.
 
-    Source: pytorch/aten/src/ATen/native/cpu/FusedAdamKernel.cpp and its like for SGD and Adagrad: elements are taken
-    in memory order, whatever the strides, and in the type of the parameter; numbers of steps are fp32.
+    Source: pytorch/aten/src/ATen/native/cpu/FusedAdamKernel.cpp, and the kernels of SGD and Adagrad: they read elements
+    in memory order, whatever the strides, and in the type of the parameter; step counts are fp32.
     """
     for name in NUMBERS:
         if isinstance(value := named.get(name, 0), bool) or not isinstance(value, int | float):
-            return f"its {name} is a {type(value).__name__}"
-    if step.counts and any((count.dtype, count.device.type) != COUNT for count in lists[-1]):
-        return "it does not count steps in float32 on the CPU"
-    if step.counts and len(set(map(id, lists[-1]))) != len(lists[-1]):
-        return "a parameter is there twice"
-    others = lists[1:-1] if step.counts else lists[1:]
-    for number, parameter in enumerate(lists[0]):
-        obstacle = _unlike(parameter, [each[number] for each in others if each and each[number] is not None])
+            return f"its {name} has type {type(value).__name__}"
+    if step.has_step_counts and any((count.dtype, count.device.type) != STEP_COUNT for count in lists[-1]):
+        return "its step count is not float32 on the CPU"
+    if step.has_step_counts and len(set(map(id, lists[-1]))) != len(lists[-1]):
+        return "a parameter is listed twice"
+    others = lists[1:-1] if step.has_step_counts else lists[1:]
+    for index, parameter in enumerate(lists[0]):
+        obstacle = _layout_obstacle(parameter, [each[index] for each in others if each and each[index] is not None])
         if obstacle:
             return obstacle
     return ""
 
 
-def _unlike(parameter: Tensor, others: Iterable[Tensor]) -> str:
-    """What keeps a parameter with this gradient and state from being updated in memory order; empty if nothing."""
+def _layout_obstacle(parameter: Tensor, others: Iterable[Tensor]) -> str:
+    """Why a parameter with this gradient and state cannot be updated in memory order; empty if it can."""
     if type(parameter) not in (Tensor, nn.Parameter):
-        return f"a parameter is a {type(parameter).__name__}"
+        return f"a parameter has type {type(parameter).__name__}"
     if parameter.dtype not in DTYPES:
         return f"parameters are {str(parameter.dtype).removeprefix('torch.')}"
     layout = next((layout for layout in LAYOUTS if parameter.is_contiguous(memory_format=layout)), None)
@@ -147,9 +150,9 @@ def _unlike(parameter: Tensor, others: Iterable[Tensor]) -> str:
         if tensor.layout is not torch.strided:
             return "gradients are sparse"
         if tensor.is_neg():
-            return "gradients are views that negate"
+            return "gradients are negated views"
         if (tensor.dtype, tensor.shape) != (parameter.dtype, parameter.shape):
             return "a gradient or its state has another type or shape than the parameter"
         if layout is None or not tensor.is_contiguous(memory_format=layout):
-            return "a parameter, its gradient and its state are not in the same memory order"
+            return "a parameter, its gradient and its state have different memory layouts"
     return ""

@@ -1,1 +1,1 @@
-"""Captured modules: faster code for what a module computes, used only while it is certain to compute the same."""
+"""Captured modules: faster code for calls of modules, used only while it is certain to give the same results."""

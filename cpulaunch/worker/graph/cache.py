@@ -1,4 +1,4 @@
-"""Every module that is called: what of it is captured, what stays eager, and why."""
+"""The captures of a process: for each module that is called, its captured calls and why other calls run eagerly."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ from cpulaunch.worker.graph.trace import RefusedError
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
-from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, key_of, key_of_tensors, words
+from cpulaunch.worker.tensors.pytree import UnknownStructureError, describe, flatten, key_of, key_of_tensors
 
 Eager = Callable[[bool], Any]
-"""Runs the call eagerly; True: with the modules below it captured where they can be."""
+"""Runs the call eagerly. With True, calls of submodules may be captured."""
 
 Engine = Callable[[Call, Any, Weights], Captured]
+"""Captures a call, given its eager result and the weights to freeze."""
 
 VERIFIED_CALLS = 2
-"""Captured results compared with eager ones: at the capture, and at the next call, which has other inputs."""
+"""Captured results that are compared with eager ones: at the capture, and at the next call, with other inputs."""
 
 MAX_MODULES = 64
-"""Modules captured in one process: each costs seconds and a copy of its weights."""
+"""Limit of captured modules per process: each costs seconds and a copy of its weights."""
 
 MAX_CHANGES = 4
-"""Changes of a module's weights after which it stays eager: it is being trained, and each capture takes seconds."""
+"""Limit of weight changes: a module that exceeds it is being trained and runs eagerly; a capture takes seconds."""
 
 TOLERATED_SLOWDOWN = 1.05
-"""A capture slower than eager by more than this, in time, is not used. Noise alone should not decide."""
+"""A capture that takes longer than eager execution by more than this factor is not used; noise is below it."""
 
-LEAVES_WORTH_IT = 2
-"""Modules with weights in a part of a module that is worth a capture of its own."""
+MIN_WEIGHTED_PARTS = 2
+"""A submodule is captured by itself only if it contains at least this many modules with weights."""
 
 
 class Captures:
-    """All captures of a process. `call` may be used by several threads; captures are made one at a time."""
+    """All captures of a process. `call` is thread-safe; only one thread captures at a time."""
 
     def __init__(self, settings: TorchSettings, engine: Engine) -> None:
         self.settings = settings
         self._engine = engine
         self._states: dict[int, ModuleState] = {}
-        self._making = threading.Lock()
+        self._capture_lock = threading.Lock()
         self.bytes = 0
         self.modules = 0
 
     def call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Eager, *, outermost: bool
     ) -> Any:
-        """The result of the module's call, captured if it can be."""
+        """The result of the module's call, by a captured graph where there is one."""
         state = self._state(module, outermost)
-        reason = _unfit(module)
+        reason = _not_capturable_reason(module)
         if reason is not None:
             state.record_reason(reason)
             return eager(False)
         if state.finished:
-            return eager(state.open)
+            return eager(state.try_submodules)
         key = key_of_tensors(args, kwargs)
         if key is not None:
             return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=list(args)), eager)
@@ -70,21 +71,21 @@ class Captures:
         try:
             key = key_of(flatten((args, kwargs), inputs), inputs)
         except UnknownStructureError as error:
-            return self._open(state, f"it takes {error}", eager)
+            return self._try_submodules(state, f"it takes {error}", eager)
         if key is None:
-            return self._open(state, "it takes arguments that cannot be compared", eager)
+            return self._try_submodules(state, "it takes arguments that cannot be compared", eager)
         return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=inputs), eager)
 
-    def worth_it(self, module: nn.Module) -> bool:
-        """Whether a part of a module that could not be captured is large enough for a capture of its own."""
+    def is_large_enough(self, module: nn.Module) -> bool:
+        """Whether a submodule of a module that could not be captured is large enough for a capture of its own."""
         state = self._states.get(id(module))
         if state is not None and state.module() is module:
             return True
-        leaves = 0
-        with suppress(Exception):  # A class may have a `modules` of its own.
+        weighted_parts = 0
+        with suppress(Exception):  # A class may override `modules`.
             for part in module.modules():
-                leaves += any(value is not None for value in part._parameters.values())
-                if leaves >= LEAVES_WORTH_IT:
+                weighted_parts += any(value is not None for value in part._parameters.values())
+                if weighted_parts >= MIN_WEIGHTED_PARTS:
                     return True
         return False
 
@@ -92,46 +93,48 @@ class Captures:
         state = self._states.get(id(module))
         if state is None or state.module() is not module:
             state = self._states[id(module)] = ModuleState(module, outermost=outermost)
-            weakref.finalize(module, self._gone, id(module), state).atexit = False
+            weakref.finalize(module, self._release, id(module), state).atexit = False
         return state
 
-    def _gone(self, address: int, state: ModuleState) -> None:
-        """Effect: what a module that no longer exists took is free for others."""
+    def _release(self, address: int, state: ModuleState) -> None:
+        """Effect: drops the captures of a module that no longer exists and the memory counted for them."""
         self._drop(state)
         if self._states.get(address) is state:
             del self._states[address]
 
-    def _open(self, state: ModuleState, reason: str, eager: Eager) -> Any:
+    def _try_submodules(self, state: ModuleState, reason: str, eager: Eager) -> Any:
         state.record_reason(reason)
-        state.open = True
+        state.try_submodules = True
         return eager(True)
 
     def _with_key(self, state: ModuleState, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
         if state.weights is not None and not state.weights.unchanged():
-            self._forget(state)
+            self._drop_stale(state)
         recent = state.recent
         if recent is not None and recent[0] == key and recent[1].holds(call):
             return self._run(state, recent[1], call, eager)
         if key in state.refused:
             return eager(True)
-        if key in state.left:
+        if key in state.not_used:
             return eager(False)
         for captured in state.captures.get(key, ()):
             if captured.holds(call):
                 state.recent = (key, captured)
                 return self._run(state, captured, call, eager)
-        if not state.wants(key, self.settings.graph_signatures) or not self._making.acquire(blocking=False):
-            return eager(state.open)
+        if not state.should_capture(key, self.settings.graph_signatures) or not self._capture_lock.acquire(
+            blocking=False
+        ):
+            return eager(state.try_submodules)
         try:
             return self._make(state, key, call, eager)
         finally:
-            self._making.release()
+            self._capture_lock.release()
 
     def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""
         try:
             result = captured.run(call)
-        except Exception as error:  # noqa: BLE001  Whatever a graph raises, eager execution is still right.
+        except Exception as error:  # noqa: BLE001  After any failure of a graph the eager result is still right.
             self._give_up(state, f"the captured graph failed: {error}")
             return eager(False)
         if state.verified.get(id(captured), 0) >= VERIFIED_CALLS - 1:
@@ -140,24 +143,24 @@ class Captures:
         state.verified[id(captured)] = state.verified.get(id(captured), 0) + 1
         try:
             check(expected, result, low_precision=captured.low_precision)
-        except Exception as error:  # noqa: BLE001  Whatever comparing raises, the eager result is right.
-            self._give_up(state, f"the captured graph computes something else: {error}")
+        except Exception as error:  # noqa: BLE001  After any failure of the comparison the eager result is still right.
+            self._give_up(state, f"the captured graph gives a different result: {error}")
         return expected
 
     def _make(self, state: ModuleState, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
-        """The eager result of a call that is then captured, or refused."""
+        """The eager result of a call. Effect: captures the call, or records why it cannot be captured."""
         try:
-            elsewhere, refusal = _elsewhere(call), self._too_much(state)
-            weights = state.weights if elsewhere or state.weights else Weights(call.module)
-        except Exception as error:  # noqa: BLE001  Tensors without memory or versions, a `parameters` of the class.
-            self._refuse(state, key, f"its tensors cannot be watched: {error}")
+            not_on_cpu, refusal = _uses_other_device(call), self._limit_reached(state)
+            weights = state.weights if not_on_cpu or state.weights else Weights(call.module)
+        except Exception as error:  # noqa: BLE001  Tensors without storage or version, or an overridden `parameters`.
+            self._refuse(state, key, f"changes of its tensors cannot be detected: {error}")
             return eager(True)
-        if elsewhere:
-            state.left.add(key)
+        if not_on_cpu:
+            state.not_used.add(key)
             state.record_reason("it is not on the CPU")
             return eager(False)
         if refusal is not None or weights is None:
-            state.finish(refusal or "its tensors cannot be watched")
+            state.finish(refusal or "changes of its tensors cannot be detected")
             return eager(False)
         result, change = changes_tensors(call, weights, lambda: eager(False))
         if change:
@@ -169,8 +172,8 @@ class Captures:
         except RefusedError as error:
             self._refuse(state, key, str(error))
         except MismatchError as error:
-            self._give_up(state, f"captured, it computes something else: {error}")
-        except Exception as error:  # noqa: BLE001  No failure of a capture may reach the program.
+            self._give_up(state, f"the captured graph gives a different result: {error}")
+        except Exception as error:  # noqa: BLE001  A failed capture must not become an error of the program.
             self._give_up(state, f"it cannot be captured: {error}")
         else:
             self._keep_if_faster(state, key, call, captured, lambda: eager(False))
@@ -179,24 +182,25 @@ class Captures:
     def _keep_if_faster(
         self, state: ModuleState, key: tuple[Any, ...], call: Call, captured: Captured, eager: Callable[[], Any]
     ) -> None:
-        """Effect: the capture is used, unless it is slower: small products of one row are, on some CPUs."""
+        """Effect: uses the capture unless it is slower, as are small products of one row on some CPUs."""
         graph, plain = best_seconds(lambda: captured.run(call), eager)
         if graph <= plain * TOLERATED_SLOWDOWN:
             self._keep(state, key, call, captured, speedup=plain / graph)
             return
-        state.left.add(key)
+        state.not_used.add(key)
         state.record_reason(
-            f"eager is faster: {plain * 1e3:.3g} ms, captured {graph * 1e3:.3g} ms ({words(call.inputs)})"
+            f"eager execution is faster: {plain * 1e3:.3g} ms, captured {graph * 1e3:.3g} ms ({describe(call.inputs)})"
         )
 
-    def _too_much(self, state: ModuleState) -> str | None:
+    def _limit_reached(self, state: ModuleState) -> str | None:
+        """Which limit a first capture of the module would exceed; None if none."""
         if state.captures:
             return None
-        bound = self.settings.graph_memory_bytes
+        limit = self.settings.graph_memory_bytes
         module = state.module()
-        if bound is not None and module is not None and self.bytes + _weight_bytes(module) > bound:
-            return f"its frozen weights would exceed the {bound >> 20} MiB set aside for captures"
-        return f"{MAX_MODULES} modules are captured already" if self.modules >= MAX_MODULES else None
+        if limit is not None and module is not None and self.bytes + _weight_bytes(module) > limit:
+            return f"its frozen weights would exceed the limit of {limit >> 20} MiB for captures"
+        return f"{MAX_MODULES} modules of this process are captured already" if self.modules >= MAX_MODULES else None
 
     def _keep(
         self, state: ModuleState, key: tuple[Any, ...], call: Call, captured: Captured, *, speedup: float
@@ -209,7 +213,7 @@ class Captures:
         report_event(
             "captured",
             module=state.name,
-            signature=words(call.inputs),
+            signature=describe(call.inputs),
             engine=self.settings.graph,
             seconds=round(captured.seconds, 3),
             error=captured.error,
@@ -220,25 +224,27 @@ class Captures:
     def _refuse(self, state: ModuleState, key: tuple[Any, ...], reason: str) -> None:
         state.refused.add(key)
         first = state.record_reason(reason)
-        state.open = True
+        state.try_submodules = True
         if first and state.outermost:
-            degraded(self.settings, "graph", f"{state.name} is not captured as a whole: {reason}")
+            degraded(
+                self.settings, "graph", f"{state.name} cannot be captured as a whole, so its parts are tried: {reason}"
+            )
 
     def _give_up(self, state: ModuleState, reason: str) -> None:
         self._drop(state)
         if state.finish(reason):
-            degraded(self.settings, "graph", f"{state.name} stays eager: {reason}")
+            degraded(self.settings, "graph", f"{state.name} runs eagerly: {reason}")
 
-    def _forget(self, state: ModuleState) -> None:
-        """Effect: what was captured with other weights is gone; after too many changes for good."""
+    def _drop_stale(self, state: ModuleState) -> None:
+        """Effect: drops captures whose weights have changed; after MAX_CHANGES the module is not captured again."""
         if not state.captures:
             state.weights = None
             return
         self._drop(state)
         state.changes += 1
-        report_event("eager", module=state.name, reason="its weights changed: captured anew")
+        report_event("eager", module=state.name, reason="its weights changed, so it is captured again")
         if state.changes > MAX_CHANGES:
-            state.finish("its weights keep changing")
+            state.finish("its weights change too often")
 
     def _drop(self, state: ModuleState) -> None:
         self.bytes -= state.bytes
@@ -247,9 +253,11 @@ class Captures:
 
 
 class ModuleState:
-    """What is known of one module. `open`: the modules below it are tried; `finished`: it is eager for good.
+    """The state of one module.
 
-    Of signatures: `captures` are used, `refused` cannot be captured, `left` had better not; `recent` was used last.
+    `try_submodules`: its submodules may be captured. `finished`: it runs eagerly from now on.
+    By signature: `captures` are in use; `refused` cannot be captured, but submodules may be; `not_used` gain nothing
+    from a capture. `recent` is the capture used last.
     """
 
     def __init__(self, module: nn.Module, *, outermost: bool) -> None:
@@ -260,25 +268,25 @@ class ModuleState:
         self.recent: tuple[tuple[Any, ...], Captured] | None = None
         self.verified: dict[int, int] = {}
         self.refused: set[tuple[Any, ...]] = set()
-        self.left: set[tuple[Any, ...]] = set()
+        self.not_used: set[tuple[Any, ...]] = set()
         self.seen: set[tuple[Any, ...]] = set()
         self.weights: Weights | None = None
         self.bytes = 0
         self.changes = 0
         self.calls_to_wait = 0
-        self.open = False
+        self.try_submodules = False
         self.finished = False
-        self._remarks: set[str] = set()
+        self._reasons: set[str] = set()
 
-    def wants(self, key: tuple[Any, ...], limit: int) -> bool:
-        """Whether to capture this signature now: the first at once, others when they come a second time.
+    def should_capture(self, key: tuple[Any, ...], limit: int) -> bool:
+        """Whether to capture this signature now: the first one immediately, others at their second call.
 
-        After a change of weights it waits, twice as long each time: they may change again.
+        After a change of weights some calls run eagerly first, twice as many each time: more changes may follow.
         """
         if self.calls_to_wait:
             self.calls_to_wait -= 1
             return False
-        tried = sum(map(len, self.captures.values())) + len(self.refused) + len(self.left)
+        tried = sum(map(len, self.captures.values())) + len(self.refused) + len(self.not_used)
         if tried >= limit:
             self.record_reason(f"it is called with more than {limit} signatures")
             return False
@@ -288,56 +296,56 @@ class ModuleState:
         return True
 
     def drop(self) -> None:
-        """Effect: nothing is captured any more."""
+        """Effect: drops all captures of the module."""
         self.recent = None
         self.captures.clear()
-        self.left.clear()
+        self.not_used.clear()
         self.verified.clear()
         self.weights = None
         self.bytes = 0
         self.calls_to_wait = 1 << self.changes
 
     def record_reason(self, reason: str) -> bool:
-        """Whether this is new. Effect: the report has the reason, once."""
-        if reason in self._remarks:
+        """Whether the reason is new. Effect: reports a new reason."""
+        if reason in self._reasons:
             return False
-        self._remarks.add(reason)
+        self._reasons.add(reason)
         report_event("eager", module=self.name, reason=reason)
         return True
 
     def finish(self, reason: str) -> bool:
-        """Whether this is new. Effect: the module stays eager for good."""
+        """Whether the reason is new. Effect: the module runs eagerly from now on."""
         self.finished = True
         return self.record_reason(reason)
 
 
-def _unfit(module: nn.Module) -> str | None:
-    """Why this call of the module is none to capture, whatever its arguments; None if it may be."""
+def _not_capturable_reason(module: nn.Module) -> str | None:
+    """Why no call of this module can be captured at the moment, whatever its arguments; None if one can."""
     if module.training:
         return "it is in training mode"
     if torch.is_grad_enabled():
-        return "gradients are on (the program uses no torch.no_grad; --inference-mode turns them off)"
+        return "gradients are enabled (add torch.no_grad(), or use --inference-mode)"
     if any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)):
-        return "there are global forward hooks"
-    if torch._C._len_torch_function_stack() and _observed():
-        return "a torch function mode sees every operation"
+        return "global forward hooks are registered"
+    if torch._C._len_torch_function_stack() and _has_function_mode():
+        return "a torch function mode is active"
     return None
 
 
-def _observed() -> bool:
-    """Whether a torch function mode besides `torch.set_default_device`'s is on."""
+def _has_function_mode() -> bool:
+    """Whether a torch function mode other than that of `torch.set_default_device` is active."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return any(type(mode).__name__ != "DeviceContext" for mode in modes)
 
 
-def _elsewhere(call: Call) -> bool:
-    """Whether the call concerns another device."""
+def _uses_other_device(call: Call) -> bool:
+    """Whether an argument, parameter or buffer is on a device other than the CPU."""
     tensors = (*call.inputs, *call.module.parameters(), *call.module.buffers())
     return any(tensor.device.type != "cpu" for tensor in tensors)
 
 
 def _weight_bytes(module: nn.Module) -> int:
-    """What freezing a module may cost: one packed copy of its weights."""
+    """Bytes that freezing a module may take: one packed copy of its weights."""
     with suppress(NotImplementedError):
         return sum(tensor.untyped_storage().nbytes() for tensor in module.parameters())
     return 0

@@ -1,4 +1,4 @@
-"""One call of a module captured: asked about, compiled, and compared with what eager execution gives."""
+"""Captures one call of a module: traces it, compiles it and compares its result with that of eager execution."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.tensors.aliasing import sharing_differs
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
-from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, skeleton
+from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, without_constants
 
 
 class MismatchError(Exception):
-    """A captured call gave another result than the eager one."""
+    """A captured call gave a different result from the eager call."""
 
 
 @record
@@ -36,7 +36,11 @@ class Call:
 
 @record
 class Captured:
-    """A module's call made fast. `error`: largest one against eager; `seconds` it took; `bytes` of new constants."""
+    """A captured call.
+
+    `run` gives the result of a call; `holds` says whether the capture is valid for it. `error`: largest absolute
+    difference from the eager result. `seconds`: duration of the capture. `bytes`: memory of its constants.
+    """
 
     run: Callable[[Call], Any]
     holds: Callable[[Call], bool]
@@ -47,22 +51,22 @@ class Captured:
 
 
 def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> Captured:
-    """The call through oneDNN Graph, once compared with `eager`, its eager result.
+    """The call captured by oneDNN Graph and compared once with `eager`, its eager result.
 
-    Raises: RefusedError if it cannot be sound, MismatchError if it is not right, and whatever torch raises.
+    Raises: RefusedError if a capture is not safe, MismatchError if its result is different, and any error of torch.
     """
     started = time.perf_counter()
-    with random_state_kept():
+    with preserved_random_state():
         traced = trace_call(
             call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager
         )
         mode: list[Mode] = []
 
-        def precise(contexts: ExitStack) -> bool:
+        def enter_precision(contexts: ExitStack) -> bool:
             mode.append(precision.enter(contexts, call.module, cache=False))
             return mode[0].widen
 
-        frozen = freeze(traced.graph, traced.sources, call.inputs, precise)
+        frozen = freeze(traced.graph, traced.sources, call.inputs, enter_precision)
         run = _runner(traced, _eager_spec(eager, traced.spec), frozen.run)
         low = mode[0].low or traced.low
         graph = run(call)
@@ -70,7 +74,7 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
         _check_sharing(call, weights, eager, graph, run(call))
     return Captured(
         run=run,
-        holds=_guarding(traced),
+        holds=_guard_check(traced),
         error=error,
         seconds=time.perf_counter() - started,
         bytes=frozen.bytes,
@@ -78,8 +82,8 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> C
     )
 
 
-def _guarding(traced: TracedCall) -> Callable[[Call], bool]:
-    """Whether the traced graph holds for a call."""
+def _guard_check(traced: TracedCall) -> Callable[[Call], bool]:
+    """A function that says whether the traced graph is valid for a call."""
     check = traced.guards.check
 
     def holds(call: Call, alive: TracedCall = traced) -> bool:
@@ -88,18 +92,19 @@ def _guarding(traced: TracedCall) -> Callable[[Call], bool]:
     return holds
 
 
-def _eager_spec(eager: Any, asked: Spec) -> Spec:
-    """The structure of the result, with the constants of the eager one: Dynamo was asked without autocast.
+def _eager_spec(eager: Any, traced: Spec) -> Spec:
+    """The structure of the result with the constants of the eager result, because Dynamo traced without autocast.
 
-    They are as constant as the graph: functions of what the guards check. Raises: MismatchError.
+    These constants are as reliable as the graph: they depend only on what the guards check. Raises: MismatchError.
     """
     spec, _ = _parts(eager)
-    if repr(skeleton(spec)) != repr(skeleton(asked)):
-        raise MismatchError("the result has another structure")
+    if repr(without_constants(spec)) != repr(without_constants(traced)):
+        raise MismatchError("the result has a different structure")
     return spec
 
 
 def _runner(traced: TracedCall, spec: Spec, outputs_of: Callable[..., tuple[Tensor, ...]]) -> Callable[[Call], Any]:
+    """A function that runs the graph for a call and rebuilds the result from its outputs and the call's inputs."""
     places = [(result.is_input, result.index) for result in traced.results]
     if spec == ("tensor",) and not traced.results[0].is_input:
         index = traced.results[0].index
@@ -113,7 +118,7 @@ def _runner(traced: TracedCall, spec: Spec, outputs_of: Callable[..., tuple[Tens
 
 
 def _check_sharing(call: Call, weights: Weights, *results: Any) -> None:
-    """Raises: RefusedError if a program that writes to results of the graph would find other elements changed."""
+    """Raises: RefusedError if results of the graph share memory differently from the eager result."""
     eager, graph, again = (_parts(result)[1] for result in results)
     difference = sharing_differs(eager, graph, again, inputs=call.inputs, frozen=weights.tensors)
     if difference:
@@ -121,10 +126,10 @@ def _check_sharing(call: Call, weights: Weights, *results: Any) -> None:
 
 
 def check(eager: Any, graph: Any, *, low_precision: bool) -> float:
-    """The largest absolute difference of two results. Raises: MismatchError."""
+    """The largest absolute difference of two results. Raises: MismatchError if they differ by more than rounding."""
     (spec, tensors), (other_spec, others) = _parts(eager), _parts(graph)
     if not _alike(spec, other_spec):
-        raise MismatchError("the result has another structure")
+        raise MismatchError("the result has a different structure")
     error, reason = largest_error(tensors, others, LOW_PRECISION if low_precision else ROUNDING)
     if reason is not None:
         raise MismatchError(reason)
@@ -142,13 +147,13 @@ def _parts(value: Any) -> tuple[Spec, list[Tensor]]:
 def _alike(spec: Spec, other: Spec) -> bool:
     try:
         return bool(spec == other)
-    except (RuntimeError, ValueError, TypeError):  # A context whose comparison is not a truth value.
+    except (RuntimeError, ValueError, TypeError):  # The comparison of a pytree context need not give a truth value.
         return repr(spec) == repr(other)
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Effect: the program's random numbers are the same as without what runs inside."""
+def preserved_random_state() -> Iterator[None]:
+    """Effect: restores the state of torch's random number generator when the context ends."""
     state = torch.get_rng_state()
     try:
         yield
@@ -157,17 +162,17 @@ def random_state_kept() -> Iterator[None]:
 
 
 MIN_ROUNDS, MAX_ROUNDS, TIMED_SECONDS = 2, 20, 0.2
-"""How often a captured call is timed against an eager one, and for how long in all."""
+"""How often a captured call is timed against an eager one, and for how many seconds in total."""
 
 
 def best_seconds(*runs: Callable[[], Any]) -> list[float]:
-    """The shortest time each took, in seconds, over rounds in which each runs once.
+    """The shortest time of each function, in seconds, over rounds that run each of them once.
 
-    The shortest, because whatever else the machine does only makes a run longer.
+    The shortest, because other load of the machine only makes a run longer.
     """
     best = [float("inf")] * len(runs)
     end = time.perf_counter() + TIMED_SECONDS
-    with random_state_kept():
+    with preserved_random_state():
         for number in range(MAX_ROUNDS):
             for index, run in enumerate(runs):
                 started = time.perf_counter()
@@ -179,7 +184,7 @@ def best_seconds(*runs: Callable[[], Any]) -> list[float]:
 
 
 def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> tuple[Any, str]:
-    """The eager result, and what the call changed in place (empty: nothing): tensors, or the random state."""
+    """The eager result, and why the call cannot be repeated (empty: it can): it changes tensors or the random state."""
     inputs = _versions(call.inputs)
     frozen = _versions(weights.tensors)
     random = torch.get_rng_state()

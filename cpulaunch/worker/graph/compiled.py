@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.graph.capture import Call, Captured, check, random_state_kept
+from cpulaunch.worker.graph.capture import Call, Captured, check, preserved_random_state
 from cpulaunch.worker.graph.precision import Precision, widened
 
 
@@ -19,13 +19,13 @@ def _template(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 class Compiler:
-    """torch.compile with this launch's backend and mode. Effect: inductor freezes weights when gradients are off."""
+    """torch.compile with the backend and mode of the settings. Effect: makes inductor freeze weights."""
 
     def __init__(self, settings: TorchSettings, precision: Precision) -> None:
         self._precision = precision
         self._options: dict[str, Any] = {"backend": settings.graph}
         if settings.graph == "zentorch":
-            import zentorch  # noqa: F401  It registers the backend.
+            import zentorch  # noqa: F401  The import registers the backend.
         else:
             import torch._inductor.config as inductor
 
@@ -33,16 +33,16 @@ class Compiler:
             self._options |= {"mode": settings.compile_mode} if settings.compile_mode else {}
 
     def capture(self, call: Call, eager: Any) -> Captured:
-        """The compiled call, compared with its eager result. Dynamo's own guards say when it holds.
+        """The compiled call, compared with its eager result. It is valid for any call: Dynamo checks its own guards.
 
-        Raises: MismatchError, and whatever the compiler raises.
+        Raises: MismatchError, and any error of the compiler.
         """
         started = time.perf_counter()
-        # A code object of its own: what Dynamo compiled for other weights must not be found again.
+        # A new code object: Dynamo must not reuse what it compiled for other weights.
         function = types.FunctionType(_template.__code__.replace(co_name="compiled_call"), globals())
         compiled = torch.compile(function, dynamic=False, **self._options)
         run = self._runner(compiled)
-        with random_state_kept(), ExitStack() as contexts:
+        with preserved_random_state(), ExitStack() as contexts:
             low = self._precision.enter(contexts, call.module).low
             contexts.close()
             error = check(eager, run(call), low_precision=low)

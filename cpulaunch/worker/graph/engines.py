@@ -1,4 +1,4 @@
-"""The ways to capture: what `--graph` names."""
+"""The engines of `--graph`: oneDNN Graph, inductor and zentorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpulaunch.worker.graph.weights import Weights
 
 
 def captures(settings: TorchSettings, precision: Precision) -> Captures:
-    """The captures of this process by the engine the settings name."""
+    """An empty cache of captures, made by the engine that the settings name."""
     if settings.graph == "onednn":
         return Captures(settings, lambda call, eager, weights: capture(call, eager, weights, precision))
     from cpulaunch.worker.graph.compiled import Compiler

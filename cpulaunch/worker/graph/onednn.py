@@ -1,4 +1,4 @@
-"""Dynamo's graph traced, frozen and fused by oneDNN Graph.
+"""A graph from Dynamo, traced by TorchScript, frozen, and fused by oneDNN Graph.
 
 Source: pytorch/torch/csrc/jit/codegen/onednn/README.md: enable fusion, trace, freeze, two warm-up calls.
 """
@@ -20,14 +20,14 @@ from cpulaunch.records.record import record
 from cpulaunch.worker.graph.precision import widened
 
 WARM_UP_CALLS = 2
-"""The first is profiled, at the second the graph is fused and its weights are packed."""
+"""The first call is profiled; the second fuses the graph and packs its weights."""
 
 _compiling = threading.RLock()
 
 
 @record
 class Frozen:
-    """`run(*inputs)` gives the graph's outputs; `bytes` are those of constants that are not the module's own memory."""
+    """A frozen graph. `run(*inputs)` returns its outputs; `bytes`: memory of its constants besides the module's own."""
 
     run: Callable[..., tuple[Tensor, ...]]
     bytes: int
@@ -37,32 +37,32 @@ def freeze(
     graph: torch.fx.GraphModule,
     sources: tuple[int | Tensor, ...],
     inputs: list[Tensor],
-    precise: Callable[[ExitStack], bool],
+    enter_precision: Callable[[ExitStack], bool],
 ) -> Frozen:
     """The graph with its weights as constants, for inputs like these.
 
-    `precise` enters the precision to trace in, and says whether outputs become fp32. Calls need no autocast: the trace
-    has its casts. Warming up is done as calls will be: a graph is optimized anew, and without fusion, where autocast
-    is not what it was (seen with torch 2.13).
-    Effect: none on torch's global JIT settings once it returns. Raises: whatever torch raises.
+    `enter_precision` enters the precision to trace in and says whether outputs become fp32. Later calls run without
+    autocast, because the trace contains its casts. So do the warm-up calls: a graph that is called under a different
+    autocast state is optimized again, without fusion (seen with torch 2.13).
+    Effect: torch's global JIT settings are restored. Raises: any error of torch.
     """
     used = tuple(dict.fromkeys(source for source in sources if isinstance(source, int)))
     examples = tuple(inputs[index] for index in used)
     with _compiling, warnings.catch_warnings(), _fusion():
         warnings.simplefilter("ignore")
         with ExitStack() as contexts:
-            bound = _Bound(graph, sources, used, precise(contexts)).eval()
+            bound = _Bound(graph, sources, used, enter_precision(contexts)).eval()
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = torch.jit.freeze(traced)
         for _ in range(WARM_UP_CALLS):
             frozen.forward(*examples)
     own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
-    forward = frozen.forward  # Without what nn.Module does around it: a graph has no hooks.
-    run = forward if used == tuple(range(len(inputs))) else _choosing(forward, used)
+    forward = frozen.forward  # Not nn.Module.__call__: a graph has no hooks.
+    run = forward if used == tuple(range(len(inputs))) else _with_used_inputs(forward, used)
     return Frozen(run=run, bytes=_constant_bytes(frozen, own))
 
 
-def _choosing(frozen: Callable[..., Any], used: tuple[int, ...]) -> Callable[..., tuple[Tensor, ...]]:
+def _with_used_inputs(frozen: Callable[..., Any], used: tuple[int, ...]) -> Callable[..., tuple[Tensor, ...]]:
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = frozen(*[inputs[index] for index in used])
         return outputs
@@ -71,7 +71,7 @@ def _choosing(frozen: Callable[..., Any], used: tuple[int, ...]) -> Callable[...
 
 
 class _Bound(nn.Module):
-    """The graph as a function of the call's tensors only."""
+    """The graph as a module whose inputs are tensors of the call; the frozen tensors are bound."""
 
     def __init__(
         self, graph: torch.fx.GraphModule, sources: tuple[int | Tensor, ...], used: tuple[int, ...], widen: bool
@@ -91,11 +91,11 @@ class _Bound(nn.Module):
 
 
 class _Fusible(TorchFunctionMode):
-    """Writes what oneDNN Graph cannot compile as what it can, with the same result.
+    """Replaces operations that oneDNN Graph cannot compile, or that are slow, by equivalent ones.
 
     Seen with torch 2.13: a fused addmm with a vector, as in GPT-2's Conv1D, raises "vector::_M_range_check" when it is
-    called; a concatenation with an empty tensor, as of an empty key-value cache, "partition compile failed".
-    And what is slow as what is fast: elements picked by several constant index tensors.
+    called; a concatenation with an empty tensor, as of an empty key-value cache, raises "partition compile failed".
+    Slow: indexing with several constant index tensors.
     """
 
     def __init__(self, constants: list[Tensor]) -> None:
@@ -116,23 +116,23 @@ class _Fusible(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _picked(self, tensor: Tensor, index: Any) -> Tensor | None:
-        """`tensor[:, ..., rows, columns]` with constant indices, as DLRM picks its products; None for anything else."""
+        """`tensor[:, ..., rows, columns]` with constant indices, as in DLRM; None for any other index."""
         if type(index) is not tuple or len(index) != tensor.dim() or len(index) < 3:
             return None
         *before, rows, columns = index
         if any(type(part) is not slice or part != slice(None) for part in before):
             return None
-        if not all(id(part) in self._constants and _is_list(part) for part in (rows, columns)):
+        if not all(id(part) in self._constants and _is_index_list(part) for part in (rows, columns)):
             return None
         return _pick(tensor, rows, columns) if rows.shape == columns.shape else None
 
 
-def _is_list(index: Tensor) -> bool:
+def _is_index_list(index: Tensor) -> bool:
     return index.dtype is torch.int64 and index.dim() == 1 and index.numel() > 0
 
 
 def _pick(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """The elements at these places of the last two dimensions, by one index each; None where an index is negative."""
+    """The elements at (row, column) of the last two dimensions; None if an index is negative or out of range."""
     height, width = tensor.shape[-2:]
     if any(index.min() < 0 or index.max() >= size for index, size in ((rows, height), (columns, width))):
         return None
@@ -141,7 +141,7 @@ def _pick(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
 
 
 def _common_type(tensors: Any) -> torch.dtype:
-    """The type torch.cat gives its result."""
+    """The dtype of torch.cat's result."""
     common = tensors[0].dtype
     for tensor in tensors[1:]:
         common = torch.promote_types(common, tensor.dtype)
@@ -150,7 +150,7 @@ def _common_type(tensors: Any) -> torch.dtype:
 
 @contextmanager
 def _fusion() -> Iterator[None]:
-    """Effect: while it lasts, graphs are fused by oneDNN, and autocast is what was traced rather than a pass."""
+    """Effect: inside the context oneDNN fuses graphs, and the JIT does not apply autocast to them by itself."""
     fused = torch._C._jit_llga_enabled()
     autocast = torch._C._jit_set_autocast_mode(False)
     torch._C._jit_set_llga_enabled(True)
@@ -162,7 +162,7 @@ def _fusion() -> Iterator[None]:
 
 
 def _constant_bytes(frozen: Any, own: set[int]) -> int:
-    """Memory of the graph's constants besides the module's own."""
+    """Bytes of the graph's constants, without tensors at the addresses in `own`."""
     sizes: dict[int, int] = {}
     for node in frozen.graph.findAllNodes("prim::Constant"):
         value = node.output().toIValue()

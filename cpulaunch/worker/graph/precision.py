@@ -1,4 +1,4 @@
-"""bf16 and fp16: autocast around a module's call, and results in the type the caller expects."""
+"""bf16 and fp16: autocast around a module's call, with results converted back to fp32."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import Tensor, nn
 from cpulaunch.records.record import record
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_unseen: Any = torch._C.DisableTorchFunction
-"""A context in which reading a tensor's type and device is not seen by a program's torch function modes."""
+_no_function_modes: Any = torch._C.DisableTorchFunction
+"""A context in which the program's torch function modes do not see reads of a tensor's type and device."""
 
 LOW = tuple(DTYPES.values())
 
 
 @record
 class Mode:
-    """Whether a call computes in low precision; whether its results go back to fp32: not where the program asked."""
+    """`low`: the call computes in bf16 or fp16. `widen`: its results are converted to fp32."""
 
     low: bool
     widen: bool
 
 
 class Precision:
-    """What `--precision` asks for: `dtype` None leaves autocast to the program."""
+    """The precision set by `--precision`. `dtype` None: autocast is left to the program."""
 
     def __init__(self, name: str | None) -> None:
         self.dtype = DTYPES.get(name or "")
 
     def enter(self, contexts: ExitStack, module: nn.Module, *, cache: bool = True) -> Mode:
-        """How the call now runs. Effect: autocast is on until `contexts` closes, if it is to be.
+        """The mode of the call. Effect: enters autocast until `contexts` closes, if the call needs it.
 
-        A program's own autocast is left as it is. `cache`: casts of weights may be kept meanwhile (not while tracing:
-        they would be missing from the trace).
+        A program's own autocast remains in force. `cache`: autocast may cache casts of weights; it must not while
+        tracing, because cached casts would be missing from the trace.
         """
         device = device_of(module)
         if not torch.amp.is_autocast_available(device):
@@ -52,8 +52,8 @@ class Precision:
 
 
 def device_of(module: nn.Module) -> str:
-    """The type of device the module's first parameter or buffer is on; "cpu" without one."""
-    with suppress(Exception), _unseen():  # A class may have a `parameters` of its own.
+    """The device type of the module's first parameter or buffer, e.g. "cuda"; "cpu" if it has none."""
+    with suppress(Exception), _no_function_modes():  # A class may override `parameters`.
         for tensors in (module.parameters(), module.buffers()):
             for tensor in tensors:
                 return tensor.device.type
@@ -61,8 +61,8 @@ def device_of(module: nn.Module) -> str:
 
 
 def is_low(module: nn.Module) -> bool:
-    """Whether the program itself keeps this module in a low precision: its first floating parameter says so."""
-    with suppress(Exception), _unseen():
+    """Whether the program itself keeps this module in bf16 or fp16, by its first floating-point parameter."""
+    with suppress(Exception), _no_function_modes():
         for parameter in module.parameters():
             if parameter.is_floating_point():
                 return parameter.dtype in LOW
@@ -70,7 +70,7 @@ def is_low(module: nn.Module) -> bool:
 
 
 def widened(value: Any) -> Any:
-    """The result with its bf16 and fp16 tensors as fp32, in the same structure; unknown objects stay as they are."""
+    """The result with its bf16 and fp16 tensors as fp32, in the same structure; unknown objects are not converted."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in LOW else value
     from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild

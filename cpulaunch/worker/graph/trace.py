@@ -8,6 +8,7 @@ so a call that changes Python objects is refused.
 from __future__ import annotations
 
 import logging
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.record import record
-from cpulaunch.worker.tensors.aliasing import kept_object
+from cpulaunch.worker.tensors.aliasing import shared_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten
 
 
 class RefusedError(Exception):
-    """Why a call cannot be captured, in words for a person."""
+    """A call cannot be captured; the message is the reason shown to the user."""
 
 
 @record
@@ -37,11 +38,11 @@ class ResultSource:
 
 @record
 class TracedCall:
-    """One call as a graph: `graph(*placeholders)` gives a tuple of tensors.
+    """One call as a graph: `graph(*arguments)` returns a tuple of tensors.
 
-    `sources`: for each placeholder the index of the call's tensor it stands for, or the frozen tensor itself.
-    `results`: where each tensor of the call's result comes from. `low`: any of these is bf16 or fp16. `code` keeps the
-    guards alive.
+    `sources`: for each argument of the graph, the index of an input of the call or a frozen tensor. `spec`: structure
+    of the result. `results`: where each tensor of the result comes from. `low`: one of these is bf16 or fp16. `code`
+    keeps the guards alive.
     """
 
     graph: torch.fx.GraphModule
@@ -68,35 +69,35 @@ def trace_call(
 ) -> TracedCall:
     """The call as a graph with its guards.
 
-    `inputs`: the tensors among the arguments; `frozen`: those that may become constants; `eager`: the call's result.
+    `inputs`: the tensors among the arguments; `frozen`: tensors that may become constants; `eager`: the eager result.
     Raises: RefusedError.
     """
     if any(map(_skips_padding, module.modules())):
-        raise RefusedError("its TransformerEncoder leaves out what is padding, which no graph of it does")
+        raise RefusedError("its TransformerEncoder skips padding, which a graph cannot do")
     recorder = _Recorder(inputs + frozen)
-    # A code object of its own: Dynamo keeps guards, and counts recompilations, by code object.
+    # A new code object: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
-    with warnings.catch_warnings(), _dynamo_settings(), _quiet():
+    with warnings.catch_warnings(), _dynamo_settings(), _fake_tensor_log_off():
         warnings.simplefilter("ignore")
         try:
             result = _compiled(function, recorder)(module, args, kwargs)
-            kept = kept_object(eager, result)
-            if kept:
-                raise RefusedError(f"it returns {kept}")
-            return _answer(recorder, result, function.__code__, inputs=inputs, frozen=frozen)
+            shared = shared_object(eager, result)
+            if shared:
+                raise RefusedError(f"it returns {shared}")
+            return _traced_call(recorder, result, function.__code__, inputs=inputs, frozen=frozen)
         finally:
-            recorder.forget()
+            recorder.release()
 
 
 def _skips_padding(part: nn.Module) -> bool:
-    """Whether this is torch's encoder with nested tensors: it gives zeros at padded positions, but not in Dynamo.
+    """Whether this is torch's encoder with nested tensors, which returns zeros at padded positions, but not in Dynamo.
 
     Source: torch/nn/modules/transformer.py, TransformerEncoder.forward.
     """
     return isinstance(part, nn.TransformerEncoder) and bool(getattr(part, "use_nested_tensor", False))
 
 
-def _answer(
+def _traced_call(
     recorder: _Recorder, result: object, code: types.CodeType, *, inputs: list[Tensor], frozen: list[Tensor]
 ) -> TracedCall:
     if recorder.graph is None or recorder.outputs is None:
@@ -114,9 +115,9 @@ def _answer(
 
 
 class _Recorder:
-    """A Dynamo backend that keeps the graph and what goes in and out of its first run.
+    """A Dynamo backend that records the graph with the arguments and outputs of its first run.
 
-    `foreign`: tensors the graph must not write to. Dynamo keeps every backend for as long as the process lives.
+    `foreign`: tensors that the graph must not write to. Dynamo keeps every backend until the process exits.
     """
 
     def __init__(self, foreign: list[Tensor]) -> None:
@@ -127,7 +128,7 @@ class _Recorder:
 
     def __call__(self, graph: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         effects = _side_effects()
-        if effects:  # Refused here, because the bytecode that Dynamo made would change them once more.
+        if effects:  # Refused here, because Dynamo's bytecode would repeat the changes.
             raise RefusedError(f"it changes {effects}")
         self.graph = graph
 
@@ -142,8 +143,8 @@ class _Recorder:
 
         return run
 
-    def forget(self) -> None:
-        """Effect: the graph and its tensors can be freed."""
+    def release(self) -> None:
+        """Effect: releases the graph and its tensors."""
         self.graph, self.outputs, self.arguments, self._foreign = None, None, (), []
 
 
@@ -153,40 +154,40 @@ def _compiled(function: Callable[..., Any], recorder: _Recorder) -> Callable[...
     def call(*arguments: Any) -> Any:
         try:
             return compiled(*arguments)
-        except Exception as error:  # noqa: BLE001  Dynamo raises what it likes; the program must not see it.
+        except Exception as error:  # noqa: BLE001  Dynamo raises errors of many types; each is a refusal.
             raise _refused(error) from None
 
     return call
 
 
 def _refused(error: BaseException | None) -> RefusedError:
-    """The refusal that an exception of Dynamo's wraps or is."""
+    """The RefusedError that an exception of Dynamo wraps, or a new one with its message."""
     outer = error
     while error is not None:
         if isinstance(error, RefusedError):
             return error
         error = getattr(error, "inner_exception", None) or error.__cause__
-    return RefusedError(f"Dynamo: {_first_words(outer)}")
+    return RefusedError(f"Dynamo: {_summary(outer)}")
 
 
-def _first_words(error: BaseException | None) -> str:
-    """The gist of one of Dynamo's many-line messages."""
+def _summary(error: BaseException | None) -> str:
+    """The title and explanation in one of Dynamo's many-line messages, on one line of at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = lines[0] if lines else type(error).__name__
-    explanation = next((line for line in lines if line.startswith("Explanation:")), "")
-    return " ".join(f"{words} {explanation.removeprefix('Explanation:').strip()}".split())[:300]
+    title = lines[0] if lines else type(error).__name__
+    explanations = (line.removeprefix("Explanation:") for line in lines if line.startswith("Explanation:"))
+    return " ".join(": ".join([title.rstrip(".:"), *list(explanations)[:1]]).split())[:300]
 
 
 def _dynamo_settings() -> Any:
-    """A context in which hooks are guarded too, and nothing is decided by earlier compilations."""
+    """A context in which Dynamo guards hooks too, and earlier compilations have no influence."""
     import torch._dynamo.config as config
 
     return config.patch(skip_nnmodule_hook_guards=False, automatic_dynamic_shapes=False, suppress_errors=False)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Effect: what Dynamo cannot do is the refusal's reason, and not a trace of calls on the program's stderr."""
+def _fake_tensor_log_off() -> Iterator[None]:
+    """Effect: Dynamo prints no stack traces on stderr for operations that it cannot trace; the refusal names them."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, logger.disabled = logger.disabled, True
     try:
@@ -196,9 +197,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _side_effects() -> str:
-    """What existing Python objects the traced call changes; empty if none.
+    """The existing Python objects that the traced call changes, as text; empty if none.
 
-    Source: torch/_dynamo/side_effects.py: what the call itself makes is "new" and of no concern.
+    Source: torch/_dynamo/side_effects.py: objects created by the call itself are "new" and do not count.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
@@ -217,7 +218,7 @@ def _side_effects() -> str:
 
 
 def _is_restored(item: Any, effects: Any) -> bool:
-    """Whether all that is stored in the object is what it holds already, as by code that sets a flag and resets it."""
+    """Whether the object has its old values again, as after code that sets a flag and resets it."""
     stored = effects.store_attr_mutations.get(item)
     value = getattr(item, "value", None)
     base = getattr(item, "is_base_vt_modified", None)
@@ -234,21 +235,29 @@ def _same(old: object, new: object) -> bool:
 
 
 def _name(item: Any) -> str:
-    source = getattr(item, "source", None)
-    try:
-        name = source.name  # type: ignore[union-attr]
-        return str(name() if callable(name) else name)
-    except AttributeError:
+    """The changed object in the user's terms.
+
+    Source: torch/_dynamo/source.py: names are expressions such as L['module'].calls or G['counter'].
+    """
+    name = getattr(getattr(item, "source", None), "name", "")
+    text = str(name() if callable(name) else name)
+    if text.startswith(("L['args']", "L['kwargs']")):
+        return "an argument"
+    if text.startswith("G["):
+        return f"the global {text.removeprefix('G[').partition(']')[0]}"
+    if not text.startswith("L['module']"):
         return "an object"
+    path = re.sub(r"_modules\['(\w+)'\]", r"\1", text.removeprefix("L['module']")).lstrip(".")
+    return f"the module's {path}" if path else "attributes of the module"
 
 
 def _guards(code: types.CodeType) -> Any:
-    """Dynamo's guards for the call. Raises: RefusedError if it kept none."""
+    """Dynamo's guards for the call. Raises: RefusedError if there are none, or several."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
     entries = _debug_get_cache_entry_list(code)
     if len(entries) != 1:
-        raise RefusedError("Dynamo is switched off" if not entries else "Dynamo needed several graphs")
+        raise RefusedError("Dynamo is disabled" if not entries else "Dynamo needed several graphs")
     return entries[0].guard_manager
 
 
@@ -263,7 +272,7 @@ def _match_sources(recorder: _Recorder, inputs: list[Tensor], frozen: list[Tenso
             sources.append(argument.detach())
         else:
             what = "a tensor" if isinstance(argument, Tensor) else f"a value of type {type(argument).__name__}"
-            raise RefusedError(f"it reads {what} that is neither an argument nor the module's own")
+            raise RefusedError(f"it reads {what} that is neither an argument nor part of the module")
     if not any(isinstance(source, int) for source in sources):
         raise RefusedError("its result does not depend on a tensor argument")
     return tuple(sources)
@@ -277,13 +286,13 @@ def _match_results(
         spec = flatten(result, tensors)
     except UnknownStructureError as error:
         raise RefusedError(f"it returns {error}") from None
-    made = {id(tensor): index for index, tensor in enumerate(outputs)}
+    computed = {id(tensor): index for index, tensor in enumerate(outputs)}
     given = {id(tensor): index for index, tensor in enumerate(inputs)}
-    places = []
+    sources = []
     for tensor in tensors:
-        is_input = id(tensor) not in made
-        index = (given if is_input else made).get(id(tensor))
+        is_input = id(tensor) not in computed
+        index = (given if is_input else computed).get(id(tensor))
         if index is None:
             raise RefusedError("it returns a tensor that it did not compute")
-        places.append(ResultSource(index=index, is_input=is_input))
-    return spec, tuple(places), tuple(tensors)
+        sources.append(ResultSource(index=index, is_input=is_input))
+    return spec, tuple(sources), tuple(tensors)

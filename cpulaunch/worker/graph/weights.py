@@ -1,4 +1,4 @@
-"""The tensors a capture has frozen, and whether they still are what they were."""
+"""The tensors that a capture has frozen, and whether they have changed since."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _version = attrgetter("_version")
 
 
 class Weights:
-    """Parameters, buffers and other tensor attributes of a module and all below it, as they are now.
+    """Parameters, buffers and other tensor attributes of a module and its submodules, at the time of construction.
 
-    Noticed are: a method of a class replaced, a tensor or submodule replaced, added to or removed from a module, a
-    tensor changed in place (autograd's version counter), its storage exchanged (`.to`, `.data = …`), and any access to
-    `.data` or `.numpy()`, which may change elements behind the version counter's back. Not noticed: writes through
-    aliases made earlier by `.numpy()`, and through pointers.
+    Detected changes: a method of a class is replaced; a tensor or submodule is replaced, added to or removed from a
+    module; a tensor is changed in place (autograd's version counter) or gets another storage (`.to`, `.data = …`);
+    `.data` or `.numpy()` is accessed, which allows changes without the version counter. Not detected: writes through
+    arrays made by `.numpy()` before construction, and through pointers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,16 +32,16 @@ class Weights:
         self._tables: list[dict[str, Any]] = []
         self.tensors: list[Tensor] = []
         for part in module.modules():
-            self._note(part)
+            self._record(part)
         for kind in {kind for part in module.modules() for kind in type(part).__mro__} - {nn.Module, object}:
-            self._note_class(kind)
+            self._record_class(kind)
         self._sizes = list(map(len, self._tables))
         self._versions = list(map(_version, self.tensors))
         self._pointers = list(map(Tensor.data_ptr, self.tensors))
-        self.touched = False
+        self.changed = False
         _watch(self)
 
-    def _note(self, part: nn.Module) -> None:
+    def _record(self, part: nn.Module) -> None:
         own = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
         for table, entries in (
             *((table, table) for table in (part._parameters, part._buffers, part._modules)),
@@ -56,8 +56,8 @@ class Weights:
                 if isinstance(value, Tensor):
                     self.tensors.append(value)
 
-    def _note_class(self, kind: type) -> None:
-        """Effect: methods replaced in the class are noticed: Dynamo's guards do not look there."""
+    def _record_class(self, kind: type) -> None:
+        """Effect: records the methods of the class, because Dynamo's guards do not check them."""
         table: Any = vars(kind)
         self._tables.append(table)
         for name, value in table.items():
@@ -67,8 +67,8 @@ class Weights:
                 self._values.append(value)
 
     def unchanged(self) -> bool:
-        """Whether everything is as it was; after a change it stays False."""
-        if self.touched:
+        """Whether nothing has changed since construction; once False, always False."""
+        if self.changed:
             return False
         try:
             same = (
@@ -79,36 +79,36 @@ class Weights:
             )
         except KeyError:
             same = False
-        self.touched = not same
+        self.changed = not same
         return same
 
 
 # Access to .data and .numpy()
 
-_watched: dict[int, weakref.WeakSet[Weights]] = {}
-"""Address of the memory a frozen tensor is in -> who froze it."""
+_frozen_by: dict[int, weakref.WeakSet[Weights]] = {}
+"""Address of a frozen tensor's storage -> the Weights that contain it."""
 
 
 def _watch(weights: Weights) -> None:
-    """Effect: access to the tensors' memory is noticed from here on."""
+    """Effect: from now on `.data` and `.numpy()` of these tensors are detected."""
     _install_once()
     for storage in set(map(storage_of, weights.tensors)):
-        _watched.setdefault(storage, weakref.WeakSet()).add(weights)
+        _frozen_by.setdefault(storage, weakref.WeakSet()).add(weights)
 
 
-def _note_access(tensor: Tensor) -> None:
-    if _watched and type(tensor) in (Tensor, nn.Parameter):
-        for weights in tuple(_watched.get(storage_of(tensor), ())):
-            weights.touched = True
+def _record_access(tensor: Tensor) -> None:
+    if _frozen_by and type(tensor) in (Tensor, nn.Parameter):
+        for weights in tuple(_frozen_by.get(storage_of(tensor), ())):
+            weights.changed = True
 
 
 _installed: list[bool] = []
 
 
 def _install_once() -> None:
-    """Effect: torch.Tensor's `data` and `numpy` report every access to a frozen tensor.
+    """Effect: wraps torch.Tensor's `data` and `numpy`, so that accesses to frozen tensors are detected.
 
-    Source: torch/csrc/autograd/python_variable.cpp: `data` is a variable without the version counter.
+    Source: torch/csrc/autograd/python_variable.cpp: `data` does not share the version counter.
     """
     if _installed:
         return
@@ -118,15 +118,15 @@ def _install_once() -> None:
     plain_numpy: Any = torch.Tensor.numpy
 
     def data(self: Tensor) -> Tensor:
-        _note_access(self)
+        _record_access(self)
         return plain_data.__get__(self)
 
     def set_data(self: Tensor, value: Tensor) -> None:
-        _note_access(self)
+        _record_access(self)
         plain_data.__set__(self, value)
 
     def numpy(self: Tensor, *, force: bool = False) -> Any:
-        _note_access(self)
+        _record_access(self)
         return plain_numpy(self, force=force)
 
     numpy.__doc__ = plain_numpy.__doc__

@@ -1,1 +1,1 @@
-"""The worker's threads, CPU masks and child processes."""
+"""The threads, CPU masks and child processes of a worker."""

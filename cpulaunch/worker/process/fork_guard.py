@@ -1,9 +1,9 @@
-"""The fork guard: forked children and DataLoader workers get a mask of their own instead of one thread's.
+"""The fork guard: forked children and DataLoader workers get the planned CPUs instead of the forking thread's mask.
 
 An OpenMP runtime that pins threads leaves the main thread on one CPU, and a child inherits the mask of the thread that
 forked it: DataLoader workers then share one CPU and are ten times slower. Source: pytorch issues 99625 and 101850.
 
-Without pinning a forked child keeps what it inherits: that is the worker's mask, or what the program chose.
+Without pinning, a forked child keeps the mask it inherits: the worker's, or one that the program has set.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     from typing import Any
 
 _loader_cpus: frozenset[int] = frozenset()
-_set_apart = False
+_has_loader_cpus = False
 _torch_loop: Any = None
 
 
 def install(settings: TorchSettings) -> str:
-    """Effect: from now on every forked child of this process, and every DataLoader worker, runs on the plan's CPUs."""
+    """Effect: children forked by this process from now on, and all DataLoader workers, run on the planned CPUs."""
     cpus = worker_cpus(settings)
     if cpus:
         os.register_at_fork(after_in_child=lambda: _restore(cpus))
     _wrap_loader(settings)
-    apart = f"; DataLoader workers run on {settings.loader_cpus}" if settings.loader_cpus else ""
-    return f"children get the worker's CPUs {settings.cpus}{apart}"
+    loaders = f"; DataLoader workers run on CPUs {settings.loader_cpus}" if settings.loader_cpus else ""
+    return f"child processes may use the worker's CPUs {settings.cpus}{loaders}"
 
 
 def _restore(cpus: frozenset[int]) -> None:
-    """Effect: this thread may run on the worker's CPUs again, if OpenMP pinned it."""
+    """Effect: this thread may run on all CPUs of the worker again, if an OpenMP runtime pinned it."""
     if pins():
         move(cpus)
 
 
 def _wrap_loader(settings: TorchSettings) -> None:
-    """Raises: AttributeError if a future torch keeps its loader's loop elsewhere."""
+    """Effect: DataLoader workers run `loader_loop`. Raises: AttributeError if a future torch moves its own loop."""
     from torch.utils.data import DataLoader
     from torch.utils.data._utils import worker
 
-    global _torch_loop, _loader_cpus, _set_apart
-    _loader_cpus, _set_apart = loader_cpus(settings), bool(settings.loader_cpus)
+    global _torch_loop, _loader_cpus, _has_loader_cpus
+    _loader_cpus, _has_loader_cpus = loader_cpus(settings), bool(settings.loader_cpus)
     _torch_loop = worker._worker_loop
     worker._worker_loop = loader_loop
-    _let_count(DataLoader, worker_cpus(settings))
+    _count_worker_cpus(DataLoader, worker_cpus(settings))
 
 
-def _let_count(loader: Any, cpus: frozenset[int]) -> None:
-    """Effect: DataLoader's warning of too many workers counts the worker's CPUs, not a pinned thread's one."""
+def _count_worker_cpus(loader: Any, cpus: frozenset[int]) -> None:
+    """Effect: DataLoader's warning of too many workers counts all CPUs of the worker, even in a pinned thread."""
     plain = loader.check_worker_number_rationality
 
     @wraps(plain)
@@ -64,13 +64,14 @@ def _let_count(loader: Any, cpus: frozenset[int]) -> None:
 
 
 def loader_loop(*arguments: Any, **named: Any) -> None:
-    """A DataLoader worker on its CPUs. Spawned processes find this function by its name; importing torch fills it in.
+    """Effect: moves a DataLoader worker to its CPUs and runs torch's loop in it.
 
-    A worker_init_fn of the program that chooses CPUs runs later, and wins.
+    Spawned processes import this function by name; importing torch there installs the plugin, which sets its globals.
+    A worker_init_fn of the program runs later and may choose other CPUs.
     """
     import torch.utils.data._utils.worker as torch_worker
 
-    if _loader_cpus and (_set_apart or pins()):
+    if _loader_cpus and (_has_loader_cpus or pins()):
         move(_loader_cpus)
     loop = _torch_loop or torch_worker._worker_loop
     loop(*arguments, **named)

@@ -1,4 +1,4 @@
-"""Whether OpenMP pins threads here: then the main thread keeps one CPU, and whatever it starts inherits that one."""
+"""Whether an OpenMP runtime pins threads: the main thread then has one CPU, and so have the processes it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNPINNED = {"", "false", "none", "disabled", "respect", "norespect"}
 
 
 def pins() -> bool:
-    """Whether the environment asks an OpenMP runtime to bind threads to CPUs.
+    """Whether the environment makes an OpenMP runtime bind threads to CPUs.
 
     Source: OpenMP 5.2, 21.1.7; GNU libgomp manual; LLVM OpenMP reference (KMP_AFFINITY: modifiers, then a type).
     """
@@ -25,26 +25,26 @@ def pins() -> bool:
 
 
 def worker_cpus(settings: TorchSettings) -> frozenset[int]:
-    """The CPUs that the worker was started on; empty if it is not bound, or where CPUs cannot be chosen."""
+    """The CPUs that the worker is bound to; empty if it is not bound, or where the system cannot bind."""
     return parse_cpulist(settings.cpus) if hasattr(os, "sched_setaffinity") else frozenset()
 
 
 def loader_cpus(settings: TorchSettings) -> frozenset[int]:
-    """The CPUs for DataLoader workers; the worker's own where none were set apart."""
+    """The CPUs reserved for DataLoader workers; those of the worker if none are reserved."""
     if not settings.loader_cpus or not hasattr(os, "sched_setaffinity"):
         return worker_cpus(settings)
     return parse_cpulist(settings.loader_cpus)
 
 
 def move(cpus: frozenset[int]) -> None:
-    """Effect: this thread runs on these CPUs; nothing changes if they have gone away since the plan was made."""
+    """Effect: binds this thread to these CPUs; does nothing if they have gone offline since the plan was made."""
     with suppress(OSError):
         os.sched_setaffinity(0, cpus)
 
 
 @contextmanager
 def worker_mask(cpus: frozenset[int]) -> Iterator[None]:
-    """Effect: within it this thread has the worker's CPUs, if OpenMP pinned it; afterwards its own again."""
+    """Effect: a pinned thread has all CPUs of the worker inside the context, and its own mask again afterwards."""
     if not cpus or not pins():
         yield
         return

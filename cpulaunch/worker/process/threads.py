@@ -1,4 +1,4 @@
-"""Thread counts: those of the plan, whatever the environment or the OpenMP runtime made of them."""
+"""torch's thread counts, set as planned whatever the environment or the OpenMP runtime has set."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cpulaunch.worker.reporting.process_identity import is_worker
 
 
 def set_threads(settings: TorchSettings) -> str:
-    """Effect: operations use the planned number of threads; a warning where they have fewer CPUs than that.
+    """Effect: sets the number of threads of an operation as planned; warns if there are fewer CPUs than threads.
 
-    A child that was started with fewer (torchrun's ranks, a pool's workers) keeps its own number.
+    A child process that was started with fewer threads (torchrun's ranks, workers of a pool) keeps its number.
     """
     planned = settings.threads or 1
     found = torch.get_num_threads()
@@ -29,38 +29,46 @@ def set_threads(settings: TorchSettings) -> str:
         _check_cpus(settings, planned)
     if is_worker():
         atexit.register(_check_at_end, settings, planned, os.getpid())
-    return f"{planned} threads"
+    return _counted(planned, "thread")
 
 
 def _check_cpus(settings: TorchSettings, planned: int) -> None:
-    """Source: sched_getaffinity(2); an OpenMP runtime that pins has bound this thread to one CPU on purpose."""
+    """Effect: warns if this thread may use fewer CPUs than planned, unless an OpenMP runtime pinned it on purpose.
+
+    Source: sched_getaffinity(2).
+    """
     cpus = os.sched_getaffinity(0)
     if len(cpus) < planned and not pins():
-        warned(settings, f"{planned} threads share {len(cpus)} CPUs ({format_cpulist(cpus)})")
+        warned(settings, f"{planned} threads share {_counted(len(cpus), 'CPU')} ({format_cpulist(cpus)})")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _check_at_end(settings: TorchSettings, planned: int, process: int) -> None:
-    """Effect: a warning if the program itself left torch with fewer threads; not in its forked children."""
+    """Effect: warns if the program itself has lowered torch's number of threads; does nothing in forked children."""
     count = torch.get_num_threads()
     if count < planned and os.getpid() == process:
-        warned(settings, f"the program set torch's threads to {count}; the plan gave it {planned}")
+        warned(settings, f"the program set torch to {_counted(count, 'thread')}; the plan has {planned}")
 
 
 def set_interop_threads(settings: TorchSettings) -> str:
-    """Effect: torch's pool for operations side by side has this size. Raises: RuntimeError once it has started."""
+    """Effect: sets the size of torch's inter-op thread pool. Raises: RuntimeError if the pool has started."""
     count = settings.interop_threads or 1
     plain = torch.set_num_interop_threads
     plain(count)
 
     @wraps(plain)
-    def refused(wanted: int) -> None:
-        """torch takes one number in a process's life, so that the program's own call would end it."""
+    def set_again(requested: int) -> None:
+        """torch accepts one call per process; without this wrapper the program's own call would raise."""
         try:
-            plain(wanted)
+            plain(requested)
         except RuntimeError:
-            if wanted == count:
+            if requested == count:
                 return
-            warned(settings, f"the program asked for {wanted} threads side by side; --interop-threads gave it {count}")
+            threads = _counted(requested, "inter-op thread")
+            warned(settings, f"the program requested {threads}; --interop-threads set {count}")
 
-    torch.set_num_interop_threads = refused
-    return f"{count} threads for operations side by side"
+    torch.set_num_interop_threads = set_again
+    return _counted(count, "inter-op thread")

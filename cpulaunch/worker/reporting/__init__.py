@@ -1,1 +1,1 @@
-"""What a worker reports to its launch: events, degraded settings, its end."""
+"""What a worker reports to its launch: events, settings that failed, and its state when it exits."""

@@ -1,7 +1,8 @@
-"""The start barrier: workers wait until all of their launch have arrived, so that they are measured together.
+"""The worker's side of the start barrier: all workers of a launch continue at the same moment, to be measured together.
 
-A worker says "I am here" in one named pipe of the run's directory and reads from another, into which nobody writes:
-its end comes when the launch closes it, for the barrier or because the launch is over. Source: fifo(7), pipe(7).
+A worker writes its number to the named pipe ARRIVALS in the run directory and then reads from the named pipe GATE. The
+launch writes nothing to GATE: the read returns when the launch closes its end, either because all workers have arrived
+or because the launch has ended. Source: fifo(7), pipe(7).
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.worker.reporting.process_identity import is_worker
 
 ARRIVALS, GATE = "arrivals", "gate"
-"""The named pipes; launch/barrier.py makes them."""
+"""The named pipes, created by launch/monitor/start_barrier.py."""
 
-_home = os.getpid()
+_first_pid = os.getpid()
 _arrived = False
 
 
 def wait() -> None:
-    """Effect: blocks until every worker of the launch has arrived or ended, or the launch is over.
+    """Effect: blocks until every worker of the launch has arrived or exited, or the launch has ended.
 
-    Returns at once without a barrier, the second time, in children, and in all but a worker's first process to arrive.
-    Signals are handled meanwhile.
+    Returns immediately if the launch has no barrier, at every call but the first, in child processes, and if another
+    process of the same worker has arrived already. Signal handlers run while it blocks.
     """
     global _arrived
-    if _arrived or os.getpid() != _home:
+    if _arrived or os.getpid() != _first_pid:
         return
     _arrived = True
     path = os.environ.get(EVENTS_VARIABLE)
     if path and not _is_child() and _arrive(path):
-        _pass(os.path.join(os.path.dirname(path), GATE))
+        _wait_for_gate(os.path.join(os.path.dirname(path), GATE))
 
 
 def _is_child() -> bool:
-    """Whether the worker started this process: the plugin knows, or multiprocessing (as DataLoader's worker)."""
+    """Whether this is a child process of the worker, by the plugin's variable or as a process of multiprocessing."""
     import sys
 
     if not is_worker():
@@ -44,13 +45,13 @@ def _is_child() -> bool:
 
 
 def _arrive(events: str) -> bool:
-    """Whether this process is its worker's first. Effect: the launch knows that the worker is here."""
+    """Whether this is the first process of its worker to arrive. Effect: reports the arrival to the launch."""
     folder, name = os.path.split(events)
     worker = name.removeprefix("worker-").removesuffix(".jsonl")
     try:
         arrivals = os.open(os.path.join(folder, ARRIVALS), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False  # No barrier, or the launch is over.
+        return False  # No barrier, or the launch has ended.
     try:
         os.close(os.open(f"{events}.arrived", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         os.write(arrivals, f"{worker}\n".encode())
@@ -61,10 +62,10 @@ def _arrive(events: str) -> bool:
     return True
 
 
-def _pass(gate: str) -> None:
-    """Effect: waits until nobody holds the gate's other end."""
+def _wait_for_gate(gate: str) -> None:
+    """Effect: blocks until the launch closes the gate's write end."""
     try:
-        # Not blocking until there is a writer: the barrier may have been lifted already.
+        # O_NONBLOCK, because the launch may have closed the gate already and open would wait for a writer.
         end = os.open(gate, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return

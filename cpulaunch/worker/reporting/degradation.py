@@ -1,4 +1,4 @@
-"""A setting that could not do what it says: told once, reported, and fatal only under --strict."""
+"""Warnings of a worker: a line on stderr and an event; a setting that cannot be applied is fatal under --strict."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ STRICT_EXIT_CODE = 125
 
 
 def degraded(settings: TorchSettings, setting: str, reason: str) -> None:
-    """Effect: one line on stderr and an event; under --strict the process ends with exit code 125.
+    """Effect: warns that a setting is not in force, on stderr and as an event; under --strict exits with code 125.
 
-    In children of the worker only --strict is heard: the worker itself has said it.
+    Child processes of the worker warn under --strict only, because the worker has printed the same warning.
     """
     if settings.strict or is_worker():
         report_event("degraded", setting=setting, reason=reason)
-        _say(settings, f"{_named(setting)}: {reason}")
+        _print_warning(settings, f"{_display_name(setting)}: {reason}")
     if settings.strict:
-        _end(settings.index)
+        _exit_strict(settings.index)
 
 
 def warned(settings: TorchSettings, text: str) -> None:
-    """Effect: one line on stderr and an event, from the worker itself."""
+    """Effect: prints a warning on stderr and reports it as an event; does nothing in child processes."""
     if is_worker():
         report_event("warning", text=text)
-        _say(settings, f"warning: {text}")
+        _print_warning(settings, text)
 
 
-def _say(settings: TorchSettings, text: str) -> None:
-    line = f"cpulaunch: worker {settings.index}: {' '.join(text.split())}\n"
+def _print_warning(settings: TorchSettings, text: str) -> None:
+    line = f"cpulaunch: worker {settings.index}: warning: {' '.join(text.split())}\n"
     with suppress(OSError):
         os.write(2, line.encode(errors="backslashreplace"))
 
 
-def _named(setting: str) -> str:
-    """The setting's flag, or its own name where it is no flag's."""
+def _display_name(setting: str) -> str:
+    """The flag of a setting; for a setting without a flag its name in words."""
     from cpulaunch.records.settings import setting_specs
 
     spec = setting_specs().get(setting)
     return spec.flag if spec else setting.replace("_", " ")
 
 
-def _end(index: int) -> None:
-    """Effect: this process ends, from whatever thread: an exception might be caught by the program."""
+def _exit_strict(index: int) -> None:
+    """Effect: exits the process from any thread. An exception would not do, because the program might catch it."""
     for file in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # Closed, full, or None.
             file.flush()
     with suppress(OSError):
-        os.write(2, f"cpulaunch: worker {index}: ended by --strict\n".encode())
+        os.write(2, f"cpulaunch: worker {index}: stopped because of --strict\n".encode())
     os._exit(STRICT_EXIT_CODE)

@@ -27,7 +27,7 @@ def report_event(event: str, **facts: Any) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
-        return  # The launch is over.
+        return  # The launch has ended and removed the file.
     try:
         os.write(descriptor, line.encode(errors="backslashreplace"))
     except OSError:
@@ -78,7 +78,7 @@ _queues: list[MetricQueue] = []
 
 
 def report_metric(name: str, value: float) -> None:
-    """Effect: reports the metric to the launch, if there is one. Raises: TypeError or ValueError, launch or not."""
+    """Effect: reports the metric to the launch, if any. Raises: TypeError or ValueError, also without a launch."""
     checked = _checked_name(name), _checked_value(value)
     if not os.environ.get(EVENTS_VARIABLE):
         return
@@ -102,21 +102,25 @@ def _report_all(metrics: dict[str, float]) -> None:
 
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"a metric's name is a text, not {type(name).__name__}")
+        raise TypeError(f"the name of a metric must be a string, not {type(name).__name__}")
     if not name.strip() or not name.isprintable():
-        raise ValueError(f"a metric's name is one line of text, not {name!r}")
+        raise ValueError(f"the name of a metric must be a single printable line, not {name!r}")
     return name.strip()
 
 
 def _checked_value(value: object) -> float:
-    """The value as a float: a number, or an object that converts to one, such as numpy's and torch's scalars."""
+    """The value as a float, of a number or an object that converts to one, such as a scalar of numpy or torch."""
     convertible = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
     if not convertible or isinstance(value, bool):
-        raise TypeError(f"a metric's value is a number, not {type(value).__name__}")
+        raise TypeError(f"the value of a metric must be a number, not {type(value).__name__}")
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError, OverflowError) as error:  # Tensors of several elements; too large an int.
-        raise ValueError(f"a metric's value is a number: {error}") from None
+    except (
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # Tensors with several elements; integers too large for a float.
+        raise ValueError(f"the value of a metric must be a number: {error}") from None
     if number != number or abs(number) == float("inf"):
-        raise ValueError(f"a metric's value is a finite number, not {number}")
+        raise ValueError(f"the value of a metric must be finite, not {number}")
     return number

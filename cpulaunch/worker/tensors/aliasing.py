@@ -1,4 +1,4 @@
-"""Whether results share memory and objects as eager ones do: with arguments, with each other, with earlier calls."""
+"""Whether captured results share memory and objects as eager ones do: with arguments, one another and other calls."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from cpulaunch.worker.tensors.mutation import storage_of
 from cpulaunch.worker.tensors.pytree import CONSTANTS, is_plain
 
 
-def kept_object(eager: object, again: object) -> str:
-    """Which object of two results of the same call is not new at each (empty: none), or not a tree.
+def shared_object(first: object, second: object) -> str:
+    """Which object occurs twice in the first result of a call, or in both results (empty: none).
 
-    A captured call makes all objects of its result anew, one for each place.
+    A captured call cannot return such an object: it creates a new object for each place in its result.
     """
-    mine, theirs = _objects(eager), _objects(again)
-    known = {id(item) for item in mine}
-    if len(known) < len(mine):
+    objects = _objects(first)
+    ids = {id(item) for item in objects}
+    if len(ids) < len(objects):
         return "the same object in two places"
-    kept = next((item for item in theirs if id(item) in known), None)
-    return "" if kept is None else f"an object of type {type(kept).__name__} that it did not make"
+    shared = next((item for item in _objects(second) if id(item) in ids), None)
+    return "" if shared is None else f"an object of type {type(shared).__name__} that it did not create"
 
 
 def _objects(value: Any) -> list[object]:
-    """The objects in a result that a program can change, besides its tensors."""
+    """The mutable objects in a result, tensors excluded."""
     kind = type(value)
     if kind is tuple or kind is list:
         parts = list(value)
@@ -46,20 +46,20 @@ def _objects(value: Any) -> list[object]:
 def sharing_differs(
     eager: list[Tensor], graph: list[Tensor], again: list[Tensor], inputs: list[Tensor], frozen: list[Tensor]
 ) -> str:
-    """What a program could notice of the memory of two results of a graph, next to the eager one (empty: nothing)."""
-    given, own = _storages(inputs), set(_storages(frozen))
+    """How the memory of two results of a graph differs noticeably from that of the eager result (empty: not at all)."""
+    given, weights = _storages(inputs), set(_storages(frozen))
     results = [_storages(tensors) for tensors in (eager, graph, again)]
-    if any(own.intersection(result) for result in results):
+    if any(weights.intersection(result) for result in results):
         return "its own tensors"
     if set(results[1]).intersection(results[2]).difference(given, [0]):
         return "a tensor that does not depend on its arguments"
     if _pattern(given + results[0]) != _pattern(given + results[1]):
-        return "tensors that share memory in another way"
+        return "tensors that share memory differently"
     for expected, got in zip(eager, graph, strict=True):
         if expected.requires_grad != got.requires_grad:
-            return "a tensor with gradients"
-        if _steps(expected) != _steps(got):
-            return "a tensor in another memory order"
+            return "a tensor with another requires_grad"
+        if _strides(expected) != _strides(got):
+            return "a tensor with another memory layout"
     return ""
 
 
@@ -67,12 +67,12 @@ def _storages(tensors: list[Tensor]) -> list[int]:
     return [storage_of(tensor) for tensor in tensors]
 
 
-def _pattern(storages: list[int]) -> list[int]:
-    """Which of them are the same: for each the place of the first; those without memory are like no other."""
-    return [storages.index(storage) if storage else -1 for storage in storages]
+def _pattern(storages: list[int]) -> list[int | None]:
+    """For each storage the index of its first occurrence; None for tensors without memory, which share none."""
+    return [storages.index(storage) if storage else None for storage in storages]
 
 
-def _steps(tensor: Tensor) -> list[int]:
-    """The strides that matter: of dimensions with more than one element."""
+def _strides(tensor: Tensor) -> list[int]:
+    """Strides of the dimensions with more than one element; the others have no effect."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return [step for size, step in sizes if size > 1] if tensor.numel() else []
+    return [stride for size, stride in sizes if size > 1] if tensor.numel() else []

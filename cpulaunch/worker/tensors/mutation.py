@@ -1,4 +1,4 @@
-"""What a graph writes to: its own results only, or the caller's and the module's tensors too."""
+"""Detection of in-place writes: a graph may write to tensors it has created, not to arguments or weights."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-STATISTICS = ("batch_norm", "native_batch_norm", "instance_norm")
-"""Operations that update running statistics (argument 3) when argument 5 says so, which no schema or version tells.
+STATISTICS_UPDATES = ("batch_norm", "native_batch_norm", "instance_norm")
+"""Operations that update running statistics (arguments 3 and 4) if argument 5 is true; their schema does not say so.
 
 Source: pytorch/aten/src/ATen/native/native_functions.yaml.
 """
 
 
 class WrittenError(Exception):
-    """An operation was about to write to a tensor that is not the graph's own."""
+    """An operation would have written to a tensor that the graph did not create."""
 
 
 class OwnResultsOnly(TorchDispatchMode):
-    """While it lasts, an operation that would write to the memory of one of `tensors` raises WrittenError instead."""
+    """A context in which an operation raises WrittenError instead of writing to the memory of one of `tensors`."""
 
     supports_higher_order_operators = True
 
@@ -36,11 +36,11 @@ class OwnResultsOnly(TorchDispatchMode):
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments an operation writes to."""
+    """The arguments that an operation writes to."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return []
-    if schema.name.removeprefix("aten::") in STATISTICS:
+    if schema.name.removeprefix("aten::") in STATISTICS_UPDATES:
         return list(args[3:5]) if args[5] else []
     values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     written: list[Any] = []
@@ -52,8 +52,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The address of the memory the tensor is in; 0 without one."""
+    """The address of the tensor's storage; 0 if it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # Sparse and the like.
+    except (NotImplementedError, RuntimeError):  # Sparse and other tensors without a storage.
         return 0

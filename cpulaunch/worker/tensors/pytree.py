@@ -1,4 +1,4 @@
-"""Arguments and results taken apart into tensors and the rest, and results put together again."""
+"""Arguments and results flattened into their tensors and a structure, and results rebuilt from these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONSTANTS = (
     *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout),
     *(torch.memory_format, torch.Size, range, slice, type(...)),
 )
-"""Types whose values never change and hold no tensor."""
+"""Types whose values are immutable and contain no tensors."""
 
 TAGS = ("tensor", "constant", "dict", "named tuple", "node", "object")
 MAX_DEPTH = 32
@@ -22,15 +22,15 @@ HEAP_TYPE = 1 << 9
 """Set for classes written in Python. Source: CPython, Include/object.h, Py_TPFLAGS_HEAPTYPE."""
 
 Spec: TypeAlias = "tuple[Any, ...]"
-"""What is left when the tensors are taken out: nested tuples that begin with how to put them together."""
+"""The structure of a value without its tensors: nested tuples, each beginning with a tag for rebuilding it."""
 
 
 class UnknownStructureError(Exception):
-    """An object that cannot be taken apart; the message names its type."""
+    """An object that cannot be flattened; the message names its type."""
 
 
 def flatten(value: Any, tensors: list[Tensor], *, depth: int = 0) -> Spec:
-    """What `value` is besides its tensors. Effect: these are appended to `tensors`, in a fixed order.
+    """The structure of a value, with its constants. Effect: appends the value's tensors to `tensors`, in a fixed order.
 
     Equal specs mean equal structure and equal constants. Raises: UnknownStructureError.
     """
@@ -43,26 +43,26 @@ def flatten(value: Any, tensors: list[Tensor], *, depth: int = 0) -> Spec:
     if depth > MAX_DEPTH:
         raise UnknownStructureError("nested too deeply")
     if kind is dict:
-        return ("dict", *_entries(value, tensors, depth))
+        return ("dict", *_flatten_entries(value, tensors, depth))
     if kind is tuple or kind is list:
         return (kind, *[flatten(item, tensors, depth=depth + 1) for item in value])
-    return _take_registered(value, kind, tensors, depth)
+    return _flatten_registered(value, kind, tensors, depth)
 
 
 def _comparable(value: object) -> object:
-    """The constant such that equal means the same: not 0.0 for -0.0, and NaN equal to itself."""
+    """The constant in a form where == means identical: 0.0 and -0.0 differ, and NaN equals itself."""
     return repr(value) if isinstance(value, float | complex) else value
 
 
-def _entries(mapping: dict[Any, Any], tensors: list[Tensor], depth: int) -> list[tuple[Any, Spec]]:
+def _flatten_entries(mapping: dict[Any, Any], tensors: list[Tensor], depth: int) -> list[tuple[Any, Spec]]:
     for key in mapping:
         if type(key) not in CONSTANTS:
             raise UnknownStructureError(f"a dict with a key of type {type(key).__name__}")
     return [(key, flatten(item, tensors, depth=depth + 1)) for key, item in mapping.items()]
 
 
-def _take_registered(value: Any, kind: type, tensors: list[Tensor], depth: int) -> Spec:
-    """Types torch's pytree knows (transformers registers its outputs there), dataclasses, and plain objects."""
+def _flatten_registered(value: Any, kind: type, tensors: list[Tensor], depth: int) -> Spec:
+    """The structure of a named tuple, a plain object, or a type registered in torch's pytree (as by transformers)."""
     node = pytree.SUPPORTED_NODES.get(kind)
     if node is None and pytree.is_namedtuple_class(kind):
         return ("named tuple", kind, *[flatten(item, tensors, depth=depth + 1) for item in value])
@@ -70,12 +70,12 @@ def _take_registered(value: Any, kind: type, tensors: list[Tensor], depth: int) 
         children, context = node.flatten_fn(value)
         return ("node", kind, context, *[flatten(item, tensors, depth=depth + 1) for item in children])
     if is_plain(value, kind):
-        return ("object", kind, *_entries(vars(value), tensors, depth))
+        return ("object", kind, *_flatten_entries(vars(value), tensors, depth))
     raise UnknownStructureError(f"an object of type {kind.__name__}")
 
 
 def is_plain(value: object, kind: type) -> bool:
-    """Whether the object is nothing but its attributes: made by a Python class without slots or a C base."""
+    """Whether the object consists of its attributes alone: its classes are in Python, without slots or a C base."""
     if (
         isinstance(value, torch.nn.Module | Tensor | type | enum.Enum)
         or callable(value)
@@ -86,26 +86,26 @@ def is_plain(value: object, kind: type) -> bool:
     return all(base.__flags__ & HEAP_TYPE and not vars(base).get("__slots__") for base in bases)
 
 
-def skeleton(spec: Spec) -> Spec:
+def without_constants(spec: Spec) -> Spec:
     """The structure without the values of its constants."""
     if spec[0] == "constant":
         return ("constant",)
-    return tuple(skeleton(part) if _is_spec(part) else _keyed(part) for part in spec)
+    return tuple(without_constants(part) if _is_spec(part) else _entry_without_constants(part) for part in spec)
 
 
 def _is_spec(part: object) -> bool:
     return isinstance(part, tuple) and bool(part) and (part[0] in TAGS or part[0] in (tuple, list))
 
 
-def _keyed(part: object) -> object:
-    """An entry of a dict or an object: its key and the skeleton of its value; anything else as it is."""
+def _entry_without_constants(part: object) -> object:
+    """An entry of a dict or object without the constants of its value; anything else unchanged."""
     if isinstance(part, tuple) and len(part) == 2 and _is_spec(part[1]):
-        return (part[0], skeleton(part[1]))
+        return (part[0], without_constants(part[1]))
     return part
 
 
 def unflatten(spec: Spec, tensors: list[Any]) -> Any:
-    """The value whose tensors are the next of `tensors`, in order. Effect: takes them from its end (reversed)."""
+    """The value of this structure. Effect: pops its tensors from `tensors`, which holds them in reverse order."""
     tag = spec[0]
     if tag == "tensor":
         return tensors.pop()
@@ -120,9 +120,9 @@ def unflatten(spec: Spec, tensors: list[Any]) -> Any:
     if tag == "node":
         children = [unflatten(item, tensors) for item in spec[3:]]
         return pytree.SUPPORTED_NODES[spec[1]].unflatten_fn(children, spec[2])
-    made = object.__new__(spec[1])
-    vars(made).update((key, unflatten(item, tensors)) for key, item in spec[2:])
-    return made
+    instance = object.__new__(spec[1])
+    vars(instance).update((key, unflatten(item, tensors)) for key, item in spec[2:])
+    return instance
 
 
 def _constant(spec: Spec) -> object:
@@ -131,12 +131,12 @@ def _constant(spec: Spec) -> object:
 
 
 def rebuild(spec: Spec, tensors: list[Any]) -> Any:
-    """The value made of a spec and its tensors, in the order in which they were taken."""
+    """The value of this structure, with its tensors in the order in which `flatten` returned them."""
     return unflatten(spec, tensors[::-1])
 
 
 def key_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What `key_of` says, for calls with nothing but plain tensors by position; None for any other."""
+    """A cheaper `key_of`, for calls whose arguments are all positional and plain tensors; None for other calls."""
     if kwargs or not all(type(value) is Tensor for value in args):
         return None
     try:
@@ -146,7 +146,7 @@ def key_of_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
 
 
 def key_of(spec: Spec, tensors: list[Tensor]) -> tuple[Any, ...] | None:
-    """What two calls have in common that may share a capture; None if it cannot be compared."""
+    """A hashable key, equal for calls that may share a capture; None if the arguments cannot be compared."""
     try:
         shapes = tuple((tensor.shape, tensor.dtype, tensor.stride(), tensor.device.type) for tensor in tensors)
         key = (spec, shapes)
@@ -156,6 +156,6 @@ def key_of(spec: Spec, tensors: list[Tensor]) -> tuple[Any, ...] | None:
     return key
 
 
-def words(tensors: list[Tensor]) -> str:
-    """Shapes and types for a person: "float32[1, 128, 768], int64[1, 128]"."""
+def describe(tensors: list[Tensor]) -> str:
+    """Types and shapes as text, e.g. "float32[1, 128, 768], int64[1, 128]"."""
     return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)

@@ -1,7 +1,7 @@
-"""Writes that torch does not count: its fused optimizer steps leave the version counters of what they change alone.
+"""Version counters for torch's fused optimizer steps, which change tensors without counting the change.
 
-Autograd then misses that a tensor it has saved is another by now, and a captured graph that its weights are.
-Seen with torch 2.13: _fused_adam_ and its like.
+Without the counter, autograd does not notice that a saved tensor has changed, nor a captured graph that its weights
+have. Seen with torch 2.13: _fused_adam_ and the functions in FUSED.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 GRADIENTS = 1
-"""Of the lists that these functions take, the one they only read."""
+"""Index of the only argument of these functions that they do not write to."""
 
 _installed: list[bool] = []
 
 
 def count_fused_writes() -> None:
-    """Effect: from here on fused steps count as writes to parameters and state, as other steps do."""
+    """Effect: from now on fused steps increment the version counters of parameters and state, as other steps do."""
     if _installed:
         return
     _installed.append(True)
@@ -46,8 +46,8 @@ def _counting(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _count(lists: tuple[Any, ...]) -> None:
-    for place, tensors in enumerate(lists):
-        if place == GRADIENTS or not isinstance(tensors, list | tuple):
+    for index, tensors in enumerate(lists):
+        if index == GRADIENTS or not isinstance(tensors, list | tuple):
             continue
         try:
             torch.autograd.graph.increment_version(tensors)
@@ -56,7 +56,7 @@ def _count(lists: tuple[Any, ...]) -> None:
 
 
 def _count_each(tensors: Sequence[Tensor]) -> None:
-    """Effect: as `_count`, where older torch takes no list, and stops at inference tensors, which have no counter."""
+    """Effect: as `_count`, for older torch, which takes no list, and for inference tensors, which have no counter."""
     for tensor in tensors:
         with suppress(RuntimeError):
             torch.autograd.graph.increment_version(tensor)

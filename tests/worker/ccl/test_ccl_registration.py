@@ -142,14 +142,14 @@ def test_what_else_a_program_sees(outcomes, name, shown):
 
 
 def test_bindings_that_cannot_be_imported_are_told(outcomes):
-    (line,) = outcomes["Intel's bindings, broken"].ours
+    (line,) = outcomes["Intel's bindings, broken"].cpulaunch_lines
     assert "oneccl_bindings_for_pytorch cannot be imported (undefined symbol): ccl is cpulaunch's own" in line
 
 
 def test_mpi_that_torch_has_not_is_told_and_fatal_under_strict(outcomes):
     outcome = outcomes["mpi that torch has not"]
     assert (outcome.code, outcome.out.strip()) == (0, "gloo ProcessGroup")
-    assert "--dist-backend: this torch is built without MPI" in outcome.ours[0]
+    assert "--dist-backend: this torch is built without MPI" in outcome.cpulaunch_lines[0]
     assert outcomes["mpi that torch has not, strict"].code == 125
 
 

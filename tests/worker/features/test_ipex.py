@@ -1,4 +1,4 @@
-"""ipex.optimize through the plugin: for real where intel_extension_for_pytorch is installed; its refusals anywhere."""
+"""ipex.optimize through the plugin, where intel_extension_for_pytorch is installed, and its errors anywhere."""
 
 import textwrap
 from importlib import metadata
@@ -45,7 +45,7 @@ CASES = {
         """
         model = Net().eval()
         with torch.no_grad():
-            plain = model(x)          # The first call is the model's own, and makes its twin.
+            plain = model(x)          # The first call runs the model itself and optimizes a copy.
             before = model.calls
             again = model(x)
         print(model.calls == before, largest(plain, again) < 1e-4, again.dtype)
@@ -86,7 +86,7 @@ CASES = {
         {},
         "2 True",
     ),
-    "graphs of the program's own, and losses": (
+    "graphs made by the program, and losses": (
         """
         traced = torch.jit.trace(Net().eval(), x, check_trace=False)
         loss = torch.nn.MSELoss().eval()
@@ -112,18 +112,18 @@ CASES = {
     "hooks": (
         """
         model = Net().eval()
-        heard = []
-        model.body[0].register_forward_hook(lambda *_: heard.append(1))
+        hook_calls = []
+        model.body[0].register_forward_hook(lambda *_: hook_calls.append(1))
         with torch.no_grad():
             for _ in range(3):
                 model(x)
-        print(len(heard), model.calls)
+        print(len(hook_calls), model.calls)
         """,
         {},
         "3 3",
     ),
 }
-SAYS = {"weights changed": "its weights or hooks were changed", "hooks": "it has hooks"}
+WARNINGS = {"weights changed": "its weights or hooks were changed", "hooks": "it has hooks"}
 
 
 def refusal(tmp_path, before="", **settings):
@@ -134,26 +134,27 @@ def refusal(tmp_path, before="", **settings):
 
 
 @pytest.mark.skipif(RELEASE is not None, reason="intel_extension_for_pytorch is installed here")
-def test_without_ipex_the_line_names_the_way_that_is_left(tmp_path):
+def test_without_ipex_the_warning_recommends_graph_onednn(tmp_path):
     assert "--ipex: intel_extension_for_pytorch is not installed" in (line := refusal(tmp_path))
     assert "--graph onednn" in line
 
 
 def test_a_release_for_another_torch_is_never_imported(tmp_path):
-    """Importing it would end the process."""
+    """Importing such a release exits the process."""
     site = tmp_path / "site"
     folder = site / "intel_extension_for_pytorch-9.9.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: intel_extension_for_pytorch\nVersion: 9.9.0\n")
     (site / "intel_extension_for_pytorch.py").write_text("import os; os._exit(127)\n")
     line = refusal(tmp_path, before=f"sys.path.insert(0, {str(site)!r})")
-    assert "intel_extension_for_pytorch 9.9.0 does not go with torch" in line
+    assert "intel_extension_for_pytorch 9.9.0 is not compatible with torch" in line
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"), [({"graph": "onednn"}, "not together with --graph onednn"), ({"precision": "fp16"}, "fp16")]
+    ("settings", "reason"),
+    [({"graph": "onednn"}, "cannot be combined with --graph onednn"), ({"precision": "fp16"}, "fp16")],
 )
-def test_what_ipex_does_not_do_is_refused(settings, reason):
+def test_unsupported_settings_are_an_error(settings, reason):
     with pytest.raises(RuntimeError, match=reason):
         ipex.install(TorchSettings(ipex=True, **settings))
 
@@ -163,21 +164,21 @@ def outcomes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ipex")
     cases = {}
     for name, (program, settings, _) in CASES.items():
-        told = folder / name
-        told.touch()
+        file = folder / name
+        file.touch()
         code = textwrap.dedent(MODEL) + textwrap.dedent(program)
-        cases[name] = case(code, env={"CPULAUNCH_EVENTS": str(told)}, ipex=True, threads=1, **settings)
+        cases[name] = case(code, env={"CPULAUNCH_EVENTS": str(file)}, ipex=True, threads=1, **settings)
     return {name: (outcome, events(folder / name)) for name, outcome in run_cases(cases, folder).items()}
 
 
 @with_ipex
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_models_are_optimized_only_where_it_is_right(outcomes, name):
-    outcome, told = outcomes[name]
+def test_models_are_optimized_only_where_results_stay_correct(outcomes, name):
+    outcome, reported = outcomes[name]
     assert outcome.code == 0, outcome.err
     assert outcome.out.splitlines()[-1] == CASES[name][2]
-    assert len(outcome.ours) == (name in SAYS), outcome.err
-    assert SAYS.get(name, "") in outcome.err
-    captured = [event for event in told if event["event"] == "captured" and event["module"] == "Net"]
+    assert len(outcome.cpulaunch_lines) == (name in WARNINGS), outcome.err
+    assert WARNINGS.get(name, "") in outcome.err
+    captured = [event for event in reported if event["event"] == "captured" and event["module"] == "Net"]
     assert len(captured) == (name in ("fp32", "bf16", "weights changed"))

@@ -116,7 +116,7 @@ UNCHANGED = {
         net = build()
         optimizer = Mine(net.parameters())
         seen = []
-        optimizer.register_step_post_hook(lambda *told: seen.append(1))
+        optimizer.register_step_post_hook(lambda *failure: seen.append(1))
         assert (calls := fused_calls(lambda: train(net, optimizer, 3))[0]) == 3, calls
         assert optimizer.steps == 3 and seen
         assert optimizer.step(lambda: 7.0) == 7.0
@@ -231,8 +231,8 @@ UNCHANGED = {
                 net = build()
                 train(net, kind(net.parameters(), lr=1e-5, **flags, **choice), 2)
                 return list(net.parameters())
-            calls, ours = fused_calls(run)
-            assert calls == 2 and all(map(torch.allclose, ours, run(foreach=False))), kind
+            calls, fused = fused_calls(run)
+            assert calls == 2 and all(map(torch.allclose, fused, run(foreach=False))), kind
         """,
     "parameters without elements": """
         for kind in (torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad):
@@ -249,7 +249,7 @@ UNCHANGED = {
         """,
 }
 REFUSED = {
-    # what: (program, the line)
+    # what: (program, text of the warning)
     "sparse gradients": (
         """
         bag = nn.Embedding(9, 3, sparse=True)
@@ -258,23 +258,23 @@ REFUSED = {
             bag(torch.tensor([1, 2])).sum().backward()
             assert fused_calls(optimizer.step)[0] == 0
         """,
-        "sgd stays as it is: gradients are sparse",
+        "sgd is not fused: gradients are sparse",
     ),
     "low precision": (
         """
         net = build(torch.bfloat16)
         assert fused_calls(lambda: train(net, torch.optim.Adam(net.parameters()), 2))[0] == 0
         """,
-        "adam stays as it is: parameters are bfloat16",
+        "adam is not fused: parameters are bfloat16",
     ),
     "a tensor for a learning rate": (
         """
         net = build()
         assert fused_calls(lambda: train(net, torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1)), 2))[0] == 0
         """,
-        "adam stays as it is: its lr is a Tensor",
+        "adam is not fused: its lr has type Tensor",
     ),
-    "a number that is another's": (
+    "a learning rate of a foreign type": (
         """
         class Rate:
             def __float__(self): return 0.1
@@ -284,7 +284,7 @@ REFUSED = {
         optimizer.param_groups[0]["lr"] = Rate()
         assert fused_calls(lambda: train(net, optimizer, 2))[0] == 0
         """,
-        "sgd stays as it is: its lr is a Rate",
+        "sgd is not fused: its lr has type Rate",
     ),
     "a parameter in the list twice": (
         """
@@ -299,18 +299,18 @@ REFUSED = {
         calls, weight = fused_calls(run)
         assert calls == 0 and torch.equal(weight, run(fused=False))
         """,
-        "adam stays as it is: a parameter is there twice",
+        "adam is not fused: a parameter is listed twice",
     ),
-    "views that negate": (
+    "negated views": (
         """
         weight = nn.Parameter(torch.ones(3))
         weight.grad = torch._neg_view(torch.ones(3))
         torch.optim.SGD([weight], lr=0.5).step()
         assert torch.equal(weight, torch.full([3], 1.5))
         """,
-        "sgd stays as it is: gradients are views that negate",
+        "sgd is not fused: gradients are negated views",
     ),
-    "another memory order": (
+    "another memory layout": (
         """
         def run(**choice):
             net = build()
@@ -320,12 +320,12 @@ REFUSED = {
             train(net, optimizer, 2)
             return net
         with Fused() as mode:
-            ours = run()
+            fused = run()
         assert mode.calls == 2, mode.calls
-        for a, b in zip(ours.parameters(), run(fused=False).parameters()):
+        for a, b in zip(fused.parameters(), run(fused=False).parameters()):
             assert torch.allclose(a, b, atol=1e-5)
         """,
-        "adam stays as it is: a parameter, its gradient and its state are not in the same memory order",
+        "adam is not fused: a parameter, its gradient and its state have different memory layouts",
     ),
     "gaps": (
         """
@@ -335,21 +335,21 @@ REFUSED = {
         optimizer.step()
         assert torch.allclose(weight, torch.full([4, 2], 0.9))
         """,
-        "sgd stays as it is: a parameter, its gradient and its state are not in the same memory order",
+        "sgd is not fused: a parameter, its gradient and its state have different memory layouts",
     ),
 }
 
 
 def checked(name, text):
-    """Code that prints one line of JSON: the check's name and how it failed (None: it did not)."""
+    """Code that prints one line of JSON: the name of the check and its traceback (None: it passed)."""
     body = textwrap.indent(textwrap.dedent(text).strip(), "    ")
-    told = f"print(json.dumps([{name!r}, traceback.format_exc()]))"
-    return f"try:\n{body}\n    print(json.dumps([{name!r}, None]))\nexcept BaseException:\n    {told}\n"
+    failure = f"print(json.dumps([{name!r}, traceback.format_exc()]))"
+    return f"try:\n{body}\n    print(json.dumps([{name!r}, None]))\nexcept BaseException:\n    {failure}\n"
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """All of it in one process: the first optimizer of a process imports a second's worth of torch."""
+    """The outcome of all checks, in one process because its first optimizer imports torch modules for a second."""
     checks = COMPARED | UNCHANGED | {name: text for name, (text, _) in REFUSED.items()}
     program = PRELUDE + "".join(checked(name, text) for name, text in checks.items())
     folder = tmp_path_factory.mktemp("optimizers")
@@ -367,15 +367,15 @@ def test_fifty_fused_steps_differ_by_rounding(outcome, name):
 
 
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_nothing_else_changes(outcome, name):
+def test_behavior_other_than_speed_does_not_change(outcome, name):
     assert failure(outcome, name) is None
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_fused_is_one_line(outcome, name):
+def test_a_step_that_cannot_be_fused_prints_one_warning(outcome, name):
     assert failure(outcome, name) is None
-    assert f"cpulaunch: worker 0: --fused-optimizers: {REFUSED[name][1]}" in outcome.ours
+    assert f"cpulaunch: worker 0: warning: --fused-optimizers: {REFUSED[name][1]}" in outcome.cpulaunch_lines
 
 
-def test_nothing_is_said_twice_or_of_what_the_program_chose(outcome):
-    assert len(outcome.ours) == len(REFUSED)
+def test_no_warning_is_repeated_or_about_a_choice_of_the_program(outcome):
+    assert len(outcome.cpulaunch_lines) == len(REFUSED)

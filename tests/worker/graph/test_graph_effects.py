@@ -204,7 +204,7 @@ def test_sparse_and_inference_weights(plugin: Plugin) -> None:
         for _ in range(3):
             value = torch.randn(4, 16)
             close(model(value), plugin.eager(model, value))
-    assert "cannot be watched" in plugin.reasons()
+    assert "cannot be detected" in plugin.reasons()
 
 
 def test_a_class_with_its_own_parameters_method(plugin: Plugin) -> None:

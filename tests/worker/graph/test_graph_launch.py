@@ -59,16 +59,16 @@ def test_the_report_says_what_was_captured(tmp_path: Path) -> None:
     result = launch(tmp_path, "plain", "--graph", "onednn", "--report", str(report), "--metric", r"sum: (\S+)")
     assert result.returncode == 0, result.stderr
     assert "type Tensor torch.float32" in result.stdout
-    told = json.loads(report.read_text())
-    (worker,) = told["workers"]
+    content = json.loads(report.read_text())
+    (worker,) = content["workers"]
     graph = worker["graph"]
-    # On some CPUs eager products of this size are the faster ones; then the report says so.
+    # On some CPUs eager products of this size are faster, which the report then gives as the reason.
     assert {one["module"] for one in graph["captured"] + graph["eager"]} == {"Sequential"}
     assert worker["plugin"] == "loaded"
     assert worker["settings"]["graph"] == {"state": "applied", "detail": "onednn"}
     assert worker["binding"]["as_planned"] is True
     plain = launch(tmp_path, "plain")
-    assert told["metrics"]["sum"]["sum"] == pytest.approx(float(plain.stdout.split("sum: ")[1].split()[0]), rel=1e-3)
+    assert content["metrics"]["sum"]["sum"] == pytest.approx(float(plain.stdout.split("sum: ")[1].split()[0]), rel=1e-3)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler (g++)")
@@ -81,31 +81,31 @@ def test_inductor_with_weights_that_change(tmp_path: Path) -> None:
         value, expected = (float(text.split(word)[1].split()[0]) for text in (result.stdout, plain.stdout))
         assert value == pytest.approx(expected, rel=1e-3)
     (worker,) = json.loads(report.read_text())["workers"]
-    told = worker["graph"]["captured"] + worker["graph"]["eager"]
-    assert all("engine" in one or "eager is faster" in one["reason"] or "changed" in one["reason"] for one in told), (
-        told
-    )
-    assert told
+    modules = worker["graph"]["captured"] + worker["graph"]["eager"]
+    reasons = ("eager execution is faster", "its weights changed", "its weights change too often")
+    assert modules
+    assert all("engine" in one or one["reason"].startswith(reasons) for one in modules), modules
 
 
-def test_a_program_without_the_flag_is_not_touched(tmp_path: Path) -> None:
+def test_without_the_flag_nothing_is_captured(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     assert launch(tmp_path, "plain", "--report", str(report)).returncode == 0
     (worker,) = json.loads(report.read_text())["workers"]
     assert worker["graph"] == {"captured": [], "eager": [], "frozen_bytes": 0}
 
 
-def test_a_module_that_cannot_be_captured_is_told(tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_captured_prints_one_warning(tmp_path: Path) -> None:
     result = launch(tmp_path, "branch", "--graph", "onednn")
     assert result.returncode == 0
     assert "type Tensor torch.float32" in result.stdout
     lines = [line for line in result.stderr.splitlines() if "--graph" in line]
     assert len(lines) == 1
-    assert "Branch is not captured as a whole: Dynamo: Data-dependent branching" in lines[0]
+    assert "Branch cannot be captured as a whole, so its parts are tried" in lines[0]
+    assert "Dynamo: Data-dependent branching: Detected" in lines[0]
 
 
-def test_strict_ends_a_program_that_cannot_be_captured(tmp_path: Path) -> None:
+def test_strict_stops_a_program_that_cannot_be_captured(tmp_path: Path) -> None:
     result = launch(tmp_path, "branch", "--graph", "onednn", "--strict")
     assert result.returncode == 125
-    assert "ended by --strict" in result.stderr
+    assert "stopped because of --strict" in result.stderr
     assert "type" not in result.stdout

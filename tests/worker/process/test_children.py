@@ -1,4 +1,4 @@
-"""Children of a worker: on the plan's CPUs under every --affinity, with the user's LD_PRELOAD, whoever starts them."""
+"""Child processes of a worker: on the planned CPUs under every --affinity, and with the user's LD_PRELOAD."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.worker.applying import HERE, case, run_cases, run_python
 ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two CPUs for a mask to show"),
+    pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two CPUs to tell masks apart"),
 ]
 AFFINITIES = ("mask", "close", "spread", "explicit", "none")
 CPULAUNCH = (sys.executable, "-m", "cpulaunch")
@@ -22,48 +22,50 @@ CPULAUNCH = (sys.executable, "-m", "cpulaunch")
 
 PINNING = ("close", "spread", "explicit")
 PYTHONS = ("this python", "this python by posix_spawn", "successor")
-"""How this interpreter is started again: subprocess does either, and a program may put it in its own place."""
+"""Ways to start this interpreter again: subprocess by either call, and exec in place of the program."""
 
 
 @pytest.fixture
 def children(tmp_path):
-    """Runs the program and answers what its processes told, the settings that its plan gave it, and how it ended."""
+    """A function that runs loading.py and returns what its processes reported, its planned worker and its outcome."""
 
     def run(*options, what, env=None):
-        program, told, link = (tmp_path / name for name in ("loading.py", "told.json", "another-python"))
+        program, reported, link = (tmp_path / name for name in ("loading.py", "reported.json", "another-python"))
         program.write_text((HERE / "loading.py").read_text())
         link.symlink_to(sys.executable)
-        outcome = run_python(*options, program, told, what, argv=CPULAUNCH, env=env)
+        outcome = run_python(*options, program, reported, what, argv=CPULAUNCH, env=env)
         assert outcome.code == 0, outcome.err
         plan = run_python("plan", "--json", *options, program, argv=CPULAUNCH, env=env)
         (worker,) = json.loads(plan.out)["workers"]
-        return json.loads(told.read_text()), worker, outcome
+        return json.loads(reported.read_text()), worker, outcome
 
     return run
 
 
 def check_masks(children, affinity, openmp):
-    told, worker, outcome = children("--affinity", affinity, "--openmp", openmp, what="loaders")
+    reported, worker, outcome = children("--affinity", affinity, "--openmp", openmp, what="loaders")
     planned = sorted(parse_cpulist(worker["cpus"]))
     assert planned == ALLOWED
-    assert told["fork"] == [planned] * 4
-    assert told["spawn"] == [planned] * 4
+    assert reported["fork"] == [planned] * 4
+    assert reported["spawn"] == [planned] * 4
     for name in (*PYTHONS, "forked child", "another program", "posix_spawn"):
-        assert told[name][0] == planned, name
-    assert told["still"] == told["main"], "starting children leaves this thread where it was"
-    assert len(told["main"]) == (1 if affinity in PINNING else len(planned)), "OpenMP pins, or nothing is shown here"
-    assert not outcome.ours
+        assert reported[name][0] == planned, name
+    assert reported["main afterwards"] == reported["main"], "starting children does not change the mask of this thread"
+    assert len(reported["main"]) == (1 if affinity in PINNING else len(planned)), (
+        "OpenMP must pin threads, or this test shows nothing"
+    )
+    assert not outcome.cpulaunch_lines
     assert "suggested max number of worker" not in outcome.err
 
 
 @pytest.mark.parametrize("affinity", AFFINITIES)
-def test_children_run_on_the_cpus_of_the_plan(children, affinity):
+def test_children_run_on_the_planned_cpus(children, affinity):
     check_masks(children, affinity, "default")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("affinity", AFFINITIES)
-def test_children_run_on_the_cpus_of_the_plan_with_intel_openmp(children, affinity):
+def test_children_run_on_the_planned_cpus_with_intel_openmp(children, affinity):
     try:
         metadata.version("intel-openmp")
     except metadata.PackageNotFoundError:
@@ -71,7 +73,7 @@ def test_children_run_on_the_cpus_of_the_plan_with_intel_openmp(children, affini
     check_masks(children, affinity, "intel")
 
 
-def test_loader_workers_get_the_cpus_set_apart_for_them(tmp_path):
+def test_loader_workers_run_on_the_cpus_reserved_for_them(tmp_path):
     program = """
         from torch.utils.data import DataLoader
 
@@ -96,15 +98,15 @@ def test_loader_workers_get_the_cpus_set_apart_for_them(tmp_path):
 
 
 @pytest.mark.skipif(not find_library("tcmalloc_minimal"), reason="libtcmalloc_minimal is not installed here")
-@pytest.mark.parametrize("users", [None, "libm.so.6"], ids=["nothing preloaded before", "the user's preload"])
-def test_only_this_interpreter_keeps_the_preloads(children, users):
-    env = {} if users is None else {"LD_PRELOAD": users}
-    told, worker, _ = children("--allocator", "tcmalloc", "--openmp", "default", what="preloads", env=env)
+@pytest.mark.parametrize("user_preload", [None, "libm.so.6"], ids=["nothing preloaded before", "the user's preload"])
+def test_only_this_interpreter_keeps_the_preloads(children, user_preload):
+    env = {} if user_preload is None else {"LD_PRELOAD": user_preload}
+    reported, worker, _ = children("--allocator", "tcmalloc", "--openmp", "default", what="preloads", env=env)
     assert "tcmalloc" in worker["env"]["LD_PRELOAD"]
-    assert told["preload"] == users
-    assert told["another program"][1] == told["posix_spawn"][1] == users
+    assert reported["preload"] == user_preload
+    assert reported["another program"][1] == reported["posix_spawn"][1] == user_preload
     for name in PYTHONS:
-        assert told[name][1] == worker["env"]["LD_PRELOAD"], name
-    assert told["preloaded"] == ["tcmalloc"]
-    assert told["forked child"][1:] == [users, ["tcmalloc"]]
-    assert told["spawned child"][1:] == [users, ["tcmalloc"]]
+        assert reported[name][1] == worker["env"]["LD_PRELOAD"], name
+    assert reported["preloaded"] == ["tcmalloc"]
+    assert reported["forked child"][1:] == [user_preload, ["tcmalloc"]]
+    assert reported["spawned child"][1:] == [user_preload, ["tcmalloc"]]

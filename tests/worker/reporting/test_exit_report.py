@@ -1,4 +1,4 @@
-"""What a worker says of itself as it ends, and what it warns of."""
+"""What a worker reports when it exits, and its warnings."""
 
 import os
 import sys
@@ -33,12 +33,12 @@ LOAD_SECOND = """
         ("/x/libm.so.6", None),
     ],
 )
-def test_openmp_runtimes_are_known_by_name(path, kind):
+def test_openmp_runtimes_are_recognized_by_file_name(path, kind):
     assert openmp_kind(path) == kind
 
 
 CASES = {
-    "nothing to say": case("", threads=2),
+    "no warning": case("", threads=2),
     "fewer threads": case("torch.set_num_threads(1)", threads=2),
     "two kinds": case(LOAD_SECOND.format(name="libiomp5.so")),
     "two copies": case(LOAD_SECOND.format(name="libgomp-1234.so.1")),
@@ -46,10 +46,10 @@ CASES = {
     "too few CPUs": case("", threads=len(ALLOWED) + 1),
     "too few CPUs, pinned": case("", threads=len(ALLOWED) + 1, env={"OMP_PROC_BIND": "close"}),
 }
-SAYS = {
-    "fewer threads": "the program set torch's threads to 1; the plan gave it 2",
-    "two kinds": "several OpenMP runtimes in one process, each with threads of its own: ",
-    "too few CPUs": f"threads share {len(ALLOWED)} CPUs",
+WARNINGS = {
+    "fewer threads": "the program set torch to 1 thread; the plan has 2",
+    "two kinds": "several OpenMP runtimes in one process: ",
+    "too few CPUs": f"threads share {len(ALLOWED)} CPU",
 }
 
 
@@ -57,35 +57,35 @@ SAYS = {
 def outcomes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("endings")
     cases = {}
-    for name, told in CASES.items():
+    for name, given in CASES.items():
         (folder / name).touch()
-        cases[name] = told | {"env": told["env"] | {"CPULAUNCH_EVENTS": str(folder / name)}}
+        cases[name] = given | {"env": given["env"] | {"CPULAUNCH_EVENTS": str(folder / name)}}
     return {name: (outcome, events(folder / name)) for name, outcome in run_cases(cases, folder).items()}
 
 
 @linux
 @pytest.mark.torch
 @pytest.mark.parametrize("name", CASES)
-def test_a_warning_is_one_line_and_an_event(outcomes, name):
-    outcome, told = outcomes[name]
+def test_a_warning_is_printed_once_and_reported(outcomes, name):
+    outcome, reported = outcomes[name]
     assert outcome.code == 0, outcome.err
-    assert len(outcome.err.splitlines()) == (name in SAYS)
-    assert SAYS.get(name, "") in outcome.err
-    warnings = [event["text"] for event in told if event["event"] == "warning"]
-    assert len(warnings) == (name in SAYS or name == "two copies")
-    assert all(SAYS.get(name, "several OpenMP runtimes") in text for text in warnings)
+    assert len(outcome.err.splitlines()) == (name in WARNINGS)
+    assert WARNINGS.get(name, "") in outcome.err
+    warnings = [event["text"] for event in reported if event["event"] == "warning"]
+    assert len(warnings) == (name in WARNINGS or name == "two copies")
+    assert all(WARNINGS.get(name, "several OpenMP runtimes") in text for text in warnings)
 
 
 @linux
 @pytest.mark.torch
-def test_the_worker_tells_how_it_ran_and_its_forked_children_do_not(tmp_path):
-    program, told = tmp_path / "program.py", tmp_path / "events"
+def test_the_worker_reports_how_it_ran_and_its_forked_children_do_not(tmp_path):
+    program, file = tmp_path / "program.py", tmp_path / "events"
     program.write_text("import os, sys, torch\nif os.fork(): os.wait()\nprint(os.getpid())\nsys.exit(4)\n")
-    told.touch()
-    environment = {"CPULAUNCH_WORKER": encode(TorchSettings(threads=1)), "CPULAUNCH_EVENTS": str(told)}
+    file.touch()
+    environment = {"CPULAUNCH_WORKER": encode(TorchSettings(threads=1)), "CPULAUNCH_EVENTS": str(file)}
     outcome = run_python(program, env=environment)
     assert outcome.code == 4
-    (live,) = events(told, "live")
+    (live,) = events(file, "live")
     assert str(live["pid"]) == outcome.out.split()[-1]
     assert {mask["cpus"] for mask in live["threads"]}
     assert live["peak_memory_bytes"] > 0
