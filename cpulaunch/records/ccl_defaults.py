@@ -1,4 +1,4 @@
-"""CclDefault environment variables of oneCCL: the plan shows them, and a worker sets those that are still missing."""
+"""Default environment variables of oneCCL: the plan shows them, and a worker sets those that are still missing."""
 
 from __future__ import annotations
 

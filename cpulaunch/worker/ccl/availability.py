@@ -25,7 +25,7 @@ def is_available(environ: Mapping[str, str]) -> bool:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return False
     asked = environ.get(PATH_VARIABLE) or "auto"
-    return (asked != "oneccl" and may_reach_others()) or (asked != "memory" and has_oneccl())
+    return (asked != "oneccl" and may_access_peers()) or (asked != "memory" and has_oneccl())
 
 
 def has_oneccl() -> bool:
@@ -36,7 +36,7 @@ def has_oneccl() -> bool:
         return False
 
 
-def may_reach_others(yama: str = YAMA) -> bool:
+def may_access_peers(yama: str = YAMA) -> bool:
     """Whether the kernel lets processes of one user at one another's memory.
 
     Source: process_vm_readv(2), which a filter of system calls refuses even for no bytes of the caller's own.

@@ -60,19 +60,19 @@ class CclGroup(ProcessGroup):
         self._rank, self._size, self._seconds = rank, size, timeout.total_seconds()
         self._names = {"name": "", "description": "undefined"}
         joining.check_machine(sys.platform, os.uname().machine)
-        store = joining.fresh_keys(store, rank)
+        store = joining.with_fresh_keys(store, rank)
         memory = open_memory(store, rank=rank, size=size)
         self._ops: CollectiveOps | None = None
         self._joining: SharedBarrier | PeerConnections | None = None
         self._direct: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-        asked = joining.asked_path()
+        asked = joining.requested_path()
         barrier = joining.open_barrier(memory, rank=rank, size=size, seconds=self._seconds)
-        self._is_quick = joining.agree_on_memory(barrier, asked, self._seconds)
-        if barrier is not None and self._is_quick:
-            self._queue = self._lane_of(Executor(thread_cpus(os.environ)))
+        self._is_in_memory = joining.agree_on_memory(barrier, asked, self._seconds)
+        if barrier is not None and self._is_in_memory:
+            self._queue = self._queue_on(Executor(thread_cpus(os.environ)))
             self._ops = joining.join_memory(barrier, self._seconds)
         else:
-            self._queue = self._lane_of(shared_executor())
+            self._queue = self._queue_on(shared_executor())
             join = partial(joining.join, store, barrier, rank=rank, size=size, seconds=self._seconds, watch=self._watch)
             self._ops = self._queue.submit(join, self._seconds).result()
             self._joining = None
@@ -81,7 +81,7 @@ class CclGroup(ProcessGroup):
         """Effect: until this rank has joined the group, the others notify it when they end."""
         self._joining = ranks
 
-    def _lane_of(self, executor: Executor) -> GroupQueue:
+    def _queue_on(self, executor: Executor) -> GroupQueue:
         return GroupQueue(executor, lost_peer=self._lost_peer, notify_others=self._notify_others)
 
     def _submit(self, job: Callable[[], Any], options: Any) -> Work:
@@ -91,8 +91,8 @@ class CclGroup(ProcessGroup):
         """
         timeout = options.timeout
         if timeout > _NO_TIME:
-            return self._queue.submit(job, timeout.total_seconds(), has_own_time=True)
-        if self._is_quick and not getattr(options, "asyncOp", True):
+            return self._queue.submit(job, timeout.total_seconds(), has_own_timeout=True)
+        if self._is_in_memory and not getattr(options, "asyncOp", True):
             done = self._queue.do_now(job)
             if done is not None:
                 return done
@@ -106,11 +106,11 @@ class CclGroup(ProcessGroup):
 
     def _lost_peer(self) -> tuple[int, int] | None:
         if self._ops is None:
-            return None if self._joining is None else self._joining.lost()
+            return None if self._joining is None else self._joining.lost_peer()
         return self._ops.lost_peer()
 
     @property
-    def _way(self) -> CollectiveOps:
+    def _open_ops(self) -> CollectiveOps:
         """Raises: CclError after shutdown."""
         if self._ops is None:
             raise CclError("the group was destroyed")
@@ -152,39 +152,39 @@ class CclGroup(ProcessGroup):
         opts = opts or AllreduceOptions()
         tensor = shapes.single(tensors)
         how = reduction(opts.reduceOp, tensor.dtype)
-        return self._submit(_then(tensors, self._way.all_reduce, tensor, how), opts)
+        return self._submit(_then(tensors, self._open_ops.all_reduce, tensor, how), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_reduce_coalesced."""
         opts = opts or AllreduceOptions()
         shapes.check(tensors)
         hows = [reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
-        return self._submit(_each(tensors, self._way.all_reduce, tensors, hows), opts)
+        return self._submit(_each(tensors, self._open_ops.all_reduce, tensors, hows), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.broadcast."""
         opts = opts or BroadcastOptions()
         tensor = shapes.single(tensors)
-        return self._submit(_then(tensors, self._way.broadcast, tensor, root=opts.rootRank), opts)
+        return self._submit(_then(tensors, self._open_ops.broadcast, tensor, root=opts.rootRank), opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.reduce."""
         opts = opts or ReduceOptions()
         tensor, root = shapes.single(tensors), opts.rootRank
         how = reduction(opts.reduceOp, tensor.dtype)
-        return self._submit(_then(tensors, self._way.reduce, tensor, how, root=root), opts)
+        return self._submit(_then(tensors, self._open_ops.reduce, tensor, how, root=root), opts)
 
     def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_gather; the ranks' tensors may differ in size."""
         source, targets = shapes.single(input_tensors), shapes.single_list(output_tensors, self._size)
         shapes.check_same_type([*targets, source])
         shapes.check_match(targets[self._rank], source, "output of this rank", "input")
-        job = _then(output_tensors[0], self._way.all_gather_list, targets, source, rank=self._rank)
+        job = _then(output_tensors[0], self._open_ops.all_gather_list, targets, source, rank=self._rank)
         return self._submit(job, opts or AllgatherOptions())
 
     def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         shapes.check_whole(output, source, self._size)
-        return self._submit(_then([output], self._way.all_gather, output, source), opts or AllgatherOptions())
+        return self._submit(_then([output], self._open_ops.all_gather, output, source), opts or AllgatherOptions())
 
     all_gather_single = _allgather_base
 
@@ -192,14 +192,14 @@ class CclGroup(ProcessGroup):
         """As torch.distributed.all_gather_coalesced: one list of outputs for each rank."""
         shapes.check(input_list)
         columns = [list(column) for column in zip(*output_lists, strict=True)]
-        gather = partial(self._way.all_gather_list, rank=self._rank)
+        gather = partial(self._open_ops.all_gather_list, rank=self._rank)
         return self._submit(_each(output_lists, gather, columns, input_list), opts or AllgatherOptions())
 
     def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Several all_gather_into_tensor in one."""
         for output, source in zip(outputs, inputs, strict=True):
             shapes.check_whole(output, source, self._size)
-        return self._submit(_each(outputs, self._way.all_gather, outputs, inputs), opts or AllgatherOptions())
+        return self._submit(_each(outputs, self._open_ops.all_gather, outputs, inputs), opts or AllgatherOptions())
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -210,7 +210,7 @@ class CclGroup(ProcessGroup):
         targets = shapes.single_list(output_tensors, self._size) if root == self._rank else None
         for target in targets or ():
             shapes.check_match(target, source, "output", "input")
-        return self._submit(_then(targets or [], self._way.gather, targets, source, root=root), opts)
+        return self._submit(_then(targets or [], self._open_ops.gather, targets, source, root=root), opts)
 
     def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
         """As torch.distributed.scatter."""
@@ -219,7 +219,7 @@ class CclGroup(ProcessGroup):
         sources = shapes.single_list(input_tensors, self._size) if root == self._rank else None
         for source in sources or ():
             shapes.check_match(source, target, "input", "output")
-        job = _then(output_tensors, self._way.scatter, target, sources, root=root)
+        job = _then(output_tensors, self._open_ops.scatter, target, sources, root=root)
         return self._submit(job, opts)
 
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
@@ -229,14 +229,14 @@ class CclGroup(ProcessGroup):
         shapes.check_same_type([target, *sources])
         shapes.check_match(sources[self._rank], target, "input of this rank", "output")
         how = reduction(opts.reduceOp, target.dtype)
-        job = _then(output_tensors, self._way.reduce_scatter_list, target, sources, how, rank=self._rank)
+        job = _then(output_tensors, self._open_ops.reduce_scatter_list, target, sources, how, rank=self._rank)
         return self._submit(job, opts)
 
     def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
         shapes.check_whole(source, output, self._size)
         how = reduction(opts.reduceOp, output.dtype)
-        return self._submit(_then([output], self._way.reduce_scatter, output, source, how), opts)
+        return self._submit(_then([output], self._open_ops.reduce_scatter, output, source, how), opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -246,7 +246,7 @@ class CclGroup(ProcessGroup):
         for output, source in zip(outputs, inputs, strict=True):
             shapes.check_whole(source, output, self._size)
         hows = [reduction(opts.reduceOp, output.dtype) for output in outputs]
-        return self._submit(_each(outputs, self._way.reduce_scatter, outputs, inputs, hows), opts)
+        return self._submit(_each(outputs, self._open_ops.reduce_scatter, outputs, inputs, hows), opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -263,11 +263,11 @@ class CclGroup(ProcessGroup):
         opts = opts or AllToAllOptions()
         if not output_split_sizes and not input_split_sizes:
             shapes.check_even(output, source, self._size)
-            return self._submit(_then([output], self._way.all_to_all, output, source), opts)
+            return self._submit(_then([output], self._open_ops.all_to_all, output, source), opts)
         flat = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
         targets = shapes.split(flat, output_split_sizes, self._size)
         sources = shapes.split(source, input_split_sizes, self._size)
-        job = _then([output], self._way.all_to_all_list, targets, sources)
+        job = _then([output], self._open_ops.all_to_all_list, targets, sources)
         return self._submit(job if flat is output else _copying(job, flat, output), opts)
 
     all_to_all_single = alltoall_base
@@ -278,12 +278,12 @@ class CclGroup(ProcessGroup):
         shapes.check_same_type([*output_tensors, *input_tensors])
         shapes.check_count(output_tensors, self._size)
         shapes.check_count(input_tensors, self._size)
-        job = _then(output_tensors, self._way.all_to_all_list, output_tensors, input_tensors)
+        job = _then(output_tensors, self._open_ops.all_to_all_list, output_tensors, input_tensors)
         return self._submit(job, opts or AllToAllOptions())
 
     def barrier(self, opts: Any = None) -> Work:
         """As torch.distributed.barrier."""
-        return self._submit(_then([], self._way.barrier), opts or BarrierOptions())
+        return self._submit(_then([], self._open_ops.barrier), opts or BarrierOptions())
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
         """As torch.distributed.send, by gloo: oneCCL has no send for host memory."""
@@ -316,14 +316,14 @@ class CclGroup(ProcessGroup):
 
     def __del__(self) -> None:
         """Effect: the thread of a group that is only forgotten ends, as torch before 2.6 destroys groups."""
-        if getattr(self, "_ops", None) is not None and self._is_quick:
+        if getattr(self, "_ops", None) is not None and self._is_in_memory:
             self._queue.executor.close()
 
     def _end(self, why: str) -> None:
         """Effect: nothing can be submitted any more, and the group's own thread ends."""
         self._queue.broken = self._queue.broken or CclError(why)
         self._direct = None  # Its threads and connections end, whoever still holds this object.
-        if self._is_quick:
+        if self._is_in_memory:
             self._queue.executor.close()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def unseen(function: Method) -> Method:
+def without_autograd(function: Method) -> Method:
     """The function, only moving numbers: autograd must not see it, nor refuse to change a parameter in place."""
     hidden: Method = torch.inference_mode()(function)
     return hidden
@@ -58,13 +58,13 @@ class CollectiveOps:
         if not self._path.all_reduce_at_once(call, tensor, how):
             self._all_reduce(call, tensor, how)
 
-    @unseen
+    @without_autograd
     def _all_reduce(self, call: bytes, tensor: Tensor, how: Reduction) -> None:
         flat = dense(tensor)
         self._path.all_reduce(call, flat, how)
         restore(tensor, flat)
 
-    @unseen
+    @without_autograd
     def reduce(self, tensor: Tensor, how: Reduction, *, root: int) -> None:
         """Effect: the root's tensor is reduced over all ranks; the others' stay as they are."""
         flat = dense(tensor)
@@ -72,7 +72,7 @@ class CollectiveOps:
         self._path.reduce(call, flat, how, root=root)
         restore(tensor, flat)
 
-    @unseen
+    @without_autograd
     def reduce_scatter(self, target: Tensor, source: Tensor, how: Reduction) -> None:
         """Effect: the target is this rank's part of the source, reduced over all ranks."""
         flat, row = dense(target), dense(source)
@@ -80,73 +80,73 @@ class CollectiveOps:
         self._path.reduce_scatter(call, flat, row, how)
         restore(target, flat)
 
-    @unseen
+    @without_autograd
     def reduce_scatter_list(self, target: Tensor, sources: Sequence[Tensor], how: Reduction, *, rank: int) -> None:
         """Effect: the target is this rank's source, reduced over all ranks; sources may differ in size."""
         if all(source.numel() == target.numel() for source in sources):
-            self.reduce_scatter(target, _joined(sources), how)
+            self.reduce_scatter(target, _concatenated(sources), how)
             return
         for root, source in enumerate(sources):
             if root == rank:
                 target.data.copy_(source.data.reshape(target.shape))
             self.reduce(target if root == rank else source, how, root=root)
 
-    @unseen
+    @without_autograd
     def broadcast(self, tensor: Tensor, *, root: int) -> None:
         """Effect: the tensor is the root's."""
         flat = dense(tensor)
         self._path.broadcast(packed_call("broadcast", flat.dtype, flat.numel(), root=root), flat, root=root)
         restore(tensor, flat)
 
-    @unseen
+    @without_autograd
     def all_gather(self, target: Tensor, source: Tensor) -> None:
         """Effect: the target is all ranks' sources, in their order."""
         flat, row = dense(target), dense(source)
         self._path.all_gather(packed_call("all_gather", row.dtype, row.numel()), flat, row)
         restore(target, flat)
 
-    @unseen
+    @without_autograd
     def all_gather_list(self, targets: Sequence[Tensor], source: Tensor, *, rank: int) -> None:
         """Effect: each target is its rank's source; they may differ in size, as all ranks know."""
         if all(target.numel() == source.numel() for target in targets):
-            gathered = _rows_for(source, len(targets))
+            gathered = _empty_rows(source, len(targets))
             self.all_gather(gathered, source)
-            _deal(gathered, targets)
+            _copy_rows(gathered, targets)
             return
         targets[rank].data.copy_(source.data.reshape(targets[rank].shape))
         for root, target in enumerate(targets):
             self.broadcast(target, root=root)
 
-    @unseen
+    @without_autograd
     def gather(self, targets: Sequence[Tensor] | None, source: Tensor, *, root: int) -> None:
         """Effect: the root's targets are the ranks' sources."""
         row = dense(source)
-        gathered = None if targets is None else _rows_for(source, self._size)
+        gathered = None if targets is None else _empty_rows(source, self._size)
         call = packed_call("gather", row.dtype, row.numel(), root=root)
         self._path.gather(call, None if gathered is None else gathered.view(-1), row)
         if targets is not None and gathered is not None:
-            _deal(gathered, targets)
+            _copy_rows(gathered, targets)
 
-    @unseen
+    @without_autograd
     def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, *, root: int) -> None:
         """Effect: the target is what the root has for this rank."""
         flat = dense(target)
         call = packed_call("scatter", flat.dtype, flat.numel(), root=root)
-        self._path.scatter(call, flat, None if sources is None else _joined(sources), root=root)
+        self._path.scatter(call, flat, None if sources is None else _concatenated(sources), root=root)
         restore(target, flat)
 
-    @unseen
+    @without_autograd
     def all_to_all(self, target: Tensor, source: Tensor) -> None:
         """Effect: the target is what all ranks have for this one, all of the same size."""
         flat, row = dense(target), dense(source)
         self._path.all_to_all(packed_call("all_to_all", row.dtype, row.numel()), flat, row)
         restore(target, flat)
 
-    @unseen
+    @without_autograd
     def all_to_all_list(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """Effect: each target is what its rank has for this one; sizes may differ."""
         elements = self._agreed_elements(targets, sources)
-        row = _joined(sources)
+        row = _concatenated(sources)
         flat = row.new_empty(sum(target.numel() for target in targets))
         most = max(max(counts) for counts in elements)
         self._path.exchange(packed_call("all_to_all", row.dtype, most), flat, row, elements)
@@ -156,7 +156,7 @@ class CollectiveOps:
     def _agreed_elements(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> list[list[int]]:
         """How many elements each rank (row) gives to each (column). Raises: RanksDisagreeError, in all ranks alike."""
         mine = torch.tensor([each.numel() for each in (*sources, *targets)], dtype=torch.int64, device="cpu")
-        table = _rows_for(mine, self._size)
+        table = _empty_rows(mine, self._size)
         self.all_gather(table, mine)
         given, expected = (half.tolist() for half in table.split(self._size, dim=1))
         for giver, row in enumerate(given):
@@ -170,7 +170,7 @@ class CollectiveOps:
 
     def lost_peer(self) -> tuple[int, int] | None:
         """A rank whose process has ended, with its id; None if none has, as far as can be known."""
-        return self._barrier.lost()
+        return self._barrier.lost_peer()
 
     def give_up(self) -> None:
         """Effect: other ranks learn that this one comes to no more collectives."""
@@ -183,17 +183,17 @@ class CollectiveOps:
         self._path.close()
 
 
-def _rows_for(source: Tensor, size: int) -> Tensor:
+def _empty_rows(source: Tensor, size: int) -> Tensor:
     """Room for as many elements of each rank."""
     return source.data.new_empty((size, source.numel()))
 
 
-def _deal(rows: Tensor, targets: Sequence[Tensor]) -> None:
+def _copy_rows(rows: Tensor, targets: Sequence[Tensor]) -> None:
     """Effect: each target has its row."""
     for target, row in zip(targets, rows, strict=True):
         target.data.copy_(row.view(target.shape))
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
     """All elements in one row."""
     return torch.cat([tensor.data.reshape(-1) for tensor in tensors])

@@ -1,8 +1,8 @@
-"""Who carries out a group's collectives: the calling thread where it would only wait, else a thread beside it.
+"""Queues that run a group's collectives in order, in the calling thread or in a thread of their own.
 
-A group in its ranks' memory has a thread of its own. Groups of oneCCL share one: oneCCL 2022.1 without threads of its
-own loses count of its messages when two threads call it at once. So ranks that are in several groups of oneCCL must
-call them in the same order, as with NCCL.
+A group on the memory path has its own thread. Groups on oneCCL share one thread per process: without worker threads of
+its own, oneCCL 2022.1 mixes up its messages when two threads call it at once. Ranks that belong to several such groups
+must therefore call collectives of these groups in the same order, as with NCCL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.work import INTERRUPTED, TORCH_KEEPS_WORKS, CclWork, DoneWork, abandoned, keep
+from cpulaunch.worker.ccl.work import INTERRUPTED, TORCH_KEEPS_WORKS, CclWork, DoneWork, keep_alive, unfinished_jobs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,93 +23,95 @@ if TYPE_CHECKING:
 
 
 class Executor:
-    """A thread that carries out works in order, and a turn that a calling thread may take instead of it.
+    """Runs submitted works in order, in a thread of its own or in a thread that waits for one of them.
 
-    The thread inherits the CPUs of the one that first needs it, unless it is given some.
+    Whichever thread runs a work holds `lock`. The executor's own thread starts with the first submission, on the given
+    CPUs; if there are none, on those of the submitting thread.
     """
 
-    def __init__(self, cpus: frozenset[int] = frozenset(), *, watches: bool = False) -> None:
-        """`watches` says that works may never come to an end by themselves: oneCCL's, when another rank is gone."""
-        self._cpus, self._watches = cpus, watches
+    def __init__(self, cpus: frozenset[int] = frozenset(), *, may_hang: bool = False) -> None:
+        """`may_hang`: a work may never return, such as a call of oneCCL after another rank has exited."""
+        self._cpus, self._may_hang = cpus, may_hang
         self._watched: SimpleQueue[CclWork] = SimpleQueue()
         self._watcher: threading.Thread | None = None
         self._queue: SimpleQueue[None] = SimpleQueue()
         self._works: deque[CclWork] = deque()
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._busy = self._hanging = 0
+        self._running_thread = self._callback_thread = 0
         self._is_closed = False
 
-    def take_turn(self) -> bool:
-        """Whether this thread may do the next work itself, as nothing is before it; then `turn` must be released."""
-        return not self._works and self.turn.acquire(blocking=False)
+    def try_acquire(self) -> bool:
+        """Whether the calling thread may run the next work itself; it must then release `lock`."""
+        return not self._works and self.lock.acquire(blocking=False)
 
-    def take(self, work: CclWork) -> None:
-        """Effect: the work is carried out after those before it.
+    def submit(self, work: CclWork) -> None:
+        """Effect: the work runs after all earlier ones; at once if a callback of a finished work's future submits it.
 
-        What hangs on the future of a work runs in the thread that did it: its own works are for that to do, at once.
-        Raises: CclError in the middle of a work, where only a signal handler comes from.
+        Such a callback runs in the thread that ran the work. Raises: CclError if this thread is running a work, which
+        means that a signal handler has called a collective.
         """
-        self._check_not_busy()
-        if self._hanging == threading.get_ident():
-            work.queue.carry_out(work)
+        self._check_not_running()
+        if self._callback_thread == threading.get_ident():
+            work.queue.run_work(work)
             return
         self._works.append(work)
         self._queue.put(None)
-        with self._starting:  # Works come from several threads.
+        with self._starting:  # Several threads may submit works.
             if self._thread is None:
-                self._thread = threading.Thread(target=self._carry_out_all, name="ccl", daemon=True)
+                self._thread = threading.Thread(target=self._run_all, name="ccl", daemon=True)
                 self._thread.start()
 
     def run(self, job: Callable[[], Any]) -> Any:
-        """What the job returns. The turn is this thread's."""
-        outer, self._busy = self._busy, threading.get_ident()
+        """The result of the job, run by the calling thread, which holds `lock`."""
+        outer, self._running_thread = self._running_thread, threading.get_ident()
         try:
             return job()
         finally:
-            self._busy = outer
+            self._running_thread = outer
 
-    def settle(self, work: CclWork, error: BaseException | None = None) -> None:
-        """Effect: as the work's `finish`, with what hangs on its future. The turn is this thread's."""
-        outer, self._hanging = self._hanging, threading.get_ident()
+    def finish(self, work: CclWork, error: BaseException | None = None) -> None:
+        """Effect: finishes the work and runs the callbacks of its future. The calling thread holds `lock`."""
+        outer, self._callback_thread = self._callback_thread, threading.get_ident()
         try:
             work.finish(error)
         finally:
-            self._hanging = outer
+            self._callback_thread = outer
 
-    def _check_not_busy(self) -> None:
-        if self._busy == threading.get_ident():
+    def _check_not_running(self) -> None:
+        if self._running_thread == threading.get_ident():
             raise CclError(
-                "a signal handler called a collective in the middle of another\n"
-                "hint: let it set a flag, and the program look at that between collectives"
+                "a signal handler called a collective while another one was running\n"
+                "hint: set a flag in the handler and check it between collectives"
             )
 
-    def carry_out_until(self, work: CclWork, *, is_patient: bool) -> None:
-        """Effect: works up to this one are done, if this thread may do them: who waits has nothing better to do.
+    def run_until(self, work: CclWork, *, has_own_timeout: bool) -> None:
+        """Effect: the calling thread, which waits for the work, runs it and all earlier ones, if it may.
 
-        Not who waits no longer than a time of its own, nor for oneCCL, which cannot be interrupted. What hangs on a
-        future, and waits, would wait for its own thread. Raises: CclError in the middle of a work.
+        It may not if its wait has a timeout of its own, if works may hang, or while another thread runs a work. The
+        callback of a future always runs them, because otherwise it would wait for its own thread.
+        Raises: CclError if this thread is running a work.
         """
-        self._check_not_busy()
-        if self._hanging == threading.get_ident():
-            self._carry_out_works(work)
-        elif is_patient and not self._watches:
-            self._carry_out_if_free(work)
+        self._check_not_running()
+        if self._callback_thread == threading.get_ident():
+            self._run_works(work)
+        elif not (has_own_timeout or self._may_hang):
+            self._run_if_free(work)
 
-    def _carry_out_if_free(self, work: CclWork) -> None:
-        has_turn = False
+    def _run_if_free(self, work: CclWork) -> None:
+        is_acquired = False
         try:
-            has_turn = self.turn.acquire(blocking=False)
-            if has_turn:
-                self._carry_out_works(work)
+            is_acquired = self.lock.acquire(blocking=False)
+            if is_acquired:
+                self._run_works(work)
         finally:
-            if has_turn:
-                self.turn.release()
+            if is_acquired:
+                self.lock.release()
 
     def watch(self, work: CclWork) -> None:
-        """Effect: the work's future fails in time if the work does not end: nobody may wait for the work itself."""
-        if not self._watches:
+        """Effect: the work's future fails at the timeout, even if no thread waits for the work itself."""
+        if not self._may_hang:
             return
         self._watched.put(work)
         with self._starting:
@@ -122,37 +124,37 @@ class Executor:
             work = self._watched.get()
             try:
                 work.wait()
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
+            except Exception as error:  # noqa: BLE001 - raised by the future instead
                 work.finish(error)
 
-    def _carry_out_all(self) -> None:
+    def _run_all(self) -> None:
         configure_thread(self._cpus)
         while self._works or not self._is_closed:
             self._queue.get()
-            if self._works:  # More than one, if an interrupt came between a work and the word that it is there.
-                with self.turn:
-                    self._carry_out_works()
+            if self._works:  # Several, if an interrupt has separated a work from its queue entry.
+                with self.lock:
+                    self._run_works()
 
-    def _carry_out_works(self, until: CclWork | None = None) -> None:
-        """Effect: works are done, all or up to one. This thread has the turn."""
+    def _run_works(self, until: CclWork | None = None) -> None:
+        """Effect: runs the queued works, up to `until` if given. The calling thread holds `lock`."""
         while self._works and not (until is not None and until.is_completed()):
             work = self._works.popleft()
             try:
-                work.queue.carry_out(work)
+                work.queue.run_work(work)
             except BaseException:
                 work.finish(CclError(INTERRUPTED))
                 raise
 
     def close(self) -> None:
-        """Effect: the thread ends when the works are done that were taken by now."""
+        """Effect: the thread ends after the works submitted so far."""
         self._is_closed = True
         self._queue.put(None)
 
 
 class GroupQueue:
-    """A group's collectives, in order, and whether the group is still of use: `broken` is why it is not.
+    """A group's collectives, in the order of their calls. `broken` is the error that made the group unusable, or None.
 
-    `lost_peer` finds a rank that has ended; `notify_others` informs the other ranks that this one has left.
+    `lost_peer` returns a rank whose process has exited; `notify_others` informs the other ranks that this one has left.
     """
 
     def __init__(
@@ -163,44 +165,47 @@ class GroupQueue:
         self._notify_others, self._process = notify_others, os.getpid()
 
     def _check(self) -> None:
-        """Raises: CclError in a broken group or a fork."""
+        """Raises: CclError if the group is broken, or in a forked process."""
         if self.broken is not None:
             raise CclError(f"the group is broken: {self.broken}") from self.broken
         self._check_process()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise CclError("this process was forked after init_process_group: it is no rank of the group")
+            raise CclError("this process was forked after init_process_group and is not a rank of the group")
 
-    def submit(self, job: Callable[[], Any], seconds: float, *, has_own_time: bool = False) -> CclWork:
-        """The job's work; it is carried out after those before it. Raises: CclError in a broken group or a fork."""
+    def submit(self, job: Callable[[], Any], seconds: float, *, has_own_timeout: bool = False) -> CclWork:
+        """The job's work, which runs after all earlier ones. Raises: CclError if the group is broken or in a fork."""
         self._check()
-        work = CclWork(job, self, seconds, has_own_time=has_own_time)
+        work = CclWork(job, self, seconds, has_own_timeout=has_own_timeout)
         if not TORCH_KEEPS_WORKS:
-            keep(work)
-        self.executor.take(work)
+            keep_alive(work)
+        self.executor.submit(work)
         return work
 
     def do_now(self, job: Callable[[], Any]) -> DoneWork | None:
-        """The job's work, carried out by this thread; None if others are before it. Raises: what the job raises."""
+        """The finished work of the job, run in this thread; None if earlier works are pending.
+
+        Raises: the job's error.
+        """
         self._check()
-        has_turn = False
+        is_acquired = False
         try:
-            has_turn = self.executor.take_turn()
-            return DoneWork(self.executor.run(job)) if has_turn else None
-        except BaseException as error:  # An interrupt breaks the group too: the others are in the middle of it.
+            is_acquired = self.executor.try_acquire()
+            return DoneWork(self.executor.run(job)) if is_acquired else None
+        except BaseException as error:  # An interrupt breaks the group too: the other ranks have begun.
             if not isinstance(error, RanksDisagreeError):
-                abandoned.append((job, error))
+                unfinished_jobs.append((job, error))
                 self.give_up(error)
             raise
         finally:
-            if has_turn:
-                self.executor.turn.release()
+            if is_acquired:
+                self.executor.lock.release()
 
-    def carry_out(self, work: CclWork) -> None:
-        """Effect: the work is done, or has failed; the group breaks unless all ranks failed alike before they began."""
+    def run_work(self, work: CclWork) -> None:
+        """Effect: runs and finishes the work. Errors but RanksDisagreeError, which all ranks raise, break the group."""
         if self.broken is not None:
-            self.executor.settle(work, CclError(f"the group is broken: {self.broken}"))
+            self.executor.finish(work, CclError(f"the group is broken: {self.broken}"))
             return
         try:
             work.run()
@@ -208,15 +213,16 @@ class GroupQueue:
             error = work.exception()
             if error is not None and not isinstance(error, RanksDisagreeError):
                 self.give_up(error)
-            self.executor.settle(work)
+            self.executor.finish(work)
 
-    def help_with(self, work: CclWork, *, is_patient: bool) -> None:
-        """Effect: this thread does the work, if it may. Raises: CclError in a fork or in the middle of a work, and
-        KeyboardInterrupt, which breaks the group.
+    def help_with(self, work: CclWork, *, has_own_timeout: bool) -> None:
+        """Effect: the calling thread, which waits for the work, runs it if it may: see Executor.run_until.
+
+        Raises: CclError in a forked process or while this thread runs a work. An interrupt breaks the group.
         """
         self._check_process()
         try:
-            self.executor.carry_out_until(work, is_patient=is_patient)
+            self.executor.run_until(work, has_own_timeout=has_own_timeout)
         except CclError:
             raise
         except BaseException as error:
@@ -224,16 +230,16 @@ class GroupQueue:
             raise
 
     def give_up(self, why: BaseException) -> None:
-        """Effect: the group is broken, here and for the others."""
+        """Effect: the group is broken, in this rank and in the others."""
         if self.broken is None:
             self.broken = why if isinstance(why, Exception) else CclError(INTERRUPTED)
             self._notify_others()
 
 
 _shared: dict[int, Executor] = {}
-"""Process id -> the thread that calls oneCCL: a forked child gets one of its own."""
+"""Process id -> its executor for oneCCL; a forked child creates its own."""
 
 
 def shared_executor() -> Executor:
-    """The one thread of this process that may call oneCCL."""
-    return _shared.setdefault(os.getpid(), Executor(unpinned_cpus(os.environ), watches=True))
+    """The executor of all groups on oneCCL, whose thread alone calls oneCCL."""
+    return _shared.setdefault(os.getpid(), Executor(unpinned_cpus(os.environ), may_hang=True))

@@ -18,11 +18,11 @@ from torch import distributed as dist
 from cpulaunch.records.ccl_defaults import PATH_VARIABLE
 from cpulaunch.worker.ccl.collective_ops import CollectiveOps
 from cpulaunch.worker.ccl.memory.native import open_native_barrier, open_path
-from cpulaunch.worker.ccl.memory.path import is_permitted
+from cpulaunch.worker.ccl.memory.path import can_access_all
 from cpulaunch.worker.ccl.oneccl import api
 from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
 from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
-from cpulaunch.worker.ccl.oneccl.network import check_names, own_address
+from cpulaunch.worker.ccl.oneccl.network import check_host_names, own_address
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.codes import CALL
@@ -54,7 +54,7 @@ def check_machine(system: str, architecture: str) -> None:
         raise CclError(f"the ccl backend is for x86-64 Linux, and this is {architecture} {system}\nhint: use gloo")
 
 
-def asked_path() -> str:
+def requested_path() -> str:
     """What the environment asks for. Raises: CclError if there is no such path."""
     path = os.environ.get(PATH_VARIABLE) or "auto"
     if path not in PATHS:
@@ -62,7 +62,7 @@ def asked_path() -> str:
     return path
 
 
-def fresh_keys(store: Any, rank: int) -> Any:
+def with_fresh_keys(store: Any, rank: int) -> Any:
     """The store, for the keys of this group alone: those of one of the same name that was destroyed may be there still.
 
     torch names the first group of a program alike each time, and a launcher's store outlives it. Every rank joins as
@@ -76,19 +76,19 @@ def open_barrier(memory: mmap.mmap | None, *, rank: int, size: int, seconds: flo
     if memory is None:
         return None
     barrier = open_native_barrier(memory, rank=rank, size=size, describe=described)
-    barrier.meet(_NO_CALL, seconds)
+    barrier.synchronize(_NO_CALL, seconds)
     if len(barrier.cpus()) < size:
-        barrier.sleep_at_once()
+        barrier.disable_spinning()
     return barrier
 
 
 def agree_on_memory(barrier: SharedBarrier | None, asked: str, seconds: float) -> bool:
     """Whether all ranks can, and none is told not to, work in one another's memory. Raises: CclError."""
-    permitted = barrier is not None and is_permitted(barrier, seconds, call=_NO_CALL)
+    permitted = barrier is not None and can_access_all(barrier, seconds, call=_NO_CALL)
     agreed = permitted and asked != "oneccl"
     if barrier is not None:
-        barrier.meet(_NO_CALL, seconds, words=(int(agreed), 0))
-        agreed = agreed and all(barrier.words(other)[0] for other in barrier.others)
+        barrier.synchronize(_NO_CALL, seconds, values=(int(agreed), 0))
+        agreed = agreed and all(barrier.values(other)[0] for other in barrier.others)
     if asked == "memory" and not agreed:
         why = "the kernel does not let all ranks at one another's memory" if barrier else "ranks are on several hosts"
         raise CclError(f"{PATH_VARIABLE} is memory, but {why}\nhint: {PATH_VARIABLE}=auto")
@@ -117,13 +117,13 @@ def join(
     if os.environ.get(TRANSPORT) == "mpi":  # A rank that ends waits for the others, who must not wait for it.
         atexit.register(ops.give_up)
     if spans_program(size):
-        _forget_names(ops, size)
+        _unlink_shared_memory(ops, size)
     return ops
 
 
 def _between_hosts(store: Any, *, rank: int, size: int, seconds: float) -> PeerConnections:
     """The lines to other hosts, before oneCCL connects: it would wait forever for a rank that ends meanwhile."""
-    check_names(store, rank=rank, size=size)
+    check_host_names(store, rank=rank, size=size)
     address = own_address(os.environ) if rank == 0 else ""
     return open_connections(store, address, rank=rank, size=size, seconds=seconds)
 
@@ -137,16 +137,16 @@ def check_space(size: int) -> None:
     """Raises: CclError if the ranks of this host cannot all have their memory in /dev/shm."""
     if _kept:
         return
-    ranks_here = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    local_ranks = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
     try:
         status = os.statvfs(SHARED_FOLDER)
     except OSError:
         return
-    free, needed = status.f_bavail * status.f_frsize, SHARED_BYTES * ranks_here
+    free, needed = status.f_bavail * status.f_frsize, SHARED_BYTES * local_ranks
     if free < needed:
         raise CclError(
             f"{SHARED_FOLDER} is too small for oneCCL: {free >> 20} MiB free, {needed >> 20} MiB needed by "
-            f"{ranks_here} ranks\nhint: mount it larger (docker run --shm-size {2 * needed >> 20}m), or use gloo"
+            f"{local_ranks} ranks\nhint: mount it larger (docker run --shm-size {2 * needed >> 20}m), or use gloo"
         )
 
 
@@ -155,7 +155,7 @@ def spans_program(size: int) -> bool:
     return not dist.is_initialized() or size == dist.get_world_size()
 
 
-def _forget_names(ops: CollectiveOps, size: int) -> None:
+def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
     """Effect: every rank has every other's memory, whose names are gone."""
     source = torch.zeros(size, dtype=torch.int32, device="cpu")
     ops.all_to_all(torch.empty_like(source), source)

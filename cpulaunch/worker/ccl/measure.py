@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 BUDGET_SECONDS = 1.0
 """For all sizes together, as far as the fewest rounds allow."""
-FEWEST, MOST, WARMING = 3, 50, 2
+MIN_ROUNDS, MAX_ROUNDS, WARMUP_ROUNDS = 3, 50, 2
 """Rounds that count for each size, and those before that do not."""
-PATIENCE = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=20)
 PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
 
@@ -125,9 +125,9 @@ def _measure(
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(CCL_LOCAL_RANK=str(rank), CCL_LOCAL_SIZE=str(size))
     store = _rendezvous(rank, size, port_pipe)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     register_best(TorchSettings())
-    groups = (dist.group.WORLD, dist.new_group(backend="ccl", timeout=PATIENCE))
+    groups = (dist.group.WORLD, dist.new_group(backend="ccl", timeout=TIMEOUT))
     measured = [(count, *_compare(groups, count, BUDGET_SECONDS / len(sizes))) for count in sizes]
     dist.barrier()
     return measured
@@ -139,12 +139,12 @@ def _rendezvous(rank: int, size: int, port_pipe: tuple[int, int]) -> Any:
 
     read, write = port_pipe
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         os.write(write, store.port.to_bytes(2, "little") * (size - 1))
         return store
     os.close(write)
     port = int.from_bytes(os.read(read, 2), "little")
-    return TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE)
+    return TCPStore("127.0.0.1", port, size, is_master=False, timeout=TIMEOUT)
 
 
 def _compare(groups: tuple[Any, Any], count: int, seconds: float) -> tuple[float, float]:
@@ -153,8 +153,8 @@ def _compare(groups: tuple[Any, Any], count: int, seconds: float) -> tuple[float
     import torch.distributed as dist
 
     tensor = torch.zeros(max(1, count // 4))
-    warm = [[_time(tensor, group) for group in groups] for _ in range(WARMING)]
-    rounds = torch.tensor(max(FEWEST, min(MOST, int(seconds / sum(warm[-1])))))
+    warm = [[_time(tensor, group) for group in groups] for _ in range(WARMUP_ROUNDS)]
+    rounds = torch.tensor(max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / sum(warm[-1])))))
     dist.broadcast(rounds, 0)
     times = [[_time(tensor, group) for group in groups] for _ in range(int(rounds))]
     gloo, ccl = (median(column) for column in zip(*times, strict=True))

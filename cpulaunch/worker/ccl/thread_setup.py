@@ -62,7 +62,7 @@ SLICE_NS = 100_000
 _SYSCALL_SCHED_SETATTR = 314
 
 
-def ask_for_short_slices() -> None:
+def request_short_slices() -> None:
     """Effect: when this thread wakes, it need not wait until one that computes has used up its slice of milliseconds.
 
     It works in short bursts, and other ranks wait for it. Linux before 6.12 takes no notice. A program that was started
@@ -78,7 +78,7 @@ def configure_thread(cpus: frozenset[int]) -> None:
     """Effect: this thread runs on these CPUs, if there are any, and its operations start no threads."""
     if cpus:
         move(cpus)
-    ask_for_short_slices()
+    request_short_slices()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # OpenMP keeps the number for this thread; torch keeps it for threads to come, which shall have the program's.

@@ -1,4 +1,4 @@
-"""A collective under way, or done: what torch and the program wait for, ask, and hang their own code on."""
+"""The Work objects that collectives return: programs wait for them, query them, and add callbacks to their futures."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class JobRunner(Protocol):
-        """What runs a job on a thread that may run it: executor.Executor."""
+        """executor.Executor, which imports this module."""
 
         def run(self, job: Callable[[], Any]) -> Any: ...
         def watch(self, work: CclWork) -> None: ...
 
     class WorkQueue(Protocol):
-        """The queue that a work belongs to: executor.GroupQueue, which imports this module."""
+        """executor.GroupQueue, which imports this module: the queue that a work belongs to."""
 
         broken: BaseException | None
         lost_peer: Callable[[], tuple[int, int] | None]
 
         @property
         def executor(self) -> JobRunner: ...
-        def carry_out(self, work: CclWork) -> None: ...
-        def help_with(self, work: CclWork, *, is_patient: bool) -> None: ...
+        def run_work(self, work: CclWork) -> None: ...
+        def help_with(self, work: CclWork, *, has_own_timeout: bool) -> None: ...
         def give_up(self, why: BaseException) -> None: ...
 
 
 POLL_SECONDS = 1.0
-"""How often a waiting program looks whether the group still can finish."""
+"""Interval at which a waiting thread checks whether the group can still finish."""
 INTERRUPTED = "a collective was interrupted"
 GRACE_POLLS = 3
-"""How many looks at a rank that has ended it takes to give up on data that may still be on its way."""
+"""Checks, after a rank has exited, before its data that may still be in transit counts as lost."""
 
 _future_lock = threading.Lock()
 _ending: list[int] = []
-_KEPT_AT_MOST = 1000
+_MAX_KEPT = 1000
 _kept: dict[int, CclWork] = {}
-"""Works that nobody has waited for yet, where torch needs that: see keep."""
-abandoned: list[Any] = []
-"""Jobs that did not come to their end, and why: other ranks may still write into their tensors, and into copies of
-those that the error's traceback holds. They must not be freed."""
+"""Works not waited for yet, by id: see keep_alive."""
+unfinished_jobs: list[Any] = []
+"""Failed jobs and their errors. Other ranks may still write to the job's tensors, and to copies that the error's
+traceback refers to, so these must never be freed."""
 
 
 def _end_without_unloading() -> None:
-    """Effect: when the process exits, with whatever code, libraries are not cleaned up: a call that never returns is
-    still in one of them, and would end in a segmentation fault.
+    """Effect: the process exits without unloading libraries, whatever its exit code.
 
-    Source: on_exit(3): the last to be registered is called first, with the exit code, as _exit(2) wants it.
+    A call that never returns is still inside one of them, and unloading it would cause a segmentation fault.
+    Source: on_exit(3): the function registered last is called first, with the exit code, as _exit(2) expects it.
     """
     if not _ending:
         libc = ctypes.CDLL(None)
@@ -65,72 +65,74 @@ def _end_without_unloading() -> None:
 TORCH_KEEPS_WORKS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 7)
 
 
-def keep(work: CclWork) -> None:
-    """Effect: the work lives until it is waited for. torch before 2.7 lets go of it while its C++ code (DDP, functional
-    collectives) still has it, and would wait forever.
+def keep_alive(work: CclWork) -> None:
+    """Effect: the work is not freed before it is waited for, unless there are many finished ones.
 
-    Those that nobody ever waits for are let go once there are many.
+    torch before 2.7 drops its reference while its C++ code (DDP, functional collectives) still uses the work, which
+    would then wait forever.
     """
     _kept[id(work)] = work
-    if len(_kept) > _KEPT_AT_MOST:
+    if len(_kept) > _MAX_KEPT:
         _kept.pop(next((key for key, each in _kept.items() if each.is_completed()), -1), None)
 
 
 class CclWork(Work):
-    """A collective under way."""
+    """A submitted collective."""
 
-    def __init__(self, job: Callable[[], Any], queue: WorkQueue, seconds: float, *, has_own_time: bool = False) -> None:
-        """`has_own_time` says that it may take no longer than the seconds, which are not the group's."""
+    def __init__(
+        self, job: Callable[[], Any], queue: WorkQueue, seconds: float, *, has_own_timeout: bool = False
+    ) -> None:
+        """`has_own_timeout`: `seconds` was given for this call; otherwise it is the timeout of the group."""
         super().__init__()
         self.job: Callable[[], Any] | None = job
-        self.queue, self._seconds, self._has_own_time = queue, seconds, has_own_time
+        self.queue, self._seconds, self._has_own_timeout = queue, seconds, has_own_timeout
         self._finished = threading.Lock()
         self._finished.acquire()
         self._is_finished = False
         self._error: BaseException | None = None
         self._result: Any = None
-        self._settled: Any = None
+        self._done: Any = None
         self._future: Any = None
 
     def run(self) -> None:
-        """Effect: the collective is carried out; whatever it raises is raised where the work is waited for.
+        """Effect: runs the collective. `wait` raises its error.
 
-        An interrupt is raised here too: it belongs to the thread.
+        Raises: exceptions that are not errors, such as KeyboardInterrupt, which belong to the running thread.
         """
         job, self.job = self.job, None
         try:
             self._result = self.queue.executor.run(job) if job is not None else None
         except BaseException as error:
             if not isinstance(error, RanksDisagreeError):
-                abandoned.append((job, error))
-            self._error = self._explained(error) if isinstance(error, Exception) else CclError(INTERRUPTED)
+                unfinished_jobs.append((job, error))
+            self._error = self._with_cause(error) if isinstance(error, Exception) else CclError(INTERRUPTED)
             if not isinstance(error, Exception):
                 raise
 
-    def _explained(self, error: Exception) -> Exception:
-        """The error, or why it came about: oneCCL only says that its connection to a rank is lost."""
+    def _with_cause(self, error: Exception) -> Exception:
+        """The error, or a PeerLostError that names the lost rank: oneCCL reports only a lost connection."""
         lost = self.queue.lost_peer() if type(error) is CclError else None
         if lost is None:
             return error
-        return PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) ended in a collective: {error}")
+        return PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective: {error}")
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Effect: whoever waits goes on; with the error, if one is given."""
+        """Effect: wakes all waiting threads, and completes the future. `error`: why the work failed, if it did."""
         with _future_lock:
             if self._is_finished:
-                return  # It came to its end after all, too late.
+                return  # Finished after its timeout.
             self._error = self._error or error
             self._is_finished = True
             future = self._future
         self._finished.release()
         if future is not None:
-            self._settle()
+            self._complete_future()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True when the collective is done. Raises: what went wrong; PeerLostError if it takes longer than allowed."""
+        """True, when the collective has finished. Raises: its error; PeerLostError at the timeout."""
         if not self._is_finished:
             seconds = timeout.total_seconds()
-            self.queue.help_with(self, is_patient=seconds <= 0 and not self._has_own_time)
+            self.queue.help_with(self, has_own_timeout=seconds > 0 or self._has_own_timeout)
             self._await(seconds if seconds > 0 else self._seconds)
         _kept.pop(id(self), None)
         if self._error is not None:
@@ -144,30 +146,30 @@ class CclWork(Work):
             why = self.queue.broken
             if why is None and (lost := self.queue.lost_peer()):
                 polls += 1
-                why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) ended in a collective")
+                why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective")
                 why = why if polls >= GRACE_POLLS else None
             if why is None and left <= 0:
-                why = PeerLostError(f"a collective was not done within {seconds:.0f} s: a rank is late, or hangs")
+                why = PeerLostError(f"a collective did not finish within {seconds:.0f} s: a rank is late or hangs")
             if why is not None:
                 self.queue.give_up(why)
                 _end_without_unloading()
                 raise why
-        self._finished.release()  # Others may wait too.
+        self._finished.release()  # Other threads may wait too.
 
     def is_completed(self) -> bool:
-        """Whether the collective is over, well or not."""
+        """Whether the collective has finished, with or without an error."""
         return self._is_finished
 
     def is_success(self) -> bool:
-        """Whether the collective is over and went well."""
+        """Whether the collective has finished without an error."""
         return self._is_finished and self._error is None
 
     def exception(self) -> Any:
-        """What went wrong; None if nothing did yet."""
+        """The error of the collective; None if it has none so far."""
         return self._error
 
     def result(self) -> Any:
-        """The tensors that the collective filled. Raises: what went wrong."""
+        """The tensors that the collective has written. Raises: as wait."""
         self.wait()
         return self._result
 
@@ -176,33 +178,33 @@ class CclWork(Work):
         self.wait()
 
     def get_future(self) -> Any:
-        """A future of the tensors that the collective fills."""
+        """A future of the tensors that the collective writes."""
         with _future_lock:
             first = self._future is None
             if first:
-                self._settled = torch.futures.Future()
-                self._future = self._settled.then(self._outcome)
-            settled = self._is_finished and first
-        if settled:
-            self._settle()
+                self._done = torch.futures.Future()
+                self._future = self._done.then(self._outcome)
+            is_complete = self._is_finished and first
+        if is_complete:
+            self._complete_future()
         elif first:
             self.queue.executor.watch(self)
         return self._future
 
-    def _settle(self) -> None:
-        """Effect: the future is done, and what the program hung on it is called, in this thread."""
+    def _complete_future(self) -> None:
+        """Effect: completes the future, and runs its callbacks in this thread."""
         _kept.pop(id(self), None)
-        self._settled.set_result(None)
+        self._done.set_result(None)
 
     def _outcome(self, _: Any) -> Any:
-        """The tensors. Raises: what went wrong; set_exception would make it a value, which DDP takes for tensors."""
+        """The tensors. Raises: the error of the collective. DDP would take one stored by set_exception for tensors."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class DoneWork(Work):
-    """A collective that was carried out while the program waited for it."""
+    """A collective that had finished before its call returned."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -221,11 +223,11 @@ class DoneWork(Work):
         return True
 
     def result(self) -> Any:
-        """The tensors that the collective filled."""
+        """The tensors that the collective has written."""
         return self._result
 
     def get_future(self) -> Any:
-        """A future of the tensors, done."""
+        """A completed future of the tensors."""
         future: Any = torch.futures.Future()
         future.set_result(self._result)
         return future

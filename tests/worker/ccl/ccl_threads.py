@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, in the seats of a group on one host."""
+"""Ranks of one host that are threads of one process."""
 
 import mmap
 import threading
@@ -11,7 +11,7 @@ from cpulaunch.worker.ccl.wire.reductions import described
 SECONDS = 20.0
 LIBRARY = load()
 KINDS = ["python"] if LIBRARY is None else ["python", "native", "mixed"]
-"""Of seats: written in Python, or the compiled library's, which is there if cpulaunch was installed with a compiler."""
+"""Kinds of ranks: in Python, native if cpulaunch was installed with a compiler, and both in one group."""
 
 
 def barrier_of(kind, memory, rank, size):
@@ -21,23 +21,25 @@ def barrier_of(kind, memory, rank, size):
 
 
 def together(size, rank_does, *, number=0, kind="python"):
-    """What each of so many ranks returned, or raised; `number` collectives are behind them."""
+    """What each of `size` ranks returned, or the CclError it raised; `number` is the barrier's number before."""
     memory = mmap.mmap(-1, bytes_needed(size))
-    seats = [barrier_of(kind, memory, rank, size) for rank in range(size)]
+    barriers = [barrier_of(kind, memory, rank, size) for rank in range(size)]
     results = [None] * size
 
     def run(rank):
         try:
-            results[rank] = rank_does(seats[rank])
+            results[rank] = rank_does(barriers[rank])
         except CclError as error:
             results[rank] = error
 
-    for seat in seats:
-        seat._number = number
-        seat._counts[seat.rank].value = number
+    for barrier in barriers:
+        barrier._number = number
+        barrier._counts[barrier.rank].value = number
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    for barrier in barriers:
+        barrier.close()
     return results

@@ -7,7 +7,7 @@ import pytest
 from ccl_filter import forbid_reading_others
 from ccl_ranks import LIBRARY
 
-from cpulaunch.worker.ccl.availability import has_oneccl, is_available, may_reach_others
+from cpulaunch.worker.ccl.availability import has_oneccl, is_available, may_access_peers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the backend ccl is for Linux")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the backend ccl
 def test_yama_may_leave_others_memory_to_administrators(tmp_path, scope, may):
     yama = tmp_path / "ptrace_scope"
     yama.write_text(scope)
-    assert may_reach_others(str(yama)) is may
+    assert may_access_peers(str(yama)) is may
 
 
 def in_child(question):
@@ -32,8 +32,8 @@ def in_child(question):
 
 
 def test_a_filter_may_forbid_it(tmp_path):
-    assert may_reach_others(str(tmp_path / "none")) is True
-    assert in_child(lambda: may_reach_others(str(tmp_path / "none"))) is False
+    assert may_access_peers(str(tmp_path / "none")) is True
+    assert in_child(lambda: may_access_peers(str(tmp_path / "none"))) is False
 
 
 def test_oneccl_is_found_where_it_is_installed():
@@ -42,7 +42,7 @@ def test_oneccl_is_found_where_it_is_installed():
 
 def test_one_of_the_paths_that_are_asked_for_must_be_open():
     ways = {path: is_available({"CPULAUNCH_CCL_PATH": path}) for path in ("auto", "memory", "oneccl")}
-    assert ways["memory"] is may_reach_others()
+    assert ways["memory"] is may_access_peers()
     assert ways["oneccl"] is has_oneccl()
     assert ways["auto"] is is_available({}) is (ways["memory"] or ways["oneccl"])
     assert in_child(lambda: is_available({"CPULAUNCH_CCL_PATH": "memory"})) is False

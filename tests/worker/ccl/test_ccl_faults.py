@@ -38,7 +38,7 @@ def test_others_fail_when_a_rank_ends(fault, size, path):
     code, out, _ = results[0]
     assert code == 1
     assert "PeerLostError: rank " in out
-    assert f"(process {ranks[1].pid}) ended" in out or size > 2
+    assert f"(process {ranks[1].pid}) exited" in out or size > 2
     assert results[1][0] == (0 if fault == "leaves" else KILLED)
     assert left_behind(ranks) == []
 
@@ -46,7 +46,7 @@ def test_others_fail_when_a_rank_ends(fault, size, path):
 def test_others_fail_when_a_rank_ends_while_it_joins():
     ranks, results = run("dies_joining", "oneccl")
     assert [code for code, _, _ in results] == [1, KILLED]
-    assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) ended" in results[0][2]
+    assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) exited" in results[0][2]
     assert left_behind(ranks) == []
 
 
@@ -56,7 +56,7 @@ def test_training_fails_when_a_rank_ends(path):
     code, out, err = results[0]
     assert code == 1, err
     # The bucket in flight, or the next, which finds the group broken.
-    assert f"rank 1 of the group (process {ranks[1].pid}) ended" in out
+    assert f"rank 1 of the group (process {ranks[1].pid}) exited" in out
     assert left_behind(ranks) == []
 
 
@@ -73,7 +73,7 @@ def test_a_rank_that_is_late_is_not_waited_for_longer_than_the_timeout(path):
 def test_a_call_has_a_time_of_its_own(path):
     ranks, results = run("impatient", path)
     assert results[0][0] == 1
-    assert "a collective was not done within 1 s" in results[0][1] + results[0][2]
+    assert "a collective did not finish within 1 s" in results[0][1] + results[0][2]
     assert left_behind(ranks) == []
 
 

@@ -19,9 +19,9 @@ from torch.distributed import ReduceOp
 from cpulaunch.worker.ccl.executor import Executor, GroupQueue
 from cpulaunch.worker.ccl.group_setup import check_machine
 from cpulaunch.worker.ccl.memory.native import open_path
-from cpulaunch.worker.ccl.memory.path import CHUNK_BYTES, EVEN, MemoryPath, Peer, is_permitted
+from cpulaunch.worker.ccl.memory.path import ALIGNED_ELEMENTS, CHUNK_BYTES, MemoryPath, Peer, can_access_all
 from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier, bytes_needed
-from cpulaunch.worker.ccl.thread_setup import ask_for_short_slices, own_cpus, thread_cpus
+from cpulaunch.worker.ccl.thread_setup import own_cpus, request_short_slices, thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 from cpulaunch.worker.ccl.wire.reductions import described, packed_call, reduction
 from cpulaunch.worker.ccl.work import CclWork
@@ -50,7 +50,16 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     "count",
-    [0, 1, EVEN, IN_A_PAYLOAD, IN_A_PAYLOAD + 1, 2 * IN_A_CHUNK - 1, 2 * IN_A_CHUNK + EVEN, 7 * IN_A_CHUNK + 3],
+    [
+        0,
+        1,
+        ALIGNED_ELEMENTS,
+        IN_A_PAYLOAD,
+        IN_A_PAYLOAD + 1,
+        2 * IN_A_CHUNK - 1,
+        2 * IN_A_CHUNK + ALIGNED_ELEMENTS,
+        7 * IN_A_CHUNK + 3,
+    ],
 )
 def test_every_element_is_reduced_once(size, count, kind):
     expected = torch.arange(count, dtype=torch.float32) * sum(range(1, size + 1))
@@ -107,7 +116,7 @@ def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine(kind
 @each_kind
 def test_a_rank_that_leaves_is_named(kind):
     def rank_does(barrier):
-        barrier.meet(bytes(16), SECONDS)
+        barrier.synchronize(bytes(16), SECONDS)
         if barrier.rank == 1:
             barrier.leave()
             return "left"
@@ -164,7 +173,7 @@ def test_a_process_with_many_files_can_wait():
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, most[0]), most[1]))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1050)]
     try:
-        assert together(2, lambda barrier: (barrier.wait(SECONDS), barrier.lost())) == [(None, None)] * 2
+        assert together(2, lambda barrier: (barrier.wait(SECONDS), barrier.lost_peer())) == [(None, None)] * 2
     finally:
         for file in files:
             os.close(file)
@@ -173,7 +182,7 @@ def test_a_process_with_many_files_can_wait():
 
 def test_a_forked_child_cannot_leave_for_its_rank():
     def rank_does(barrier):
-        barrier.meet(bytes(16), SECONDS)
+        barrier.synchronize(bytes(16), SECONDS)
         if barrier.rank == 1:
             child = os.fork()
             if child == 0:
@@ -189,21 +198,21 @@ def test_a_forked_child_cannot_leave_for_its_rank():
 @each_kind
 def test_a_rank_that_stays_away_is_waited_for_as_long_as_told(kind):
     def rank_does(barrier):
-        barrier.meet(bytes(16), SECONDS)
+        barrier.synchronize(bytes(16), SECONDS)
         if barrier.rank == 0:
             barrier.wait(0.01)
 
     late, _ = together(2, rank_does, kind=kind)
-    assert "did not come to the call within 0 s" in str(late)
+    assert "did not reach this collective within 0 s" in str(late)
 
 
 def test_ranks_of_one_user_are_permitted_their_memory():
-    assert together(3, lambda barrier: is_permitted(barrier, SECONDS, call=bytes(16))) == [True] * 3
+    assert together(3, lambda barrier: can_access_all(barrier, SECONDS, call=bytes(16))) == [True] * 3
 
 
 def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
     target = torch.zeros(4)
-    with pytest.raises(CclError, match=r"rank 1 of the group .* cannot be reached: Bad address") as caught:
+    with pytest.raises(CclError, match=r"rank 1 of the group .* Bad address") as caught:
         Peer(1, os.getpid()).read(target.data_ptr(), 8, 4)
     assert "CPULAUNCH_CCL_PATH=oneccl" in str(caught.value)
 
@@ -257,10 +266,10 @@ def test_the_thread_keeps_policy_and_niceness():
 
     def run():
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-        ask_for_short_slices()
+        request_short_slices()
         seen.append(place())
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        ask_for_short_slices()
+        request_short_slices()
         seen.append(place())
 
     thread = threading.Thread(target=run)
@@ -278,7 +287,7 @@ def test_other_machines_are_told_to_use_gloo(system, architecture):
 
 
 def queue():
-    return GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: None)
+    return GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None)
 
 
 def test_works_are_done_in_order_and_none_overtakes():
@@ -326,12 +335,12 @@ def test_who_waits_no_longer_than_told_leaves_the_work_to_the_thread():
 
 
 def test_only_the_thread_calls_oneccl():
-    one = GroupQueue(Executor(watches=True), lost_peer=lambda: None, report_event=lambda: None)
+    one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: None, notify_others=lambda: None)
     assert one.submit(threading.get_ident, SECONDS).result() == one.executor._thread.ident
 
 
 def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
-    one, done = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: None), []
+    one, done = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None), []
     one.executor._thread = threading.current_thread()  # None of its own: who waits must do it all.
     first = one.submit(lambda: done.append("first"), SECONDS)
     later = one.submit(lambda: done.append("later"), SECONDS)
@@ -349,7 +358,7 @@ def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
 
 def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
     told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: told.append(True))
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: told.append(True))
     one.executor._thread = threading.current_thread()
 
     def interrupted():
@@ -392,7 +401,7 @@ def test_a_signal_handler_cannot_begin_a_collective_within_another():
         assert one.do_now(lambda: None) is None
         for call in (lambda: one.submit(lambda: None, SECONDS), CclWork(lambda: None, one, SECONDS).wait):
             with pytest.raises(
-                CclError, match="a signal handler called a collective in the middle of another"
+                CclError, match="a signal handler called a collective while another one was running"
             ) as caught:
                 call()
             assert "set a flag" in str(caught.value)
@@ -421,7 +430,7 @@ def test_an_interrupt_is_told_to_others_in_words():
 
 def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
     told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: told.append(True))
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: told.append(True))
 
     def interrupted():
         raise KeyboardInterrupt
@@ -442,8 +451,8 @@ class InterruptedLock:
 
 def test_an_interrupt_on_the_way_to_a_turn_lets_the_others_know():
     told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, report_event=lambda: told.append(True))
-    one.executor.turn = InterruptedLock()
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: told.append(True))
+    one.executor.lock = InterruptedLock()
     with pytest.raises(KeyboardInterrupt):
         one.do_now(lambda: None)
     assert told == [True]

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import time
+from ctypes import sizeof
 from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ import cpulaunch
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY_VERSION
 from cpulaunch.worker.ccl.memory.native import CHUNK_BYTES, NativeBarrier, NativePath, load, open_path
 from cpulaunch.worker.ccl.memory.native import LIBRARY as NATIVE
-from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier
+from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier, Slot
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import TYPES, packed_call, reduction
 
@@ -118,13 +119,13 @@ def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
         path.all_reduce_at_once(call, tensor, how)
         return tensor.tolist()
 
-    def glances_are_short(barrier):
+    def with_short_polls(barrier):
         if isinstance(barrier, NativeBarrier):
-            barrier._seat.glance_nanoseconds = 1000
-            barrier._seat.spin_nanoseconds = 0
+            barrier._native.poll_nanoseconds = 1000
+            barrier._native.spin_nanoseconds = 0
         return rank_does(barrier)
 
-    assert together(2, glances_are_short, kind="native") == [[3.0] * 5] * 2
+    assert together(2, with_short_polls, kind="native") == [[3.0] * 5] * 2
 
 
 def test_memory_that_cannot_be_reached_names_its_rank():
@@ -134,7 +135,7 @@ def test_memory_that_cannot_be_reached_names_its_rank():
         if barrier.rank == 0:
             path.all_reduce(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), tensor, how)
         else:
-            barrier.meet(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), SECONDS, words=(8, 0))
+            barrier.synchronize(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), SECONDS, values=(8, 0))
 
     error, _ = together(2, rank_does, kind="native")
     assert isinstance(error, CclError)
@@ -144,11 +145,12 @@ def test_memory_that_cannot_be_reached_names_its_rank():
 
 def test_layouts_are_the_same():
     source = (LIB / "ccl_memory.c").read_text()
-    assert "offsetof(struct place, calls) == 32" in source
+    assert "offsetof(struct slot, announcements) == 32 && sizeof(struct slot) == 96" in source
+    assert (Slot.announcements.offset, sizeof(Slot)) == (32, 96)
     memory = bytearray(1 << 20)
     seat = barrier_of("native", memory, 1, 2)
     assert isinstance(seat, SharedBarrier)
-    assert [each.place for each in seat._seat.ranks[:2]] == [address.value for address in seat._addresses]
+    assert [each.slot for each in seat._native.ranks[:2]] == [address.value for address in seat._addresses]
 
 
 def test_bytes_are_averaged_over_many_ranks():
@@ -160,10 +162,10 @@ def test_bytes_are_averaged_over_many_ranks():
 
 def test_who_has_no_cpu_sleeps_at_once():
     def rank_does(barrier):
-        barrier.meet(bytes(16), SECONDS)
+        barrier.synchronize(bytes(16), SECONDS)
         assert barrier.cpus() == os.sched_getaffinity(0)
-        barrier.sleep_at_once()
-        return barrier._seat.spin_nanoseconds
+        barrier.disable_spinning()
+        return barrier._native.spin_nanoseconds
 
     assert together(2, rank_does, kind="native") == [0, 0]
 

@@ -5,7 +5,7 @@ import socket
 import psutil
 import pytest
 
-from cpulaunch.worker.ccl.oneccl.network import check_names, own_address
+from cpulaunch.worker.ccl.oneccl.network import check_host_names, own_address
 from cpulaunch.worker.ccl.wire.errors import CclError
 
 
@@ -21,18 +21,18 @@ class Store(dict):
 
 @pytest.mark.parametrize("other", ["a boot1 24", "b boot2 24"])
 def test_ranks_of_one_host_and_hosts_of_different_names_are_told_apart(other):
-    check_names(Store({"hosts/0": other}), rank=1, size=2, place="a boot1 24")
+    check_host_names(Store({"hosts/0": other}), rank=1, size=2, place="a boot1 24")
 
 
 @pytest.mark.parametrize("other", ["a boot2 24", "a boot1 77"])
 def test_two_hosts_of_one_name_are_refused(other):
     with pytest.raises(CclError, match="the same name, by which oneCCL tells them apart: a"):
-        check_names(Store({"hosts/0": other}), rank=1, size=2, place="a boot1 24")
+        check_host_names(Store({"hosts/0": other}), rank=1, size=2, place="a boot1 24")
 
 
 def test_a_host_says_its_name():
     store = Store()
-    check_names(store, rank=0, size=1)
+    check_host_names(store, rank=0, size=1)
     assert store["hosts/0"].startswith(f"{socket.gethostname()} ")
 
 

@@ -51,12 +51,12 @@ def eventually_lost(lines):
     for line in lines._sockets.values():
         poll.register(line, select.POLLIN)
     assert poll.poll(SECONDS * 1000)
-    return lines.lost()
+    return lines.lost_peer()
 
 
 def test_nobody_is_lost_while_all_are_there():
     every = opened(3)
-    assert [lines.lost() for lines in every] == [None, None, None]
+    assert [lines.lost_peer() for lines in every] == [None, None, None]
 
 
 def test_the_first_rank_sees_who_ends_and_tells_the_others():
@@ -64,7 +64,7 @@ def test_the_first_rank_sees_who_ends_and_tells_the_others():
     second.close()
     assert eventually_lost(first) == (1, os.getpid())
     assert eventually_lost(third) == (1, os.getpid())
-    assert third.lost() == (1, os.getpid())
+    assert third.lost_peer() == (1, os.getpid())
 
 
 def test_all_see_that_the_first_rank_ends():
@@ -80,7 +80,7 @@ def test_threads_that_wait_for_works_of_one_group_may_look_at_once():
     def look():
         try:
             for _ in range(5000):
-                assert first.lost() is None
+                assert first.lost_peer() is None
         except RuntimeError as error:
             troubles.append(error)
 
@@ -98,19 +98,19 @@ def test_a_line_that_said_nothing_after_all_is_no_loss():
     with here, there:
         here.setblocking(False)
         lines._sockets[1], lines._processes[1] = here, 77
-        assert lines._said(1) is None
+        assert lines._report_from(1) is None
         there.sendall(PROCESS.pack(4, 5))
-        assert lines._said(1) == (4, 5)
+        assert lines._report_from(1) == (4, 5)
         there.sendall(PROCESS.pack(4, 5)[:3])
         there.close()
-        assert lines._said(1) == (1, 77)
+        assert lines._report_from(1) == (1, 77)
 
 
 def test_news_that_is_on_its_way_is_waited_for():
     first, second = opened(2)
     threading.Timer(0.2, second.close).start()
-    assert first.lost() is None
-    assert first.lost(SECONDS) == (1, os.getpid())
+    assert first.lost_peer() is None
+    assert first.lost_peer(SECONDS) == (1, os.getpid())
 
 
 def test_a_child_can_close_what_another_thread_looks_at():
@@ -128,7 +128,7 @@ def test_a_forked_child_keeps_no_line():
     if child == 0:
         os._exit(len(first) + len(second))
     assert os.waitpid(child, 0)[1] == 0
-    assert first.lost() is None
+    assert first.lost_peer() is None
 
 
 def test_somebody_else_at_the_door_is_turned_away():
@@ -138,7 +138,7 @@ def test_somebody_else_at_the_door_is_turned_away():
             line.sendall(bytes(40))
             assert line.recv(1) == b""
 
-    assert [lines.lost() for lines in opened(2, visit)] == [None, None]
+    assert [lines.lost_peer() for lines in opened(2, visit)] == [None, None]
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_forever():
@@ -186,7 +186,7 @@ def test_a_rank_that_dies_at_the_door_does_not_let_anybody_in():
         line.sendall(said[:-3])
         line.close()
 
-    assert [lines.lost() for lines in opened(2, visit)] == [None, None]
+    assert [lines.lost_peer() for lines in opened(2, visit)] == [None, None]
 
 
 def test_a_first_rank_that_gives_up_is_named():
@@ -222,13 +222,13 @@ def call_of(number):
 
 
 def test_ranks_that_do_the_same_go_on():
-    CallCheck(Gathered(call_of(1) * 2), None, size=3, describe=repr).meet(call_of(1), SECONDS)
+    CallCheck(Gathered(call_of(1) * 2), None, size=3, describe=repr).synchronize(call_of(1), SECONDS)
 
 
 def test_the_first_that_does_something_else_is_named():
     roll = CallCheck(Gathered(call_of(1) + call_of(2)), None, size=3, describe=lambda call: f"call {call[0]}")
     with pytest.raises(RanksDisagreeError, match="rank 0 calls call 1, rank 2 call 2"):
-        roll.meet(call_of(1), SECONDS)
+        roll.synchronize(call_of(1), SECONDS)
 
 
 class Failed:
@@ -240,4 +240,4 @@ class Failed:
 def test_who_ended_is_known_when_oneccl_is_the_first_to_see_it():
     first, second = opened(2)
     threading.Timer(0.2, second.close).start()
-    assert CallCheck(Failed(), first, size=2, describe=repr).lost() == (1, os.getpid())
+    assert CallCheck(Failed(), first, size=2, describe=repr).lost_peer() == (1, os.getpid())

@@ -1,8 +1,8 @@
-"""Meetings and reductions in one host's memory by the compiled library cpulaunch/lib/ccl_memory.c.
+"""The shared barrier and the reductions of the memory path, by the compiled library cpulaunch/lib/ccl_memory.c.
 
-Its calls take microseconds instead of tens of them, and hold up no thread that computes in Python. The library is
-optional: `open_native_barrier` and `open_path` give what is written in Python where cpulaunch was installed without a C
-compiler. Ranks of both kinds can be in one group.
+Its calls take microseconds where the Python code takes tens of them, and release Python's interpreter lock. The library
+is optional: `open_native_barrier` and `open_path` return the pure Python classes where cpulaunch was installed without
+a C compiler. A group may mix ranks of both kinds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from ctypes import POINTER, Structure, byref, c_int, c_int32, c_uint32, c_uint64
 import torch
 
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
-from cpulaunch.worker.ccl.memory.path import ALL, MemoryPath
+from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.memory.shared_barrier import (
-    CALL_BYTES,
-    CALLS_AT,
     PAYLOAD_BYTES,
     POLL_SECONDS,
     SharedBarrier,
 )
-from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import RanksDisagreeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from torch import Tensor
@@ -39,75 +36,88 @@ if TYPE_CHECKING:
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 LIBRARY = os.path.join(PACKAGE, MEMORY_LIBRARY)
 SPIN_SECONDS = 50e-6
-"""How long a rank looks for another before it sleeps: ranks that compute the same mostly arrive within that."""
+"""Time that a rank spins before it sleeps: ranks with equal work usually arrive within it."""
 CHUNK_BYTES = 256 << 10
-"""What is reduced at a time: with a peer's it is to stay in a core's cache."""
+"""Bytes reduced at a time: the own chunk and a peer's fit into a core's cache."""
 _ROUND = 0xFFFFFFFF
 
 
-class _Rank(Structure):
-    _fields_ = (("place", c_void_p), ("payloads", c_void_p * 2))
+class _RankMemory(Structure):
+    """struct rank_memory: the addresses of a rank's slot and of its two payloads."""
+
+    _fields_ = (("slot", c_void_p), ("payloads", c_void_p * 2))
 
 
-class _NativeRank(Structure):
+class _NativeBarrier(Structure):
+    """struct barrier: one rank's view of its group's barrier."""
+
     _fields_ = (
-        ("ranks", POINTER(_Rank)),
+        ("ranks", POINTER(_RankMemory)),
         ("rank", c_uint32),
         ("size", c_uint32),
         ("spin_nanoseconds", c_uint64),
-        ("glance_nanoseconds", c_uint64),
+        ("poll_nanoseconds", c_uint64),
         ("scratch", c_void_p),
         ("chunk_bytes", c_uint64),
     )
 
 
-class _Reduction(Structure):
+class _NativeReduction(Structure):
+    """struct reduction: oneCCL's numbers for the type and the operation, and what the result is divided by."""
+
     _fields_ = (("type", c_int32), ("operation", c_int32), ("divisor", c_uint32))
 
 
+_NO_RANK, _ALL_OTHERS = -1, -2
+"""Values of a share's `recipient` besides a rank, as in ccl_memory.c."""
+
+
 class _Share(Structure):
+    """struct share: the part of a tensor that one rank reduces, and the rank that also receives the result."""
+
     _fields_ = (
         ("own", c_void_p),
         ("target", c_void_p),
         ("offset", c_uint64),
         ("bytes", c_uint64),
-        ("sent_to", c_int32),
-        ("culprit", c_int32),
+        ("recipient", c_int32),
+        ("failed_rank", c_int32),
     )
 
 
-_AT = (c_void_p, c_uint32)  # seat, number of the barrier
+_BARRIER_AND_NUMBER = (c_void_p, c_uint32)
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "version": (),
     "knows": (c_int,),
-    "await": _AT,
-    "wait": _AT,
-    "compare": _AT,
-    "meet": (*_AT, ctypes.c_char_p, c_uint64, c_uint64),
-    "all_reduce_small": (*_AT, ctypes.c_char_p, c_void_p, c_uint64, c_void_p),
-    "reduce_brought": (*_AT, c_void_p, c_uint64, c_void_p),
-    "reduce_share": (*_AT, c_void_p, c_void_p),
+    "await": _BARRIER_AND_NUMBER,
+    "wait": _BARRIER_AND_NUMBER,
+    "compare": _BARRIER_AND_NUMBER,
+    "meet": (*_BARRIER_AND_NUMBER, ctypes.c_char_p, c_uint64, c_uint64),
+    "all_reduce_small": (*_BARRIER_AND_NUMBER, ctypes.c_char_p, c_void_p, c_uint64, c_void_p),
+    "reduce_brought": (*_BARRIER_AND_NUMBER, c_void_p, c_uint64, c_void_p),
+    "reduce_share": (*_BARRIER_AND_NUMBER, c_void_p, c_void_p),
 }
+"""Function, without its prefix cpulaunch_ccl_ -> its arguments' types; each returns an int."""
 
 
 class NativeLibrary:
-    """The library's functions, by their names without what they all begin with."""
+    """The functions of the compiled library."""
 
     def __init__(self, path: str) -> None:
-        """Raises: OSError, AttributeError if it cannot be loaded, or is not what it should be."""
+        """Raises: OSError if the file cannot be loaded; AttributeError if it lacks a function."""
         loaded = ctypes.CDLL(path)
         functions = {name: loaded[f"cpulaunch_ccl_{name}"] for name in PROTOTYPES}
         for name, arguments in PROTOTYPES.items():
             functions[name].argtypes = arguments
-        self.version, self.knows = functions["version"], functions["knows"]
+        self.version, self.supports = functions["version"], functions["knows"]
         self.await_, self.wait = functions["await"], functions["wait"]
-        self.compare, self.meet = functions["compare"], functions["meet"]
-        self.all_reduce_small, self.reduce_brought = functions["all_reduce_small"], functions["reduce_brought"]
+        self.compare, self.synchronize = functions["compare"], functions["meet"]
+        self.all_reduce_small, self.reduce_payloads = functions["all_reduce_small"], functions["reduce_brought"]
         self.reduce_share = functions["reduce_share"]
 
 
 def load(path: str = LIBRARY) -> NativeLibrary | None:
-    """The library; None if cpulaunch was installed without it, or it is another version's."""
+    """The library; None if cpulaunch was installed without it, or if it is of another version."""
     try:
         library = NativeLibrary(path)
     except (OSError, AttributeError):
@@ -116,7 +126,7 @@ def load(path: str = LIBRARY) -> NativeLibrary | None:
 
 
 class NativeBarrier(SharedBarrier):
-    """One rank's seat at its group's barriers, taken by the library."""
+    """A SharedBarrier whose waiting and comparing is done by the compiled library."""
 
     def __init__(
         self, library: NativeLibrary, memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]
@@ -124,80 +134,89 @@ class NativeBarrier(SharedBarrier):
         super().__init__(memory, rank=rank, size=size, describe=describe)
         self.library = library
         scratch = torch.empty(2 * CHUNK_BYTES, dtype=torch.uint8, device="cpu")
-        starts = [
+        payloads = [
             [torch.frombuffer(view, dtype=torch.uint8).data_ptr() for view in self.payloads(r)] for r in range(size)
         ]
-        ranks = (_Rank * size)(
-            *[_Rank(ctypes.addressof(self._counts[r]), (c_void_p * 2)(*starts[r])) for r in range(size)]
+        ranks = (_RankMemory * size)(
+            *[_RankMemory(ctypes.addressof(self._slots[r]), (c_void_p * 2)(*payloads[r])) for r in range(size)]
         )
-        self._held = scratch, ranks
-        self._seat = _NativeRank(
+        self._kept_alive = scratch, ranks
+        self._native = _NativeBarrier(
             ranks=ranks,
             rank=rank,
             size=size,
             spin_nanoseconds=int(SPIN_SECONDS * 1e9),
-            glance_nanoseconds=int(POLL_SECONDS * 1e9),
+            poll_nanoseconds=int(POLL_SECONDS * 1e9),
             scratch=scratch.data_ptr(),
             chunk_bytes=CHUNK_BYTES,
         )
-        self._at = byref(self._seat)
+        self._pointer = byref(self._native)
 
-    def sleep_at_once(self) -> None:
-        """As SharedBarrier.sleep_at_once."""
-        self._seat.spin_nanoseconds = 0
+    def disable_spinning(self) -> None:
+        """Effect: as SharedBarrier.disable_spinning."""
+        self._native.spin_nanoseconds = 0
 
-    def meet(self, call: bytes, seconds: float, *, words: tuple[int, int] = (0, 0)) -> None:
-        """As SharedBarrier.meet."""
+    def synchronize(self, call: bytes, seconds: float, *, values: tuple[int, int] = (0, 0)) -> None:
+        """Effect: as SharedBarrier.synchronize."""
         self._number = number = self._number + 1 & _ROUND
-        state = self.library.meet(self._at, number, call, *words)
+        state = self.library.synchronize(self._pointer, number, call, *values)
         if state:
-            self._settle(state, call, seconds)
+            self._complete(state, call, seconds)
 
     def wait(self, seconds: float) -> None:
-        """As SharedBarrier.wait."""
+        """Effect: as SharedBarrier.wait."""
         self._number = number = self._number + 1 & _ROUND
-        late = self.library.wait(self._at, number)
+        late = self.library.wait(self._pointer, number)
         if late:
-            self._persist(late, seconds)
+            self._wait_for_late_ranks(late, seconds)
 
     def all_reduce(self, call: bytes, seconds: float, *, address: int, count: int, how: Any) -> None:
-        """Effect: all ranks have met, and what all brought along is reduced at the address. Raises: as meet."""
+        """Effect: the `count` elements at the address are reduced over all ranks. Raises: as synchronize.
+
+        They must fit into a payload.
+        """
         self._number = number = self._number + 1 & _ROUND
-        state = self.library.all_reduce_small(self._at, number, call, address, count, how)
+        state = self.library.all_reduce_small(self._pointer, number, call, address, count, how)
         if state:
-            self._settle(state, call, seconds)
-            self.library.reduce_brought(self._at, number, address, count, how)
+            self._complete(state, call, seconds)
+            self.library.reduce_payloads(self._pointer, number, address, count, how)
 
     def reduce_share(self, share: _Share, how: Any) -> int:
-        """0, or the errno of what went wrong with the memory of the culprit."""
-        return int(self.library.reduce_share(self._at, self._number, byref(share), how))
+        """0, or the errno of a failed access to the memory of rank `share.failed_rank`."""
+        return int(self.library.reduce_share(self._pointer, self._number, byref(share), how))
 
-    def _settle(self, state: int, call: bytes, seconds: float) -> None:
-        """Effect: as meet, after the library's word on it: who is late, or -1 - who disagrees."""
+    def _complete(self, state: int, call: bytes, seconds: float) -> None:
+        """Effect: as synchronize, whose native function returned the non-zero `state`.
+
+        It is 1 + the number of a late rank, or -1 - the number of a rank that runs another call.
+        """
         if state > 0:
-            self._persist(state, seconds)
-            state = self.library.compare(self._at, self._number)
+            self._wait_for_late_ranks(state, seconds)
+            state = self.library.compare(self._pointer, self._number)
         if state < 0:
             other = -1 - state
-            theirs = self._slots[other] + CALLS_AT + CALL_BYTES * (self._number & 1)
-            raise RanksDisagreeError(self._disagreement(call, other, self._memory[theirs : theirs + CALL.size]))
+            theirs = bytes(self._announcements[other][self._number & 1].call)
+            raise RanksDisagreeError(self._disagreement(call, other, theirs))
 
-    def _persist(self, late: int, seconds: float) -> None:
-        """Effect: returns when all ranks are here; `late` is 1 + one that was not. Raises: PeerLostError."""
+    def _wait_for_late_ranks(self, late: int, seconds: float) -> None:
+        """Effect: returns when all ranks have reached the barrier. Raises: PeerLostError.
+
+        `late` is 1 + the number of a rank that had not.
+        """
         deadline = time.monotonic() + seconds
         while late:
             other = late - 1
-            gone = self._gone(other)  # Before the look at the count: it may come, and go, in between.
-            is_there = self._is_there(other, self._number)
-            if gone and not is_there:
-                raise self._lost(other, gone)
-            if time.monotonic() > deadline and not is_there:
-                raise self._late(other, seconds)
-            late = self.library.await_(self._at, self._number)
+            departure = self._departure(other)  # Read before the count: the rank may arrive and leave in between.
+            has_arrived = self._has_arrived(other, self._number)
+            if departure and not has_arrived:
+                raise self._lost_error(other, departure)
+            if time.monotonic() > deadline and not has_arrived:
+                raise self._timeout_error(other, seconds)
+            late = self.library.await_(self._pointer, self._number)
 
 
 class NativePath(MemoryPath):
-    """One rank's way into the others' memory, with the library's reductions."""
+    """A MemoryPath whose reductions are done by the compiled library."""
 
     def __init__(self, barrier: NativeBarrier, seconds: float) -> None:
         super().__init__(barrier, seconds)
@@ -205,8 +224,8 @@ class NativePath(MemoryPath):
         self._known: dict[tuple[int, torch.dtype], Any] = {}
 
     def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
-        """As MemoryPath.all_reduce_at_once."""
-        native = self._how(how, tensor.dtype)
+        """As MemoryPath.all_reduce_at_once, for tensors of any size."""
+        native = self._native_reduction(how, tensor.dtype)
         if native is None:
             return super().all_reduce_at_once(call, tensor, how)
         if not tensor.is_contiguous():
@@ -215,42 +234,52 @@ class NativePath(MemoryPath):
         if tensor.nbytes <= PAYLOAD_BYTES:
             self._native.all_reduce(call, self._seconds, address=address, count=count, how=native)
         else:
-            self._barrier.meet(call, self._seconds, words=(address, 0))
+            self._barrier.synchronize(call, self._seconds, values=(address, 0))
             first, last = (bound * tensor.itemsize for bound in self._bounds(count))
-            self._reduce(_Share(address + first, address + first, first, last - first, ALL, -1), native)
+            self._reduce(_Share(address + first, address + first, first, last - first, _ALL_OTHERS, _NO_RANK), native)
             self._barrier.wait(self._seconds)
         return True
 
-    def _how(self, how: Reduction, dtype: torch.dtype) -> Any:
-        """A pointer to the reduction in the library's words; None if it has none for it.
+    def _native_reduction(self, how: Reduction, dtype: torch.dtype) -> Any:
+        """A pointer to the library's form of the reduction; None if the library does not support it.
 
-        A bool of torch's can be any byte that is not 0, which only torch makes 1.
+        It supports no bools: in torch's, every byte but 0 is true, and only torch's own operations make it 1.
         """
         key = how.number, dtype
         try:
             return self._known[key]
         except KeyError:
-            words = _Reduction(how.kind, how.operation, self._native.size if how.averages else 1)
-            known = byref(words) if dtype != torch.bool and self._library.knows(how.kind) else None
+            native = _NativeReduction(how.kind, how.operation, self._native.size if how.averages else 1)
+            known = byref(native) if dtype != torch.bool and self._library.supports(how.kind) else None
             self._known[key] = known
             return known
 
-    def _reduce_share(self, own: Tensor, target: Tensor | None, offset: int, how: Reduction, *, sent_to: int) -> None:
-        native = self._how(how, own.dtype)
+    def _reduce_share(
+        self, own: Tensor, target: Tensor | None, offset: int, how: Reduction, *, recipients: Sequence[int]
+    ) -> None:
+        native = self._native_reduction(how, own.dtype)
         if native is None:
-            super()._reduce_share(own, target, offset, how, sent_to=sent_to)
+            super()._reduce_share(own, target, offset, how, recipients=recipients)
             return
-        into = None if target is None else target.data_ptr()
-        self._reduce(_Share(own.data_ptr(), into, offset, own.nbytes, sent_to, -1), native)
+        result = None if target is None else target.data_ptr()
+        recipient = _recipient_code(recipients)
+        self._reduce(_Share(own.data_ptr(), result, offset, own.nbytes, recipient, _NO_RANK), native)
 
     def _reduce(self, share: _Share, how: Any) -> None:
         error = self._native.reduce_share(share, how)
         if error:
-            next(peer for peer in self._peers if peer.rank == share.culprit).fail(error)
+            next(peer for peer in self._peers if peer.rank == share.failed_rank).raise_error(error)
+
+
+def _recipient_code(ranks: Sequence[int]) -> int:
+    """A share's `recipient`, for no rank, for one, or for all other ranks."""
+    if len(ranks) > 1:
+        return _ALL_OTHERS
+    return ranks[0] if ranks else _NO_RANK
 
 
 def open_native_barrier(memory: mmap.mmap, *, rank: int, size: int, describe: Callable[[bytes], str]) -> SharedBarrier:
-    """One rank's seat at its group's barriers: the library's, where there is one."""
+    """One rank's view of its group's barrier: native where the compiled library is installed."""
     library = load()
     if library is None:
         return SharedBarrier(memory, rank=rank, size=size, describe=describe)
@@ -258,5 +287,5 @@ def open_native_barrier(memory: mmap.mmap, *, rank: int, size: int, describe: Ca
 
 
 def open_path(barrier: SharedBarrier, seconds: float) -> MemoryPath:
-    """One rank's way into the others' memory: the library's, if that took the seat."""
+    """The memory path over a barrier: native if the barrier is."""
     return NativePath(barrier, seconds) if isinstance(barrier, NativeBarrier) else MemoryPath(barrier, seconds)

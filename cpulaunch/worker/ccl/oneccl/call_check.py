@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections
 
 
-NEWS_SECONDS = 1.0
+LOST_PEER_SECONDS = 1.0
 """When oneCCL has lost a connection, the line to the rank that ended tells in a moment which it was."""
 
 
@@ -36,7 +36,7 @@ class CallCheck:
         self._all = ctypes.create_string_buffer(CALL.size * size)
         self._places = ctypes.addressof(self._mine), ctypes.addressof(self._all)
 
-    def meet(self, call: bytes, seconds: float) -> None:
+    def synchronize(self, call: bytes, seconds: float) -> None:
         """Effect: returns when all ranks are about to do this call; the program's wait ends after `seconds`.
 
         Raises: RanksDisagreeError if one is about to do another.
@@ -54,9 +54,9 @@ class CallCheck:
         first, second = self._describe(calls[0]), self._describe(calls[other])
         return f"ranks of the group disagree: rank 0 calls {first}, rank {other} {second}"
 
-    def lost(self) -> tuple[int, int] | None:
+    def lost_peer(self) -> tuple[int, int] | None:
         """A rank that has ended or left, with its process id; None if none has, as far as can be known."""
-        return self._lines.lost(NEWS_SECONDS if self._communicator.has_failed else 0)
+        return self._lines.lost_peer(LOST_PEER_SECONDS if self._communicator.has_failed else 0)
 
     def leave(self) -> None:
         """Effect: the others learn that this rank comes to no more collectives."""

@@ -44,11 +44,11 @@ def settings(environ: Mapping[str, str], place: str) -> dict[str, str]:
     between = transport(environ, rank=environ.get("RANK", ""), world_size=environ.get("WORLD_SIZE", ""))
     rows = (*DEFAULTS, *between, *network(environ, between, interfaces(environ)))
     found = {row.name: row.value for row in rows} | known
-    found |= _places(environ, place, is_mpi=found[TRANSPORT] == "mpi")
+    found |= _library_paths(environ, place, is_mpi=found[TRANSPORT] == "mpi")
     return {name: value for name, value in found.items() if name not in environ}
 
 
-def _places(environ: Mapping[str, str], place: str, *, is_mpi: bool) -> dict[str, str]:
+def _library_paths(environ: Mapping[str, str], place: str, *, is_mpi: bool) -> dict[str, str]:
     """Where libfabric and MPI are, if they are those that came with oneCCL; the user's MPI knows its own libfabric."""
     root = environ.get("I_MPI_ROOT")
     if root is not None:
@@ -88,7 +88,7 @@ def load() -> ctypes.CDLL:
         os.environ.update(settings(os.environ, place))
         _loaded.append(_load(place))
         if os.environ[TRANSPORT] == "mpi":
-            mpi.end_with_the_others(os.environ.get("CCL_MPI_LIBRARY_PATH", MPI))
+            mpi.finalize_at_exit(os.environ.get("CCL_MPI_LIBRARY_PATH", MPI))
     return _loaded[0]
 
 

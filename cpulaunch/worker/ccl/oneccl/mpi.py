@@ -20,14 +20,14 @@ _FAILURES = ("last_exc", "last_type")
 """Where Python keeps the exception that ends a program (the first since 3.12)."""
 
 
-def end_with_the_others(path: str) -> None:
+def finalize_at_exit(path: str) -> None:
     """Effect: when this process ends well, MPI does too, unless the program itself had started it by now."""
-    library = _opened(path)
-    if not _tells(library, "MPI_Initialized"):
+    library = _open_loaded(path)
+    if not _flag_of(library, "MPI_Initialized"):
         atexit.register(_finalize, library, os.getpid())
 
 
-def _opened(path: str) -> Any:
+def _open_loaded(path: str) -> Any:
     """The library that oneCCL uses: one of that name that is loaded already, or this."""
     for name in (os.path.basename(path), path):
         try:
@@ -37,7 +37,7 @@ def _opened(path: str) -> Any:
     return None
 
 
-def _tells(library: Any, function: str) -> bool:
+def _flag_of(library: Any, function: str) -> bool:
     """Source: int MPI_Initialized(int *flag), int MPI_Finalized(int *flag)."""
     flag = ctypes.c_int()
     return library is not None and getattr(library, function)(ctypes.byref(flag)) == 0 and bool(flag)
@@ -45,7 +45,7 @@ def _tells(library: Any, function: str) -> bool:
 
 def _finalize(library: Any, process: int) -> None:
     is_failing = any(getattr(sys, name, None) is not None for name in _FAILURES)
-    if is_failing or process != os.getpid() or not _tells(library, "MPI_Initialized"):
+    if is_failing or process != os.getpid() or not _flag_of(library, "MPI_Initialized"):
         return
-    if not _tells(library, "MPI_Finalized"):
+    if not _flag_of(library, "MPI_Finalized"):
         library.MPI_Finalize()

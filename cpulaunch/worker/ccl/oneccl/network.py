@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-ANYWHERE = "192.0.2.1"
+DEFAULT_ROUTE_ADDRESS = "192.0.2.1"
 """An address of no machine: the way there is the default route. Source: RFC 5737, TEST-NET-1."""
 
 
@@ -24,7 +24,7 @@ def interfaces(environ: Mapping[str, str]) -> str:
     """
     asked = environ.get(GLOO_INTERFACE, "")
     master = environ.get("MASTER_ADDR", "")
-    return asked or (_on_the_way_to(master, alone=_is_alone(environ)) if master else "")
+    return asked or (_interface_towards(master, alone=_is_single_host(environ)) if master else "")
 
 
 def own_address(environ: Mapping[str, str]) -> str:
@@ -41,7 +41,7 @@ def own_address(environ: Mapping[str, str]) -> str:
     raise CclError(f"the network interface has no address: {name or 'none is known'}\n{hint}")
 
 
-def check_names(store: Any, *, rank: int, size: int, place: str | None = None) -> None:
+def check_host_names(store: Any, *, rank: int, size: int, place: str | None = None) -> None:
     """Effect: all ranks have said where they are; uses the store's keys hosts/*. `place`: this host's name and kernel.
 
     Raises: CclError, in all of them, if two hosts have one name: oneCCL would wait forever for what the other never
@@ -65,18 +65,18 @@ def _kernel() -> str:
         return ""
 
 
-def _is_alone(environ: Mapping[str, str]) -> bool:
+def _is_single_host(environ: Mapping[str, str]) -> bool:
     """Whether all ranks are on this host."""
     return environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE")
 
 
-def _on_the_way_to(host: str, *, alone: bool) -> str:
+def _interface_towards(host: str, *, alone: bool) -> str:
     """The interface that packets to a host leave by; none is sent (a datagram socket only looks up the route)."""
     try:
         family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         address = str(place[0])
         if _is_loopback(address) and not alone:  # This machine's own name; the others come in from elsewhere.
-            family, address = socket.AF_INET, ANYWHERE
+            family, address = socket.AF_INET, DEFAULT_ROUTE_ADDRESS
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
             return _with_address(str(probe.getsockname()[0]))

@@ -42,14 +42,14 @@ class OnecclPath:
         self._size, self._seconds = size, seconds
         self._is_wide = isinstance(barrier, CallCheck)
 
-    def _meet(self, call: bytes, moved: Tensor) -> bool:
+    def _synchronize(self, call: bytes, moved: Tensor) -> bool:
         """Whether there is anything to move. Effect: all ranks are here, about to do the same. Raises: CclError."""
-        self._barrier.meet(call, self._seconds)
+        self._barrier.synchronize(call, self._seconds)
         return moved.numel() > 0
 
     def barrier(self, call: bytes) -> None:
         """Effect: returns when all ranks are here."""
-        self._barrier.meet(call, self._seconds)
+        self._barrier.synchronize(call, self._seconds)
 
     def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
         """False: there is no quicker way than all_reduce."""
@@ -57,14 +57,14 @@ class OnecclPath:
 
     def all_reduce(self, call: bytes, flat: Tensor, how: Reduction) -> None:
         """Effect: the elements are reduced over all ranks."""
-        if self._meet(call, flat):
+        if self._synchronize(call, flat):
             for piece in _pieces(flat) if self._is_wide else (flat,):
                 self._communicator.all_reduce(piece.data_ptr(), piece.numel(), how.kind, how.operation)
             how.finish(flat, self._size)
 
     def reduce(self, call: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
         """Effect: the root's elements are reduced over all ranks; the others' stay as they are."""
-        if not self._meet(call, flat):
+        if not self._synchronize(call, flat):
             return
         # What oneCCL leaves in the other ranks' memory is not theirs.
         row = flat if self._communicator.rank == root else flat.clone()
@@ -74,7 +74,7 @@ class OnecclPath:
 
     def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, how: Reduction) -> None:
         """Effect: the target is this rank's part of the source, reduced over all ranks."""
-        if not self._meet(call, target):
+        if not self._synchronize(call, target):
             return
         self._communicator.reduce_scatter(
             source.data_ptr(), target.data_ptr(), count=target.numel(), kind=how.kind, operation=how.operation
@@ -83,13 +83,13 @@ class OnecclPath:
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
         """Effect: the elements are the root's."""
-        if self._meet(call, flat):
+        if self._synchronize(call, flat):
             for piece in _pieces(flat) if self._is_wide else (flat,):
                 self._communicator.broadcast(piece.data_ptr(), *_moved(piece), root=root)
 
     def all_gather(self, call: bytes, target: Tensor, source: Tensor) -> None:
         """Effect: the target is all ranks' sources, in their order."""
-        if self._meet(call, source):
+        if self._synchronize(call, source):
             self._communicator.all_gather(source.data_ptr(), target.data_ptr(), *_moved(source))
 
     def gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
@@ -106,7 +106,7 @@ class OnecclPath:
 
     def all_to_all(self, call: bytes, target: Tensor, source: Tensor) -> None:
         """Effect: the target is what all ranks have for this one, all of the same size."""
-        if self._meet(call, source):
+        if self._synchronize(call, source):
             self._communicator.all_to_all(source.data_ptr(), target.data_ptr(), *_moved(source, self._size))
 
     def exchange(self, call: bytes, target: Tensor, source: Tensor, table: Sequence[Sequence[int]]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 32
 PROCESS = struct.Struct("<II")
 """A rank of the group, and its process id."""
-GREETING_SECONDS = 10
+HANDSHAKE_SECONDS = 10
 """A rank that has connected says at once who it is."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """A host that is switched off says nothing: after half a minute it counts as gone. Source: tcp(7), in seconds."""
@@ -54,7 +54,7 @@ class PeerConnections:
         self._sockets[rank], self._processes[rank] = line, process
         self._poll.register(line, select.POLLIN)
 
-    def lost(self, patience: float = 0) -> tuple[int, int] | None:
+    def lost_peer(self, patience: float = 0) -> tuple[int, int] | None:
         """A rank that has ended or left, with its process id; None if none has within `patience` seconds.
 
         Effect: the first rank tells the others.
@@ -63,12 +63,12 @@ class PeerConnections:
             if self._lost is None and self._sockets:
                 ready = dict(self._poll.poll(patience * 1000))
                 for rank in [each for each, line in self._sockets.items() if line.fileno() in ready]:
-                    self._lost = self._lost or self._said(rank)
+                    self._lost = self._lost or self._report_from(rank)
                 if self._lost is not None:
-                    self._tell(self._lost)
+                    self._notify(self._lost)
             return self._lost
 
-    def _said(self, rank: int) -> tuple[int, int] | None:
+    def _report_from(self, rank: int) -> tuple[int, int] | None:
         """Whom a rank reports as lost: itself, if its connection is closed; None if it says nothing after all."""
         said = b""
         try:
@@ -79,7 +79,7 @@ class PeerConnections:
             pass
         return PROCESS.unpack(said) if len(said) == PROCESS.size else (rank, self._processes[rank])
 
-    def _tell(self, lost: tuple[int, int]) -> None:
+    def _notify(self, lost: tuple[int, int]) -> None:
         for line in self._sockets.values():
             with suppress(OSError):
                 line.send(PROCESS.pack(*lost))
@@ -157,7 +157,7 @@ def _accept(listener: socket.socket, deadline: float) -> socket.socket:
 
 def _handshake(line: socket.socket, token: str) -> tuple[int, int] | None:
     """The rank that has connected, and its process id; None if it is none of the group."""
-    line.settimeout(GREETING_SECONDS)
+    line.settimeout(HANDSHAKE_SECONDS)
     try:
         said = _received(line, TOKEN_BYTES + PROCESS.size)
         if len(said) < TOKEN_BYTES + PROCESS.size or said[:TOKEN_BYTES] != token.encode():
