@@ -61,7 +61,7 @@ def test_shells_of_an_allocation_are_not_tasks(tmp_path: Path) -> None:
 def test_a_warning_about_a_task_on_a_single_cpu(tmp_path: Path) -> None:
     done = slurm("salloc --quiet -n1 -c2 srun -n1 -c1 --exact cpulaunch --nproc-per-node 1 $TELL", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Slurm lets this task run on ONE CPU although the job has 2" in done.stderr
+    assert "Slurm bound this task to a single one of the job's 2 CPUs" in done.stderr
     assert "srun --cpus-per-task=2" in done.stderr
     assert answers(done.stdout)[0]["cpus"] == [0]
 
