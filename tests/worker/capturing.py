@@ -1,4 +1,4 @@
-"""The plugin's calls installed in this process for one test, and what it told."""
+"""The wrapper of module calls, installed in this process for one test, and the events it reports."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PLAIN_CALL: Any = nn.Module.__call__
 
 
 class Plugin:
-    """Module calls with the plugin's settings; `eager` computes as without them."""
+    """The events reported during a test; `eager` calls a function without the wrapper."""
 
     def __init__(self, events: Path) -> None:
         self._events = events
@@ -41,11 +41,11 @@ class Plugin:
 
 @contextmanager
 def plain_calls() -> Iterator[None]:
-    ours, nn.Module.__call__ = nn.Module.__call__, PLAIN_CALL
+    wrapped, nn.Module.__call__ = nn.Module.__call__, PLAIN_CALL
     try:
         yield
     finally:
-        nn.Module.__call__ = ours
+        nn.Module.__call__ = wrapped
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def installed(folder: Path, settings: TorchSettings) -> Iterator[Plugin]:
     events.touch()
     before = os.environ.get(EVENTS_VARIABLE)
     os.environ[EVENTS_VARIABLE] = str(events)
-    tolerated, modules.TOLERATED_SLOWDOWN = modules.TOLERATED_SLOWDOWN, float("inf")  # Tests' modules are tiny.
+    tolerated, modules.TOLERATED_SLOWDOWN = modules.TOLERATED_SLOWDOWN, float("inf")  # Modules of tests are tiny.
     calls.install(settings)
     try:
         with torch.no_grad():

@@ -191,7 +191,7 @@ CASES = {
         ),
         "True 0",
     ),
-    "a file that is no checkpoint": (
+    "a file that is not a checkpoint": (
         case(
             """
             for name, content in (("empty", b""), ("zip", b"PK\\x03\\x04 and then nothing")):

@@ -1,4 +1,4 @@
-"""What happens around outermost calls: precision, gradients, memory order, the first call, compiled engines."""
+"""Settings applied around top-level calls: precision, gradients, memory layout, the first call, compiled engines."""
 
 import threading
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from tests.worker.capturing import PLAIN_CALL, close, installed  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-class Telling(nn.Module):
-    """A layer that tells in which type its product came out, and whether gradients were on."""
+class Recording(nn.Module):
+    """A layer that records the type of its product and whether gradients were enabled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class Telling(nn.Module):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_low_precision_inside_and_the_callers_type_outside(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    model = Telling()
+def test_a_call_computes_in_low_precision_and_returns_fp32(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    model = Recording()
     with installed(tmp_path, TorchSettings(precision=name)):
         result = model(torch.randn(4, 16))
     assert model.seen == [(dtype, False)]
@@ -42,7 +42,7 @@ def test_low_precision_inside_and_the_callers_type_outside(tmp_path: Path, name:
 
 
 def test_training_in_bf16_keeps_fp32_weights_and_gradients(tmp_path: Path) -> None:
-    model = Telling().train()
+    model = Recording().train()
     with installed(tmp_path, TorchSettings(precision="bf16")), torch.enable_grad():
         result = model(torch.randn(4, 16))["result"]
         nn.MSELoss()(result, torch.zeros(4, 16)).backward()
@@ -50,8 +50,8 @@ def test_training_in_bf16_keeps_fp32_weights_and_gradients(tmp_path: Path) -> No
     assert model.layer.weight.grad.dtype is torch.float32
 
 
-def test_the_programs_own_autocast_and_types_win(tmp_path: Path) -> None:
-    model, low = Telling(), Telling().to(torch.bfloat16)
+def test_autocast_and_types_chosen_by_the_program_take_precedence(tmp_path: Path) -> None:
+    model, low = Recording(), Recording().to(torch.bfloat16)
     with installed(tmp_path, TorchSettings(precision="fp16")):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert model(torch.randn(4, 16))["result"].dtype is torch.bfloat16
@@ -62,12 +62,12 @@ def test_the_programs_own_autocast_and_types_win(tmp_path: Path) -> None:
 
 def test_autocast_of_the_program_is_restored(tmp_path: Path) -> None:
     with installed(tmp_path, TorchSettings(precision="bf16")):
-        Telling()(torch.randn(4, 16))
+        Recording()(torch.randn(4, 16))
         assert not torch.is_autocast_enabled("cpu")
 
 
 def test_inference_mode_turns_gradients_off_in_eval_mode_only(tmp_path: Path) -> None:
-    model = Telling()
+    model = Recording()
     with installed(tmp_path, TorchSettings(inference_mode=True)), torch.enable_grad():
         assert model.train()(torch.randn(4, 16))["result"].requires_grad
         assert not model.eval()(torch.randn(4, 16))["result"].requires_grad
@@ -104,7 +104,7 @@ def test_channels_last_reorders_weights_not_results(tmp_path: Path) -> None:
         assert [event["detail"] for event in plugin.events("applied")] == ["Images"]
 
 
-def test_a_model_that_cannot_be_channels_last_gets_its_order_back(tmp_path: Path, capfd) -> None:
+def test_a_model_that_does_not_support_channels_last_gets_its_layout_back(tmp_path: Path, capfd) -> None:
     model, value = Images(viewing=True).eval(), torch.randn(2, 3, 8, 8)
     with installed(tmp_path, TorchSettings(channels_last=True)) as plugin:
         expected = plugin.eager(model, value)
@@ -114,20 +114,20 @@ def test_a_model_that_cannot_be_channels_last_gets_its_order_back(tmp_path: Path
     assert capfd.readouterr().err.count("--channels-last: Images does not support channels_last") == 1
 
 
-def test_the_first_outermost_call_is_waited_for_once() -> None:
-    waited: list[int] = []
+def test_first_call_runs_once_before_the_first_top_level_call() -> None:
+    ran: list[int] = []
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    calls.install(TorchSettings(), first_call=lambda: waited.append(1))
+    calls.install(TorchSettings(), first_call=lambda: ran.append(1))
     try:
         for _ in range(3):
             model(torch.randn(2, 4))
     finally:
         nn.Module.__call__ = PLAIN_CALL
-    assert waited == [1]
+    assert ran == [1]
 
 
-def test_threads_have_their_own_place(tmp_path: Path) -> None:
-    model = Telling()
+def test_threads_have_their_own_state(tmp_path: Path) -> None:
+    model = Recording()
     with installed(tmp_path, TorchSettings(precision="bf16")):
         threads = [threading.Thread(target=model, args=(torch.randn(4, 16),)) for _ in range(4)]
         for thread in threads:
@@ -137,7 +137,7 @@ def test_threads_have_their_own_place(tmp_path: Path) -> None:
     assert [dtype for dtype, _ in model.seen] == [torch.bfloat16] * 4
 
 
-# Faults: whatever fails inside, the program goes on as without the setting; --strict ends it.
+# Faults: after any failure the program continues as without the setting; --strict stops it.
 
 
 def _fail(*arguments: object, **options: object) -> None:
@@ -153,7 +153,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_failing_capture_leaves_the_program_alone(tmp_path: Path, name: str, monkeypatch, capfd) -> None:
+def test_a_failing_capture_does_not_stop_the_program(tmp_path: Path, name: str, monkeypatch, capfd) -> None:
     model, value = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), torch.randn(4, 16)
     monkeypatch.setattr(*FAULTS[name], _fail)
     with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
@@ -164,8 +164,8 @@ def test_a_failing_capture_leaves_the_program_alone(tmp_path: Path, name: str, m
     assert capfd.readouterr().err.count("injected") == 1
 
 
-class Lying(nn.Module):
-    """Computes something else when it is traced, as a fused graph with a defect would."""
+class Defective(nn.Module):
+    """A module whose captured graph is made to give a different result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,16 +175,16 @@ class Lying(nn.Module):
         return self.layer(value)
 
 
-def test_a_graph_that_computes_something_else_is_not_used(tmp_path: Path, monkeypatch, capfd) -> None:
-    model, value = Lying().eval(), torch.randn(4, 16)
+def test_a_graph_with_a_different_result_is_not_used(tmp_path: Path, monkeypatch, capfd) -> None:
+    model, value = Defective().eval(), torch.randn(4, 16)
     freeze: Callable[..., nn.Module] = torch.jit.freeze
 
     class Wrong:
-        def __init__(self, right: nn.Module) -> None:
-            self.right, self.graph = right, right.graph
+        def __init__(self, original: nn.Module) -> None:
+            self.original, self.graph = original, original.graph
 
         def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-            return tuple(output + 1 for output in self.right(*inputs))
+            return tuple(output + 1 for output in self.original(*inputs))
 
     monkeypatch.setattr(torch.jit, "freeze", lambda traced: Wrong(freeze(traced)))
     with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
@@ -192,20 +192,20 @@ def test_a_graph_that_computes_something_else_is_not_used(tmp_path: Path, monkey
         for _ in range(3):
             close(model(value), expected)
         assert plugin.captured() == []
-    assert "Lying runs eagerly: the captured graph gives a different result" in capfd.readouterr().err
+    assert "Defective runs eagerly: the captured graph gives a different result" in capfd.readouterr().err
 
 
-def test_a_graph_that_fails_later_is_given_up(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_a_graph_that_fails_later_is_no_longer_used(tmp_path: Path, monkeypatch, capfd) -> None:
     model, freeze, failing = nn.Sequential(nn.Linear(16, 16)).eval(), torch.jit.freeze, []
 
     class Breaking:
-        def __init__(self, right: nn.Module) -> None:
-            self.right, self.graph = right, right.graph
+        def __init__(self, original: nn.Module) -> None:
+            self.original, self.graph = original, original.graph
 
         def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
             if failing:
                 raise RuntimeError("vector::_M_range_check")
-            return self.right(*inputs)
+            return self.original(*inputs)
 
     monkeypatch.setattr(torch.jit, "freeze", lambda traced: Breaking(freeze(traced)))
     with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:

@@ -75,7 +75,7 @@ COMPARED = {
     "SGD with weight decay": f"compare({OPTIM}.SGD, lr=1e-3, weight_decay=0.1)",
     "SGD with momentum": f"compare({OPTIM}.SGD, lr=1e-3, momentum=0.9)",
     "SGD with dampening": f"compare({OPTIM}.SGD, lr=1e-3, momentum=0.9, dampening=0.3, weight_decay=0.01)",
-    "SGD after Nesterov": f"compare({OPTIM}.SGD, lr=1e-3, momentum=0.9, nesterov=True, weight_decay=0.01)",
+    "SGD with Nesterov momentum": f"compare({OPTIM}.SGD, lr=1e-3, momentum=0.9, nesterov=True, weight_decay=0.01)",
     "SGD that maximizes": f"compare({OPTIM}.SGD, lr=1e-5, momentum=0.5, maximize=True)",
     "SGD in channels_last": f"compare({OPTIM}.SGD, lr=1e-3, momentum=0.9, layout=torch.channels_last)",
     "Adagrad": f"compare({OPTIM}.Adagrad, lr=1e-2)",
@@ -121,14 +121,14 @@ UNCHANGED = {
         assert optimizer.steps == 3 and seen
         assert optimizer.step(lambda: 7.0) == 7.0
         """,
-    "what was written is known": """
+    "version counters": """
         net = build()
         optimizer = torch.optim.Adam(net.parameters())
         before = [parameter._version for parameter in net.parameters()]
         train(net, optimizer, 1)
         assert all(parameter._version > was for parameter, was in zip(net.parameters(), before))
         """,
-    "what was written is known to an older torch, which counts one tensor at a time": """
+    "version counters of an older torch, which counts one tensor at a time": """
         counted = torch.autograd.graph.increment_version
         def count_one(tensor):
             if not isinstance(tensor, torch.Tensor):
@@ -145,7 +145,7 @@ UNCHANGED = {
             torch.autograd.graph.increment_version = counted
         assert all(parameter._version > was for parameter, was in zip(net.parameters(), before))
         """,
-    "a program's own choice": """
+    "an implementation chosen by the program": """
         for choice in ({"fused": False}, {"foreach": False}, {"foreach": True}, {"differentiable": True}):
             optimizer = torch.optim.Adam(build().parameters(), **choice)
             if not choice.get("differentiable"):
@@ -166,7 +166,7 @@ UNCHANGED = {
         for parameter, old, gradient in zip(net.parameters(), before, unscaled):
             assert torch.allclose(parameter, old - 1e-3 * gradient)
         """,
-    "parameters whose turn comes later": """
+    "parameters with gradients only in later steps": """
         def run(**choice):
             a, b = (nn.Parameter(torch.ones(3)) for _ in "ab")
             optimizer = torch.optim.SGD([a, b], lr=0.1, momentum=0.9, dampening=0.5, **choice)
@@ -286,7 +286,7 @@ REFUSED = {
         """,
         "sgd is not fused: its lr has type Rate",
     ),
-    "a parameter in the list twice": (
+    "a parameter listed twice": (
         """
         warnings.simplefilter("ignore")
         def run(**choice):
@@ -327,7 +327,7 @@ REFUSED = {
         """,
         "adam is not fused: a parameter, its gradient and its state have different memory layouts",
     ),
-    "gaps": (
+    "parameters with gaps in memory": (
         """
         weight = nn.Parameter(torch.ones(4, 4)[:, ::2])
         optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -1,4 +1,4 @@
-"""`--graph onednn`: what results share, what calls change, and tensors and modules that are not the usual ones."""
+"""`--graph onednn`: shared memory of results, changes made by calls, and unusual tensors and modules."""
 
 import gc
 import weakref
@@ -78,7 +78,7 @@ class Noting(Net):
         return self.layers(value), options if options is not None else self.notes
 
 
-def test_objects_returned_are_the_programs_own(plugin: Plugin) -> None:
+def test_an_object_returned_by_every_call_is_the_same_object(plugin: Plugin) -> None:
     model, options = Noting().eval(), {"a": 1}
     for _ in range(4):
         assert model(torch.randn(4, 16))[1] is model.notes
@@ -104,7 +104,7 @@ class WithGradients(Net):
             return self.layers(value)
 
 
-def test_gradients_a_module_turns_on_itself(plugin: Plugin) -> None:
+def test_a_module_that_enables_gradients_itself(plugin: Plugin) -> None:
     model = WithGradients().eval()
     for _ in range(4):
         assert model(torch.randn(4, 16)).requires_grad
@@ -126,7 +126,7 @@ class InPlace(Net):
 
 
 @pytest.mark.parametrize("kind", [BehindTheCounter, InPlace])
-def test_arguments_without_versions_change_once(plugin: Plugin, kind: type[Net]) -> None:
+def test_arguments_without_version_counters_change_once(plugin: Plugin, kind: type[Net]) -> None:
     model = kind().eval()
     with torch.inference_mode():
         for _ in range(4):
@@ -154,7 +154,7 @@ class Lottery(Net):
         return torch.where(torch.rand(4, 1) > 2, value, self.layers(value))
 
 
-def test_random_numbers_are_drawn_once_though_no_result_shows_them(plugin: Plugin) -> None:
+def test_unused_random_numbers_are_drawn_once(plugin: Plugin) -> None:
     model, after = Lottery().eval(), []
     for call in (model, lambda value: plugin.eager(model, value)):
         torch.manual_seed(3)
@@ -164,7 +164,7 @@ def test_random_numbers_are_drawn_once_though_no_result_shows_them(plugin: Plugi
     close(*after)
 
 
-def test_writes_through_a_part_of_a_weight_are_noticed(plugin: Plugin) -> None:
+def test_writes_through_a_view_of_a_weight_are_detected(plugin: Plugin) -> None:
     model = mlp()
     for change in (lambda: 0, lambda: model[0].weight[1:].data.zero_(), lambda: model[2].bias[2:].numpy().fill(7)):
         change()
@@ -218,7 +218,7 @@ def test_a_class_with_its_own_parameters_method(plugin: Plugin) -> None:
         close(model(value), plugin.eager(model, value))
 
 
-def test_padding_left_out_by_torchs_encoder(plugin: Plugin) -> None:
+def test_padding_skipped_by_the_encoder_of_torch(plugin: Plugin) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
     for padded in (0, 0, 0, 2, 3):
@@ -281,7 +281,7 @@ def test_a_function_mode_sees_every_operation_once(plugin: Plugin) -> None:
     assert len(set(counts)) == 1
 
 
-def test_what_dynamo_cannot_do_is_no_noise(plugin: Plugin, caplog) -> None:
+def test_operations_that_dynamo_cannot_trace_log_nothing(plugin: Plugin, caplog) -> None:
     class Surviving(Net):
         def forward(self, value: Tensor) -> object:
             try:

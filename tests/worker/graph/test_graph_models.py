@@ -1,4 +1,4 @@
-"""Real models of transformers: right results in the caller's types, captured or not."""
+"""Models of transformers: correct results in the caller's types, captured or not."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Random small modules: the captured result is the eager one, in values, types and structure."""
+"""Random small modules: captured results equal eager ones in values, types and structure."""
 
 import tempfile
 from pathlib import Path
@@ -63,7 +63,7 @@ class Convolution(nn.Module):
 
 
 class BySign(nn.Module):
-    """Control flow on values: never captured as a whole."""
+    """Control flow that depends on values: cannot be captured as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Whole(nn.Module):
     st.sampled_from([0.0, 1.5, -2.0]),
     st.integers(0, 2**31),
 )
-def test_a_captured_module_computes_what_it_does_eagerly(names, shape, sizes, shift, seed) -> None:
+def test_captured_results_equal_eager_results(names, shape, sizes, shift, seed) -> None:
     torch.manual_seed(seed)
     model = Whole(names, shape).eval()
     with tempfile.TemporaryDirectory() as folder, installed(Path(folder), TorchSettings(graph="onednn")) as plugin:

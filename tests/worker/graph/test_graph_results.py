@@ -1,4 +1,4 @@
-"""`--graph onednn`: whatever a program does with its modules, results are right; captured or not, with a reason."""
+"""`--graph onednn`: results are correct whatever a program does with its modules; eager calls have a reason."""
 
 import threading
 from collections import namedtuple
@@ -53,7 +53,7 @@ def test_each_input_signature_has_its_own_capture(plugin: Plugin) -> None:
     ]
 
 
-def test_more_signatures_than_the_limit_stay_eager(plugin: Plugin) -> None:
+def test_signatures_beyond_the_limit_run_eagerly(plugin: Plugin) -> None:
     model = mlp()
     same(plugin, model, *(x(rows, 16) for rows in range(1, 13)))
     assert len(plugin.captured()) == 8
@@ -69,7 +69,7 @@ class Branch(nn.Module):
         return self.layers(value) * 2 if value.sum() > 0 else value - 1
 
 
-def test_a_branch_on_values_keeps_the_module_eager_and_captures_its_part(plugin: Plugin) -> None:
+def test_a_module_with_a_branch_on_values_runs_eagerly_and_its_submodule_is_captured(plugin: Plugin) -> None:
     same(plugin, Branch().eval(), x().abs(), -x().abs(), x())
     assert plugin.captured() == ["Sequential"]
     assert "Data-dependent branching" in plugin.reasons()
@@ -86,7 +86,7 @@ class Loop(nn.Module):
         return value
 
 
-def test_a_loop_on_values_stays_eager(plugin: Plugin) -> None:
+def test_a_loop_on_values_runs_eagerly(plugin: Plugin) -> None:
     same(plugin, Loop().eval(), x() * 10, x() * 0.01, x())
     assert plugin.captured() == []
     assert plugin.reasons()
@@ -159,7 +159,7 @@ def through_numpy(model: nn.Module) -> None:
 
 
 def fused_step(model: nn.Module) -> None:
-    """Torch's fused steps do not count as writes by themselves."""
+    """A fused optimizer step, which torch itself does not count as a write."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -233,7 +233,7 @@ def test_a_model_changed_between_calls(plugin: Plugin, change) -> None:
     same(plugin, model, x(), x(), rounds=4)
 
 
-def test_weights_that_keep_changing_stay_eager(plugin: Plugin) -> None:
+def test_a_module_whose_weights_change_too_often_runs_eagerly(plugin: Plugin) -> None:
     model = mlp()
     for _ in range(40):
         same(plugin, model, x(), rounds=4)
@@ -263,7 +263,7 @@ def test_attributes_changed_between_calls(plugin: Plugin) -> None:
     assert plugin.captured()
 
 
-def test_training_and_gradients_are_respected(plugin: Plugin) -> None:
+def test_calls_in_training_mode_or_with_gradients_run_eagerly(plugin: Plugin) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.BatchNorm1d(16))
     model(x())
     assert model[2].num_batches_tracked.item() == 1
@@ -317,7 +317,7 @@ def test_a_python_counter_counts_every_call_once(plugin: Plugin) -> None:
     for count in range(1, 6):
         model(x())
         assert model.calls == count
-    assert "it changes" in plugin.reasons()
+    assert "it changes attributes of the module" in plugin.reasons()
 
 
 def test_arguments_changed_in_place_change_once(plugin: Plugin) -> None:
@@ -363,7 +363,7 @@ class Random(nn.Module):
         return self.layer(value) + torch.rand_like(value)
 
 
-def test_random_numbers_are_those_of_the_program(plugin: Plugin) -> None:
+def test_the_random_numbers_of_the_program_do_not_change(plugin: Plugin) -> None:
     model = Random().eval()
     torch.manual_seed(5)
     results = [model(torch.ones(4, 16)) for _ in range(4)]
@@ -384,7 +384,7 @@ class Outside(nn.Module):
         return self.layer(value) * self.mask * TABLE
 
 
-def test_tensors_that_are_no_buffers(plugin: Plugin) -> None:
+def test_tensor_attributes_that_are_not_buffers(plugin: Plugin) -> None:
     global TABLE
     model = Outside().eval()
     same(plugin, model, x())
@@ -454,7 +454,7 @@ def test_numpy_inside_a_module(plugin: Plugin) -> None:
     same(plugin, Attributed().eval(), x(), x())
 
 
-def test_a_model_that_is_dropped_is_forgotten(plugin: Plugin) -> None:
+def test_a_dropped_model_is_removed_from_the_cache(plugin: Plugin) -> None:
     for _ in range(3):
         model = mlp()
         same(plugin, model, x())
@@ -469,7 +469,7 @@ def test_a_capture_that_is_slower_is_not_used(plugin: Plugin, monkeypatch) -> No
     assert "eager execution is faster" in plugin.reasons()
 
 
-def test_captures_stay_within_their_memory(tmp_path: Path, capfd) -> None:
+def test_captures_do_not_exceed_the_memory_limit(tmp_path: Path, capfd) -> None:
     limits = TorchSettings(graph="onednn", graph_memory_bytes=3000)
     with installed(tmp_path, limits) as plugin:
         small, large = mlp(16), mlp(64)
@@ -482,7 +482,7 @@ def test_captures_stay_within_their_memory(tmp_path: Path, capfd) -> None:
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("precision", [None, "bf16"])
 def test_calls_run_the_fused_graph(tmp_path: Path, precision) -> None:
-    """And not one that was optimized anew without fusion, as where autocast is not what it was at the warm-up."""
+    """Not a graph that is optimized again without fusion, as happens if the autocast state differs from the warm-up."""
     with installed(tmp_path, TorchSettings(graph="onednn", precision=precision)) as plugin:
         model = mlp(64)
         for _ in range(4):
@@ -491,7 +491,7 @@ def test_calls_run_the_fused_graph(tmp_path: Path, precision) -> None:
         assert "FusionGroup" in str(torch.jit.last_executed_optimized_graph())
 
 
-def test_other_devices_are_left_alone(plugin: Plugin, capfd) -> None:
+def test_modules_on_other_devices_run_eagerly(plugin: Plugin, capfd) -> None:
     model = mlp().to("meta")
     for _ in range(3):
         assert model(x().to("meta")).device.type == "meta"

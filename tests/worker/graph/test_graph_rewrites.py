@@ -1,4 +1,4 @@
-"""`--graph onednn`: what a graph computes in another way than the program, and what an interrupted capture leaves."""
+"""`--graph onednn`: operations that a graph computes by other operations, and interrupted captures."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ class Operations(TorchDispatchMode):
 
 
 def picked(value: Tensor, index: object, constants: list[Tensor]) -> tuple[Tensor, bool]:
-    """The elements as the graph computes them, and whether it does so by one index each."""
+    """The elements as the graph computes them, and whether by a single gather."""
     with Operations() as operations, _Fusible(constants):
         result = value[index]
     return result, "gather" in operations.names
@@ -47,7 +47,7 @@ def picked(value: Tensor, index: object, constants: list[Tensor]) -> tuple[Tenso
 
 @pytest.mark.parametrize("shape", [(3, 5, 7), (2, 3, 5, 7), (1, 5, 6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_constant_places_are_picked_by_one_index(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_constant_indices_become_one_gather(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     value = (torch.randn(shape) * 9).to(dtype)
     index = (*[ALL] * (len(shape) - 2), PLUGIN_SETTINGS, COLUMNS)
     result, gathered = picked(value, index, [PLUGIN_SETTINGS, COLUMNS])
@@ -79,7 +79,7 @@ def test_other_indices_are_left_to_torch(index: object) -> None:
     assert torch.equal(result, value[index])
 
 
-def test_places_that_are_no_constants_are_left_to_torch() -> None:
+def test_indices_that_are_not_constant_are_left_to_torch() -> None:
     assert not picked(torch.randn(3, 5, 7), (ALL, PLUGIN_SETTINGS, COLUMNS), [PLUGIN_SETTINGS])[1]
 
 
@@ -95,7 +95,7 @@ class Interaction(nn.Module):
         return torch.bmm(features, features.transpose(1, 2))[:, self.rows, self.columns] * 2
 
 
-def test_a_module_that_picks_is_right_also_after_a_change(plugin: Plugin) -> None:
+def test_a_module_with_constant_indices_is_correct_after_they_change(plugin: Plugin) -> None:
     model = Interaction().eval()
     for _ in range(2):
         for _ in range(3):
@@ -105,7 +105,7 @@ def test_a_module_that_picks_is_right_also_after_a_change(plugin: Plugin) -> Non
     assert plugin.captured()
 
 
-def test_an_interrupt_during_a_capture_is_the_program_s(plugin: Plugin, monkeypatch) -> None:
+def test_an_interrupt_during_a_capture_reaches_the_program(plugin: Plugin, monkeypatch) -> None:
     model, freeze, interrupts = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), torch.jit.freeze, [1]
 
     def interrupted(traced: object) -> object:
