@@ -68,6 +68,9 @@ def assemble_environment(
         owned=decisions.owned,
         plugin=choices.plugin_missing_reason is None,
     )
+    settings = torch_settings(
+        host, request, workers=workers, choices=choices, loaders=decisions.loaders, preloads=preloads
+    )
     requests = (
         *threads.variable_requests,
         _SCHEDULE,
@@ -78,12 +81,7 @@ def assemble_environment(
         *compile_cache_variables(host, request, threads.counts),
         *decisions.workers.variable_requests,
         *decisions.collectives.variable_requests,
-        *plugin_variables(
-            request,
-            torch_settings(
-                host, request, workers=workers, choices=choices, loaders=decisions.loaders, preloads=preloads
-            ),
-        ),
+        *plugin_variables(request, settings),
     )
     environment = resolve(request, requests, replaced=threads.malformed.union(OWN_VARIABLES, LOCAL_RANK_VARIABLES))
     return replace(
