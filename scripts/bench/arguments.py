@@ -1,4 +1,4 @@
-"""Argument types that both benches use."""
+"""Types of command-line arguments that several benches share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import argparse
 from collections.abc import Callable, Sequence
 
 
-def some_of(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Parser of a comma-separated list that accepts these names only."""
+def comma_separated(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """An argument type: a comma-separated list of some of these names.
+
+    Raises: ArgumentTypeError (from the returned function) for other names.
+    """
 
     def parse(text: str) -> tuple[str, ...]:
         chosen = tuple(text.split(","))
@@ -20,7 +23,7 @@ def some_of(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def at_least_one(text: str) -> int:
-    """Parser of a count."""
+    """An argument type: an integer of at least 1. Raises: ArgumentTypeError, ValueError."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1: {number}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print this machine's fastest square matrix product on all usable cores: `fp32: 200.00 GFLOP/s`, `bf16: …`."""
+"""Print the rate of the fastest square matrix product on all usable cores: `fp32: 200.00 GFLOP/s`, `bf16: …`."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def best_gflop_per_second(size: int, dtype: torch.dtype, seconds: float) -> float:
-    """Of the fastest product within `seconds`, after one that is not counted."""
+    """GFLOP/s of the fastest matrix product within `seconds`, after one unmeasured product."""
     torch.manual_seed(0)
     left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
     result = torch.mm(left, right)

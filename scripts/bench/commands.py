@@ -1,4 +1,4 @@
-"""Commands under test: started together, waited for, ended."""
+"""Starts the commands under test together, waits for them and ends them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What one process is started with; `env` is laid over the inherited environment."""
+    """Command line of one process, and variables that are added to the inherited environment."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A way to start `copies` copies of a program: all `commands` run at the same time."""
+    """Commands that run at the same time and together start `copies` copies of a program."""
 
     commands: tuple[Command, ...]
     copies: int
@@ -49,10 +49,10 @@ def start(command: Command, *, output: IO[str] | int, errors: IO[str] | int) -> 
         raise BenchError(f"cannot start: {command}\n{error}") from error
 
 
-def run_peer(peer: Peer, *, patience_seconds: float | None = None) -> str:
-    """Standard output of all its commands together.
+def run_peer(peer: Peer, *, timeout_seconds: float | None = None) -> str:
+    """Standard output of all commands of the peer together.
 
-    Raises: BenchError if one cannot be started, ends with an error, or is still running after `patience_seconds`.
+    Raises: BenchError if one cannot be started, ends with an error, or is still running after `timeout_seconds`.
     Effect: runs them at the same time; the first failure ends the others.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -60,14 +60,14 @@ def run_peer(peer: Peer, *, patience_seconds: float | None = None) -> str:
         try:
             for command in peer.commands:
                 processes.append(start(command, output=output, errors=errors))
-            complaint = _complaint(processes, patience_seconds)
+            failure = _failure(processes, timeout_seconds)
         finally:
             for process in processes:
                 end(process)
         output.seek(0)
         errors.seek(0)
-        if complaint:
-            raise BenchError(f"{complaint}: {peer.commands[0]}\n{_last_lines(errors.read() or output.read())}")
+        if failure:
+            raise BenchError(f"{failure}: {peer.commands[0]}\n{_last_lines(errors.read() or output.read())}")
         return output.read()
 
 
@@ -75,11 +75,11 @@ def _last_lines(text: str) -> str:
     return "\n".join(text.splitlines()[-8:])
 
 
-def _complaint(processes: Sequence[subprocess.Popen[str]], patience_seconds: float | None) -> str | None:
-    """Why the run is no result, or None once all processes have succeeded."""
-    if len(processes) == 1 and patience_seconds is None:  # no polling: this wait may be what is timed
+def _failure(processes: Sequence[subprocess.Popen[str]], timeout_seconds: float | None) -> str | None:
+    """The reason for which the run failed; None after all processes have succeeded."""
+    if len(processes) == 1 and timeout_seconds is None:  # No polling: the caller may be timing this wait.
         return f"exit code {processes[0].returncode}" if processes[0].wait() else None
-    deadline = time.monotonic() + (patience_seconds or float("inf"))
+    deadline = time.monotonic() + (timeout_seconds or float("inf"))
     while True:
         codes = [process.poll() for process in processes]
         failed = next((code for code in codes if code), None)
@@ -88,12 +88,12 @@ def _complaint(processes: Sequence[subprocess.Popen[str]], patience_seconds: flo
         if None not in codes:
             return None
         if time.monotonic() > deadline:
-            return f"not done after {patience_seconds:g} s"
+            return f"not finished after {timeout_seconds:g} s"
         time.sleep(0.05)
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Effect: ends the process and all below it; politely first, but run_cpu has been seen to hang on SIGTERM."""
+    """Effect: ends the process with SIGTERM; kills it and its descendants if it ignores that, as run_cpu may do."""
     if process.poll() is not None:
         return
     process.terminate()

@@ -1,4 +1,4 @@
-"""How soon a job of two ranks prints its first line: a program that only prints, and one that adds a number first."""
+"""Time until a job of two ranks prints its first line: a program that only prints, and one with an all-reduce first."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from peers import tool
 
 HERE = Path(__file__).parent
 LAUNCHERS = ("torchrun", "cpulaunch")
-PROGRAMS = {"first line": "noop.py", "first all-reduce": "meet.py"}
-VARIANTS = tuple(f"{launcher}, {what}" for what in PROGRAMS for launcher in LAUNCHERS)
+PROGRAMS = {"first line": "noop.py", "first all-reduce": "all_reduce.py"}
+VARIANTS = tuple(f"{launcher}, {program}" for program in PROGRAMS for launcher in LAUNCHERS)
 
 
 def job_command(variant: str) -> Command:
-    """The command line of a variant: both launchers get the same words."""
-    launcher, what = variant.split(", ")
-    return Command(argv=(tool(launcher), "--nproc-per-node", "2", str(HERE / PROGRAMS[what])))
+    """The command line of a variant: both launchers get the same arguments."""
+    launcher, program = variant.split(", ")
+    return Command(argv=(tool(launcher), "--nproc-per-node", "2", str(HERE / PROGRAMS[program])))
 
 
 def first_line_milliseconds(command: Command) -> float:
-    """From the start of the command to its first line on stdout. Raises: BenchError if it failed or printed none."""
+    """Milliseconds from the start of the command to its first line on standard output.
+
+    Raises: BenchError if the command failed or printed nothing.
+    """
     with tempfile.TemporaryFile("w+") as errors:
         begin = time.perf_counter()
         process = start(command, output=subprocess.PIPE, errors=errors)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            taken = time.perf_counter() - begin
+            elapsed = time.perf_counter() - begin
             process.stdout.read()
             code = process.wait()
         finally:
@@ -40,7 +43,7 @@ def first_line_milliseconds(command: Command) -> float:
         if code or not line:
             errors.seek(0)
             raise BenchError(f"exit code {code}, first line {line!r}: {command}\n{errors.read()[-1000:]}")
-    return taken * 1e3
+    return elapsed * 1e3
 
 
 def measure_first_lines(rounds: int) -> dict[str, list[float]]:
@@ -55,7 +58,7 @@ def measure_first_lines(rounds: int) -> dict[str, list[float]]:
 
 
 def compare_first_lines(samples: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Spread]]:
-    """Variant -> its milliseconds, and how many times sooner than torchrun the same program got there."""
+    """Variant -> its milliseconds, and its speed-up over torchrun with the same program."""
     return {
         variant: {
             "first_line_ms": spread(values),

@@ -1,4 +1,4 @@
-"""Sleep for the given seconds: whatever is used meanwhile, the launcher uses."""
+"""Sleep for the given seconds: all processor time used meanwhile is the launcher's."""
 
 import sys
 import time

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Run one of six models in eager fp32 for a fixed time and print `NAME: 12.34 samples/s`.
 
-An ordinary inference program: random weights under a fixed seed, no thread, allocator or binding set. --compile and
---autocast are what its author would have edited into it. Several copies are measured at the same time with
-`--rendezvous DIR --copies N`: each goes on warming up until all N are warm, so that every copy's measured window runs
-beside every other's and their rates may be added.
+An ordinary inference program: random weights from a fixed seed; it sets no threads, allocator or binding. --compile and
+--autocast stand for edits by its author. `--rendezvous DIR --copies N` measures several copies at the same time: each
+copy keeps warming up until all N are warm, so that the measured windows overlap and the rates may be added.
 """
-# No `from __future__` here: ipexrun --auto-ipex writes its own lines above the program's first one.
+# No `from __future__` here: ipexrun --auto-ipex inserts lines before the program's first one.
 
 import argparse
 import importlib
@@ -19,18 +18,18 @@ from pacing import count_steps, warm_up
 
 
 def compiled(model: torch.nn.Module, backend: str) -> torch.nn.Module:
-    """The model behind torch.compile with frozen weights."""
-    import torch._inductor.config  # slow, so only where it is asked for
+    """The model compiled by torch.compile with frozen weights."""
+    import torch._inductor.config  # Slow, so imported only for --compile.
 
     if backend != "inductor":
-        importlib.import_module(backend)  # registers it with torch.compile
+        importlib.import_module(backend)  # Registers the backend with torch.compile.
 
     torch._inductor.config.freezing = True
     return torch.compile(model, backend=backend)
 
 
 def describe(name: str, case: Case, batch: int, file: Path) -> None:
-    """Effect: writes the eager outputs to `file`; prints their root mean square and the model's operations."""
+    """Effect: writes the eager outputs to `file`; prints their root mean square and the operations per sample."""
     reference = tensors_of(case.model(*case.inputs))
     torch.save(reference, file)
     print(f"{name}: {root_mean_square(reference):.3e} rms")
@@ -38,7 +37,7 @@ def describe(name: str, case: Case, batch: int, file: Path) -> None:
 
 
 def run(name: str, case: Case, batch: int, options: argparse.Namespace) -> None:
-    """Effect: warms up, measures, prints the rate and, with --reference, how far the outputs are from it."""
+    """Effect: warms up, measures, prints the rate and, with --reference, the largest error of the outputs."""
     model = compiled(case.model, options.compile) if options.compile else case.model
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.autocast == "bf16"):
 
@@ -57,14 +56,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(INFERENCE))
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measured window")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before it")
-    parser.add_argument("--batch", type=int, help="samples per step; the model's own default otherwise")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before the measured window")
+    parser.add_argument("--batch", type=int, help="samples per step (default: depends on the model)")
     parser.add_argument("--compile", choices=["inductor", "zentorch"], help="torch.compile with frozen weights")
     parser.add_argument("--autocast", choices=["bf16"], help="run the model under torch.autocast")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="also print the largest error against FILE")
-    parser.add_argument("--describe", type=Path, metavar="FILE", help="only write that file and print what is in it")
-    parser.add_argument("--rendezvous", type=Path, help="empty folder in which copies meet before they measure")
-    parser.add_argument("--copies", type=int, default=1, help="copies that meet there")
+    parser.add_argument(
+        "--describe", type=Path, metavar="FILE", help="only write the reference outputs to FILE and describe them"
+    )
+    parser.add_argument("--rendezvous", type=Path, help="empty folder through which copies wait for each other")
+    parser.add_argument("--copies", type=int, default=1, help="copies that wait for each other")
     options = parser.parse_args()
 
     build, default_batch = INFERENCE[options.name]

@@ -1,7 +1,7 @@
 """Interleaved rounds and the statistics of their samples.
 
-On a shared machine absolute figures drift by tens of per cent within minutes. Every round therefore measures each
-variant once, each round starts at another variant, and variants are compared within a round before a median is taken.
+On a shared machine absolute numbers drift by tens of per cent within minutes. Every round therefore measures each
+variant once and starts with a different one; variants are compared within a round before the median is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Median, smallest and largest of some samples, in their unit."""
+    """Median, minimum and maximum of samples, in their unit."""
 
     median: float
     smallest: float
@@ -25,36 +25,36 @@ class Spread:
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Raises: ValueError without samples."""
+    """Median, minimum and maximum of the samples. Raises: ValueError without samples."""
     if not samples:
         raise ValueError("no samples")
     return Spread(median=statistics.median(samples), smallest=min(samples), largest=max(samples))
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """Raises: ValueError without ratios or with one that is not positive."""
+    """Geometric mean of the ratios. Raises: ValueError without ratios or with one that is not positive."""
     if not ratios or min(ratios) <= 0:
         raise ValueError(f"a geometric mean needs positive ratios: {list(ratios)}")
     return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
 
 
 def paired_ratios(samples: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Sample over reference, round by round."""
+    """Sample divided by reference, for each round."""
     return [sample / base for sample, base in zip(samples, reference, strict=True)]
 
 
 def paired_differences(samples: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Sample minus reference, round by round."""
+    """Sample minus reference, for each round."""
     return [sample - base for sample, base in zip(samples, reference, strict=True)]
 
 
 def rotated(items: Sequence[str], by: int) -> Iterator[str]:
-    """The items once each, starting `by` places further on each round, so that none always runs first."""
+    """The items, rotated left by `by` places; with the round number as `by`, no variant always runs first."""
     return (items[(by + place) % len(items)] for place in range(len(items)))
 
 
 def measure_rounds(variants: Sequence[str], measure: Callable[[str], float], *, rounds: int) -> dict[str, list[float]]:
-    """Variant -> one sample per round, measured interleaved."""
+    """Variant -> one sample for each round, measured in interleaved order."""
     samples: dict[str, list[float]] = {variant: [] for variant in variants}
     for number in range(rounds):
         for variant in rotated(variants, number):

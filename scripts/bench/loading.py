@@ -1,4 +1,4 @@
-"""A program that waits for its data: two DataLoader workers decode, the model is small."""
+"""A program that is bound by its DataLoader: two loader workers decode samples for a small model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SAMPLES = 640
 BATCH = 16
 WARM_UP_BATCHES = 8
 STEPS = 10_000
-"""Of a calculation in Python for each sample, about 1 ms, as decoding and augmenting take."""
+"""Iterations of a Python loop for each sample: about 1 ms, like decoding and augmentation."""
 
 
 class Decoded(Dataset[torch.Tensor]):
-    """Samples that take processor time to make."""
+    """Samples that take processor time to produce."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -30,7 +30,7 @@ class Decoded(Dataset[torch.Tensor]):
 
 def main(method: str) -> None:
     model = torch.nn.Linear(128, 128)
-    model(torch.zeros(2048, 128))  # The first parallel region: here an OpenMP runtime pins.
+    model(torch.zeros(2048, 128))  # The first parallel region, in which an OpenMP runtime pins the threads.
     loader = DataLoader(Decoded(), batch_size=BATCH, num_workers=2, multiprocessing_context=method)
     start = 0.0
     for number, batch in enumerate(loader, 1):

@@ -1,4 +1,4 @@
-"""Pure part of the training bench: whether losses differ by more than they do from seed to seed."""
+"""Pure part of the training bench: whether losses differ by more than they vary between seeds."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Mapping, Sequence
 from rates import format_cells
 
 EAGER_BF16 = "autocast"
-"""The peer that others are held against: the program edited by hand to compute its loss under bf16 autocast."""
+"""The reference peer: the program edited by hand to compute its loss under bf16 autocast."""
 
-NOISES = 2.0
-"""A mean within so many standard deviations of that peer's losses is no different."""
+MAX_DEVIATIONS = 2.0
+"""Means that differ by no more standard deviations of the reference peer's losses count as equal."""
 
 Losses = Mapping[str, Mapping[str, Sequence[float]]]
-"""Model -> peer -> loss of each seed."""
+"""Model -> peer -> one loss for each seed."""
 
 Compared = dict[str, "float | bool"]
 
 
 def compare_losses(losses: Losses) -> dict[str, dict[str, Compared]]:
-    """Model -> peer -> mean and deviation of its losses, and whether the mean is within the noise of eager bf16.
+    """Model -> peer -> mean and standard deviation of its losses, and whether the mean is within the noise.
 
-    `noises` is the difference of the means in standard deviations of eager bf16's losses; those two are left out
-    without at least two losses of it.
+    `noises` is the difference from the mean of eager bf16, in standard deviations of the losses of eager bf16; it and
+    `within_noise` are absent if there are fewer than two such losses.
     """
     compared: dict[str, dict[str, Compared]] = {}
     for model, by_peer in losses.items():
@@ -39,13 +39,13 @@ def _compare(values: Sequence[float], eager: Sequence[float]) -> Compared:
     if (deviation := _deviation(values)) is not None:
         result["deviation"] = deviation
     if noise := _deviation(eager):
-        noises = (mean - statistics.fmean(eager)) / noise
-        result |= {"noises": noises, "within_noise": abs(noises) <= NOISES}
+        deviations = (mean - statistics.fmean(eager)) / noise
+        result |= {"noises": deviations, "within_noise": abs(deviations) <= MAX_DEVIATIONS}
     return result
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    """Standard deviation; None for fewer than two values or where one is no number."""
+    """Standard deviation; None for fewer than two values or if one is not finite."""
     return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
 
@@ -54,7 +54,7 @@ def format_losses(losses: Losses, steps: int) -> str:
         model: {peer: _loss_cell(compared) for peer, compared in by_peer.items()}
         for model, by_peer in compare_losses(losses).items()
     }
-    noise = f"deviations are those of {EAGER_BF16} from seed to seed; within {NOISES:g} is within the noise"
+    noise = f"deviations: standard deviations of {EAGER_BF16} between seeds; up to {MAX_DEVIATIONS:g} is noise"
     return f"{format_cells(f'mean loss after {steps} steps', cells)}\n{noise}"
 
 

@@ -1,4 +1,4 @@
-"""What a published figure must name: the machine, the versions, and how busy the machine was."""
+"""Facts that a published number must state: the machine, its load, and the versions of the software."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENVIRONMENT_KEYS = (
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, usable CPUs, memory in bytes, kernel, page policy and load average, as JSON data."""
+    """Processor, usable CPUs, memory in bytes, kernel, huge pages, load average and set variables, as JSON data."""
     return {
         "processor": _processor_name(),
         "usable_cpus": len(os.sched_getaffinity(0)),
@@ -34,7 +34,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def describe_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Python's version and those of the installed ones among `packages`."""
+    """Package -> version, for Python and those of `packages` that are installed."""
     versions = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -45,7 +45,7 @@ def describe_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def describe_environments(folder: Path, names: Iterable[str | None]) -> dict[str, dict[str, str]]:
-    """Environment of setup-peers -> package -> version, for those among `names` that are there."""
+    """Environment created by setup-peers -> package -> version, for each environment in `names`."""
     described = {}
     for name in sorted(name for name in names if name):
         site_packages = [str(path) for path in (folder / name).glob("lib/python*/site-packages")]
@@ -55,7 +55,7 @@ def describe_environments(folder: Path, names: Iterable[str | None]) -> dict[str
 
 
 def free_cores() -> list[int]:
-    """Usable logical CPUs, one of each core, ascending.
+    """Usable logical CPUs, one for each core, in ascending order.
 
     Source: /sys/devices/system/cpu/cpuN/topology/thread_siblings_list.
     """

@@ -1,4 +1,4 @@
-"""The models that the bench programs run: random weights under the caller's seed, nothing downloaded."""
+"""The models that the bench programs run: random weights from the caller's seed, without downloads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLASSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model and what it is called with (by position: ipexrun --auto-ipex captures no call with keywords)."""
+    """A model and its positional arguments (ipexrun --auto-ipex captures no call with keyword arguments)."""
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
@@ -79,7 +79,7 @@ def _vit(batch: int) -> Case:
 
 
 def _redraw(model: nn.Module) -> None:
-    """Effect: gives weights that are the same in torch 2.8 and 2.13, unlike those of ViT's own trunc_normal_."""
+    """Effect: draws weights that are equal in torch 2.8 and 2.13; ViT's own trunc_normal_ differs between them."""
     torch.manual_seed(SEED)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -109,7 +109,7 @@ INFERENCE: dict[str, tuple[Callable[[int], Case], int]] = {
     "dlrm": (_dlrm, 128),
     "mlp": (_mlp, 1),
 }
-"""Name -> (builder, default batch size)."""
+"""Name -> function that builds the case for a batch size, and the default batch size."""
 
 
 def _bert_training(samples: int) -> Case:
@@ -127,4 +127,4 @@ def _labels(samples: int) -> Tensor:
 
 
 TRAINING: dict[str, Callable[[int], Case]] = {"bert": _bert_training, "resnet50": _resnet50_training}
-"""Name -> builder of a model that returns its loss, and of that many labelled samples."""
+"""Name -> function that builds a model that returns its loss, with the given number of labelled samples."""

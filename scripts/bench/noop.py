@@ -1,3 +1,3 @@
-"""The smallest program: its wall time is the launcher's."""
+"""The smallest program: nearly all of its wall time is the cost of the launcher and the interpreter."""
 
 print("done")

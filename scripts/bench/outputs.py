@@ -1,4 +1,4 @@
-"""What a model returned: its tensors, how far they are from others, and the operations they cost."""
+"""Outputs of a model: their tensors, their error against a reference, and the operations that they take."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def tensors_of(output: Tensor | Iterable[object]) -> list[Tensor]:
-    """The tensors of a module's output in fp32: of a tensor, a sequence or a mapping; what lies deeper is left out.
+    """The tensors in a module's output (a tensor, sequence or mapping), in fp32; nested containers are ignored.
 
-    A captured module may return a plain dictionary where the original returned its own type.
+    A captured module may return a plain dictionary instead of the original's own type.
     """
     if isinstance(output, Tensor):
         return [output.float()]
@@ -23,23 +23,23 @@ def tensors_of(output: Tensor | Iterable[object]) -> list[Tensor]:
 
 
 def largest_error(result: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """The largest absolute difference of any element; NaN if there is one. Raises: ValueError if shapes differ."""
+    """Largest absolute difference of two elements; NaN if one is NaN. Raises: ValueError if shapes differ."""
     shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (result, reference)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"outputs of shapes {shapes[0]}, the reference has {shapes[1]}")
-    differences = [(ours - theirs).abs().max() for ours, theirs in zip(result, reference, strict=True)]
+    differences = [(actual - expected).abs().max() for actual, expected in zip(result, reference, strict=True)]
     return float(torch.stack(differences).max())
 
 
 def root_mean_square(tensors: Sequence[Tensor]) -> float:
-    """Of all elements together."""
+    """Root mean square of all elements of all tensors."""
     return float(torch.cat([tensor.flatten() for tensor in tensors]).square().mean().sqrt())
 
 
 def count_gflop(case: Case) -> float:
-    """Multiplications and additions of one call's matrix products and convolutions, in 1e9.
+    """Multiplications and additions in the matrix products and convolutions of one call, in 1e9.
 
-    Attention is taken apart for that (SDPBackend.MATH): the counter does not know its fused CPU kernel.
+    SDPBackend.MATH splits attention into matrix products, because the counter ignores its fused CPU kernel.
     """
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         case.model(*case.inputs)

@@ -1,4 +1,4 @@
-"""Measured windows inside a bench program, and how copies of it meet before theirs."""
+"""Measured windows inside a bench program, and a rendezvous of its copies before they measure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_SECONDS = 180
+TIMEOUT_SECONDS = 180
 
 Step = Callable[[], object]
 
 
 def count_steps(step: Step, seconds: float) -> tuple[int, float]:
-    """Steps run until `seconds` have passed, and the seconds they took."""
+    """Number of steps until at least `seconds` have passed, and the seconds that they took."""
     start = time.perf_counter()
     count = 0
     while True:
@@ -26,14 +26,14 @@ def count_steps(step: Step, seconds: float) -> tuple[int, float]:
 
 
 def warm_up(step: Step, steps: int, rendezvous: Path | None, copies: int) -> None:
-    """Effect: runs at least `steps` steps, and goes on until `copies` copies have met in `rendezvous`."""
+    """Effect: runs at least `steps` steps, and continues until `copies` copies have arrived in `rendezvous`."""
     for _ in range(steps):
         step()
     if rendezvous is None:
         return
     (rendezvous / str(os.getpid())).touch()
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while len(list(rendezvous.iterdir())) < copies:
         if time.monotonic() > deadline:
-            sys.exit(f"error: fewer than {copies} copies came to {rendezvous} within {PATIENCE_SECONDS} s")
+            sys.exit(f"error: fewer than {copies} copies arrived in {rendezvous} within {TIMEOUT_SECONDS} s")
         count_steps(step, 0.02)

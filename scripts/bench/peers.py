@@ -1,4 +1,4 @@
-"""The ways to start a program that the benches compare: a table, each row made into commands with their environment."""
+"""The launchers and tools that the benches compare: a table of recipes that build commands and their environment."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from commands import BenchError, Command, Peer
 from machine import free_cores
 
 BIN = Path(sys.executable).parent
-"""The environment under test: programs are taken from where this interpreter lives."""
+"""Programs of the environment under test: the folder of this interpreter."""
 
 SETUP = "scripts/bench/setup-peers"
-"""Creates the environments that the rows below name."""
+"""The script that creates the environments named in the table."""
 
 
 def default_folder() -> Path:
-    """Where setup-peers puts the environments of other tools unless told otherwise."""
+    """The folder in which setup-peers creates the environments of other tools by default."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "cpulaunch-peers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What all peers of a run share: copies where a launcher starts several, and the environments of other tools."""
+class BenchContext:
+    """Shared by all peers of a run: copies for launchers that start several, and the folder of other tools."""
 
     instances: int
     folder: Path
 
     def bin(self, environment: str) -> Path:
-        """The folder of programs of one of those environments."""
+        """The folder with the programs of another environment."""
         return self.folder / environment / "bin"
 
 
-Launch = Callable[[Sequence[str], Scene], Peer]
+Launch = Callable[[Sequence[str], BenchContext], Peer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one peer starts a program, in which precision it computes, and the environment it needs beside this one."""
+    """How a peer starts a program, in which precision it computes, and which other environment it needs."""
 
     launch: Launch
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -52,27 +52,27 @@ class Recipe:
 
 
 def _python(*flags: str, environment: str | None = None) -> Launch:
-    """One copy on all cores; the flags are the program's: what its author would have edited into it."""
+    """One copy on all cores; the flags of the program stand for edits by its author."""
 
-    def launch(program: Sequence[str], scene: Scene) -> Peer:
-        python = scene.bin(environment) / "python" if environment else sys.executable
+    def launch(program: Sequence[str], context: BenchContext) -> Peer:
+        python = context.bin(environment) / "python" if environment else sys.executable
         return Peer(commands=(Command(argv=(str(python), *program, *flags)),), copies=1)
 
     return launch
 
 
 def _cpulaunch(*flags: str, several: bool) -> Launch:
-    def launch(program: Sequence[str], scene: Scene) -> Peer:
-        count = ("--instances", str(scene.instances)) if several else ()
+    def launch(program: Sequence[str], context: BenchContext) -> Peer:
+        count = ("--instances", str(context.instances)) if several else ()
         argv = (tool("cpulaunch"), *count, *flags, *program)
-        return Peer(commands=(Command(argv=argv),), copies=scene.instances if several else 1)
+        return Peer(commands=(Command(argv=argv),), copies=context.instances if several else 1)
 
     return launch
 
 
 def _run_cpu(*, several: bool) -> Launch:
-    def launch(program: Sequence[str], scene: Scene) -> Peer:
-        copies = scene.instances if several else 1
+    def launch(program: Sequence[str], context: BenchContext) -> Peer:
+        copies = context.instances if several else 1
         argv = (sys.executable, "-m", "torch.backends.xeon.run_cpu", "--ninstances", str(copies), *program)
         return Peer(commands=(Command(argv=argv, env=_activated(BIN)),), copies=copies)
 
@@ -80,9 +80,9 @@ def _run_cpu(*, several: bool) -> Launch:
 
 
 def _ipexrun(*flags: str, several: bool) -> Launch:
-    def launch(program: Sequence[str], scene: Scene) -> Peer:
-        copies = scene.instances if several else 1
-        tool = scene.bin("ipex") / "ipexrun"
+    def launch(program: Sequence[str], context: BenchContext) -> Peer:
+        copies = context.instances if several else 1
+        tool = context.bin("ipex") / "ipexrun"
         argv = (str(tool), "--ninstances", str(copies), *flags, *program)
         return Peer(commands=(Command(argv=argv, env=_activated(tool.parent)),), copies=copies)
 
@@ -90,31 +90,31 @@ def _ipexrun(*flags: str, several: bool) -> Launch:
 
 
 def _activated(programs: Path) -> dict[str, str]:
-    """What `activate` sets; run_cpu and ipexrun look for OpenMP and allocator libraries in $VIRTUAL_ENV/lib."""
+    """The variable that `activate` sets; run_cpu and ipexrun look for libraries in $VIRTUAL_ENV/lib."""
     return {"VIRTUAL_ENV": str(programs.parent)}
 
 
-def _torchrun(program: Sequence[str], scene: Scene) -> Peer:
-    argv = (tool("torchrun"), "--standalone", "--nproc-per-node", str(scene.instances), *program)
-    return Peer(commands=(Command(argv=argv),), copies=scene.instances)
+def _torchrun(program: Sequence[str], context: BenchContext) -> Peer:
+    argv = (tool("torchrun"), "--standalone", "--nproc-per-node", str(context.instances), *program)
+    return Peer(commands=(Command(argv=argv),), copies=context.instances)
 
 
-def _numactl(program: Sequence[str], scene: Scene) -> Peer:
+def _numactl(program: Sequence[str], context: BenchContext) -> Peer:
     """The recipe of tuning guides: equal shares of the cores, local memory, bound threads, tcmalloc, Intel OpenMP."""
     cores = free_cores()
-    instances = scene.instances
+    instances = context.instances
     share = len(cores) // instances
     if share == 0:
-        raise BenchError(f"{instances} instances need as many cores; usable here: {len(cores)}")
+        raise BenchError(f"{instances} instances need {instances} cores; {len(cores)} are available")
     commands = []
     for first in range(0, share * instances, share):
         cpus = ",".join(map(str, cores[first : first + share]))
         argv = ("numactl", f"--physcpubind={cpus}", "--localalloc", sys.executable, *program)
-        commands.append(Command(argv=argv, env=_hand_written_environment(share)))
+        commands.append(Command(argv=argv, env=_tuning_guide_environment(share)))
     return Peer(commands=tuple(commands), copies=instances)
 
 
-def _hand_written_environment(threads: int) -> dict[str, str]:
+def _tuning_guide_environment(threads: int) -> dict[str, str]:
     environment = {
         "OMP_NUM_THREADS": str(threads),
         "KMP_AFFINITY": "granularity=fine,compact,1,0",
@@ -128,7 +128,7 @@ def _hand_written_environment(threads: int) -> dict[str, str]:
 
 
 def tool(name: str) -> str:
-    """The path of a program of the environment under test."""
+    """Path of a program in the environment under test."""
     return str(BIN / name)
 
 
@@ -160,21 +160,21 @@ PEERS: dict[str, Recipe] = {
     "cpulaunch-bf16": Recipe(launch=_cpulaunch(*_BF16, several=True), precision="bf16"),
     "cpulaunch-bf16-1": Recipe(launch=_cpulaunch(*_BF16, several=False), precision="bf16"),
 }
-"""Name -> recipe. A bench's own variants (flags of cpulaunch or of its program) are made with `edited`, `launched`."""
+"""Name -> recipe. A bench adds its own variants with `modified_program` and `with_flags`."""
 
 
-def edited(*flags: str) -> Recipe:
-    """Plain python, one copy, with these flags of the program."""
+def modified_program(*flags: str) -> Recipe:
+    """One copy under plain python, with these flags of the program, which stand for edits by its author."""
     return Recipe(launch=_python(*flags), precision="bf16" if "bf16" in flags else "fp32")
 
 
-def launched(*flags: str) -> Recipe:
+def with_flags(*flags: str) -> Recipe:
     """One instance under cpulaunch with these flags of cpulaunch."""
     return Recipe(launch=_cpulaunch(*flags, several=False), precision="bf16" if "bf16" in flags else "fp32")
 
 
 def missing_peers(names: Sequence[str], folder: Path) -> dict[str, str]:
-    """Peer -> the command that installs what it needs, for those whose environment or program is not there."""
+    """Peer -> the command that installs its missing environment or program; complete peers are left out."""
     needed = {name: PEERS[name].environment for name in names}
     hints = {
         name: f"{SETUP} --folder {folder} {environment}"

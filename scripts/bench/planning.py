@@ -1,4 +1,4 @@
-"""Time to probe this machine and a synthetic one of 1,024 logical CPUs, and to plan 256 workers on the latter."""
+"""Time to probe this machine and a synthetic one with 1,024 logical CPUs, and to plan 256 workers on the latter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKERS = 256
 
 
 def measure_planning(rounds: int) -> dict[str, Spread]:
-    """Milliseconds to probe what a launch needs, here and there, the difference, and to plan."""
+    """Milliseconds to probe each machine for a launch, their difference, and milliseconds to plan."""
     from roots import RootSpec, write_root
 
     from cpulaunch.cli.arguments import parse_command_line
@@ -41,8 +41,8 @@ def measure_planning(rounds: int) -> dict[str, Spread]:
             f"plan {WORKERS} workers": lambda: make_plan(host, request),
         }
         samples = measure_rounds(list(steps), lambda name: _milliseconds(steps[name]), rounds=rounds)
-    more = paired_differences(samples["probe 1,024 CPUs"], samples["probe this machine"])
-    samples["probe 1,024 CPUs, more than here"] = more
+    added = paired_differences(samples["probe 1,024 CPUs"], samples["probe this machine"])
+    samples["probe 1,024 CPUs, added"] = added
     return {name: spread(values) for name, values in samples.items()}
 
 

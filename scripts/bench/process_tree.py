@@ -1,4 +1,4 @@
-"""The processes below a launcher.
+"""The descendants of a launcher process.
 
 Source: /proc/PID/task/TID/children (proc(5)).
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 
 
 def split_tree(pid: int) -> tuple[list[int], list[int]]:
-    """Process ids from `pid` downwards: those with children, and the leaves. A lone root counts as the former."""
+    """Ids of `pid` and its descendants: those with children, then the leaves. `pid` itself is never a leaf."""
     children = {parent: list(_children(parent)) for parent in _descend(pid)}
-    inner = [parent for parent, below in children.items() if below or parent == pid]
-    return inner, [leaf for leaf, below in children.items() if not below and leaf != pid]
+    parents = [each for each, below in children.items() if below or each == pid]
+    return parents, [each for each, below in children.items() if not below and each != pid]
 
 
 def _descend(pid: int) -> Iterator[int]:
@@ -27,12 +27,12 @@ def _descend(pid: int) -> Iterator[int]:
 
 def _children(pid: int) -> Iterator[int]:
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread may end meanwhile
+        with contextlib.suppress(OSError):  # The thread may have ended.
             yield from map(int, thread.read_text().split())
 
 
 def kill_tree(pid: int) -> None:
-    """Effect: SIGKILL to `pid` and all below it."""
+    """Effect: sends SIGKILL to `pid` and all its descendants."""
     for member in list(_descend(pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Starts the ranks of a bench as torchrun would, without it, and tells what rank 0 measured."""
+"""Starts the ranks of a bench with the variables that torchrun sets, and returns the result of rank 0."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_ranks(program: str, size: int, told: object, changes: Mapping[str, str] | None = None) -> Any:
-    """The JSON value in the last line of rank 0. `told` is the ranks' argument, `changes` are variables of all of them.
+def run_ranks(program: str, size: int, argument: object, variables: Mapping[str, str] | None = None) -> Any:
+    """The JSON value in the last line of rank 0. All ranks get `argument`, as JSON, and `variables`.
 
     Raises: RuntimeError if a rank fails.
     """
@@ -34,8 +34,8 @@ def run_ranks(program: str, size: int, told: object, changes: Mapping[str, str] 
         "LOCAL_WORLD_SIZE": str(size),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(HERE / program), json.dumps(told)]
-    ranks = [_start(command, kept | common | {"RANK": str(rank)} | dict(changes or {})) for rank in range(size)]
+    command = [sys.executable, str(HERE / program), json.dumps(argument)]
+    ranks = [_start(command, kept | common | {"RANK": str(rank)} | dict(variables or {})) for rank in range(size)]
     try:
         outputs = [rank.communicate(timeout=DEADLINE_SECONDS)[0] for rank in ranks]
     finally:
@@ -57,7 +57,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 
 
 def last_line(output: str) -> str:
-    """What a rank prints last: torch and its backends may print before. Raises: RuntimeError if there is nothing."""
+    """The last line of an output (torch and its backends may print lines before). Raises: RuntimeError if empty."""
     lines = output.strip().splitlines()
     if not lines:
         raise RuntimeError("rank 0 printed nothing")

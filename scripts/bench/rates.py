@@ -1,6 +1,6 @@
-"""Pure part of the throughput benches: from the printed lines of the copies to ratios and tables.
+"""Pure part of the throughput benches: turns the printed lines of the copies into ratios and tables.
 
-A peer that failed on a model has no samples for it: its cell is empty, and its mean says over how many models it is.
+A peer that failed on a model has no samples for it: its cell is `-`, and the number of models is given with its mean.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ REFERENCES: Mapping[str, tuple[str, ...]] = {
     "the best of inductor and zentorch, fp32 or bf16": (*COMPILERS, *(f"{name}-bf16" for name in COMPILERS)),
     "the best of ipexrun": ("ipexrun", "ipexrun-1"),
 }
-"""What rates are divided by: the fastest, round by round, of these peers."""
+"""Reference -> peers; rates are divided by the fastest of these peers in the same round."""
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
-"""Model -> peer -> samples/s of each round."""
+"""Model -> peer -> samples/s, one value for each round."""
 
 Ratios = Mapping[str, Mapping[str, float]]
 """Model -> peer -> median ratio."""
 
 
 def parse_figures(output: str, unit: str) -> list[tuple[str, float]]:
-    """Name and value of every line `NAME: VALUE UNIT`, whatever prefix a launcher put before it."""
+    """Name and value of every line `NAME: VALUE UNIT`; a launcher may have put a prefix before it."""
     value = r"[0-9.]+(?:e[+-]?[0-9]+)?|nan|inf"
     found = re.findall(rf"\b(\w+): ({value}) {re.escape(unit)}\s*$", output, flags=re.MULTILINE)
     return [(name, float(number)) for name, number in found]
 
 
 def parse_rates(output: str) -> list[float]:
-    """The samples/s that every copy printed."""
+    """Samples/s printed by each copy."""
     return [rate for _, rate in parse_figures(output, "samples/s")]
 
 
 def peers_of(by_model: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """The peers that have something for at least one model, in their order."""
+    """The peers with an entry for at least one model, in order of appearance."""
     return list(dict.fromkeys(peer for by_peer in by_model.values() for peer in by_peer))
 
 
 def fastest(by_peer: Mapping[str, Sequence[float]], names: Iterable[str]) -> list[float]:
-    """The best samples/s of each round among the named peers; empty if none was measured."""
+    """Highest samples/s among the named peers, for each round; empty if none was measured."""
     measured = [by_peer[name] for name in names if name in by_peer]
     return [max(rates) for rates in zip(*measured, strict=True)]
 
@@ -71,7 +71,7 @@ def _of_peer(ratios: Ratios, peer: str) -> list[float]:
 
 
 def measured_references(samples: Samples) -> list[str]:
-    """Those to which at least one model has a ratio."""
+    """The references with samples for at least one model."""
     return [reference for reference in REFERENCES if median_ratios(samples, reference)]
 
 
@@ -90,14 +90,14 @@ def summarise(samples: Samples) -> dict[str, object]:
 
 
 def format_cells(title: str, cells: Mapping[str, Mapping[str, str]], models: Mapping[str, str] | None = None) -> str:
-    """A row per peer and a column per model, headed by its name and `models[name]`; `-` where there is no cell."""
+    """A table with a row per peer and a column per model, headed by its name and `models[name]`; `-` without a cell."""
     header = [title, *(f"{model}{(models or {}).get(model, '')}" for model in cells)]
     rows = [[peer, *(by_peer.get(peer, "-") for by_peer in cells.values())] for peer in peers_of(cells)]
     return format_table(header, rows)
 
 
 def format_samples(samples: Samples) -> str:
-    """The rates; below, the ratios to each reference and their geometric means."""
+    """Tables of the rates, and of the ratios to each reference with their geometric means."""
     cells = {
         model: {peer: format_spread(spread(rates)) for peer, rates in by_peer.items()}
         for model, by_peer in samples.items()
@@ -109,10 +109,10 @@ def format_samples(samples: Samples) -> str:
 
 def _format_ratios(ratios: Ratios, reference: str) -> str:
     cells = {model: {peer: f"{ratio:.2f}" for peer, ratio in by_peer.items()} for model, by_peer in ratios.items()}
-    means = {peer: f"{mean:.2f}{_models_short(ratios, peer)}" for peer, mean in geometric_means(ratios).items()}
-    return format_cells(f"times {reference}", cells | {"geometric mean": means})
+    means = {peer: f"{mean:.2f}{_coverage(ratios, peer)}" for peer, mean in geometric_means(ratios).items()}
+    return format_cells(f"ratio to {reference}", cells | {"geometric mean": means})
 
 
-def _models_short(ratios: Ratios, peer: str) -> str:
+def _coverage(ratios: Ratios, peer: str) -> str:
     measured = len(_of_peer(ratios, peer))
     return "" if measured == len(ratios) else f" ({measured} of {len(ratios)})"

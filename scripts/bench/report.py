@@ -13,7 +13,7 @@ from machine import describe_machine, describe_versions
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns separated by two blanks; the first is set left, the others right."""
+    """A text table: two blanks between columns, the first left-aligned, the others right-aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
@@ -40,12 +40,14 @@ def format_machine(
     versions: Mapping[str, str],
     environments: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
-    """Two lines that name the machine and the versions, and one for each further environment."""
+    """A line for the machine, one for the versions, and one for each further environment."""
     lines = [
         f"{machine['processor']}, {machine['usable_cpus']} CPUs, Linux {machine['kernel']}",
         _format_named(versions),
     ]
-    return "\n".join([*lines, *(f"{name}: {_format_named(of)}" for name, of in (environments or {}).items())])
+    return "\n".join(
+        [*lines, *(f"{name}: {_format_named(packages)}" for name, packages in (environments or {}).items())]
+    )
 
 
 def _format_named(versions: Mapping[str, str]) -> str:
@@ -53,7 +55,7 @@ def _format_named(versions: Mapping[str, str]) -> str:
 
 
 def envelope(bench: str, *, settings: Mapping[str, object], commands: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The part of the JSON result that every bench has; its figures are added beside it."""
+    """The keys of the JSON result that all benches share; a bench adds its measurements to them."""
     return {
         "schema": 1,
         "bench": bench,
@@ -65,7 +67,7 @@ def envelope(bench: str, *, settings: Mapping[str, object], commands: Mapping[st
 
 
 def write_json(path: Path, result: Mapping[str, object]) -> None:
-    """Effect: replaces the file `path` whole, never half."""
+    """Effect: writes the file, replacing an existing one in one step."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n")
     os.replace(partial, path)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Train BERT (4 layers) or ResNet-50 on synthetic data and print `NAME: 12.34 samples/s`, or a loss with --losses.
 
-An ordinary fp32 training program: no thread, allocator or binding set; --autocast is what its author would have edited
-into it. Weights and data are always the same; --seed decides the order of the batches and the dropout.
+An ordinary fp32 training program: it sets no threads, allocator or binding; --autocast stands for an edit by its
+author. Weights and data are always the same; --seed determines the order of the batches and the dropout.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from models import SEED, TRAINING, Case
 from pacing import count_steps, warm_up
 
 BATCHES = 10
-"""Of which the data consists; the printed loss is the mean over the last pass."""
+"""Number of batches in the data; the printed loss is the mean over the last pass."""
 
 
 def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -24,7 +24,7 @@ def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def batches(case: Case, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Without end: the data in passes, each in an order of its own."""
+    """An endless series of batches: passes over the data, each in a new order."""
     samples, labels = (tensor.split(batch) for tensor in case.inputs)
     while True:
         for index in torch.randperm(BATCHES).tolist():
@@ -47,12 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(TRAINING))
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measured window")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before it")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before the measured window")
     parser.add_argument("--batch", type=int, default=4, help="samples per step")
     parser.add_argument("--autocast", choices=["bf16"], help="compute the loss under torch.autocast")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the batches and of dropout")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the batch order and of dropout")
     parser.add_argument(
-        "--losses", type=int, metavar="STEPS", help="only print the mean loss of the last pass of these"
+        "--losses", type=int, metavar="STEPS", help="train STEPS steps and print the mean loss of the last pass"
     )
     options = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Jobs of two ranks in the start-up bench: what is compared with what, and a job that fails."""
+"""Jobs of two ranks in the start-up bench: the comparison of launchers, and a job that fails."""
 
 import sys
 
@@ -19,13 +19,13 @@ def test_each_program_is_compared_with_itself_under_torchrun() -> None:
     assert compared["cpulaunch, first all-reduce"]["times_sooner_than_torchrun"].median == 2.0
 
 
-def test_both_launchers_get_the_same_words() -> None:
-    ours, theirs = (job_command(f"{launcher}, first line").argv for launcher in ("cpulaunch", "torchrun"))
-    assert ours[1:] == theirs[1:]
-    assert ours[0] != theirs[0]
+def test_both_launchers_get_the_same_arguments() -> None:
+    cpulaunch, torchrun = (job_command(f"{launcher}, first line").argv for launcher in ("cpulaunch", "torchrun"))
+    assert cpulaunch[1:] == torchrun[1:]
+    assert cpulaunch[0] != torchrun[0]
 
 
-@pytest.mark.parametrize(("code", "said"), [("print(1); raise SystemExit(3)", "exit code 3"), ("", "first line ''")])
-def test_a_job_that_fails_or_says_nothing_is_no_sample(code: str, said: str) -> None:
-    with pytest.raises(BenchError, match=said):
+@pytest.mark.parametrize(("code", "message"), [("print(1); raise SystemExit(3)", "exit code 3"), ("", "first line ''")])
+def test_a_job_that_fails_or_prints_nothing_is_an_error(code: str, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
         first_line_milliseconds(Command(argv=(sys.executable, "-c", code)))

@@ -1,4 +1,4 @@
-"""When a loss is told apart from the noise."""
+"""Comparison of losses with the noise between seeds."""
 
 import pytest
 from losses import compare_losses, format_losses
@@ -19,7 +19,7 @@ def test_no_verdict_without_noise(eager: dict[str, list[float]]) -> None:
     assert compare_losses({"bert": {"python": [2.0], **eager}})["bert"]["python"] == {"mean": 2.0}
 
 
-def test_a_loss_that_is_no_number_is_not_within_the_noise() -> None:
+def test_a_nan_loss_is_not_within_the_noise() -> None:
     compared = compare_losses({"bert": {"python": [float("nan"), 2.0], "autocast": [2.0, 2.2]}})
     assert compared["bert"]["python"]["within_noise"] is False
 

@@ -1,4 +1,4 @@
-"""How a model's outputs are compared with eager fp32's."""
+"""Comparison of the outputs of a model with those of eager fp32."""
 
 import math
 
@@ -18,7 +18,7 @@ class Attention(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
 
-def test_tensors_are_found_in_whatever_a_module_returns() -> None:
+def test_tensors_are_found_in_tensors_sequences_and_mappings() -> None:
     one = torch.ones(2, dtype=torch.bfloat16)
     for output in (one, (one, None, (one,)), {"a": one, "cache": object()}):
         (tensor,) = tensors_of(output)

@@ -1,4 +1,4 @@
-"""The commands under test, and how their processes are watched."""
+"""The commands under test, and their processes."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import BenchError, Command, Peer, end, run_peer, start
-from peers import PEERS, Recipe, Scene, edited, launched, missing_peers
+from peers import PEERS, BenchContext, Recipe, missing_peers, modified_program, with_flags
 from process_tree import kill_tree, split_tree
 from resident import parse_peak_bytes
 
@@ -18,7 +18,7 @@ def _python(code: str, **env: str) -> Command:
     return Command(argv=(sys.executable, "-c", code), env=env)
 
 
-TWO = Scene(instances=2, folder=Path("/cache"))
+TWO = BenchContext(instances=2, folder=Path("/cache"))
 PROGRAM = ["noop.py", "--size", "3"]
 
 
@@ -52,13 +52,13 @@ def test_precision_follows_from_the_flags() -> None:
     assert {name for name, recipe in PEERS.items() if recipe.precision == "bf16"} == {
         name for name in PEERS if "bf16" in name or name.startswith("ipexrun")
     }
-    assert edited("--autocast", "bf16").precision == launched("--precision", "bf16").precision == "bf16"
-    assert edited().precision == launched("--graph", "onednn").precision == "fp32"
+    assert modified_program("--autocast", "bf16").precision == with_flags("--precision", "bf16").precision == "bf16"
+    assert modified_program().precision == with_flags("--graph", "onednn").precision == "fp32"
 
 
 def test_a_bench_adds_variants_of_its_own() -> None:
-    assert _line(launched("--channels-last")) == "cpulaunch --channels-last noop.py --size 3"
-    assert _line(edited("--autocast", "bf16")).endswith("noop.py --size 3 --autocast bf16")
+    assert _line(with_flags("--channels-last")) == "cpulaunch --channels-last noop.py --size 3"
+    assert _line(modified_program("--autocast", "bf16")).endswith("noop.py --size 3 --autocast bf16")
 
 
 def test_other_environments_are_used_as_if_activated() -> None:
@@ -67,7 +67,7 @@ def test_other_environments_are_used_as_if_activated() -> None:
     assert command.env == {"VIRTUAL_ENV": "/cache/ipex"}
 
 
-def test_missing_environments_are_named_with_what_installs_them(tmp_path: Path) -> None:
+def test_missing_environments_are_named_with_the_command_that_installs_them(tmp_path: Path) -> None:
     (tmp_path / "ipex").mkdir()
     (tmp_path / "ipex" / "ready").touch()
     assert missing_peers(["python", "ipexrun", "zentorch"], tmp_path) == {
@@ -75,7 +75,7 @@ def test_missing_environments_are_named_with_what_installs_them(tmp_path: Path) 
     }
 
 
-def test_command_is_printed_as_it_could_be_typed() -> None:
+def test_a_command_is_printed_as_a_shell_line() -> None:
     assert str(Command(argv=("python", "a b.py"), env={"OMP_NUM_THREADS": "1"})) == "OMP_NUM_THREADS=1 python 'a b.py'"
 
 
@@ -86,16 +86,18 @@ def test_output_of_all_commands_is_returned() -> None:
 
 def test_first_failure_ends_the_others_and_is_quoted() -> None:
     begin = time.monotonic()
-    peer = Peer(commands=(_python("import time; time.sleep(600)"), _python("raise SystemExit('no luck')")), copies=2)
-    with pytest.raises(BenchError, match="no luck"):
+    peer = Peer(
+        commands=(_python("import time; time.sleep(600)"), _python("raise SystemExit('failed on purpose')")), copies=2
+    )
+    with pytest.raises(BenchError, match="failed on purpose"):
         run_peer(peer)
     assert time.monotonic() - begin < 300
 
 
-def test_what_does_not_end_is_ended() -> None:
+def test_a_command_that_does_not_end_is_killed() -> None:
     peer = Peer(commands=(_python("print('up', flush=True); import time; time.sleep(600)"),), copies=1)
-    with pytest.raises(BenchError, match=r"not done after 0.5 s: .*sleep"):
-        run_peer(peer, patience_seconds=0.5)
+    with pytest.raises(BenchError, match=r"not finished after 0.5 s: .*sleep"):
+        run_peer(peer, timeout_seconds=0.5)
 
 
 def test_missing_program_is_named() -> None:

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 
 import pytest
-from arguments import at_least_one, some_of
+from arguments import at_least_one, comma_separated
+from baselines import Baseline, format_errors, format_shares, shares
 from interleave import Spread, geometric_mean, measure_rounds, paired_differences, paired_ratios, rotated, spread
 from rates import fastest, format_samples, parse_figures, parse_rates, summarise
 from report import format_table
-from yardsticks import Yardstick, format_errors, format_shares, shares
 
 SAMPLES = {
     "bert": {"python": [10.0, 20.0, 10.0], "cpulaunch": [20.0, 40.0, 30.0]},
@@ -57,7 +57,7 @@ def test_every_round_measures_each_variant_once_and_starts_at_another() -> None:
         ("no rate\n", []),
     ],
 )
-def test_rates_are_found_behind_any_prefix(output: str, rates: list[float]) -> None:
+def test_rates_are_found_after_any_prefix(output: str, rates: list[float]) -> None:
     assert parse_rates(output) == rates
 
 
@@ -77,7 +77,7 @@ def test_table_shows_median_range_and_mean() -> None:
     assert table.splitlines()[-1].split() == ["cpulaunch", "2.00", "8.00", "4.00"]
 
 
-def test_figures_are_told_apart_by_their_unit() -> None:
+def test_figures_are_selected_by_their_unit() -> None:
     output = "[1] bert: 1.2e-03 largest error\nbert: 2.00 samples/s\nmlp: nan largest error\n"
     (bert, mlp) = parse_figures(output, "largest error")
     assert bert == ("bert", 0.0012)
@@ -90,7 +90,7 @@ COMPILED = {
 }
 
 
-def test_best_is_chosen_round_by_round() -> None:
+def test_the_fastest_is_chosen_for_each_round() -> None:
     assert fastest(COMPILED["bert"], ("inductor", "zentorch", "absent")) == [6.0, 8.0]
     assert fastest(COMPILED["mlp"], ("inductor", "zentorch")) == []
 
@@ -103,24 +103,24 @@ def test_ratios_to_the_best_of_several_peers_are_per_precision() -> None:
     assert set(ratios) == {"python", *(name for name in ratios if name.startswith("the best of inductor"))}
 
 
-def test_peer_without_a_result_leaves_its_cell_empty_and_its_mean_says_so() -> None:
+def test_a_missing_result_leaves_an_empty_cell_and_is_noted_with_the_mean() -> None:
     table = format_samples({"bert": SAMPLES["bert"], "mlp": {"python": [100.0, 100.0, 100.0]}})
     assert table.splitlines()[2].split()[-1] == "-"
-    assert table.splitlines()[-1] == "cpulaunch     2.00     -   2.00 (1 of 2)"
+    assert table.splitlines()[-1] == "cpulaunch        2.00     -   2.00 (1 of 2)"
 
 
-YARDSTICKS = {"bert": Yardstick(file=Path("bert.pt"), rms=0.997, gflop=10.0)}
+BASELINES = {"bert": Baseline(file=Path("bert.pt"), rms=0.997, gflop=10.0)}
 
 
 def test_share_is_of_the_ceiling_in_the_precision_of_the_peer() -> None:
     samples = {"bert": {"python": [10.0], "cpulaunch-bf16": [40.0, 60.0, 50.0]}}
-    shared = shares(samples, YARDSTICKS, {"fp32": 200.0, "bf16": 1000.0})
+    shared = shares(samples, BASELINES, {"fp32": 200.0, "bf16": 1000.0})
     assert shared == {"bert": {"python": 0.5, "cpulaunch-bf16": 0.5}}
     assert "fp32 200 GFLOP/s, bf16 1,000 GFLOP/s" in format_shares(shared, {"fp32": 200.0, "bf16": 1000.0})
 
 
 def test_errors_are_shown_beside_the_size_of_the_reference() -> None:
-    table = format_errors({"bert": {"cpulaunch-bf16": 0.0123}}, YARDSTICKS)
+    table = format_errors({"bert": {"cpulaunch-bf16": 0.0123}}, BASELINES)
     assert "bert (rms 1)" in table
     assert "1.2e-02" in table
 
@@ -130,8 +130,8 @@ def test_table_columns_are_aligned() -> None:
 
 
 def test_lists_and_counts_are_checked() -> None:
-    assert some_of(["a", "b"])("b,a") == ("b", "a")
+    assert comma_separated(["a", "b"])("b,a") == ("b", "a")
     with pytest.raises(argparse.ArgumentTypeError, match=r"unknown: c \(known: a, b\)"):
-        some_of(["a", "b"])("a,c")
+        comma_separated(["a", "b"])("a,c")
     with pytest.raises(argparse.ArgumentTypeError, match="at least 1: 0"):
         at_least_one("0")
