@@ -1,4 +1,4 @@
-"""What a collective's tensors must be like: each check raises before anything moves, and says what it saw."""
+"""Checks of a collective's tensors, which raise before any data moves."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ if TYPE_CHECKING:
 
 
 def check(tensors: Sequence[Tensor]) -> None:
-    """Raises: NotImplementedError for what is not in the CPU's memory, or sparse."""
+    """Raises: NotImplementedError if a tensor is not on the CPU, or is sparse."""
     for tensor in tensors:
         if not tensor.is_cpu:
-            raise NotImplementedError(f"the ccl backend is for tensors of the CPU, not of {tensor.device}")
+            raise NotImplementedError(f"the ccl backend supports CPU tensors only, not {tensor.device}")
         if tensor.layout != torch.strided:
-            raise NotImplementedError(f"the ccl backend has no {tensor.layout} tensors; the gloo backend may")
+            raise NotImplementedError(f"the ccl backend does not support {tensor.layout} tensors; gloo may")
 
 
-def check_room(tensors: Sequence[Tensor]) -> None:
-    """Raises: ValueError if a tensor has no place for each of its elements, as what `expand` makes."""
+def check_writable(tensors: Sequence[Tensor]) -> None:
+    """Raises: ValueError if elements of a tensor share memory, as those of an expanded tensor do."""
     for tensor in tensors:
         if not tensor.is_contiguous() and 0 in tensor.stride():
-            raise ValueError(f"a tensor with strides {tuple(tensor.stride())} cannot be filled: give a clone of it")
+            raise ValueError(f"a tensor with strides {tuple(tensor.stride())} cannot be written to: pass a clone")
 
 
 def single(tensors: Sequence[Tensor]) -> Tensor:
-    """The one tensor. Raises: ValueError if there are others."""
+    """The only tensor in the list. Raises: ValueError if the list holds more or none; as check."""
     if len(tensors) != 1:
-        raise ValueError(f"a rank gives one tensor, not {len(tensors)}")
+        raise ValueError(f"expected one tensor per rank, got {len(tensors)}")
     check(tensors)
     return tensors[0]
 
 
 def single_list(lists: Sequence[Sequence[Tensor]], size: int) -> Sequence[Tensor]:
-    """The one list, of a tensor for each rank. Raises: ValueError."""
+    """The only list, which holds one tensor per rank. Raises: ValueError if it does not; as check."""
     if len(lists) != 1:
-        raise ValueError(f"a rank gives one list of tensors, not {len(lists)}")
+        raise ValueError(f"expected one list of tensors per rank, got {len(lists)}")
     check_count(lists[0], size)
     check(lists[0])
     return lists[0]
 
 
 def check_count(tensors: Sequence[Tensor], size: int) -> None:
-    """Raises: ValueError unless there is a tensor for each rank."""
+    """Raises: ValueError unless there is one tensor per rank."""
     if len(tensors) != size:
-        raise ValueError(f"{len(tensors)} tensors for {size} ranks")
+        raise ValueError(f"expected {size} tensors, one per rank; got {len(tensors)}")
 
 
 def check_same_type(tensors: Sequence[Tensor]) -> None:
@@ -65,28 +65,33 @@ def check_match(one: Tensor, other: Tensor, its_name: str, other_name: str) -> N
 
 
 def check_whole(whole: Tensor, part: Tensor, size: int) -> None:
-    """Raises: ValueError unless the whole has a part for each rank."""
+    """Raises: ValueError unless `whole` has `size` times as many elements as `part`, of the same type."""
     check([whole, part])
     check_same_type([whole, part])
     if whole.numel() != part.numel() * size:
-        raise ValueError(f"{whole.numel()} elements are not {size} times {part.numel()}")
+        raise ValueError(
+            f"expected {size * part.numel()} elements ({size} ranks of {part.numel()}), got {whole.numel()}"
+        )
 
 
 def check_even(target: Tensor, source: Tensor, size: int) -> None:
-    """Raises: ValueError unless both are of one size that the ranks can share."""
+    """Raises: ValueError unless both have the same size, and rows that divide evenly among the ranks."""
     check([target, source])
     check_match(target, source, "output", "input")
     if source.dim() and source.shape[0] % size:
-        raise ValueError(f"{source.shape[0]} rows cannot be shared evenly by {size} ranks")
+        raise ValueError(f"{source.shape[0]} rows cannot be divided evenly among {size} ranks")
 
 
 def split(tensor: Tensor, rows: Sequence[int], size: int) -> list[Tensor]:
-    """Views of the tensor for each rank; even without rows. Raises: ValueError if the rows are not the tensor's."""
+    """Views of the tensor, one per rank, of `rows` rows each; equal parts if `rows` is empty.
+
+    Raises: ValueError if the rows do not add up to the tensor's.
+    """
     check([tensor])
     total = tensor.shape[0]
     if not rows and total % size:
-        raise ValueError(f"{total} rows cannot be shared evenly by {size} ranks")
+        raise ValueError(f"{total} rows cannot be divided evenly among {size} ranks")
     parts = list(rows) or [total // size] * size
     if len(parts) != size or sum(parts) != total:
-        raise ValueError(f"splits {parts} for {size} ranks and {total} rows")
+        raise ValueError(f"the splits {parts} do not add up to {total} rows for {size} ranks")
     return list(tensor.split(parts))

@@ -21,11 +21,11 @@ ADMINISTRATORS_ONLY = 2
 
 
 def is_available(environ: Mapping[str, str]) -> bool:
-    """Whether one of the two paths is open that the environment allows."""
+    """Whether a path that the environment allows can be used on this machine."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return False
-    asked = environ.get(PATH_VARIABLE) or "auto"
-    return (asked != "oneccl" and may_access_peers()) or (asked != "memory" and has_oneccl())
+    requested = environ.get(PATH_VARIABLE) or "auto"
+    return (requested != "oneccl" and may_access_peers()) or (requested != "memory" and has_oneccl())
 
 
 def has_oneccl() -> bool:
@@ -37,9 +37,9 @@ def has_oneccl() -> bool:
 
 
 def may_access_peers(yama: str = YAMA) -> bool:
-    """Whether the kernel lets processes of one user at one another's memory.
+    """Whether the kernel permits processes of one user to access each other's memory.
 
-    Source: process_vm_readv(2), which a filter of system calls refuses even for no bytes of the caller's own.
+    Source: process_vm_readv(2), which a seccomp filter refuses even if the caller reads no bytes of its own memory.
     """
     read = ctypes.CDLL(None).process_vm_readv
     if read(os.getpid(), None, 0, None, 0, 0) != 0:
@@ -48,4 +48,4 @@ def may_access_peers(yama: str = YAMA) -> bool:
         with open(yama, encoding="ascii") as file:
             return int(file.read()) < ADMINISTRATORS_ONLY
     except OSError:
-        return True  # A kernel without Yama.
+        return True  # The kernel has no Yama.

@@ -1,4 +1,4 @@
-"""The process group "ccl": torch.distributed's collectives as jobs for the thread of its process."""
+"""The process group "ccl", whose collectives become jobs for the executor of the group."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
-from cpulaunch.worker.ccl import argument_checks as shapes
-from cpulaunch.worker.ccl import group_setup as joining
+from cpulaunch.worker.ccl import argument_checks, group_setup
 from cpulaunch.worker.ccl.executor import Executor, GroupQueue, shared_executor
 from cpulaunch.worker.ccl.memory.shared_barrier import open_memory
 from cpulaunch.worker.ccl.thread_setup import thread_cpus
@@ -49,9 +48,9 @@ _NO_TIME = timedelta(0)
 
 
 class CclGroup(ProcessGroup):
-    """A rank's place in a group whose collectives are oneCCL's; send and recv are gloo's.
+    """One rank of a group. Collectives take the memory path or oneCCL; send and recv use gloo.
 
-    Each collective returns its work at once. Arguments that torch itself does not check are checked here.
+    Each collective returns a work. The methods check those arguments that torch itself does not check.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -59,35 +58,43 @@ class CclGroup(ProcessGroup):
         super().__init__(rank, size)
         self._rank, self._size, self._seconds = rank, size, timeout.total_seconds()
         self._names = {"name": "", "description": "undefined"}
-        joining.check_machine(sys.platform, os.uname().machine)
-        store = joining.with_fresh_keys(store, rank)
+        group_setup.check_machine(sys.platform, os.uname().machine)
+        store = group_setup.with_fresh_keys(store, rank)
         memory = open_memory(store, rank=rank, size=size)
         self._ops: CollectiveOps | None = None
-        self._joining: SharedBarrier | PeerConnections | None = None
+        self._setup_peers: SharedBarrier | PeerConnections | None = None
         self._direct: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-        asked = joining.requested_path()
-        barrier = joining.open_barrier(memory, rank=rank, size=size, seconds=self._seconds)
-        self._is_in_memory = joining.agree_on_memory(barrier, asked, self._seconds)
+        asked = group_setup.requested_path()
+        barrier = group_setup.open_barrier(memory, rank=rank, size=size, seconds=self._seconds)
+        self._is_in_memory = group_setup.agree_on_memory(barrier, asked, self._seconds)
         if barrier is not None and self._is_in_memory:
             self._queue = self._queue_on(Executor(thread_cpus(os.environ)))
-            self._ops = joining.join_memory(barrier, self._seconds)
+            self._ops = group_setup.join_memory(barrier, self._seconds)
         else:
             self._queue = self._queue_on(shared_executor())
-            join = partial(joining.join, store, barrier, rank=rank, size=size, seconds=self._seconds, watch=self._watch)
+            join = partial(
+                group_setup.join_oneccl,
+                store,
+                barrier,
+                rank=rank,
+                size=size,
+                seconds=self._seconds,
+                on_connect=self._on_connect,
+            )
             self._ops = self._queue.submit(join, self._seconds).result()
-            self._joining = None
+            self._setup_peers = None
 
-    def _watch(self, ranks: SharedBarrier | PeerConnections) -> None:
-        """Effect: until this rank has joined the group, the others notify it when they end."""
-        self._joining = ranks
+    def _on_connect(self, ranks: SharedBarrier | PeerConnections) -> None:
+        """Effect: the ranks are notified if this one fails before the group is set up."""
+        self._setup_peers = ranks
 
     def _queue_on(self, executor: Executor) -> GroupQueue:
         return GroupQueue(executor, lost_peer=self._lost_peer, notify_others=self._notify_others)
 
     def _submit(self, job: Callable[[], Any], options: Any) -> Work:
-        """The job's work. A caller that waits anyway does it itself: in their memory, ranks can be interrupted.
+        """The work of a job. On the memory path, a synchronous call runs its job in the calling thread.
 
-        Not a caller with a time of its own for this call: the ranks wait for one another as long as the group says.
+        A call with a timeout of its own does not, because the ranks wait for each other with the group's timeout.
         """
         timeout = options.timeout
         if timeout > _NO_TIME:
@@ -101,12 +108,12 @@ class CclGroup(ProcessGroup):
     def _notify_others(self) -> None:
         if self._ops is not None:
             self._ops.give_up()
-        elif self._joining is not None:
-            self._joining.leave()
+        elif self._setup_peers is not None:
+            self._setup_peers.leave()
 
     def _lost_peer(self) -> tuple[int, int] | None:
         if self._ops is None:
-            return None if self._joining is None else self._joining.lost_peer()
+            return None if self._setup_peers is None else self._setup_peers.lost_peer()
         return self._ops.lost_peer()
 
     @property
@@ -128,19 +135,19 @@ class CclGroup(ProcessGroup):
         return "ccl"
 
     def getGroupName(self) -> str:  # noqa: N802
-        """The name that torch gave."""
+        """The name set by torch."""
         return self._names["name"]
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Effect: the group has the name."""
+        """Effect: sets the name."""
         self._names["name"] = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """The description that torch gave."""
+        """The description set by torch."""
         return self._names["description"]
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Effect: the group has the description."""
+        """Effect: sets the description."""
         self._names["description"] = description
 
     # torch before 2.6 asks its own C++ code for names instead of the methods above.
@@ -150,47 +157,47 @@ class CclGroup(ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_reduce."""
         opts = opts or AllreduceOptions()
-        tensor = shapes.single(tensors)
+        tensor = argument_checks.single(tensors)
         how = reduction(opts.reduceOp, tensor.dtype)
         return self._submit(_then(tensors, self._open_ops.all_reduce, tensor, how), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_reduce_coalesced."""
         opts = opts or AllreduceOptions()
-        shapes.check(tensors)
+        argument_checks.check(tensors)
         hows = [reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
         return self._submit(_each(tensors, self._open_ops.all_reduce, tensors, hows), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.broadcast."""
         opts = opts or BroadcastOptions()
-        tensor = shapes.single(tensors)
+        tensor = argument_checks.single(tensors)
         return self._submit(_then(tensors, self._open_ops.broadcast, tensor, root=opts.rootRank), opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.reduce."""
         opts = opts or ReduceOptions()
-        tensor, root = shapes.single(tensors), opts.rootRank
+        tensor, root = argument_checks.single(tensors), opts.rootRank
         how = reduction(opts.reduceOp, tensor.dtype)
         return self._submit(_then(tensors, self._open_ops.reduce, tensor, how, root=root), opts)
 
     def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_gather; the ranks' tensors may differ in size."""
-        source, targets = shapes.single(input_tensors), shapes.single_list(output_tensors, self._size)
-        shapes.check_same_type([*targets, source])
-        shapes.check_match(targets[self._rank], source, "output of this rank", "input")
+        source, targets = argument_checks.single(input_tensors), argument_checks.single_list(output_tensors, self._size)
+        argument_checks.check_same_type([*targets, source])
+        argument_checks.check_match(targets[self._rank], source, "output of this rank", "input")
         job = _then(output_tensors[0], self._open_ops.all_gather_list, targets, source, rank=self._rank)
         return self._submit(job, opts or AllgatherOptions())
 
     def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        shapes.check_whole(output, source, self._size)
+        argument_checks.check_whole(output, source, self._size)
         return self._submit(_then([output], self._open_ops.all_gather, output, source), opts or AllgatherOptions())
 
     all_gather_single = _allgather_base
 
     def allgather_coalesced(self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_gather_coalesced: one list of outputs for each rank."""
-        shapes.check(input_list)
+        argument_checks.check(input_list)
         columns = [list(column) for column in zip(*output_lists, strict=True)]
         gather = partial(self._open_ops.all_gather_list, rank=self._rank)
         return self._submit(_each(output_lists, gather, columns, input_list), opts or AllgatherOptions())
@@ -198,7 +205,7 @@ class CclGroup(ProcessGroup):
     def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Several all_gather_into_tensor in one."""
         for output, source in zip(outputs, inputs, strict=True):
-            shapes.check_whole(output, source, self._size)
+            argument_checks.check_whole(output, source, self._size)
         return self._submit(_each(outputs, self._open_ops.all_gather, outputs, inputs), opts or AllgatherOptions())
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -206,35 +213,35 @@ class CclGroup(ProcessGroup):
     def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.gather."""
         opts = opts or GatherOptions()
-        source, root = shapes.single(input_tensors), opts.rootRank
-        targets = shapes.single_list(output_tensors, self._size) if root == self._rank else None
+        source, root = argument_checks.single(input_tensors), opts.rootRank
+        targets = argument_checks.single_list(output_tensors, self._size) if root == self._rank else None
         for target in targets or ():
-            shapes.check_match(target, source, "output", "input")
+            argument_checks.check_match(target, source, "output", "input")
         return self._submit(_then(targets or [], self._open_ops.gather, targets, source, root=root), opts)
 
     def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
         """As torch.distributed.scatter."""
         opts = opts or ScatterOptions()
-        target, root = shapes.single(output_tensors), opts.rootRank
-        sources = shapes.single_list(input_tensors, self._size) if root == self._rank else None
+        target, root = argument_checks.single(output_tensors), opts.rootRank
+        sources = argument_checks.single_list(input_tensors, self._size) if root == self._rank else None
         for source in sources or ():
-            shapes.check_match(source, target, "input", "output")
+            argument_checks.check_match(source, target, "input", "output")
         job = _then(output_tensors, self._open_ops.scatter, target, sources, root=root)
         return self._submit(job, opts)
 
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
         """As torch.distributed.reduce_scatter; the ranks' parts may differ in size."""
         opts = opts or ReduceScatterOptions()
-        target, sources = shapes.single(output_tensors), shapes.single_list(input_tensors, self._size)
-        shapes.check_same_type([target, *sources])
-        shapes.check_match(sources[self._rank], target, "input of this rank", "output")
+        target, sources = argument_checks.single(output_tensors), argument_checks.single_list(input_tensors, self._size)
+        argument_checks.check_same_type([target, *sources])
+        argument_checks.check_match(sources[self._rank], target, "input of this rank", "output")
         how = reduction(opts.reduceOp, target.dtype)
         job = _then(output_tensors, self._open_ops.reduce_scatter_list, target, sources, how, rank=self._rank)
         return self._submit(job, opts)
 
     def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
-        shapes.check_whole(source, output, self._size)
+        argument_checks.check_whole(source, output, self._size)
         how = reduction(opts.reduceOp, output.dtype)
         return self._submit(_then([output], self._open_ops.reduce_scatter, output, source, how), opts)
 
@@ -244,7 +251,7 @@ class CclGroup(ProcessGroup):
         """Several reduce_scatter_tensor in one."""
         opts = opts or ReduceScatterOptions()
         for output, source in zip(outputs, inputs, strict=True):
-            shapes.check_whole(source, output, self._size)
+            argument_checks.check_whole(source, output, self._size)
         hows = [reduction(opts.reduceOp, output.dtype) for output in outputs]
         return self._submit(_each(outputs, self._open_ops.reduce_scatter, outputs, inputs, hows), opts)
 
@@ -259,14 +266,14 @@ class CclGroup(ProcessGroup):
         opts: Any = None,
     ) -> Work:
         """As torch.distributed.all_to_all_single."""
-        shapes.check_same_type([output, source])
+        argument_checks.check_same_type([output, source])
         opts = opts or AllToAllOptions()
         if not output_split_sizes and not input_split_sizes:
-            shapes.check_even(output, source, self._size)
+            argument_checks.check_even(output, source, self._size)
             return self._submit(_then([output], self._open_ops.all_to_all, output, source), opts)
         flat = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
-        targets = shapes.split(flat, output_split_sizes, self._size)
-        sources = shapes.split(source, input_split_sizes, self._size)
+        targets = argument_checks.split(flat, output_split_sizes, self._size)
+        sources = argument_checks.split(source, input_split_sizes, self._size)
         job = _then([output], self._open_ops.all_to_all_list, targets, sources)
         return self._submit(job if flat is output else _copying(job, flat, output), opts)
 
@@ -274,10 +281,10 @@ class CclGroup(ProcessGroup):
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_to_all; sizes may differ."""
-        shapes.check([*output_tensors, *input_tensors])
-        shapes.check_same_type([*output_tensors, *input_tensors])
-        shapes.check_count(output_tensors, self._size)
-        shapes.check_count(input_tensors, self._size)
+        argument_checks.check([*output_tensors, *input_tensors])
+        argument_checks.check_same_type([*output_tensors, *input_tensors])
+        argument_checks.check_count(output_tensors, self._size)
+        argument_checks.check_count(input_tensors, self._size)
         job = _then(output_tensors, self._open_ops.all_to_all_list, output_tensors, input_tensors)
         return self._submit(job, opts or AllToAllOptions())
 
@@ -298,38 +305,38 @@ class CclGroup(ProcessGroup):
         return self._gloo.recv_anysource(tensors, tag)
 
     def shutdown(self) -> None:
-        """Effect: what was submitted is done, then this rank has left the group; nothing the second time."""
+        """Effect: finishes all submitted works, then leaves the group; does nothing the second time."""
         ops, self._ops = self._ops, None
         if ops is None:
             return
         try:
             if self._queue.broken is None:
-                self._queue.submit(partial(joining.leave, ops), self._seconds).wait()
+                self._queue.submit(partial(group_setup.leave, ops), self._seconds).wait()
         finally:
             self._end("it was destroyed")
 
     def abort(self) -> None:
-        """Effect: what was submitted fails, here and for the other ranks, and so does what will be."""
+        """Effect: all works of the group fail, in this rank and in the others, now and later."""
         self._queue.give_up(CclError("it was aborted"))
         self._ops = None
         self._end("it was aborted")
 
     def __del__(self) -> None:
-        """Effect: the thread of a group that is only forgotten ends, as torch before 2.6 destroys groups."""
+        """Effect: ends the group's thread: torch before 2.6 destroys groups by dropping them, without shutdown."""
         if getattr(self, "_ops", None) is not None and self._is_in_memory:
             self._queue.executor.close()
 
     def _end(self, why: str) -> None:
-        """Effect: nothing can be submitted any more, and the group's own thread ends."""
+        """Effect: the group accepts no more works, and its own thread ends."""
         self._queue.broken = self._queue.broken or CclError(why)
-        self._direct = None  # Its threads and connections end, whoever still holds this object.
+        self._direct = None  # Ends gloo's threads and connections even if this object lives on.
         if self._is_in_memory:
             self._queue.executor.close()
 
 
 def _then(result: Sequence[Tensor], function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[], Any]:
-    """A job that calls the function, and has the tensors that it fills. Raises: ValueError if they cannot be."""
-    shapes.check_room(result)
+    """A job that calls the function and returns its output tensors. Raises: ValueError if they cannot be written to."""
+    argument_checks.check_writable(result)
 
     def job() -> Any:
         function(*arguments, **named)
@@ -339,7 +346,7 @@ def _then(result: Sequence[Tensor], function: Callable[..., None], *arguments: A
 
 
 def _each(result: Any, function: Callable[..., None], *columns: Sequence[Any]) -> Callable[[], Any]:
-    """A job that calls the function for each row of the columns and has the result."""
+    """A job that calls the function for each row of the columns and returns `result`."""
 
     def job() -> Any:
         for row in zip(*columns, strict=True):
@@ -350,7 +357,7 @@ def _each(result: Any, function: Callable[..., None], *columns: Sequence[Any]) -
 
 
 def _copying(job: Callable[[], Any], source: Tensor, target: Tensor) -> Callable[[], Any]:
-    """The job, and afterwards a copy."""
+    """The job, followed by a copy from source to target."""
 
     def longer() -> Any:
         result = job()

@@ -1,4 +1,4 @@
-"""What a group's collectives do with torch's tensors: flat views or copies of them, and the call that ranks compare."""
+"""Collectives on torch's tensors: they flatten the tensors, pack the call that ranks compare, and run a path."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 
 def without_autograd(function: Method) -> Method:
-    """The function, only moving numbers: autograd must not see it, nor refuse to change a parameter in place."""
+    """The function without autograd, which would record it, or refuse to change a parameter in place."""
     hidden: Method = torch.inference_mode()(function)
     return hidden
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The elements in one row, out of autograd's sight; a copy if they are not in one row."""
+    """The elements as a flat tensor without autograd; a copy if the tensor is not contiguous."""
     return tensor.data.contiguous().view(-1)
 
 
 def restore(tensor: Tensor, flat: Tensor) -> None:
-    """Effect: the tensor has the row's elements, if `dense` had to copy it."""
+    """Effect: copies the elements back to the tensor, if `dense` had to copy them."""
     if not tensor.is_contiguous():
         tensor.data.copy_(flat.view(tensor.shape))
 
 
 class CollectiveOps:
-    """One rank's way to the others of its group. Every method blocks, and is called by all ranks in the same order.
+    """One rank's collectives. Every method blocks, and all ranks call the methods in the same order.
 
-    Raises: CclError, from every method, if ranks do not do the same or one is lost.
+    Raises, from every method: RanksDisagreeError if the calls do not match; PeerLostError if a rank is lost; CclError.
     """
 
     def __init__(self, path: MemoryPath | OnecclPath, barrier: SharedBarrier | CallCheck, *, size: int) -> None:
         self._path, self._barrier, self._size = path, barrier, size
 
     def barrier(self) -> None:
-        """Effect: returns when all ranks are here."""
+        """Effect: returns when all ranks have called it."""
         self._path.barrier(packed_call("barrier", torch.int32, 1))
 
     def all_reduce(self, tensor: Tensor, how: Reduction) -> None:
@@ -163,37 +163,37 @@ class CollectiveOps:
             for taker, count in enumerate(row):
                 if count != expected[taker][giver]:
                     raise RanksDisagreeError(
-                        f"ranks of the group disagree: rank {giver} has {count} elements for rank {taker}, "
+                        f"the ranks' collectives do not match: rank {giver} has {count} elements for rank {taker}, "
                         f"which expects {expected[taker][giver]}"
                     )
         return given
 
     def lost_peer(self) -> tuple[int, int] | None:
-        """A rank whose process has ended, with its id; None if none has, as far as can be known."""
+        """Rank and process id of a peer that is known to have exited; None otherwise."""
         return self._barrier.lost_peer()
 
     def give_up(self) -> None:
-        """Effect: other ranks learn that this one comes to no more collectives."""
+        """Effect: notifies the other ranks that this one has left."""
         self._barrier.leave()
 
     def close(self) -> None:
-        """Effect: this rank has left. Raises: CclError."""
+        """Effect: leaves the group and frees its resources. Raises: CclError."""
         self._barrier.leave()
         self._barrier.close()
         self._path.close()
 
 
 def _empty_rows(source: Tensor, size: int) -> Tensor:
-    """Room for as many elements of each rank."""
+    """An uninitialised tensor with one row of as many elements for each rank."""
     return source.data.new_empty((size, source.numel()))
 
 
 def _copy_rows(rows: Tensor, targets: Sequence[Tensor]) -> None:
-    """Effect: each target has its row."""
+    """Effect: copies each row to its target."""
     for target, row in zip(targets, rows, strict=True):
         target.data.copy_(row.view(target.shape))
 
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
-    """All elements in one row."""
+    """All elements as one flat tensor."""
     return torch.cat([tensor.data.reshape(-1) for tensor in tensors])

@@ -1,9 +1,9 @@
-"""How a rank joins a group: memory to meet in, and the path that its collectives take.
+"""Set-up of a group: its barrier, and the path that its collectives take.
 
-oneCCL's transport names its memory in /dev/shm "PID:…" and unlinks it when the process ends well; after kill -9 it
-would stay. Once all ranks of the program have one another's memory mapped the names are of no more use. A rank that
-came later could not find them, so they go only when the group is the whole program, and that group's communicator is
-kept until the process ends: with it gone, oneCCL would start anew for groups made later, among ranks that have not.
+oneCCL's transport names its memory in /dev/shm "PID:…" and unlinks it at a normal exit; after kill -9 the files
+would remain. Once all ranks of the program have mapped each other's memory the names are not needed, so they are
+unlinked early. A later rank could not find them, so this is done only for a group of all ranks, and the communicator of
+that group is kept until the process exits: without it, oneCCL would start again for later groups, with no names.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
 SHARED_BYTES = 26 << 20
-"""What oneCCL 2022.1's transport takes for each rank; it ends with a bus error where there is less."""
+"""Shared memory of oneCCL 2022.1's transport per rank, in bytes; with less it fails with a bus error."""
 
 _kept: list[CollectiveOps] = []
 _NO_CALL = bytes(CALL.size)
 
 
 def check_machine(system: str, architecture: str) -> None:
-    """Raises: CclError where neither path can work: oneCCL, and how ranks meet, are for x86-64 Linux."""
+    """Raises: CclError unless this is x86-64 Linux, which oneCCL and the shared barrier need."""
     if (system, architecture) != ("linux", "x86_64"):
-        raise CclError(f"the ccl backend is for x86-64 Linux, and this is {architecture} {system}\nhint: use gloo")
+        raise CclError(f"the ccl backend supports x86-64 Linux only, not {architecture} {system}\nhint: use gloo")
 
 
 def requested_path() -> str:
-    """What the environment asks for. Raises: CclError if there is no such path."""
+    """The path that the environment requests. Raises: CclError if there is no such path."""
     path = os.environ.get(PATH_VARIABLE) or "auto"
     if path not in PATHS:
-        raise CclError(f"{PATH_VARIABLE} is {path}: it can be {', '.join(PATHS)}")
+        raise CclError(f"{PATH_VARIABLE} is {path}: it must be one of {', '.join(PATHS)}")
     return path
 
 
@@ -72,7 +72,7 @@ def with_fresh_keys(store: Any, rank: int) -> Any:
 
 
 def open_barrier(memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> SharedBarrier | None:
-    """Where this group's ranks meet; None if they are on several hosts. Effect: they have met once."""
+    """The group's barrier; None if the ranks are on several hosts. Raises: PeerLostError."""
     if memory is None:
         return None
     barrier = open_native_barrier(memory, rank=rank, size=size, describe=described)
@@ -82,29 +82,39 @@ def open_barrier(memory: mmap.mmap | None, *, rank: int, size: int, seconds: flo
     return barrier
 
 
-def agree_on_memory(barrier: SharedBarrier | None, asked: str, seconds: float) -> bool:
-    """Whether all ranks can, and none is told not to, work in one another's memory. Raises: CclError."""
+def agree_on_memory(barrier: SharedBarrier | None, requested: str, seconds: float) -> bool:
+    """Whether all ranks may use the memory path. Raises: CclError if it is requested but one may not."""
     permitted = barrier is not None and can_access_all(barrier, seconds, call=_NO_CALL)
-    agreed = permitted and asked != "oneccl"
+    agreed = permitted and requested != "oneccl"
     if barrier is not None:
         barrier.synchronize(_NO_CALL, seconds, values=(int(agreed), 0))
         agreed = agreed and all(barrier.values(other)[0] for other in barrier.others)
-    if asked == "memory" and not agreed:
-        why = "the kernel does not let all ranks at one another's memory" if barrier else "ranks are on several hosts"
-        raise CclError(f"{PATH_VARIABLE} is memory, but {why}\nhint: {PATH_VARIABLE}=auto")
+    if requested == "memory" and not agreed:
+        why = (
+            "the kernel does not permit ranks to access each other's memory"
+            if barrier
+            else "ranks are on several hosts"
+        )
+        raise CclError(f"{PATH_VARIABLE} is memory, but {why}\nhint: set {PATH_VARIABLE}=auto")
     return agreed
 
 
-def join(
-    store: Any, barrier: SharedBarrier | None, *, rank: int, size: int, seconds: float, watch: Callable[[Watched], None]
+def join_oneccl(
+    store: Any,
+    barrier: SharedBarrier | None,
+    *,
+    rank: int,
+    size: int,
+    seconds: float,
+    on_connect: Callable[[Watched], None],
 ) -> CollectiveOps:
-    """This rank's way to the others by oneCCL. Effect: waits for all of them; `watch` learns what tells of their ends.
+    """The collectives of this rank over oneCCL, once all ranks have joined.
 
-    Raises: CclError.
+    `on_connect` receives the object that detects and reports lost ranks, before oneCCL connects. Raises: CclError.
     """
     check_space(size)
     watched: Watched = barrier if barrier is not None else _between_hosts(store, rank=rank, size=size, seconds=seconds)
-    watch(watched)
+    on_connect(watched)
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
@@ -114,7 +124,7 @@ def join(
         else watched
     )
     ops = CollectiveOps(OnecclPath(communicator, place, size=size, seconds=seconds), place, size=size)
-    if os.environ.get(TRANSPORT) == "mpi":  # A rank that ends waits for the others, who must not wait for it.
+    if os.environ.get(TRANSPORT) == "mpi":  # An exiting rank waits in MPI_Finalize; the others must not wait for it.
         atexit.register(ops.give_up)
     if spans_program(size):
         _unlink_shared_memory(ops, size)
@@ -122,19 +132,19 @@ def join(
 
 
 def _between_hosts(store: Any, *, rank: int, size: int, seconds: float) -> PeerConnections:
-    """The lines to other hosts, before oneCCL connects: it would wait forever for a rank that ends meanwhile."""
+    """Connections to ranks on other hosts, made before oneCCL's, which would wait forever for a rank that exits."""
     check_host_names(store, rank=rank, size=size)
     address = own_address(os.environ) if rank == 0 else ""
     return open_connections(store, address, rank=rank, size=size, seconds=seconds)
 
 
 def join_memory(barrier: SharedBarrier, seconds: float) -> CollectiveOps:
-    """This rank's way to the others through their memory."""
+    """The collectives of this rank over the memory path."""
     return CollectiveOps(open_path(barrier, seconds), barrier, size=barrier.size)
 
 
 def check_space(size: int) -> None:
-    """Raises: CclError if the ranks of this host cannot all have their memory in /dev/shm."""
+    """Raises: CclError if /dev/shm is too small for the ranks of this host."""
     if _kept:
         return
     local_ranks = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
@@ -146,17 +156,17 @@ def check_space(size: int) -> None:
     if free < needed:
         raise CclError(
             f"{SHARED_FOLDER} is too small for oneCCL: {free >> 20} MiB free, {needed >> 20} MiB needed by "
-            f"{local_ranks} ranks\nhint: mount it larger (docker run --shm-size {2 * needed >> 20}m), or use gloo"
+            f"{local_ranks} ranks\nhint: enlarge it (docker run --shm-size {2 * needed >> 20}m), or use gloo"
         )
 
 
 def spans_program(size: int) -> bool:
-    """Whether a group of this size, now being made, has all ranks of the program in it."""
+    """Whether a group of this size contains all ranks of the program."""
     return not dist.is_initialized() or size == dist.get_world_size()
 
 
 def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
-    """Effect: every rank has every other's memory, whose names are gone."""
+    """Effect: unlinks this rank's files in /dev/shm, after all ranks have mapped each other's."""
     source = torch.zeros(size, dtype=torch.int32, device="cpu")
     ops.all_to_all(torch.empty_like(source), source)
     ops.barrier()
@@ -170,7 +180,7 @@ def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
 
 
 def leave(ops: CollectiveOps) -> None:
-    """Effect: this rank is no more in the group. Raises: CclError."""
+    """Effect: this rank leaves the group. Raises: CclError."""
     atexit.unregister(ops.give_up)
     if ops not in _kept:
         ops.close()

@@ -70,7 +70,7 @@ def register_best(settings: TorchSettings) -> None:
         try:
             __import__(BINDINGS)
         except (ImportError, OSError, RuntimeError) as error:
-            warned(settings, f"{BINDINGS} cannot be imported ({error}): ccl is cpulaunch's own backend")
+            warned(settings, f"{BINDINGS} cannot be imported ({error}), so cpulaunch's own ccl backend is used")
     register()
 
 
@@ -97,12 +97,12 @@ def choose(settings: TorchSettings) -> str:
     chosen = settings.dist_backend
     if chosen == GLOO:
         _watch_names(lambda name: _renamed(name, NAME, GLOO))
-        return "programs that ask for ccl get gloo"
+        return "gloo is used where the program selects ccl"
     if chosen == MPI and not c10d.is_mpi_available():
-        raise RuntimeError("this torch is built without MPI: backends stay what the program asks for")
+        raise RuntimeError("this torch is built without MPI, so the program's own backend is used")
     _watch_names(lambda name: _by_default(name, settings))
     _watch_init(c10d, settings)
-    return f"programs that ask for gloo, or for nothing, get {chosen}"
+    return f"{chosen} is used where the program selects gloo or no backend"
 
 
 def _by_default(name: str, settings: TorchSettings) -> str:

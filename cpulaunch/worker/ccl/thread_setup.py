@@ -1,4 +1,4 @@
-"""Where the thread of a group's works runs: CPUs of its own or the worker's, and without OpenMP threads beside it."""
+"""Set-up of the thread that runs a group's works: its CPUs, its time slices, and no OpenMP threads."""
 
 from __future__ import annotations
 

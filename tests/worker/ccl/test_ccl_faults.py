@@ -135,13 +135,13 @@ def test_ranks_use_oneccl_where_the_kernel_forbids_their_memory():
 def test_who_wants_memory_alone_is_told_that_it_is_forbidden():
     _, results = run("forbidden", "memory")
     assert [code for code, _, _ in results] == [1, 1]
-    assert all("CPULAUNCH_CCL_PATH is memory, but the kernel does not let" in err for _, _, err in results)
+    assert all("CPULAUNCH_CCL_PATH is memory, but the kernel does not permit" in err for _, _, err in results)
 
 
 def test_a_path_that_does_not_exist_is_named():
     _, results = run("fine", "shm", size=1)
     assert results[0][0] == 1
-    assert "CPULAUNCH_CCL_PATH is shm: it can be auto, memory, oneccl" in results[0][2]
+    assert "CPULAUNCH_CCL_PATH is shm: it must be one of auto, memory, oneccl" in results[0][2]
 
 
 @both_paths

@@ -26,7 +26,7 @@ def test_ranks_of_one_host_and_hosts_of_different_names_are_told_apart(other):
 
 @pytest.mark.parametrize("other", ["a boot2 24", "a boot1 77"])
 def test_two_hosts_of_one_name_are_refused(other):
-    with pytest.raises(CclError, match="the same name, by which oneCCL tells them apart: a"):
+    with pytest.raises(CclError, match="the same name, which oneCCL uses to distinguish them: a"):
         check_host_names(Store({"hosts/0": other}), rank=1, size=2, place="a boot1 24")
 
 

@@ -143,7 +143,7 @@ def test_what_else_a_program_sees(outcomes, name, shown):
 
 def test_bindings_that_cannot_be_imported_are_told(outcomes):
     (line,) = outcomes["Intel's bindings, broken"].cpulaunch_lines
-    assert "oneccl_bindings_for_pytorch cannot be imported (undefined symbol): ccl is cpulaunch's own" in line
+    assert "oneccl_bindings_for_pytorch cannot be imported (undefined symbol), so cpulaunch's own ccl" in line
 
 
 def test_mpi_that_torch_has_not_is_told_and_fatal_under_strict(outcomes):

@@ -1,1 +1,1 @@
-"""Collectives by oneCCL, between hosts."""
+"""The oneCCL path of the backend: between hosts, or where ranks may not access each other's memory."""

@@ -1,6 +1,6 @@
-"""Where the ranks of several hosts meet before each collective: they say what they are about to do, by oneCCL itself.
+"""A check that ranks on several hosts make before each collective: they exchange their packed calls over oneCCL.
 
-Without it oneCCL computes garbage from what does not match. It costs a message there and back.
+Without it oneCCL computes wrong results from calls that do not match. It costs one round trip.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 LOST_PEER_SECONDS = 1.0
-"""When oneCCL has lost a connection, the line to the rank that ended tells in a moment which it was."""
+"""Time to wait for the notice which rank has exited, after oneCCL has lost a connection."""
 
 
 class CallCheck:
-    """One rank's part in its group's roll calls."""
+    """One rank's side of the check."""
 
     def __init__(
-        self, communicator: Communicator, lines: PeerConnections, *, size: int, describe: Callable[[bytes], str]
+        self, communicator: Communicator, connections: PeerConnections, *, size: int, describe: Callable[[bytes], str]
     ) -> None:
-        """`describe` says what a packed call is, for errors."""
-        self._communicator, self._lines, self._describe = communicator, lines, describe
+        """`describe` turns a packed call into text for error messages."""
+        self._communicator, self._connections, self._describe = communicator, connections, describe
         self._size = size
         self._mine = ctypes.create_string_buffer(CALL.size)
         self._all = ctypes.create_string_buffer(CALL.size * size)
         self._places = ctypes.addressof(self._mine), ctypes.addressof(self._all)
 
     def synchronize(self, call: bytes, seconds: float) -> None:
-        """Effect: returns when all ranks are about to do this call; the program's wait ends after `seconds`.
+        """Effect: returns when all ranks are about to run this call. `seconds` is unused.
 
-        Raises: RanksDisagreeError if one is about to do another.
+        Raises: RanksDisagreeError if a rank is about to run another call.
         """
         self._mine.raw = call
         self._communicator.all_gather(*self._places, CALL.size // 8, codes.UINT64)
@@ -49,17 +49,17 @@ class CallCheck:
             raise RanksDisagreeError(self._disagreement([said[at : at + CALL.size] for at in starts]))
 
     def _disagreement(self, calls: list[bytes]) -> str:
-        """As all ranks say it: the first rank, and the first that does something else."""
+        """The message, equal in all ranks: it names rank 0 and the first rank whose call differs."""
         other = next(rank for rank, call in enumerate(calls) if call != calls[0])
         first, second = self._describe(calls[0]), self._describe(calls[other])
-        return f"ranks of the group disagree: rank 0 calls {first}, rank {other} {second}"
+        return f"the ranks' collectives do not match: rank 0 calls {first}, rank {other} calls {second}"
 
     def lost_peer(self) -> tuple[int, int] | None:
-        """A rank that has ended or left, with its process id; None if none has, as far as can be known."""
-        return self._lines.lost_peer(LOST_PEER_SECONDS if self._communicator.has_failed else 0)
+        """Rank and process id of a peer that is known to have exited or left; None otherwise."""
+        return self._connections.lost_peer(LOST_PEER_SECONDS if self._communicator.has_failed else 0)
 
     def leave(self) -> None:
-        """Effect: the others learn that this rank comes to no more collectives."""
-        self._lines.close()
+        """Effect: notifies the other ranks that this one has left."""
+        self._connections.close()
 
     close = leave

@@ -1,4 +1,4 @@
-"""Which network interface ranks talk over, where no launch has said it."""
+"""The network interface between ranks, where the launch has not set it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_address(environ: Mapping[str, str]) -> str:
         found = [place.address for place in places if place.family == family and "%" not in place.address]
         if found:
             return str(found[0])
-    hint = f"hint: {GLOO_INTERFACE} names the one on the way to the other hosts"
+    hint = f"hint: {GLOO_INTERFACE} must name the interface that leads to the other hosts"
     raise CclError(f"the network interface has no address: {name or 'none is known'}\n{hint}")
 
 
@@ -52,8 +52,8 @@ def check_host_names(store: Any, *, rank: int, size: int, place: str | None = No
     names = [each.partition(" ")[0] for each in sorted(said)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        hint = "hint: give them names of their own (hostname, docker run --hostname), or use gloo"
-        raise CclError(f"two hosts of the job have the same name, by which oneCCL tells them apart: {twice}\n{hint}")
+        hint = "hint: give every host a unique name (hostname, docker run --hostname), or use gloo"
+        raise CclError(f"two hosts have the same name, which oneCCL uses to distinguish them: {twice}\n{hint}")
 
 
 def _kernel() -> str:

@@ -1,7 +1,7 @@
-"""Connections by which the ranks of several hosts learn that one of them has ended: each has one to the first rank.
+"""TCP connections between ranks on several hosts, to detect lost ranks: each rank has one to rank 0.
 
-A call of oneCCL's that waits for a process that is gone never returns. The kernel closes a process's connections when
-it ends, however it ends, so the first rank sees that at once and tells the others.
+A call of oneCCL that waits for an exited process never returns. The kernel closes the connections of a process when it
+exits, for whatever reason, so rank 0 sees this at once and notifies the others.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TOKEN_BYTES = 32
 PROCESS = struct.Struct("<II")
 """A rank of the group, and its process id."""
 HANDSHAKE_SECONDS = 10
-"""A rank that has connected says at once who it is."""
+"""Time within which a connected rank must identify itself."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""A host that is switched off says nothing: after half a minute it counts as gone. Source: tcp(7), in seconds."""
+"""Seconds after which a host that no longer answers counts as lost: about half a minute. Source: tcp(7)."""
 
 
 class PeerConnections:
@@ -120,9 +120,9 @@ def open_connections(store: Any, address: str, *, rank: int, size: int, seconds:
     try:
         return _first(store, address, size, seconds) if rank == 0 else _other(store.get("lines/place"), rank, seconds)
     except TimeoutError:
-        raise PeerLostError(f"not all ranks of the group were there within {seconds:.0f} s") from None
+        raise PeerLostError(f"not all ranks of the group connected within {seconds:.0f} s") from None
     except OSError as error:
-        hint = "hint: GLOO_SOCKET_IFNAME names the network interface on the way to the other hosts"
+        hint = "hint: GLOO_SOCKET_IFNAME must name the interface that leads to the other hosts"
         raise CclError(f"ranks of several hosts cannot connect: {error}\n{hint}") from None
 
 
@@ -137,11 +137,11 @@ def _first(store: Any, address: str, size: int, seconds: float) -> PeerConnectio
                 line = _accept(listener, deadline)
                 rank_and_process = _handshake(line, token)
                 if rank_and_process is None:
-                    line.close()  # Somebody else, who tries ports.
+                    line.close()  # Not a rank of the group, for example a port scan.
                 else:
                     lines.add(line, *rank_and_process)
     except BaseException:
-        lines.close()  # Those who are there shall not wait for the rest.
+        lines.close()  # Ranks that have connected must not wait for the others.
         raise
     return lines
 
@@ -175,7 +175,7 @@ def _other(place: bytes, rank: int, seconds: float) -> PeerConnections:
         line.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
         said = _received(line, PROCESS.size)
         if len(said) < PROCESS.size:
-            raise PeerLostError("rank 0 of the group ended, or gave up, before all ranks were there")
+            raise PeerLostError("rank 0 of the group exited or timed out before all ranks had connected")
         lines = PeerConnections()
         lines.add(line, *PROCESS.unpack(said))
     except BaseException:

@@ -1,1 +1,1 @@
-"""What every path of the backend shares: errors, types, reductions and their codes."""
+"""Errors, element types, reductions and packed calls, shared by both paths of the backend."""
