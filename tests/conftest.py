@@ -1,4 +1,4 @@
-"""What every test may rely on, wherever the tests were started from."""
+"""Signal handling and fixtures for all tests."""
 
 import signal
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 
 from tests.probe.captured import unpack
 
-# A background job of a shell, or nohup, starts programs with these ignored; what tests start would inherit that.
+# A background job of a shell, or nohup, ignores these signals, and the processes that tests start would inherit that.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -17,7 +17,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
 
 @pytest.fixture(scope="session")
 def captured_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
-    """Unpacks a captured machine, once in this test process, and gives its root directory."""
+    """A function from a captured machine to its root directory, unpacked once in each test process."""
     unpacked: dict[str, Path] = {}
 
     def root(machine: dict[str, Any]) -> Path:

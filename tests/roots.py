@@ -22,7 +22,7 @@ NEOVERSE_FEATURES = "fp asimd fphp asimdhp asimddp sve i8mm bf16"
 
 @dataclass(frozen=True, kw_only=True)
 class X86Cpu:
-    """What /proc/cpuinfo says of an x86 CPU."""
+    """The /proc/cpuinfo fields of an x86 CPU."""
 
     vendor: str = "GenuineIntel"
     family: int = 6
@@ -41,7 +41,7 @@ class X86Cpu:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmCpu:
-    """What /proc/cpuinfo says of an Arm CPU (no model name, as on servers)."""
+    """The /proc/cpuinfo fields of an Arm CPU (without a model name, as on servers)."""
 
     implementer: int = 0x41
     part: int = 0xD4F
@@ -65,9 +65,9 @@ GRACE = ArmCpu()
 class RootSpec:
     """The shape of a machine. Lists of ids are cpulists ("0-3,8"); `files` are added last, by relative path.
 
-    `efficiency_cores` are single-threaded, come after all other cores and sit in the last NUMA node with an L3
-    of their own. `numbering` says how logical CPU ids are given: linux (all first threads, then all second
-    ones), adjacent (siblings follow one another), interleaved (like linux, dealt over the sockets in turn).
+    `efficiency_cores` are single-threaded, follow all other cores and belong to the last NUMA node, with their own
+    L3. `numbering` is the order of logical CPU ids: linux (all first threads, then all second threads),
+    adjacent (siblings follow one another), interleaved (like linux, alternating between sockets).
     """
 
     sockets: int = 1
@@ -103,7 +103,7 @@ class _Core:
 
 
 class _Layout:
-    """Which logical CPUs each core, L3, NUMA node and socket of a spec has."""
+    """The logical CPUs of each core, L3, NUMA node and socket of a spec."""
 
     def __init__(self, spec: RootSpec) -> None:
         self.spec = spec
@@ -144,7 +144,7 @@ def cpumask(cpus: frozenset[int], bits: int) -> str:
 
 
 def write_root(path: Path, spec: RootSpec) -> Path:
-    """Write the machine under `path` (created) and return it."""
+    """The path. Effect: creates it and writes the files of the machine into it."""
     layout = _Layout(spec)
     files: dict[str, str] = {}
     for part in (_cpu_files, _topology_files, _node_files, _proc_files, _cgroup_files):
@@ -186,7 +186,7 @@ def _cpu_files(layout: _Layout) -> dict[str, str]:
 
 
 def _masks(layout: _Layout, stem: str, suffix: str, cpus: frozenset[int]) -> dict[str, str]:
-    """One group as mask and, unless the spec says otherwise, as list; the kernel shows online CPUs only."""
+    """The files of one group: a mask and, without `hex_masks_only`, a list. The kernel shows online CPUs only."""
     shown = cpus & layout.online
     files = {stem: cpumask(shown, max(layout.present) + 1)}
     if not layout.spec.hex_masks_only:

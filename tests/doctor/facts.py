@@ -1,4 +1,4 @@
-"""Facts of machines as the checks see them."""
+"""Machines and facts that the tests of the checks start from."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ PLUGIN = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", plugin=Tru
 
 
 def library(kind: Any, name: str, path: str = "/usr/lib/libx.so", untrusted: str | None = None) -> Library:
-    """A library that was found."""
+    """A library found by the probe."""
     return Library(kind=kind, name=name, path=path, untrusted=untrusted)
 
 
@@ -55,22 +55,22 @@ def machine(
     quota: float | None = None,
     **more: Any,
 ) -> Host:
-    """An x86 host of `cores` cores with linux numbering of siblings, their NUMA nodes in equal blocks."""
+    """An x86 host with Linux numbering of SMT siblings and its cores split evenly between NUMA nodes."""
     cpus = tuple(
         LogicalCpu(id=core + thread * cores, core=core, socket=0, numa_node=core * nodes // cores)
         for thread in range(smt)
         for core in range(cores)
     )
-    mine = frozenset(cpu.id for cpu in cpus) if allowed is None else allowed
-    threads = len(mine) if quota is None else max(1, round(quota + 0.5))
+    usable = frozenset(cpu.id for cpu in cpus) if allowed is None else allowed
+    threads = len(usable) if quota is None else max(1, round(quota + 0.5))
     host = Host(
         arch="x86_64",
         cpu=CpuInfo(vendor="GenuineIntel", family=6, model=0x8F, isa=frozenset({"avx2", "amx_tile"})),
         cpus=cpus,
         limits=Limits(
-            affinity=mine,
+            affinity=usable,
             quota=None if quota is None else Quota(cpus=quota, source="sys/fs/cgroup/cpu.max"),
-            budget=Budget(cpus=mine, threads=threads, limited_by="affinity"),
+            budget=Budget(cpus=usable, threads=threads, limited_by="affinity"),
         ),
         numa_nodes=tuple(
             NumaNode(id=node, cpus=frozenset(cpu.id for cpu in cpus if cpu.numa_node == node)) for node in range(nodes)
@@ -83,13 +83,13 @@ def machine(
 
 
 def kernel(**settings: Any) -> Kernel:
-    """A well-set kernel but for these settings."""
+    """Recommended kernel settings, changed by `settings`."""
     return replace(Kernel(transparent_hugepage="madvise", numa_balancing=False, governor="performance"), **settings)
 
 
 def facts(host: Host | None = None, **more: Any) -> Facts:
-    """Facts of a machine where nothing is wrong, but for what is given."""
-    best = Facts(
+    """Facts of a machine without problems, changed by `more`."""
+    sound = Facts(
         host=host or machine(),
         environ={},
         live=True,
@@ -101,4 +101,4 @@ def facts(host: Host | None = None, **more: Any) -> Facts:
         may_copy=True,
         cpuid_features=frozenset({"avx2"}),
     )
-    return replace(best, **more)
+    return replace(sound, **more)

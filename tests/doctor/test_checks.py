@@ -1,4 +1,4 @@
-"""Each check over the facts that decide it."""
+"""Each check with the facts that determine its finding."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ MKL_TORCH = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", mkl_dis
 WRITABLE = "/opt may be written by everyone"
 
 TABLE = {
-    # name: (check, facts, status, part of what was found, part of the fix)
+    # name: (check, facts, status, part of the finding, part of the fix)
     "tcmalloc": ("allocator", facts(), "ok", "tcmalloc (/usr/lib/libtcmalloc.so.4)", None),
     "no allocator": ("allocator", facts(machine(libraries=())), "advice", "C library", "apt-get install"),
     "no allocator, Ubuntu": (
@@ -39,7 +39,7 @@ TABLE = {
         "C library",
         "conda install",
     ),
-    "allocator others may write": (
+    "allocator writable by others": (
         "allocator",
         facts(machine(libraries=(library("allocator", "jemalloc", "/opt/libjemalloc.so", WRITABLE),))),
         "advice",
@@ -62,9 +62,9 @@ TABLE = {
         "slower than direct memory access",
         "--cap-add SYS_PTRACE",
     ),
-    "Yama lets parents": ("collectives", facts(ptrace_scope=1), "ok", "direct memory access", None),
-    "Yama lets administrators": ("collectives", facts(ptrace_scope=2), "advice", "slower", "ptrace_scope=1"),
-    "Yama lets nobody": ("collectives", facts(ptrace_scope=3), "advice", "slower", "after a reboot"),
+    "Yama permits parents": ("collectives", facts(ptrace_scope=1), "ok", "direct memory access", None),
+    "Yama permits administrators": ("collectives", facts(ptrace_scope=2), "advice", "slower", "ptrace_scope=1"),
+    "Yama permits no process": ("collectives", facts(ptrace_scope=3), "advice", "slower", "after a reboot"),
     "no way to move data": (
         "collectives",
         facts(may_copy=False, oneccl=None),
@@ -72,7 +72,7 @@ TABLE = {
         "only gloo works",
         "cpulaunch[ccl]",
     ),
-    "no call between processes": ("collectives", facts(may_copy=None), "skipped", "Linux", None),
+    "no direct memory access": ("collectives", facts(may_copy=None), "skipped", "Linux", None),
     "collectives on Arm": ("collectives", facts(machine(arch="aarch64")), "skipped", "x86-64 Linux", None),
     "no room for oneCCL's ranks": (
         "collectives",
@@ -100,7 +100,7 @@ TABLE = {
         None,
     ),
     "no OpenMP on Arm": ("OpenMP runtime", facts(machine(libraries=(), arch="aarch64")), "ok", "torch's own", None),
-    "OpenMP others may write": (
+    "OpenMP writable by others": (
         "OpenMP runtime",
         facts(machine(libraries=(library("openmp", "intel", "/opt/libiomp5.so", WRITABLE),))),
         "advice",
@@ -161,8 +161,8 @@ TABLE = {
         "unknown UUIDs",
         "cpulaunch[gpu]",
     ),
-    "no GPU to be near": ("GPU locality", facts(machine(nodes=2)), "ok", "no GPUs", None),
-    "GPU of others": (
+    "locality without GPUs": ("GPU locality", facts(machine(nodes=2)), "ok", "no GPUs", None),
+    "locality of an inaccessible GPU": (
         "GPU locality",
         facts(machine(nodes=2, gpus=(gpu(0, accessible=False),))),
         "skipped",
@@ -171,7 +171,13 @@ TABLE = {
     ),
     "GPU on one NUMA node": ("GPU locality", facts(machine(gpus=(gpu(0),))), "ok", "single NUMA node", None),
     "near GPU": ("GPU locality", facts(machine(nodes=2, gpus=(gpu(0, numa_node=1),))), "ok", "every GPU", None),
-    "GPU nowhere": ("GPU locality", facts(machine(nodes=2, gpus=(gpu(0),))), "advice", "GPU 0: NUMA node", "pxb-pcie"),
+    "GPU without a NUMA node": (
+        "GPU locality",
+        facts(machine(nodes=2, gpus=(gpu(0),))),
+        "advice",
+        "GPU 0: NUMA node",
+        "pxb-pcie",
+    ),
     "far GPU": (
         "GPU locality",
         facts(machine(nodes=2, allowed=frozenset({0, 1}), gpus=(gpu(0, numa_node=1), gpu(1, numa_node=0)))),
@@ -321,7 +327,7 @@ TABLE = {
         "cpulaunch is not installed",
         "pip install cpulaunch",
     ),
-    "plugin kept out": (
+    "plugin disabled": (
         "plugin",
         facts(machine(torch=PLUGIN), environ={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
         "advice",
@@ -423,8 +429,8 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_check(name):
-    check, given, status, found, fix = TABLE[name]
-    (finding,) = CHECKS[check](given)
+    check, machine_facts, status, found, fix = TABLE[name]
+    (finding,) = CHECKS[check](machine_facts)
     assert finding.status == status
     assert found in finding.found
     if fix is None:
@@ -443,7 +449,7 @@ def test_each_harmful_variable_is_a_finding_of_its_own():
     assert [finding.found for finding in findings] == ["OMP_DYNAMIC=1", "KMP_AFFINITY=compact"]
 
 
-def test_nothing_is_wrong_where_nothing_is_wrong():
+def test_a_sound_machine_has_no_findings_but_ok():
     report = run_checks(facts())
     assert {finding.status for _, finding in report.findings} == {"ok"}
     assert report.exit_code == 0

@@ -1,4 +1,4 @@
-"""Gathering the facts, asking torch, and the report."""
+"""Gathering the facts, querying torch, and the report."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from cpulaunch.records.host import Torch
 from tests.doctor.facts import TORCH, facts, machine
 from tests.roots import RootSpec, write_root
 
-SAID = {
+TORCH_JSON = {
     "version": "2.13.0+cpu",
     "mkl": True,
     "onednn": True,
@@ -26,24 +26,27 @@ SAID = {
 }
 
 
-def answering(answer):
-    return lambda argv, environ: answer
+def runner_with(result):
+    return lambda argv, environ: result
 
 
-def ask(answer):
-    return read_torch_report("/env/bin/python", {}, run=answering(answer))
+def report_from(result):
+    return read_torch_report("/env/bin/python", {}, run=runner_with(result))
 
 
-def test_torch_answers():
-    assert ask(ProgramResult(exit_code=0, stdout="a library's greeting\n" + json.dumps(SAID) + "\n")) == TORCH
+def test_torch_reports_its_build():
+    assert (
+        report_from(ProgramResult(exit_code=0, stdout="a banner of a library\n" + json.dumps(TORCH_JSON) + "\n"))
+        == TORCH
+    )
 
 
 def test_torch_is_absent():
-    assert ask(ProgramResult(exit_code=0, stdout='{"absent": true}\n')) is None
+    assert report_from(ProgramResult(exit_code=0, stdout='{"absent": true}\n')) is None
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("result", "reason"),
     [
         (
             ProgramResult(exit_code=1, stderr="Traceback ...\nOSError: libtorch_cpu.so: truncated\n"),
@@ -59,27 +62,27 @@ def test_torch_is_absent():
         (ProgramResult(exit_code=0, stdout="garbage"), "could not be parsed"),
         (ProgramResult(exit_code=0, stdout="[1]"), "could not be parsed"),
         (ProgramResult(exit_code=0, stdout='{"version": "2"}'), "could not be parsed"),
-        (ProgramResult(exit_code=0, stdout=json.dumps(SAID | {"threads": "many"})), "could not be parsed"),
+        (ProgramResult(exit_code=0, stdout=json.dumps(TORCH_JSON | {"threads": "many"})), "could not be parsed"),
     ],
 )
-def test_torch_is_broken(answer, reason):
-    told = ask(answer)
-    assert isinstance(told, BrokenTorch)
-    assert reason in told.reason
+def test_torch_is_broken(result, reason):
+    report = report_from(result)
+    assert isinstance(report, BrokenTorch)
+    assert reason in report.reason
 
 
-def test_the_question_is_asked_of_the_named_interpreter_in_the_users_environment():
-    asked = []
+def test_the_named_interpreter_is_run_in_the_users_environment():
+    calls = []
 
     def run(argv, environ):
-        asked.append((argv, environ))
+        calls.append((argv, environ))
         return ProgramResult(exit_code=0, stdout='{"absent": true}')
 
     read_torch_report("/env/bin/python", {"A": "1"}, run=run)
-    assert asked == [(["/env/bin/python", "-c", REPORT_PROGRAM], {"A": "1"})]
+    assert calls == [(["/env/bin/python", "-c", REPORT_PROGRAM], {"A": "1"})]
 
 
-def test_a_torch_that_does_not_import_is_told_by_the_real_question(tmp_path):
+def test_a_failing_import_of_torch_is_reported_by_the_real_program(tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: file too short')\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     assert read_torch_report(sys.executable, environ, run=run_program) == BrokenTorch(
@@ -94,11 +97,11 @@ def test_a_torch_py_in_the_current_folder_is_not_torch(tmp_path):
 
 
 def test_an_interpreter_that_cannot_be_started(tmp_path):
-    told = read_torch_report(str(tmp_path / "python"), {}, run=run_program)
-    assert told == BrokenTorch(reason=f"{tmp_path}/python cannot be started: No such file or directory")
+    report = read_torch_report(str(tmp_path / "python"), {}, run=run_program)
+    assert report == BrokenTorch(reason=f"{tmp_path}/python cannot be started: No such file or directory")
 
 
-def test_a_captured_machine_is_judged_without_this_one(tmp_path):
+def test_a_captured_machine_is_checked_without_facts_of_this_one(tmp_path):
     root = Root(str(write_root(tmp_path, RootSpec(sockets=2))))
 
     def run(argv, environ):
@@ -134,12 +137,12 @@ def test_wheels_with_a_runtime_of_their_own(tmp_path):
     assert read_bundled_openmp(Root(str(tmp_path)), machine(torch=None)) == ()
 
 
-def test_the_report_as_an_object():
+def test_the_report_as_json():
     report = run_checks(facts(torch=BrokenTorch(reason="OSError: x"), environ={"OMP_DYNAMIC": "1"}, swap=None))
-    told = json.loads(json.dumps(report.as_json()))
-    assert (told["schema"], told["problems"], told["advice"]) == (1, 2, 0)
-    assert {check["check"] for check in told["checks"]} == set(CHECKS)
-    assert told["checks"][0] == {
+    data = json.loads(json.dumps(report.as_json()))
+    assert (data["schema"], data["problems"], data["advice"]) == (1, 2, 0)
+    assert {check["check"] for check in data["checks"]} == set(CHECKS)
+    assert data["checks"][0] == {
         "check": "torch",
         "status": "problem",
         "found": "OSError: x",
@@ -149,7 +152,7 @@ def test_the_report_as_an_object():
     assert report.exit_code == 1
 
 
-def test_the_report_for_a_person():
+def test_the_report_as_text():
     lines = run_checks(facts(machine(libraries=()))).as_text(width=80, color=False).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("advice  allocator"))
     assert lines[at] == "advice  allocator        only the C library's allocator"
@@ -178,7 +181,7 @@ def test_this_machine():
 def test_facts_of_this_machine():
     root = Root("/")
     given = gather_facts(
-        probe_host(root), root=root, interpreter="x", environ={"A": "1"}, run=answering(ProgramResult(exit_code=1))
+        probe_host(root), root=root, interpreter="x", environ={"A": "1"}, run=runner_with(ProgramResult(exit_code=1))
     )
     assert (given.live, given.environ) == (True, {"A": "1"})
     assert isinstance(given.torch, BrokenTorch)
@@ -193,7 +196,7 @@ def test_the_torch_of_this_environment():
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         pytest.skip("torch is not installed beside pytest")
-    told = read_torch_report(sys.executable, dict(os.environ), run=run_program)
-    assert (told.version.split("+")[0], told.openmp) == (version.split("+")[0], True)
-    assert told.threads >= 1
-    assert told.capability
+    report = read_torch_report(sys.executable, dict(os.environ), run=run_program)
+    assert (report.version.split("+")[0], report.openmp) == (version.split("+")[0], True)
+    assert report.threads >= 1
+    assert report.capability

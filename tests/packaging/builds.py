@@ -1,4 +1,4 @@
-"""What tests of packaging share: a copy of the checkout, commands with a chosen PATH, environments to install in."""
+"""Helpers of the packaging tests: a copy of the checkout, commands with a given PATH, new environments."""
 
 import os
 import shutil
@@ -13,12 +13,12 @@ IGNORED = (".git", ".venv*", "*.so", "__pycache__", ".*_cache", ".hypothesis", "
 
 
 def copy_checkout(target: Path) -> Path:
-    """A copy of the checkout without what was built there: builds leave nothing in the real one."""
+    """A copy of the checkout without build products, so that builds do not change the real one."""
     return shutil.copytree(ROOT, target, symlinks=True, ignore=shutil.ignore_patterns(*IGNORED))
 
 
 def complete(*command: object, path: object = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command, ended. `path` is its PATH."""
+    """The completed command. `path` is its PATH."""
     environment = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH")}
     if path is not None:
         environment["PATH"] = str(path)
@@ -26,14 +26,14 @@ def complete(*command: object, path: object = None, cwd: Path | None = None) -> 
 
 
 def run(*command: object, path: object = None, cwd: Path | None = None) -> str:
-    """The standard output of the command, which succeeds. `path` is its PATH."""
+    """Standard output of the command, whose exit code must be 0. `path` is its PATH."""
     result = complete(*command, path=path, cwd=cwd)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
 def make_environment(target: Path) -> Path:
-    """The Python of a new environment, which finds the packages that this one has beside cpulaunch."""
+    """The interpreter of a new environment that can import the packages of this one, except cpulaunch."""
     run(sys.executable, "-m", "venv", "--without-pip", target)
     python = target / "bin/python"
     site_packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())

@@ -1,4 +1,4 @@
-"""What an installation brings, from real builds: the profiles, the compiled libraries, and no failure without cc."""
+"""Contents of real builds: the profiles and the compiled libraries, or a pure wheel without a C compiler."""
 
 import ctypes
 import importlib.util
@@ -30,7 +30,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy of the checkout: builds leave nothing in the real one."""
+    """A copy of the checkout, so that builds do not change the real one."""
     return copy_checkout(tmp_path / "source")
 
 

@@ -1,4 +1,4 @@
-"""The MKL dispatch library answers in MKL's place inside a real torch."""
+"""The MKL dispatch library replaces the function of MKL inside a real torch."""
 
 import importlib.util
 import os
@@ -54,7 +54,7 @@ def test_preloaded_function_is_the_process_wide_one(library: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_mkl_inside_torch_asks_the_preloaded_function(library: Path, tmp_path: Path) -> None:
+def test_mkl_inside_torch_calls_the_preloaded_function(library: Path, tmp_path: Path) -> None:
     import torch
 
     if not torch.backends.mkl.is_available():
@@ -66,7 +66,7 @@ def test_mkl_inside_torch_asks_the_preloaded_function(library: Path, tmp_path: P
     assert any("libtorch_cpu.so" in line and f"to {library}" in line for line in lines), lines
 
 
-def test_library_passes_the_trial_start_every_preload_has_to_pass(library: Path) -> None:
+def test_library_passes_the_trial_of_preloads(library: Path) -> None:
     failures = try_preloads([str(library)], interpreter=sys.executable, environ=dict(os.environ), cache_file=None)
     assert failures == {str(library): None}
 
@@ -74,7 +74,7 @@ def test_library_passes_the_trial_start_every_preload_has_to_pass(library: Path)
 @pytest.mark.torch
 @pytest.mark.skipif(not INSTALLED.exists(), reason="cpulaunch was installed without a compiler")
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_on_request_every_worker_gets_the_library(tmp_path: Path) -> None:
+def test_mkl_dispatch_on_preloads_the_library(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text("import os; print(os.environ['LD_PRELOAD'])")
     command = [sys.executable, "-m", "cpulaunch", "--mkl-dispatch", "on", "--instances", "1", script]

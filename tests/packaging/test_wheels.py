@@ -1,4 +1,4 @@
-"""The files that scripts/build-wheels makes: where pip takes which, and what each brings where there is no compiler."""
+"""The files that scripts/build-wheels builds: which one pip selects, and what each installs without a compiler."""
 
 import importlib.util
 import json
@@ -56,7 +56,7 @@ def release(source: Path) -> Path:
 
 
 class Installation:
-    """One of the files, installed by pip into an environment of its own; PATH has that environment's programs alone."""
+    """A file installed by pip into its own environment; PATH has only the programs of that environment."""
 
     def __init__(self, file: Path, folder: Path) -> None:
         python = make_environment(folder / "environment")
@@ -66,7 +66,7 @@ class Installation:
         pip = (sys.executable, "-m", "pip", "--python", python)
         result = complete(*pip, "install", *options, file, path=self.programs)
         assert result.returncode == 0, result.stderr
-        self.pip_says = result.stderr
+        self.pip_output = result.stderr
         package = run(python, "-P", "-c", "import cpulaunch; print(cpulaunch.__path__[0])")
         self.libraries = [str(Path(package.strip()).parent / library) for library in sorted(LIBRARIES)]
 
@@ -74,12 +74,12 @@ class Installation:
         return complete(self.programs / "cpulaunch", *words, path=self.programs)
 
     def doctor(self, check: str) -> dict[str, str]:
-        """What the check found; other checks may find problems of this machine."""
+        """The finding of this check (others may find problems of this machine)."""
         found = json.loads(self.cpulaunch("doctor", "--json").stdout)["checks"]
         return next(each for each in found if each["check"] == check)
 
 
-def test_release_is_an_archive_and_a_wheel_with_and_one_without_libraries(release: Path) -> None:
+def test_a_release_has_an_archive_and_wheels_with_and_without_libraries(release: Path) -> None:
     assert sorted(path.name for path in release.iterdir()) == sorted([COMPILED, PURE, SOURCE])
     for wheel, expected in ((COMPILED, set(LIBRARIES)), (PURE, set())):
         with zipfile.ZipFile(release / wheel) as archive:
@@ -90,7 +90,7 @@ def test_release_is_an_archive_and_a_wheel_with_and_one_without_libraries(releas
     ("platform", "expected"),
     [("manylinux2014_x86_64", COMPILED), ("manylinux2014_aarch64", PURE), ("macosx_11_0_arm64", PURE)],
 )
-def test_pip_takes_the_wheel_of_the_platform(release: Path, tmp_path: Path, platform: str, expected: str) -> None:
+def test_pip_selects_the_wheel_for_the_platform(release: Path, tmp_path: Path, platform: str, expected: str) -> None:
     options = ("--no-index", "--find-links", release, "--no-deps", "--only-binary", ":all:", "--platform", platform)
     run(sys.executable, "-m", "pip", "download", *options, "--dest", tmp_path, "cpulaunch")
     assert [path.name for path in tmp_path.iterdir()] == [expected]
@@ -98,7 +98,7 @@ def test_pip_takes_the_wheel_of_the_platform(release: Path, tmp_path: Path, plat
 
 @needs_torch
 @pytest.mark.torch
-def test_wheel_brings_both_libraries_where_there_is_no_compiler(release: Path, tmp_path: Path) -> None:
+def test_wheel_has_both_libraries_without_a_compiler(release: Path, tmp_path: Path) -> None:
     installed = Installation(release / COMPILED, tmp_path)
     ranks = installed.cpulaunch(*ON_TWO_RANKS, "--mkl-dispatch", "on", installed.program)
     assert ranks.stdout.split() == ["200000", *installed.libraries], ranks.stderr
@@ -107,10 +107,10 @@ def test_wheel_brings_both_libraries_where_there_is_no_compiler(release: Path, t
 
 @needs_torch
 @pytest.mark.torch
-def test_source_archive_works_without_a_compiler_and_says_what_is_missing(release: Path, tmp_path: Path) -> None:
+def test_source_archive_works_without_a_compiler_and_reports_missing_features(release: Path, tmp_path: Path) -> None:
     installed = Installation(release / SOURCE, tmp_path)
-    lost = "built without --mkl-dispatch and fast collectives on one host: no C compiler (CC, cc, gcc, clang)"
-    assert lost in installed.pip_says
+    missing = "built without --mkl-dispatch and fast collectives on one host: no C compiler (CC, cc, gcc, clang)"
+    assert missing in installed.pip_output
     ranks = installed.cpulaunch(*ON_TWO_RANKS, installed.program)
     assert ranks.stdout.split() == ["200000"], ranks.stderr
     assert "installed without a C compiler" in installed.doctor("collectives")["why"]
@@ -119,7 +119,7 @@ def test_source_archive_works_without_a_compiler_and_says_what_is_missing(releas
     assert "mkl-dispatch is not installed" in plan.stderr
 
 
-def test_no_wheel_is_made_without_a_library(source: Path, release: Path, tmp_path: Path) -> None:
+def test_no_wheel_is_built_without_a_library(source: Path, release: Path, tmp_path: Path) -> None:
     broken = source / "cpulaunch/lib/mkl_dispatch.c"
     text = broken.read_text()
     broken.write_text("#error not on this machine\n")

@@ -1,4 +1,4 @@
-"""Captured machines: where they are, how they are unpacked, and what is known about them."""
+"""Captured machines: their location, unpacking, and expected facts."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from cpulaunch.records.cpulist import parse_cpulist
 
 HWLOC = Path(__file__).parent.parent / "data" / "hwloc"
 SHARED = Path(__file__).parent.parent.parent.parent / "shared" / "corpus"
-"""The util-linux half is GPL and not part of this project; it is read where it lies beside the checkout."""
+"""The util-linux half is GPL and not part of this project; it is read from a folder beside the checkout."""
 
 UNASSERTED = {"restricted", "cpu_types", "n_numa_nodes_without_gpu_memory"}
 CACHE_COUNTS = {"n_L2": "L2", "n_L3": "L3"}
@@ -47,7 +47,7 @@ READ = re.compile(
     r"|sys/devices/system/cpu/([^/]+$|cpu\d+/(online$|cpu_capacity$|topology/(die_id|phys|[a-z]+_(cpus|siblings))|cache/index\d/(level|type|size|shared)|cpufreq/scaling_governor$))"
     r"|sys/devices/system/node/([^/]+$|node\d+/(cpumap|cpulist|meminfo|distance)$))"
 )
-"""What a probe reads. The rest of an archive (every PCI device, idle state, memory block) takes minutes to write."""
+"""The files that a probe reads. Unpacking the rest (every PCI device, idle state, memory block) takes minutes."""
 
 
 def unpack(machine: dict[str, Any], target: Path) -> Path:
@@ -69,7 +69,7 @@ def unpack(machine: dict[str, Any], target: Path) -> Path:
 
 
 def disagreements(expected: dict[str, Any], answered: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(facts answered wrongly, facts not answered)."""
+    """The expected facts that are wrong, and those that are unknown."""
     wrong, missing = [], []
     for name, fact in expected.items():
         verdict = _agrees(name, fact, answered)

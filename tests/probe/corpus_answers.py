@@ -1,4 +1,4 @@
-"""A probed Host in the words of the captured machines' expected facts."""
+"""Facts of a probed Host under the names that the captured machines' expected facts use."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,7 +10,7 @@ CACHE_SUFFIX = {"Data": "d", "Instruction": "i", "Unified": ""}
 
 
 def answers(host: Host) -> dict[str, Any]:
-    """Every fact the host answers."""
+    """Name -> value of every fact that the host has."""
     found = _cpus(host) | _nodes(host) | _caches(host)
     if host.cpu.model_name is not None:
         found["model_name"] = host.cpu.model_name

@@ -1,4 +1,4 @@
-"""Made-up libraries: ELF headers and a loader cache."""
+"""Synthetic libraries: ELF headers and a loader cache."""
 
 import struct
 from pathlib import Path
@@ -19,7 +19,7 @@ def library(root: Path, name: str, *, machine: int = 62) -> Path:
 
 
 def ld_cache(entries: list[tuple[str, str]], *, old_format_first: bool = False) -> bytes:
-    """/etc/ld.so.cache in glibc's format, of (name, path)."""
+    """Content of /etc/ld.so.cache in glibc's format; `entries` are (name, path)."""
     prefix = b"ld.so-1.7.0\0" + struct.pack("=I", 0) if old_format_first else b""
     strings = b""
     start = 48 + 24 * len(entries)

@@ -1,4 +1,4 @@
-"""Every captured machine is read without a crash and without a wrong fact."""
+"""The probe reads every captured machine without an error and without a wrong fact."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Vendor, model and features, as /proc/cpuinfo of each architecture writes them."""
+"""Vendor, model and features from the /proc/cpuinfo of each architecture."""
 
 from pathlib import Path
 

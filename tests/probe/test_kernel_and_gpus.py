@@ -30,7 +30,7 @@ def test_kernel_settings() -> None:
     assert (kernel.governor, kernel.smt, kernel.isolated_cpus) == ("powersave", "forceoff", {2, 3})
 
 
-def test_a_captured_machine_says_nothing_of_this_process() -> None:
+def test_a_captured_machine_has_no_facts_of_this_process() -> None:
     kernel = host_of(RootSpec()).kernel
     assert (kernel.mempolicy, kernel.page_bytes, kernel.governor, kernel.release) == ("unknown", None, None, None)
 
@@ -61,7 +61,7 @@ DEVICES = {
 }
 
 
-def test_gpus_without_graphics_of_the_board_and_the_processor() -> None:
+def test_board_and_integrated_graphics_are_not_listed() -> None:
     information = {"proc/driver/nvidia/gpus/0000:17:00.0/information": "Model: \t H100\nGPU UUID: \t GPU-1234\n"}
     assert host_of(RootSpec(files=DEVICES | information)).gpus == (
         Gpu(
@@ -79,7 +79,7 @@ def test_gpus_without_graphics_of_the_board_and_the_processor() -> None:
     )
 
 
-def test_gpus_are_found_through_the_links_sysfs_has(tmp_path: Path) -> None:
+def test_gpus_are_found_through_sysfs_links(tmp_path: Path) -> None:
     root = write_root(tmp_path, RootSpec())
     target = root / "sys/devices/pci0000:17/0000:17:00.0"
     target.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What is known where there is no /sys: the same Host, from psutil and py-cpuinfo, which Linux never imports."""
+"""Systems without /sys: a Host from psutil and py-cpuinfo, which are not imported on Linux."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What confines a process, from affinity, cpuset, quota and memory files as kernels and containers show them."""
+"""Limits of a process: affinity, cpuset, quota and memory, as kernels and containers present them."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def budget(limits: Limits) -> tuple[str, int, str]:
     return format_cpulist(limits.budget.cpus), limits.budget.threads, limits.budget.limited_by
 
 
-def test_nothing_confines() -> None:
+def test_no_limits() -> None:
     limits = limits_with({})
     assert budget(limits) == ("0-7", 8, "all 8 online logical CPUs")
     assert (limits.cpuset, limits.quota, limits.memory_bytes, limits.memory_nodes) == (None,) * 4
@@ -89,7 +89,7 @@ def test_quota(version: str, quota: float, threads: int) -> None:
         {"sys/fs/cgroup/a/b/c/cpu.max": "75000 50000", "sys/fs/cgroup/a/cpu.max": "200000 100000"},
     ],
 )
-def test_the_tightest_ancestor_decides(files: dict[str, str]) -> None:
+def test_the_lowest_quota_of_all_ancestors_applies(files: dict[str, str]) -> None:
     limits = limits_with(files, cgroup="v2", cgroup_path="/a/b/c")
     assert limits.quota is not None
     assert limits.quota.cpus == 1.5
@@ -176,7 +176,7 @@ def test_a_mount_point_with_a_space() -> None:
         {"proc/self/cgroup": "garbage", "proc/self/mountinfo": "garbage\n1 2 3\n - cgroup2"},
     ],
 )
-def test_missing_mounts_and_paths_are_no_limit(files: dict[str, str]) -> None:
+def test_missing_mounts_and_paths_mean_no_limit(files: dict[str, str]) -> None:
     limits = limits_with(files)
     assert (limits.quota, limits.cpuset, limits.memory_bytes) == (None,) * 3
 
@@ -204,7 +204,7 @@ def test_malformed_files_are_named(tmp_path: Path, version: str, name: str, text
     assert text.split()[-1] in str(caught.value.value)
 
 
-def test_sets_that_exclude_one_another_leave_a_budget() -> None:
+def test_disjoint_affinity_and_cpuset_leave_a_budget() -> None:
     limits = limits_with({}, cgroup="v2", cpuset="6-7", affinity="0-1")
     assert limits.budget.cpus == {0, 1}
     assert limits_with({}, affinity="100-101").budget.cpus == set(range(8))

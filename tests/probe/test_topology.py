@@ -31,14 +31,14 @@ def groups(host: Host, name: str) -> dict[int | None, str]:
         ("interleaved", {0: "0,4", 1: "1,5", 2: "2,6", 3: "3,7"}),
     ],
 )
-def test_siblings_come_from_files_not_from_arithmetic(numbering: str, cores: dict[int, str]) -> None:
+def test_siblings_are_read_from_files_for_every_numbering(numbering: str, cores: dict[int, str]) -> None:
     host = host_of(RootSpec(sockets=2, cores_per_l3=2, smt=2, numbering=numbering))  # type: ignore[arg-type]
     assert groups(host, "core") == cores
     expected = {"interleaved": {0: "0,2,4,6", 1: "1,3,5,7"}, "adjacent": {0: "0-3", 4: "4-7"}}
     assert groups(host, "socket") == expected.get(numbering, {0: "0-1,4-5", 2: "2-3,6-7"})
 
 
-def test_masks_alone_say_the_same_as_lists() -> None:
+def test_masks_give_the_same_topology_as_lists() -> None:
     spec = RootSpec(sockets=2, numa_per_socket=2, l3_per_numa=2, cores_per_l3=5, smt=2, offline="3,40")
     masks = host_of(replace(spec, hex_masks_only=True))
     assert replace(masks, sysroot=None) == replace(host_of(spec), sysroot=None)
@@ -65,7 +65,7 @@ def test_a_group_is_named_by_its_lowest_cpu_even_if_that_is_offline(tmp_path: Pa
     assert groups(probe_host(Root(str(root))), "core") == {0: "2", 1: "1,3"}
 
 
-def test_without_online_files_the_directories_and_their_switches_count(tmp_path: Path) -> None:
+def test_without_online_files_directories_and_their_online_switches_are_used(tmp_path: Path) -> None:
     root = write_root(tmp_path, RootSpec(cores_per_l3=4, offline="2"))
     for name in ("online", "present", "possible"):
         (root / CPU / name).unlink()
@@ -82,7 +82,7 @@ def test_without_online_files_the_directories_and_their_switches_count(tmp_path:
         ({}, [0]),
     ],
 )
-def test_without_sysfs_proc_counts_and_there_is_always_one_cpu(
+def test_without_sysfs_cpuinfo_is_used_and_there_is_at_least_one_cpu(
     tmp_path: Path, files: dict[str, str], ids: list[int]
 ) -> None:
     (tmp_path / "proc").mkdir()
@@ -94,7 +94,7 @@ def test_without_sysfs_proc_counts_and_there_is_always_one_cpu(
     assert host.numa_nodes == ()
 
 
-def test_sockets_that_contradict_one_another_are_settled_by_package_ids(tmp_path: Path) -> None:
+def test_contradictory_sockets_are_resolved_by_package_ids(tmp_path: Path) -> None:
     root = write_root(tmp_path, RootSpec(sockets=2, cores_per_l3=2))
     (root / f"{CPU}/cpu2/topology/core_siblings_list").write_text("1-3\n")
     assert groups(probe_host(Root(str(root))), "socket") == {0: "0-1", 2: "2-3"}
@@ -136,7 +136,7 @@ def test_arm_kinds_come_from_capacity(capacities: tuple[int, ...], kinds: dict[s
     assert groups(host_of(RootSpec(cpu=GRACE, files=files)), "kind") == kinds
 
 
-def test_different_clock_rates_do_not_make_kinds() -> None:
+def test_different_clock_rates_are_not_different_kinds() -> None:
     files = {f"{CPU}/cpu{cpu}/cpufreq/cpuinfo_max_freq": str(3_000_000 + cpu * 500_000) for cpu in range(4)}
     assert groups(host_of(RootSpec(files=files)), "kind") == {None: "0-3"}
 
@@ -231,7 +231,7 @@ def test_names_with_other_digits_are_no_ids() -> None:
 
 
 class CountingRoot(Root):
-    """Counts what is read."""
+    """A root that counts how often each file is read."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""Hosts made of the few facts that profiles look at."""
+"""Hosts with only those facts that the conditions of profiles use."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Broken and hostile profiles: each is refused with its file, line and key; none hangs or ends in a traceback."""
+"""Broken and hostile profiles: each is an error that names file, line and key; none hangs or ends in a traceback."""
 
 import os
 
@@ -21,7 +21,7 @@ def env(name, value='"1"', more=""):
 
 
 BROKEN = {
-    # name: (text, what, value, place after the file's name, part of the hint)
+    # name: (text, what, value, line and key after the file name, part of the hint)
     "not TOML": (HEAD + "x = = 1", "invalid TOML", "Invalid value", ", line 3", "docs/profiles.md"),
     "unterminated": (HEAD + 'x = "', "invalid TOML", "Unterminated string", ", line 3", ""),
     "key twice": (HEAD + 'kind = "intent"', "invalid TOML", "Cannot overwrite a value", ", line 3", ""),
@@ -364,7 +364,7 @@ def test_combinations_that_do_not_conflict():
     parse_profile(HEAD + setting("binder", '"numactl"') + setting("membind", '"bind"'), name="mine")
 
 
-def refused(path):
+def error_of(path):
     with pytest.raises(UsageError) as caught:
         read_profile(str(path))
     place = f" ({caught.value.source})" if caught.value.source else ""
@@ -376,25 +376,25 @@ def test_files_that_cannot_be_read(tmp_path):
     big.write_bytes(b'summary = "' + b"x" * 10_000_000)
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b'summary = "s"\nkind = "\xff\xfe\x00"')
-    assert refused(big) == f"cannot read the profile: {big}: larger than {MAX_BYTES // 1024} KiB"
-    assert refused(binary) == f"the profile is not UTF-8 text: byte 22 ({binary}, line 2)"
-    assert refused(tmp_path) == f"cannot read the profile: {tmp_path}: Is a directory"
-    assert refused(tmp_path / "no.toml").startswith(f"cannot read the profile: {tmp_path}/no.toml: No such file")
+    assert error_of(big) == f"cannot read the profile: {big}: larger than {MAX_BYTES // 1024} KiB"
+    assert error_of(binary) == f"the profile is not UTF-8 text: byte 22 ({binary}, line 2)"
+    assert error_of(tmp_path) == f"cannot read the profile: {tmp_path}: Is a directory"
+    assert error_of(tmp_path / "no.toml").startswith(f"cannot read the profile: {tmp_path}/no.toml: No such file")
 
 
-def test_files_without_an_end_are_not_read(tmp_path):
+def test_endless_files_are_not_read(tmp_path):
     fifo = tmp_path / "fifo.toml"
     os.mkfifo(fifo)
-    assert "not a regular file" in refused(fifo)
+    assert "not a regular file" in error_of(fifo)
     link = tmp_path / "zero.toml"
     link.symlink_to("/dev/zero")
-    assert "not a regular file" in refused(link)
+    assert "not a regular file" in error_of(link)
     loop = tmp_path / "loop.toml"
     loop.symlink_to(loop)
-    assert "cannot read the profile" in refused(loop)
+    assert "cannot read the profile" in error_of(loop)
 
 
-def test_too_long_a_line():
+def test_a_line_that_is_too_long():
     with pytest.raises(UsageError) as caught:
         parse_profile(HEAD + "a" + ".a" * 30_000 + " = 1", name="mine", path="mine.toml")
     assert caught.value.what == "line too long in the profile"
@@ -407,10 +407,10 @@ def test_an_unreadable_file(tmp_path):
     path = tmp_path / "secret.toml"
     path.write_text(HEAD)
     path.chmod(0)
-    assert "Permission denied" in refused(path)
+    assert "Permission denied" in error_of(path)
 
 
 def test_windows_line_ends_count_as_one_line(tmp_path):
     path = tmp_path / "dos.toml"
     path.write_bytes(HEAD.replace("\n", "\r\n").encode() + b"oops = 1\r\n")
-    assert refused(path) == f"unknown key in the profile: oops ({path}, line 3, oops)"
+    assert error_of(path) == f"unknown key in the profile: oops ({path}, line 3, oops)"

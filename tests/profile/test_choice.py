@@ -1,4 +1,4 @@
-"""Which presets a host gets, and how the values of several profiles are merged."""
+"""The selection of presets for a host, and the merging of several profiles."""
 
 import pytest
 
@@ -66,7 +66,7 @@ PICKS = {
 
 
 @pytest.mark.parametrize("name", PICKS)
-def test_auto_picks(name):
+def test_auto_selects(name):
     machine, label = PICKS[name]
     assert chosen_layers(("auto",), machine, config_dir=None)[1] == label
 

@@ -1,4 +1,4 @@
-"""What `auto` picks on captured and synthetic machines, read from their files."""
+"""The presets that `auto` selects on captured and synthetic machines."""
 
 import re
 import tarfile
@@ -12,7 +12,7 @@ from tests.probe.captured import hwloc_machines
 from tests.roots import ArmCpu, RootSpec, X86Cpu, host_of
 
 CAPTURED = {"32intel64-2p8co2t+8ve": "xeon-skylake", "fakeheterocpunuma": "hybrid-desktop"}
-"""The others are too old, or too strange, for any preset; Lakefield's old kernel does not tell its cores apart."""
+"""No preset applies to the other machines; the old kernel of Lakefield does not distinguish its kinds of cores."""
 
 EC2 = {"sys/class/dmi/id/sys_vendor": "Amazon EC2"}
 NVIDIA = {"sys/class/dmi/id/sys_vendor": "NVIDIA"}
@@ -46,7 +46,7 @@ def assert_picked(host, label):
 NEEDED = re.compile(
     r"/proc/(cpuinfo|sys|self|meminfo)|/sys/devices/(cpu_|system/cpu/(\w+$|cpu\d+/(online|cpu_capacity|topology/)))|/dmi/"
 )
-"""Unpacking everything would take most of the time of these tests."""
+"""The only files to unpack: unpacking all would take most of the time of these tests."""
 
 
 def unpack_needed(machine, target):

@@ -1,4 +1,4 @@
-"""The presets themselves: every one is a valid profile file, sourced, and in the generated table."""
+"""Every preset is a valid profile file, names its sources, and is in the generated table."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_no_preset_changes_results(path):
     }
     profile = read_profile(str(path))
     assert not numerics & {choice.name for choice in profile.env}
-    # Beyond rounding: less precision, other random numbers for augmentation, a data set that workers keep a copy of.
+    # Beyond rounding: lower precision, other random numbers for augmentation, data sets copied by persistent workers.
     unsafe = {"precision", "flush_denormal", "ipex", "dataloader_workers", "persistent_workers", "mmap_weights"}
     assert not unsafe & {choice.name for choice in profile.settings}
     assert {choice.value for choice in profile.settings if choice.name == "graph"} <= {"onednn"}
@@ -79,7 +79,7 @@ def test_choosing_among_presets_parses_no_toml():
         "presets()\n"
         "print([name for name in ('tomllib', 're', 'difflib', 'cpulaunch.profile.file') if name in sys.modules])\n"
     )
-    # -S: a .pth file of the environment may import re by itself.
+    # -S: a .pth file of the environment may import re.
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY
     )

@@ -1,4 +1,4 @@
-"""The lines of keys, over everything TOML allows around them."""
+"""The line numbers of keys in TOML of every notation."""
 
 import pytest
 

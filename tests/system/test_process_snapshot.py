@@ -1,4 +1,4 @@
-"""What /proc says of a process: captured files, odd ones, absent ones, and this very process."""
+"""Snapshots of a process from /proc: captured, unusual and missing files, and the test process itself."""
 
 import os
 import threading
@@ -66,7 +66,7 @@ def test_pages_are_left_out_on_request(proc):
 
 
 @pytest.mark.parametrize("name", ["status", "cmdline", "maps", "numa_maps"])
-def test_what_is_absent_is_left_empty(proc, name):
+def test_missing_files_leave_fields_empty(proc, name):
     before = snapshot(42, proc=str(proc))
     (proc / "42" / name).unlink()
     after = snapshot(42, proc=str(proc))
@@ -90,7 +90,7 @@ def test_a_process_that_is_gone_has_nothing(tmp_path):
         ("/lib/tcmalloc.so", "default"),
     ],
 )
-def test_the_allocator_is_known_by_its_name(tmp_path, file, allocator):
+def test_the_allocator_is_recognised_by_its_file_name(tmp_path, file, allocator):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "maps").write_text(f"7f00-7f01 r-xp 00000000 fe:00 2 {file}\n")
     assert snapshot(1, proc=str(tmp_path))["allocator"] == allocator

@@ -1,4 +1,4 @@
-"""Reading under a root: nothing outside it, and a word about what does not parse."""
+"""Reading files under a root directory, without leaving it; malformed files are errors that name the file."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_nuls_and_white_space_are_trimmed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\0\0"])
-def test_an_empty_file_says_nothing(tmp_path: Path, content: str) -> None:
+def test_an_empty_file_has_no_value(tmp_path: Path, content: str) -> None:
     write(tmp_path / "file", content)
     root = Root(str(tmp_path))
     assert (root.text("file"), root.integer("file"), root.cpulist("file"), root.cpumask("file")) == (None,) * 4
@@ -61,7 +61,7 @@ def test_no_link_leads_outside(tmp_path: Path, target: str) -> None:
     assert root.text("sub/../../secret") is None
 
 
-def test_a_directory_link_is_followed_inside_once_it_was_seen(tmp_path: Path) -> None:
+def test_a_directory_link_is_followed_every_time(tmp_path: Path) -> None:
     write(tmp_path / "machine/devices/gpu/class", "0x030200")
     (tmp_path / "machine/bus").mkdir()
     (tmp_path / "machine/bus/0").symlink_to("../devices/gpu")
@@ -69,7 +69,7 @@ def test_a_directory_link_is_followed_inside_once_it_was_seen(tmp_path: Path) ->
     assert [root.text("bus/0/class") for _ in range(2)] == ["0x030200"] * 2
 
 
-def test_links_in_a_circle_are_absent(tmp_path: Path) -> None:
+def test_circular_links_count_as_absent(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     root = Root(str(tmp_path))
@@ -92,7 +92,7 @@ def test_links_in_a_circle_are_absent(tmp_path: Path) -> None:
         ("cpumask", "zz,1"),
     ],
 )
-def test_what_does_not_parse_is_named(tmp_path: Path, method: str, content: str) -> None:
+def test_malformed_files_are_named(tmp_path: Path, method: str, content: str) -> None:
     file = write(tmp_path / "sys/file", content)
     with pytest.raises(ProbeError) as caught:
         getattr(Root(str(tmp_path)), method)("sys/file")
@@ -101,7 +101,7 @@ def test_what_does_not_parse_is_named(tmp_path: Path, method: str, content: str)
     assert str(caught.value).count("\n") == 1
 
 
-def test_the_list_comes_before_the_mask(tmp_path: Path) -> None:
+def test_the_list_has_precedence_over_the_mask(tmp_path: Path) -> None:
     write(tmp_path / "siblings", "00000001,00000003")
     root = Root(str(tmp_path))
     assert root.ids("siblings") == {0, 1, 32}

@@ -1,4 +1,4 @@
-"""What `cpulaunch probe` shows: the JSON contract, the table, the map, the picture."""
+"""The output of `cpulaunch probe`: JSON, table, map and picture."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def test_maps_and_tables_fit(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_colours_change_nothing_but_colours(name: str) -> None:
+def test_colours_do_not_change_the_text(name: str) -> None:
     host, owners = HOSTS[name], {0: 0, 1: 1}
     coloured = machine_map(host, color=True, owners=owners)
     assert re.sub(r"\033\[\d+m", "", coloured) == machine_map(host, owners=owners)
@@ -103,7 +103,7 @@ def test_every_core_is_on_the_map_once() -> None:
     assert sorted(numbers) == sorted({cpu.core for cpu in HOSTS["large"].cpus})
 
 
-def test_the_table_says_what_limits() -> None:
+def test_the_table_names_the_limits() -> None:
     text = probe_text(HOSTS["adjacent"], width=80, color=False)
     assert "budget     2 threads on CPUs 0-95: cgroup CPU quota 2.0" in text
     assert "cores      2 sockets · 2 NUMA nodes · 48 cores · 96 logical CPUs" in text

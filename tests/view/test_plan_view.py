@@ -87,7 +87,7 @@ def test_shared_cpus_are_not_drawn_as_owned() -> None:
     assert "w0" not in text(HOST, "--binder none")
 
 
-def test_text_says_what_is_not_bound_not_started_and_not_listed() -> None:
+def test_text_marks_workers_not_bound_not_started_and_not_listed() -> None:
     assert "not bound" in text(HOST, "--binder none")
     assert "first touch" in text(HOST, "--binder none")
     assert text(HOST, "--instances 4 --instance-index 1").startswith("4 instances, 1 started here")
@@ -100,13 +100,13 @@ def test_text_without_a_program_has_no_command() -> None:
     assert "command:" not in text(HOST, program=None)
 
 
-def test_lines_keep_the_width_where_words_allow() -> None:
+def test_lines_fit_the_width() -> None:
     for width in (60, 80, 120):
         rows = text(HOST, "--instances 2", width=width).splitlines()
         assert all(len(row) <= width for row in rows if "/usr/lib" not in row)
 
 
-def test_colour_is_only_where_asked() -> None:
+def test_colours_are_off_by_default() -> None:
     assert "\033[" not in text(HOST, "--instances 2")
     assert "\033[" in text(HOST, "--instances 2", color=True)
 
@@ -123,7 +123,7 @@ def test_json_of_a_job_has_its_ranks_and_the_job() -> None:
     assert plan_json(plan(HOST))["job"] is None
 
 
-def test_json_calls_a_rank_that_a_scheduler_started_a_member() -> None:
+def test_json_key_of_a_rank_that_a_scheduler_started_is_member() -> None:
     job = plan(HOST, "--nproc-per-node 2").job
     assert job is not None
     assert job_json(job)["member"] is None

@@ -1,4 +1,4 @@
-"""GPUs from their files: which there are, which this process may use, and what NVML adds."""
+"""GPUs from sysfs files: which exist, which this process may use, and what NVML adds."""
 
 from types import SimpleNamespace
 
@@ -14,13 +14,13 @@ WITH_DRIVER = gpu(PCI, 0, "0-3") | driver_files([PCI])
 
 
 def only(**files: str) -> Gpu | None:
-    """The GPU that a device with these files is, if it is one."""
+    """The GPU described by these device files; None if the device is not a GPU."""
     named = {name.replace("__", "/"): text for name, text in files.items()}
     found = host_of(RootSpec(files={f"sys/bus/pci/devices/{PCI}/{name}": text for name, text in named.items()})).gpus
     return found[0] if found else None
 
 
-def test_a_gpu_says_what_it_is() -> None:
+def test_facts_of_a_gpu() -> None:
     (first,) = host_of(RootSpec(files=WITH_DRIVER)).gpus
     assert (first.model, first.device, first.driver, first.numa_node) == ("NVIDIA H100", 0x2330, "nvidia", 0)
     assert first.uuid == "GPU-00000000-aaaa-bbbb-cccc-0123456789ab"
@@ -73,13 +73,13 @@ def test_a_container_may_use_the_gpus_it_was_given() -> None:
     [({}, True), ({"dev/nvidiactl": ""}, False), ({"dev/nvidiactl": "", "dev/nvidia0": ""}, True)],
     ids=["driver unused since boot", "not given", "given"],
 )
-def test_device_files_say_which_gpus_are_ours(nodes: dict[str, str], accessible: bool) -> None:
+def test_device_files_determine_accessible_gpus(nodes: dict[str, str], accessible: bool) -> None:
     spec = RootSpec(files=WITH_DRIVER | nodes)
     assert [found.accessible for found in host_of(spec).gpus] == [accessible]
 
 
 @pytest.mark.parametrize(("node", "accessible"), [("renderD128", True), ("renderD129", False)])
-def test_render_nodes_say_which_gpus_are_ours(node: str, accessible: bool) -> None:
+def test_render_nodes_determine_accessible_gpus(node: str, accessible: bool) -> None:
     files = gpu(PCI, 0, "0-3", vendor=AMD, **{"drm/renderD128/dev": "226:128"})
     assert [found.accessible for found in host_of(RootSpec(files=files | {f"dev/dri/{node}": ""})).gpus] == [accessible]
 
@@ -90,10 +90,10 @@ def test_mig_devices_are_counted_without_nvml() -> None:
 
 
 class Nvml:
-    """As much of NVML as is asked: one GPU cut in two, MIG devices by number, and a refusal."""
+    """The functions of NVML that the probe calls: one GPU with two MIG devices, or an error."""
 
     class NVMLError(Exception):
-        """What NVML raises."""
+        """The exception class of NVML."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.refuses, self.open = refuses, 0
@@ -148,15 +148,15 @@ def test_nvml_names_gpus_and_their_mig_devices() -> None:
     assert nvml.open == 0
 
 
-def test_a_driver_that_refuses_changes_nothing() -> None:
+def test_an_error_of_nvml_changes_nothing() -> None:
     assert named_gpus((CUT,), Nvml(refuses=True)) == (CUT,)
 
 
-def test_a_gpu_that_nvml_does_not_list_is_not_ours() -> None:
+def test_a_gpu_that_nvml_does_not_list_is_inaccessible() -> None:
     forbidden = Gpu(index=1, vendor="nvidia", pci="0000:af:00.0")
     assert [gpu.accessible for gpu in named_gpus((CUT, forbidden), Nvml())] == [True, False]
 
 
-def test_nvml_is_never_asked_about_a_captured_machine() -> None:
+def test_nvml_is_not_queried_for_a_captured_machine() -> None:
     host = host_of(RootSpec(files=WITH_DRIVER | mig(0, 2)))
     assert with_nvml(host) is host

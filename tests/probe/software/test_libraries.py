@@ -1,4 +1,4 @@
-"""Which libraries are found, in which order, and which are not to be trusted."""
+"""Which libraries are found, in which order, and which are untrusted."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ def test_every_soname_in_every_usual_folder(root: Path, file: str, name: str) ->
     "file",
     ["libtcmalloc_debug.so.4", "libjemalloc.a", "libjemalloc.so.2.bak", "libomptarget.so", "libgomp-24e2ab19.so.1"],
 )
-def test_other_files_are_not_taken_for_them(root: Path, file: str) -> None:
+def test_other_files_are_ignored(root: Path, file: str) -> None:
     library(root, f"{MULTIARCH}/{file}")
     assert found(root) == []
 
@@ -75,14 +75,14 @@ def test_the_environment_comes_before_the_system(root: Path) -> None:
     ]
 
 
-def test_what_is_preloaded_first_is_listed_first(root: Path) -> None:
+def test_libraries_are_listed_in_preload_order(root: Path) -> None:
     for name in ("libgomp.so.1", "libiomp5.so", "libmimalloc.so", "libjemalloc.so.2", "libtcmalloc.so.4"):
         library(root, f"{MULTIARCH}/{name}")
     assert [name for name, _ in found(root)] == ["tcmalloc", "jemalloc", "mimalloc", "intel", "gnu"]
 
 
 @pytest.mark.parametrize("old_format_first", [False, True])
-def test_the_loader_cache_names_libraries_elsewhere(root: Path, old_format_first: bool) -> None:
+def test_libraries_in_other_folders_are_found_through_the_loader_cache(root: Path, old_format_first: bool) -> None:
     library(root, "/opt/odd/libtcmalloc_minimal.so.4")
     entries = [
         ("libc.so.6", "/usr/lib/libc.so.6"),
@@ -95,7 +95,7 @@ def test_the_loader_cache_names_libraries_elsewhere(root: Path, old_format_first
 
 
 @pytest.mark.parametrize("size", [0, 10, 30, 60, 75])
-def test_a_damaged_loader_cache_is_no_cache(root: Path, size: int) -> None:
+def test_a_damaged_loader_cache_is_ignored(root: Path, size: int) -> None:
     library(root, "/opt/odd/libjemalloc.so.2")
     (root / "etc").mkdir()
     whole = ld_cache([("libjemalloc.so.2", "/opt/odd/libjemalloc.so.2"), ("libx.so", "/x")])
@@ -109,45 +109,45 @@ def test_a_library_for_another_machine_is_left_out(root: Path, content: bytes) -
     assert found(root) == []
 
 
-def test_the_machine_of_the_root_counts_not_this_one(tmp_path: Path) -> None:
+def test_libraries_must_match_the_machine_of_the_root(tmp_path: Path) -> None:
     root = write_root(tmp_path, RootSpec(cpu=GRACE))
     file = library(root, "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2", machine=183)
     assert found(root) == [("jemalloc", "/" + str(file.relative_to(root)))]
     assert found(write_root(tmp_path, RootSpec(cpu=X86Cpu()))) == []
 
 
-def test_trust_is_not_judged_in_a_captured_machine(root: Path) -> None:
+def test_trust_is_not_checked_in_a_captured_machine(root: Path) -> None:
     library(root, f"{MULTIARCH}/libjemalloc.so.2").chmod(0o666)
     assert probe_host(Root(str(root))).libraries[0].untrusted is None
 
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
-    """A folder of ours that nobody else may write."""
+    """A folder that only this user may write."""
     folder = tmp_path / "private"
     folder.mkdir(mode=0o755)
     return folder
 
 
-def test_our_own_files_are_trusted(private: Path) -> None:
+def test_files_of_this_user_are_trusted(private: Path) -> None:
     assert untrusted_part(Root(), str(library(private, "libjemalloc.so.2"))) is None
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])
-def test_what_everyone_may_write_is_named(private: Path, where: str) -> None:
+def test_parts_that_everyone_may_write_are_named(private: Path, where: str) -> None:
     file = library(private, "lib/libjemalloc.so.2")
     part = file if where == "file" else file.parent
     part.chmod(0o777)
     assert untrusted_part(Root(), str(file)) == f"{part} may be written by everyone"
 
 
-def test_a_sticky_folder_is_fine(private: Path) -> None:
+def test_a_sticky_folder_is_trusted(private: Path) -> None:
     file = library(private, "lib/libjemalloc.so.2")
     file.parent.chmod(0o1777)
     assert untrusted_part(Root(), str(file)) is None
 
 
-def test_the_way_through_a_link_is_judged_too(private: Path) -> None:
+def test_folders_of_links_are_checked_too(private: Path) -> None:
     file = library(private, "real/libjemalloc.so.2")
     shared = private / "shared"
     shared.mkdir()
@@ -159,7 +159,7 @@ def test_the_way_through_a_link_is_judged_too(private: Path) -> None:
 @pytest.mark.root
 def test_groups_and_other_owners(private: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can give files to others")
+        pytest.skip("only root can change the owner of files")
     file = library(private, "lib/libjemalloc.so.2")
     file.chmod(0o664)
     assert untrusted_part(Root(), str(file)) is None

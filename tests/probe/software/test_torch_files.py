@@ -1,4 +1,4 @@
-"""The environment's torch, found without importing it, and names looked up in real libraries."""
+"""Finding torch without importing it, and looking up symbols in libraries."""
 
 import ctypes
 import os
@@ -52,7 +52,7 @@ def test_openmp_beside_torch(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("visible", "version"), [("true", "2.13.0+cpu"), ("false", None)])
-def test_an_environment_that_may_see_the_base_packages(root: Path, visible: str, version: str | None) -> None:
+def test_an_environment_with_or_without_system_packages(root: Path, visible: str, version: str | None) -> None:
     install(root, "/usr/lib/python3/dist-packages")
     (root / "env/lib/python3.11/site-packages").mkdir(parents=True)
     (root / "env/pyvenv.cfg").write_text(f"home = /usr/bin\ninclude-system-site-packages = {visible}\n")
@@ -77,7 +77,7 @@ def test_no_torch(root: Path, interpreter: str | None) -> None:
     assert torch_of(root, interpreter) is None
 
 
-def test_a_version_file_without_version_is_no_torch(root: Path) -> None:
+def test_a_version_file_without_version_is_ignored(root: Path) -> None:
     install(root, "/env/lib/python3.12/site-packages", version="")
     assert torch_of(root, "/env/bin/python") is None
 
@@ -134,7 +134,7 @@ def loaded_libc() -> str | None:
 
 
 @pytest.mark.skipif(loaded_libc() is None or sys.byteorder == "big", reason="needs a little-endian Linux C library")
-def test_names_a_real_library_defines() -> None:
+def test_symbols_defined_by_a_real_library() -> None:
     path = loaded_libc() or ""
     for name in ("malloc", "getpid", "qsort", "printf"):
         assert exports(path, name)
@@ -144,7 +144,7 @@ def test_names_a_real_library_defines() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
-def test_a_name_that_is_only_used_is_not_defined() -> None:
+def test_an_undefined_symbol_is_not_exported() -> None:
     folder = Path(sysconfig.get_path("stdlib")) / "lib-dynload"
     modules = sorted(folder.glob("_json*.so")) + sorted(folder.glob("_ctypes*.so"))
     if not modules:
@@ -156,7 +156,7 @@ def test_a_name_that_is_only_used_is_not_defined() -> None:
 
 
 def elf(*segments: tuple[int, int, int], rest: bytes = b"") -> bytes:
-    """A library of one table of segments (type, offset = address, bytes), then `rest` at 0x200."""
+    """An ELF library with these segments (type, offset and address, bytes), and `rest` at 0x200."""
     table = b"".join(struct.pack("<IIQQQQQQ", kind, 4, at, at, 0, size, size, 8) for kind, at, size in segments)
     head = b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", 64).ljust(22, b"\0")
     return (head + struct.pack("<HH", 56, len(segments))).ljust(64, b"\0") + table.ljust(0x1C0, b"\0") + rest
@@ -186,7 +186,7 @@ def test_damaged_files_define_nothing(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_a_pipe_in_the_place_of_torch_does_not_stop_the_probe(root: Path) -> None:
+def test_a_named_pipe_in_place_of_torch_does_not_block_the_probe(root: Path) -> None:
     site = "/env/lib/python3.12/site-packages"
     install(root, site)
     os.mkfifo(root / site.lstrip("/") / "torch/lib/libtorch_cpu.so")
