@@ -142,12 +142,12 @@ def smt_siblings(facts: Facts) -> tuple[Finding, ...]:
     cores: dict[int, set[int]] = {}
     for cpu in facts.host.cpus:
         cores.setdefault(cpu.core, set()).add(cpu.id)
-    ours = [cpus for cpus in cores.values() if cpus & allowed]
-    halves = [cpus for cpus in ours if not cpus <= allowed]
+    own = [cpus for cpus in cores.values() if cpus & allowed]
+    halves = [cpus for cpus in own if not cpus <= allowed]
     if not halves:
         return ok("all SMT siblings are available")
     return advice(
-        f"{len(halves)} of {count_text(len(ours), 'core')} only partly available",
+        f"{len(halves)} of {count_text(len(own), 'core')} only partly available",
         why="another program on the other SMT sibling can halve the speed of a core",
         fix="use a cpuset of whole cores (kubelet --cpu-manager-policy-options=full-pcpus-only=true)",
     )
