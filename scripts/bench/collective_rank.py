@@ -54,7 +54,7 @@ def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) 
 
 def other_ways(groups: Groups) -> dict[str, Ways]:
     """Collective -> way -> call, for 1 MiB: what is gathered or scattered is 1 MiB in all."""
-    # Not zeros: those that nobody writes, as a broadcast's source, are all one page of the kernel's.
+    # Not zeros: unwritten pages, such as those of a broadcast source, all map to one zero page.
     whole = torch.ones(OTHERS_BYTES // 4 // dist.get_world_size() * dist.get_world_size())
     part = torch.ones(whole.numel() // dist.get_world_size())
 

@@ -9,7 +9,7 @@ from tests.cli.test_pet_variables import TABLE
 pytestmark = pytest.mark.torch
 
 DIFFERENT = {"nproc_per_node", "nnodes", "rdzv_backend", "rdzv_id", "node_rank", "master_addr", "signals_to_handle"}
-"""Defaults that mean the same, where None says that nobody chose."""
+"""Defaults that mean the same, where None means "not chosen"."""
 
 
 def torchruns_parser():

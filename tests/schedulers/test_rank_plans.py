@@ -76,7 +76,7 @@ def test_only_a_job_on_one_host_uses_the_loopback():
 
 
 def test_variables_of_torchs_agent_are_unset():
-    """With TORCHELASTIC_USE_AGENT_STORE=True every rank would wait for a store that nobody keeps."""
+    """With TORCHELASTIC_USE_AGENT_STORE=True every rank would wait for a store that no process serves."""
     inherited = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x"}
     told = dict(member_plan(task(0, tasks="2") | inherited).workers[0].env)
     assert {name: value for name, value in told.items() if name.startswith("TORCHELASTIC")} == dict.fromkeys(inherited)

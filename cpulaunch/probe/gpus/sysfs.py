@@ -93,7 +93,7 @@ def _nvidia_accessible(root: Root, own: dict[str, str]) -> bool:
     """Whether the driver has the GPU and its device file is here.
 
     Containers see every GPU in sysfs, but the driver's files and /dev/nvidiaN of those they were given only. Without
-    /dev/nvidiactl nobody has used the driver since the boot, and the first user makes the files.
+    /dev/nvidiactl the driver has not been used since the boot, and its first use creates the files.
     Source: nvidia-container-toolkit; NVIDIA driver README, "Device nodes".
     """
     if not own:
