@@ -118,7 +118,9 @@ def folder_watched(path):
 
 def new_files(watched):
     """Names of files that are made, as they are made."""
-    while select.select([watched], [], [], SECONDS)[0]:
+    ready = select.poll()  # select.select() takes no descriptor above 1023.
+    ready.register(watched, select.POLLIN)
+    while ready.poll(SECONDS * 1000):
         data = os.read(watched, 65536)
         while data:
             (size,) = struct.unpack_from("I", data, 12)

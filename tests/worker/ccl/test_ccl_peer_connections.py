@@ -27,7 +27,9 @@ class Store:
         os.write(self._write, value.encode())
 
     def get(self, key):
-        select.select([self._read], [], [])
+        ready = select.poll()  # select.select() takes no descriptor above 1023.
+        ready.register(self._read, select.POLLIN)
+        ready.poll()
         said = os.read(self._read, 4096)
         os.write(self._write, said)
         return said
