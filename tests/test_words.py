@@ -23,7 +23,8 @@ NAMES = """
     AGENTS_ONLY ALONE_SECONDS BY_THE_PROGRAM CAREFUL_BYTES Carrier EndOrder FAREWELL_SECONDS FOR_EVERYBODY
     FROM_THE_LAUNCH GREETING_SECONDS Guarded INSIST Lane LOOK_SECONDS MEANT Meeting MOST_KEPT NAMELESS NEWS_SECONDS
     NOBODY NOT_ITS_FAULT NO_PORT NativeMeeting NotedLogs OF_A_RANK ONE_RANK PlacedWorkers QUIET_SECONDS Residence
-    RollCall Seat Seats SignalStrays StraysSeen THIS_HOST TORCHS_OWN Told Tuning WARMING Wiring Wish WorkerEnds Yardstick
+    RollCall Seat Seats SignalStrays StraysSeen THIS_HOST TORCHS_OWN Told Tuning WARMING Wiring Wish WorkerEnds
+    Yardstick
     _ANYBODY _Around _EXPLAINED _MEETING _NOBODY _Seat _Seats _TwinPlace _UNOWNED _Wanted
     _asked_of_plugin _beaten_notice _collect_garbage_from_here_on _complaint _crowded _first_words _glance _greeted
     _hand_written_environment _is_half_new _is_ours _laid_out _let_others _listens_itself _look_for_strays _lost_line
