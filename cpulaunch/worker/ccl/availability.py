@@ -1,4 +1,4 @@
-"""Whether a group of the backend "ccl" can be made here, as far as one process can tell by itself."""
+"""Whether this machine can run the backend "ccl", as far as one process can determine without the others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 ADMINISTRATORS_ONLY = 2
-"""The ptrace_scope from which on only administrators may read another process. Source: kernel, LSM/Yama.rst."""
+"""The lowest ptrace_scope at which only administrators may read other processes. Source: kernel, LSM/Yama.rst."""
 
 
 def is_available(environ: Mapping[str, str]) -> bool:
-    """Whether a path that the environment allows can be used on this machine."""
+    """Whether this machine supports a path that the environment allows (CPULAUNCH_CCL_PATH)."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return False
     requested = environ.get(PATH_VARIABLE) or "auto"

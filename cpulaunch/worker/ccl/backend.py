@@ -28,7 +28,7 @@ from cpulaunch.worker.ccl.executor import Executor, GroupQueue, shared_executor
 from cpulaunch.worker.ccl.memory.shared_barrier import open_memory
 from cpulaunch.worker.ccl.thread_setup import thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError
-from cpulaunch.worker.ccl.wire.reductions import reduction
+from cpulaunch.worker.ccl.wire.reductions import find_reduction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class CclGroup(ProcessGroup):
         self._ops: CollectiveOps | None = None
         self._setup_peers: SharedBarrier | PeerConnections | None = None
         self._direct: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-        asked = group_setup.requested_path()
+        path = group_setup.requested_path()
         barrier = group_setup.open_barrier(memory, rank=rank, size=size, seconds=self._seconds)
-        self._is_in_memory = group_setup.agree_on_memory(barrier, asked, self._seconds)
+        self._is_in_memory = group_setup.agree_on_memory(barrier, path, self._seconds)
         if barrier is not None and self._is_in_memory:
             self._queue = self._queue_on(Executor(thread_cpus(os.environ)))
             self._ops = group_setup.join_memory(barrier, self._seconds)
@@ -158,15 +158,15 @@ class CclGroup(ProcessGroup):
         """As torch.distributed.all_reduce."""
         opts = opts or AllreduceOptions()
         tensor = argument_checks.single(tensors)
-        how = reduction(opts.reduceOp, tensor.dtype)
-        return self._submit(_then(tensors, self._open_ops.all_reduce, tensor, how), opts)
+        reduction = find_reduction(opts.reduceOp, tensor.dtype)
+        return self._submit(_then(tensors, self._open_ops.all_reduce, tensor, reduction), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_reduce_coalesced."""
         opts = opts or AllreduceOptions()
         argument_checks.check(tensors)
-        hows = [reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
-        return self._submit(_each(tensors, self._open_ops.all_reduce, tensors, hows), opts)
+        reductions = [find_reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
+        return self._submit(_each(tensors, self._open_ops.all_reduce, tensors, reductions), opts)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.broadcast."""
@@ -178,8 +178,8 @@ class CclGroup(ProcessGroup):
         """As torch.distributed.reduce."""
         opts = opts or ReduceOptions()
         tensor, root = argument_checks.single(tensors), opts.rootRank
-        how = reduction(opts.reduceOp, tensor.dtype)
-        return self._submit(_then(tensors, self._open_ops.reduce, tensor, how, root=root), opts)
+        reduction = find_reduction(opts.reduceOp, tensor.dtype)
+        return self._submit(_then(tensors, self._open_ops.reduce, tensor, reduction, root=root), opts)
 
     def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
         """As torch.distributed.all_gather; the ranks' tensors may differ in size."""
@@ -235,15 +235,15 @@ class CclGroup(ProcessGroup):
         target, sources = argument_checks.single(output_tensors), argument_checks.single_list(input_tensors, self._size)
         argument_checks.check_same_type([target, *sources])
         argument_checks.check_match(sources[self._rank], target, "input of this rank", "output")
-        how = reduction(opts.reduceOp, target.dtype)
-        job = _then(output_tensors, self._open_ops.reduce_scatter_list, target, sources, how, rank=self._rank)
+        reduction = find_reduction(opts.reduceOp, target.dtype)
+        job = _then(output_tensors, self._open_ops.reduce_scatter_list, target, sources, reduction, rank=self._rank)
         return self._submit(job, opts)
 
     def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
         argument_checks.check_whole(source, output, self._size)
-        how = reduction(opts.reduceOp, output.dtype)
-        return self._submit(_then([output], self._open_ops.reduce_scatter, output, source, how), opts)
+        reduction = find_reduction(opts.reduceOp, output.dtype)
+        return self._submit(_then([output], self._open_ops.reduce_scatter, output, source, reduction), opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -252,8 +252,8 @@ class CclGroup(ProcessGroup):
         opts = opts or ReduceScatterOptions()
         for output, source in zip(outputs, inputs, strict=True):
             argument_checks.check_whole(source, output, self._size)
-        hows = [reduction(opts.reduceOp, output.dtype) for output in outputs]
-        return self._submit(_each(outputs, self._open_ops.reduce_scatter, outputs, inputs, hows), opts)
+        reductions = [find_reduction(opts.reduceOp, output.dtype) for output in outputs]
+        return self._submit(_each(outputs, self._open_ops.reduce_scatter, outputs, inputs, reductions), opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 

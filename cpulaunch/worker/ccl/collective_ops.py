@@ -52,44 +52,46 @@ class CollectiveOps:
         """Effect: returns when all ranks have called it."""
         self._path.barrier(packed_call("barrier", torch.int32, 1))
 
-    def all_reduce(self, tensor: Tensor, how: Reduction) -> None:
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
         """Effect: the tensor is reduced over all ranks."""
-        call = packed_call("all_reduce", tensor.dtype, tensor.numel(), reduced=how.number)
-        if not self._path.all_reduce_at_once(call, tensor, how):
-            self._all_reduce(call, tensor, how)
+        call = packed_call("all_reduce", tensor.dtype, tensor.numel(), reduced=reduction.number)
+        if not self._path.all_reduce_at_once(call, tensor, reduction):
+            self._all_reduce(call, tensor, reduction)
 
     @without_autograd
-    def _all_reduce(self, call: bytes, tensor: Tensor, how: Reduction) -> None:
+    def _all_reduce(self, call: bytes, tensor: Tensor, reduction: Reduction) -> None:
         flat = dense(tensor)
-        self._path.all_reduce(call, flat, how)
+        self._path.all_reduce(call, flat, reduction)
         restore(tensor, flat)
 
     @without_autograd
-    def reduce(self, tensor: Tensor, how: Reduction, *, root: int) -> None:
+    def reduce(self, tensor: Tensor, reduction: Reduction, *, root: int) -> None:
         """Effect: the root's tensor is reduced over all ranks; the others' stay as they are."""
         flat = dense(tensor)
-        call = packed_call("reduce", flat.dtype, flat.numel(), root=root, reduced=how.number)
-        self._path.reduce(call, flat, how, root=root)
+        call = packed_call("reduce", flat.dtype, flat.numel(), root=root, reduced=reduction.number)
+        self._path.reduce(call, flat, reduction, root=root)
         restore(tensor, flat)
 
     @without_autograd
-    def reduce_scatter(self, target: Tensor, source: Tensor, how: Reduction) -> None:
+    def reduce_scatter(self, target: Tensor, source: Tensor, reduction: Reduction) -> None:
         """Effect: the target is this rank's part of the source, reduced over all ranks."""
         flat, row = dense(target), dense(source)
-        call = packed_call("reduce_scatter", flat.dtype, flat.numel(), reduced=how.number)
-        self._path.reduce_scatter(call, flat, row, how)
+        call = packed_call("reduce_scatter", flat.dtype, flat.numel(), reduced=reduction.number)
+        self._path.reduce_scatter(call, flat, row, reduction)
         restore(target, flat)
 
     @without_autograd
-    def reduce_scatter_list(self, target: Tensor, sources: Sequence[Tensor], how: Reduction, *, rank: int) -> None:
+    def reduce_scatter_list(
+        self, target: Tensor, sources: Sequence[Tensor], reduction: Reduction, *, rank: int
+    ) -> None:
         """Effect: the target is this rank's source, reduced over all ranks; sources may differ in size."""
         if all(source.numel() == target.numel() for source in sources):
-            self.reduce_scatter(target, _concatenated(sources), how)
+            self.reduce_scatter(target, _concatenated(sources), reduction)
             return
         for root, source in enumerate(sources):
             if root == rank:
                 target.data.copy_(source.data.reshape(target.shape))
-            self.reduce(target if root == rank else source, how, root=root)
+            self.reduce(target if root == rank else source, reduction, root=root)
 
     @without_autograd
     def broadcast(self, tensor: Tensor, *, root: int) -> None:

@@ -27,7 +27,7 @@ from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import CclError
-from cpulaunch.worker.ccl.wire.reductions import described
+from cpulaunch.worker.ccl.wire.reductions import describe_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def open_barrier(memory: mmap.mmap | None, *, rank: int, size: int, seconds: flo
     """The group's barrier; None if the ranks are on several hosts. Raises: PeerLostError."""
     if memory is None:
         return None
-    barrier = open_native_barrier(memory, rank=rank, size=size, describe=described)
+    barrier = open_native_barrier(memory, rank=rank, size=size, describe=describe_call)
     barrier.synchronize(_NO_CALL, seconds)
     if len(barrier.cpus()) < size:
         barrier.disable_spinning()
@@ -119,7 +119,7 @@ def join_oneccl(
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
     place = (
-        CallCheck(communicator, watched, size=size, describe=described)
+        CallCheck(communicator, watched, size=size, describe=describe_call)
         if isinstance(watched, PeerConnections)
         else watched
     )

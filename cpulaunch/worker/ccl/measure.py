@@ -1,8 +1,8 @@
-"""What an all-reduce takes over gloo and over ccl, among ranks of this process's own: `--dist-backend auto` asks.
+"""A program that measures the time of an all-reduce over gloo and over ccl, for `--dist-backend auto`.
 
-A program of its own: `python -m cpulaunch.worker.ccl.measure LAUNCHER CPUS SIZES`. LAUNCHER is the process that waits
-for the answer; CPUS has each rank's, "0-3;4-7" ("": not bound); SIZES are bytes, "1048576,26214400". The last line of
-stdout is the answer: {"times": [[bytes, gloo seconds, ccl seconds], …]} or {"failed": "why"}.
+Usage: `python -m cpulaunch.worker.ccl.measure LAUNCHER CPUS SIZES`. LAUNCHER is the id of the parent process; CPUS has
+the CPUs of each rank to fork, "0-3;4-7" (an empty entry: not bound); SIZES are bytes, "1048576,26214400". The last line
+of stdout is the result: {"times": [[bytes, gloo seconds, ccl seconds], …]} or {"failed": "why"}.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 BUDGET_SECONDS = 1.0
-"""For all sizes together, as far as the fewest rounds allow."""
+"""Time for all sizes together; MIN_ROUNDS may take longer."""
 MIN_ROUNDS, MAX_ROUNDS, WARMUP_ROUNDS = 3, 50, 2
-"""Rounds that count for each size, and those before that do not."""
+"""Fewest and most measured rounds for each size, and the unmeasured rounds before them."""
 TIMEOUT = timedelta(seconds=20)
 PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code. Effect: the answer is on stdout; all ranks have ended, also on SIGTERM or without the launcher."""
-    launcher, places, sizes = arguments
-    signal.signal(signal.SIGTERM, _give_up)
-    end_with(int(launcher), signal.SIGTERM)
-    import torch  # noqa: F401 - once, before the ranks are forked
+    """The exit code.
 
-    cpus = [parse_cpulist(place) for place in places.split(";")]
+    Effect: writes the result to stdout. All ranks have exited on return, and also after SIGTERM or the launcher's exit.
+    """
+    launcher, cpu_lists, sizes = arguments
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    end_with(int(launcher), signal.SIGTERM)
+    import torch  # noqa: F401 - imported once, before the ranks are forked
+
+    cpus = [parse_cpulist(cpu_list) for cpu_list in cpu_lists.split(";")]
     read, write = os.pipe()
     ranks: set[int] = set()
     try:
@@ -53,20 +56,23 @@ def main(arguments: Sequence[str]) -> int:
         wait_for(ranks)
 
 
-def _give_up(number: int, frame: FrameType | None) -> NoReturn:
-    """A rank that is killed cannot tidy up after itself: its parent has to live longer."""
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """Raises: SystemExit, so that `main` kills the ranks and removes their shared memory before this process exits."""
     sys.exit(128 + number)
 
 
 def end_with(parent: int, number: int) -> None:
-    """Effect: this process gets a signal when its parent ends; it ends at once if that has already happened."""
+    """Effect: the kernel signals this process when its parent exits; exits at once if the parent already has."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def wait_for(ranks: set[int]) -> int:
-    """0 if all ranks succeeded, else 1. Effect: the first that fails ends the others; nothing of them is left."""
+    """0 if all ranks succeeded, else 1.
+
+    Effect: waits for the ranks and removes their shared memory; kills the others when one fails.
+    """
     failed = False
     while ranks:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -86,7 +92,7 @@ def _kill(ranks: set[int]) -> None:
 
 
 def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *, port_pipe: tuple[int, int]) -> int:
-    """The process id of a rank that measures and ends."""
+    """The process id of a forked rank, which measures, writes the result if it is rank 0, and exits."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -99,22 +105,22 @@ def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *
             os.sched_setaffinity(0, cpus[rank])
         times = _measure(rank, len(cpus), sizes, port_pipe=port_pipe)
         if rank == 0:
-            _say({"times": times})
+            _write_result({"times": times})
         code = 0
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-        _say({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+    except Exception as error:  # noqa: BLE001 - any error is the result
+        _write_result({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
     finally:
-        os._exit(code)  # What an import has registered for the end is the parent's.
+        os._exit(code)  # Exit handlers that imports have registered are for the parent to run.
 
 
-def _say(answer: dict[str, Any]) -> None:
-    os.write(1, (json.dumps(answer) + "\n").encode())
+def _write_result(result: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(result) + "\n").encode())
 
 
 def _measure(
     rank: int, size: int, sizes: Sequence[int], *, port_pipe: tuple[int, int]
 ) -> list[tuple[int, float, float]]:
-    """Median seconds of an all-reduce of each size over gloo and over ccl."""
+    """For each size in bytes: the size, and the median seconds of an all-reduce over gloo and over ccl."""
     import torch
     import torch.distributed as dist
 
@@ -134,7 +140,7 @@ def _measure(
 
 
 def _rendezvous(rank: int, size: int, port_pipe: tuple[int, int]) -> Any:
-    """The ranks' store, in the first of them; the others are told its port."""
+    """The ranks' store. Rank 0 runs its server and sends the port to the others through the pipe."""
     from torch.distributed import TCPStore
 
     read, write = port_pipe
@@ -148,7 +154,7 @@ def _rendezvous(rank: int, size: int, port_pipe: tuple[int, int]) -> Any:
 
 
 def _compare(groups: tuple[Any, Any], count: int, seconds: float) -> tuple[float, float]:
-    """Median seconds of an all-reduce of so many bytes in each group, taken in turns."""
+    """Median seconds of an all-reduce of `count` bytes in each of the two groups, measured alternately."""
     import torch
     import torch.distributed as dist
 
@@ -162,6 +168,7 @@ def _compare(groups: tuple[Any, Any], count: int, seconds: float) -> tuple[float
 
 
 def _time(tensor: Any, group: Any) -> float:
+    """Seconds of one all-reduce."""
     import torch.distributed as dist
 
     dist.barrier()

@@ -1,7 +1,7 @@
-"""How torch.distributed comes to know the backend "ccl", and which backend a program gets that names another.
+"""Registration of the backend "ccl" with torch.distributed, and the replacement of the backend that a program names.
 
-A backend that is registered changes what torch does for others ("cpu:gloo,…" gets another default), so a launch only
-makes torch look again where it meets a name. Source: torch/distributed/distributed_c10d.py, Backend.__new__.
+A registered backend changes how torch treats the others ("cpu:gloo,…" gets another default). So a launch registers
+ccl only when the program names it. Source: torch/distributed/distributed_c10d.py, Backend.__new__.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 NAME, GLOO, MPI = "ccl", "gloo", "mpi"
 AVAILABLE = "is_ccl_available"
 DEFAULT = "undefined"
-"""What torch calls a backend that nobody named."""
+"""torch's name for the backend of a program that names none."""
 BINDINGS = "oneccl_bindings_for_pytorch"
 """Intel's own backend "ccl", for torch 2.8 and older."""
 _C10D = "torch.distributed.distributed_c10d"
 
 
 def make_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A process group. Raises: CclError if oneCCL cannot be had."""
+    """A process group over ccl. Raises: CclError if no path is available."""
     from cpulaunch.worker.ccl.backend import CclGroup
 
     return CclGroup(store, rank, size, timeout)
 
 
 def register() -> None:
-    """Effect: torch.distributed has a backend "ccl", unless it has one already."""
+    """Effect: registers this package's backend "ccl" with torch.distributed, unless one is already registered."""
     from torch.distributed import Backend
 
     if NAME.upper() not in Backend._plugins:
@@ -46,10 +46,10 @@ def register() -> None:
 
 
 def announce(chosen: str | None = None) -> None:
-    """Effect: torch.distributed.is_backend_available("ccl") says whether a program that names ccl gets a group.
+    """Effect: torch.distributed.is_backend_available("ccl") returns whether a program that names ccl gets a group.
 
-    torch asks a function of such a name, if there is one, before it looks at what is registered.
-    Source: torch/distributed/distributed_c10d.py, is_backend_available.
+    torch calls the function `is_NAME_available` if there is one, before it looks at the registered backends.
+    `chosen` is the value of --dist-backend. Source: torch/distributed/distributed_c10d.py, is_backend_available.
     """
     package: Any = sys.modules["torch.distributed"]
     if not hasattr(package, AVAILABLE):
@@ -57,14 +57,14 @@ def announce(chosen: str | None = None) -> None:
 
 
 def is_available() -> bool:
-    """Whether a group of ccl can be made: Intel's, or this package's."""
+    """Whether a process group over ccl is available: of Intel's bindings or of this package."""
     from cpulaunch.worker.ccl import availability
 
     return find_spec(BINDINGS) is not None or availability.is_available(os.environ)
 
 
 def register_best(settings: TorchSettings) -> None:
-    """Effect: torch.distributed has a backend "ccl": Intel's bindings where they can be imported, else cpulaunch's."""
+    """Effect: registers a backend "ccl": Intel's bindings if they can be imported, else this package's."""
     backend = sys.modules[_C10D].Backend
     if NAME.upper() not in backend._plugins and find_spec(BINDINGS) is not None:
         try:
@@ -75,22 +75,26 @@ def register_best(settings: TorchSettings) -> None:
 
 
 def offer(settings: TorchSettings) -> str:
-    """Effect: torch.distributed gets the backend once a program names it, and says so before."""
+    """An empty note. Effect: a program that names ccl gets it; is_backend_available("ccl") is correct before that."""
     if _C10D in sys.modules:
         announce(settings.dist_backend)
         if settings.dist_backend != GLOO:
-            _watch_names(lambda name: _offered(name, settings))
-    return ""  # A torch that is built without torch.distributed needs nothing.
+            _watch_names(lambda name: _register_if_named(name, settings))
+    return ""  # A torch that is built without torch.distributed needs no backend.
 
 
-def _offered(name: str, settings: TorchSettings) -> str:
+def _register_if_named(name: str, settings: TorchSettings) -> str:
+    """The name, unchanged. Effect: registers ccl if the name contains it."""
     if NAME in _parts(name):
         register_best(settings)
     return name
 
 
 def choose(settings: TorchSettings) -> str:
-    """Effect: what the program asks for runs on the backend chosen. Raises: RuntimeError if torch has it not."""
+    """A note about the replacement. Effect: groups of the program use the chosen backend instead of the one it names.
+
+    Raises: RuntimeError if torch lacks the chosen backend.
+    """
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None:
         raise RuntimeError("this torch is built without torch.distributed")
@@ -100,15 +104,16 @@ def choose(settings: TorchSettings) -> str:
         return "gloo is used where the program selects ccl"
     if chosen == MPI and not c10d.is_mpi_available():
         raise RuntimeError("this torch is built without MPI, so the program's own backend is used")
-    _watch_names(lambda name: _by_default(name, settings))
+    _watch_names(lambda name: _choose_default(name, settings))
     _watch_init(c10d, settings)
     return f"{chosen} is used where the program selects gloo or no backend"
 
 
-def _by_default(name: str, settings: TorchSettings) -> str:
-    """Effect: torch's own choice for the CPU, which it makes where a program names nothing, is the backend chosen.
+def _choose_default(name: str, settings: TorchSettings) -> str:
+    """The name, unchanged. Effect: if it is torch's default, the chosen backend becomes torch's default for the CPU.
 
-    Not beside a GPU: torch keeps one group for all devices, and one that is written in Python has only its own.
+    With a GPU nothing changes: torch creates one group for all devices, and a group written in Python supports only
+    the devices of its own backend.
     """
     if name == DEFAULT and not _has_gpu():
         if settings.dist_backend == NAME:
@@ -124,23 +129,23 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available() or torch.xpu.is_available()
 
 
-def _watch_names(seen: Callable[[str], str]) -> None:
-    """Effect: every name of a backend that torch meets is what `seen` makes of it."""
+def _watch_names(replace: Callable[[str], str]) -> None:
+    """Effect: passes every backend name that torch processes, in lower case, to `replace` and uses the result."""
     backend: Any = sys.modules[_C10D].Backend
     plain = backend.__new__
 
     def named(cls: Any, name: Any) -> Any:
-        return plain(cls, seen(name.lower()) if isinstance(name, str) else name)
+        return plain(cls, replace(name.lower()) if isinstance(name, str) else name)
 
     backend.__new__ = staticmethod(named)
 
 
 def _watch_init(c10d: Any, settings: TorchSettings) -> None:
-    """Effect: init_process_group("gloo") makes a group of the chosen backend; new_group("gloo") still one of gloo.
+    """Effect: init_process_group("gloo") creates a group of the chosen backend; new_group("gloo") still uses gloo.
 
-    Names for several devices stay: see _by_default.
+    Names for several devices do not change: see _choose_default.
     """
-    chosen = settings.dist_backend or GLOO  # The row is applied where one was chosen only.
+    chosen = settings.dist_backend or GLOO  # Never None here: this runs only if a backend was chosen.
     package: Any = sys.modules["torch.distributed"]
     plain = c10d.init_process_group
 
@@ -149,19 +154,19 @@ def _watch_init(c10d: Any, settings: TorchSettings) -> None:
         if isinstance(backend, str):
             backend = backend if "," in backend else _renamed(backend.lower(), GLOO, chosen)
         else:
-            _by_default(DEFAULT, settings)  # Where a device is named, torch looks for its backend at once.
+            _choose_default(DEFAULT, settings)  # If device_id is given, torch reads its default at once.
         return plain(backend, *arguments, **named)
 
     c10d.init_process_group = package.init_process_group = init_process_group
 
 
 def _parts(name: str) -> list[str]:
-    """The backends in a name: one for all ("ccl"), or by device ("cpu:ccl,cuda:nccl")."""
+    """The backends in a name: one for all devices ("ccl") or one for each ("cpu:ccl,cuda:nccl")."""
     return [part.rpartition(":")[2] for part in name.split(",")]
 
 
 def _renamed(name: str, old: str, new: str) -> str:
-    """The name with another backend for the CPU, alone or beside other devices."""
+    """The name with `new` instead of `old` as the backend for all devices or for the CPU."""
     if name == old:
         return new
     return ",".join(f"cpu:{new}" if part == f"cpu:{old}" else part for part in name.split(","))

@@ -1,4 +1,4 @@
-"""Set-up of the thread that runs a group's works: its CPUs, its time slices, and no OpenMP threads."""
+"""Set-up of the thread that runs a group's collectives: its CPUs, short time slices, and no OpenMP threads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ if TYPE_CHECKING:
 
 
 def thread_cpus(environ: Mapping[str, str]) -> frozenset[int]:
-    """The CPUs for the thread; empty where it may stay on those of the thread that starts it."""
+    """The CPUs for the thread; empty if it can keep the CPUs of the thread that starts it."""
     return own_cpus(environ) or unpinned_cpus(environ)
 
 
 def unpinned_cpus(environ: Mapping[str, str]) -> frozenset[int]:
-    """The worker's CPUs where OpenMP pins threads: the one that starts another has a single CPU, and computes there."""
+    """All CPUs of the worker if OpenMP pins threads, else empty.
+
+    A pinned thread has a single CPU, on which it computes; a thread that it starts would inherit that CPU.
+    """
     text = environ.get(VARIABLE) if pins() else None
     return worker_cpus(decode(text)) if text else frozenset()
 
 
 def own_cpus(environ: Mapping[str, str]) -> frozenset[int]:
-    """The CPUs that the launch set apart for this rank's communication; none if it did not.
+    """The CPUs that the launch reserved for this rank's communication; empty if it reserved none.
 
-    Source: oneCCL's CCL_WORKER_AFFINITY, a list of CPUs for the workers of all local ranks, one after another.
+    Source: oneCCL's CCL_WORKER_AFFINITY, which lists the CPUs of all local ranks' communication threads in rank order.
     """
     try:
         cpus = [int(cpu) for cpu in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
@@ -43,7 +46,7 @@ def own_cpus(environ: Mapping[str, str]) -> frozenset[int]:
 
 
 class _Attributes(ctypes.Structure):
-    """struct sched_attr, its first version."""
+    """struct sched_attr, first version."""
 
     _fields_ = (
         ("size", ctypes.c_uint32),
@@ -58,30 +61,31 @@ class _Attributes(ctypes.Structure):
 
 
 SLICE_NS = 100_000
-"""The shortest that the kernel grants."""
+"""The shortest time slice that the kernel grants, in nanoseconds."""
 _SYSCALL_SCHED_SETATTR = 314
 
 
 def request_short_slices() -> None:
-    """Effect: when this thread wakes, it need not wait until one that computes has used up its slice of milliseconds.
+    """Effect: requests the shortest time slices for this thread, so that it runs soon after it wakes.
 
-    It works in short bursts, and other ranks wait for it. Linux before 6.12 takes no notice. A program that was started
-    with another policy (chrt) keeps it. Source: sched_setattr(2); Documentation/scheduler/sched-eevdf.rst.
+    The thread works in short bursts for which other ranks wait; computing threads have slices of milliseconds. Linux
+    before 6.12 ignores the request. A program that was started with another policy (chrt) keeps that policy.
+    Source: sched_setattr(2); Documentation/scheduler/sched-eevdf.rst.
     """
     if os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
-    wanted = _Attributes(size=ctypes.sizeof(_Attributes), runtime_ns=SLICE_NS, nice=os.nice(0))
-    ctypes.CDLL(None).syscall(_SYSCALL_SCHED_SETATTR, 0, ctypes.byref(wanted), 0)
+    attributes = _Attributes(size=ctypes.sizeof(_Attributes), runtime_ns=SLICE_NS, nice=os.nice(0))
+    ctypes.CDLL(None).syscall(_SYSCALL_SCHED_SETATTR, 0, ctypes.byref(attributes), 0)
 
 
 def configure_thread(cpus: frozenset[int]) -> None:
-    """Effect: this thread runs on these CPUs, if there are any, and its operations start no threads."""
+    """Effect: this thread runs on `cpus`, unless that is empty; torch operations in it start no threads."""
     if cpus:
         move(cpus)
     request_short_slices()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # OpenMP keeps the number for this thread; torch keeps it for threads to come, which shall have the program's.
+    # OpenMP sets the number for this thread alone, but torch also for threads started later: restore it for those.
     other = threading.Thread(target=torch.set_num_threads, args=(threads,))
     other.start()
     other.join()

@@ -6,7 +6,7 @@ import threading
 from cpulaunch.worker.ccl.memory.native import NativeBarrier, load
 from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier, bytes_needed
 from cpulaunch.worker.ccl.wire.errors import CclError
-from cpulaunch.worker.ccl.wire.reductions import described
+from cpulaunch.worker.ccl.wire.reductions import describe_call
 
 SECONDS = 20.0
 LIBRARY = load()
@@ -16,8 +16,8 @@ KINDS = ["python"] if LIBRARY is None else ["python", "native", "mixed"]
 
 def barrier_of(kind, memory, rank, size):
     if kind == "native" or (kind == "mixed" and rank % 2 == 0):
-        return NativeBarrier(LIBRARY, memory, rank=rank, size=size, describe=described)
-    return SharedBarrier(memory, rank=rank, size=size, describe=described)
+        return NativeBarrier(LIBRARY, memory, rank=rank, size=size, describe=describe_call)
+    return SharedBarrier(memory, rank=rank, size=size, describe=describe_call)
 
 
 def together(size, rank_does, *, number=0, kind="python"):

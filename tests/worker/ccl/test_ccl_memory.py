@@ -23,18 +23,18 @@ from cpulaunch.worker.ccl.memory.path import ALIGNED_ELEMENTS, CHUNK_BYTES, Memo
 from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier, bytes_needed
 from cpulaunch.worker.ccl.thread_setup import own_cpus, request_short_slices, thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
-from cpulaunch.worker.ccl.wire.reductions import described, packed_call, reduction
+from cpulaunch.worker.ccl.wire.reductions import describe_call, find_reduction, packed_call
 from cpulaunch.worker.ccl.work import CclWork
 
 pytestmark = pytest.mark.torch
-SUM = reduction(ReduceOp.SUM, torch.float32)
+SUM = find_reduction(ReduceOp.SUM, torch.float32)
 
 
 def reduced(count, dtype=torch.float32):
     def rank_does(barrier):
-        path, how = open_path(barrier, SECONDS), reduction(ReduceOp.SUM, dtype)
+        path, reduction = open_path(barrier, SECONDS), find_reduction(ReduceOp.SUM, dtype)
         tensor = torch.arange(count, dtype=dtype) * (barrier.rank + 1)
-        path.all_reduce(packed_call("all_reduce", dtype, count), tensor, how)
+        path.all_reduce(packed_call("all_reduce", dtype, count), tensor, reduction)
         return tensor
 
     return rank_does
@@ -147,7 +147,7 @@ class Count:
 
 def test_a_rank_that_comes_and_leaves_in_between_was_there():
     memory = mmap.mmap(-1, bytes_needed(2))
-    waiting, leaving = (SharedBarrier(memory, rank=rank, size=2, describe=described) for rank in (0, 1))
+    waiting, leaving = (SharedBarrier(memory, rank=rank, size=2, describe=describe_call) for rank in (0, 1))
     waiting._spins = 0
     waiting._counts = [waiting._counts[0], Count(leaving)]
     waiting.wait(SECONDS)

@@ -24,7 +24,7 @@ from cpulaunch.worker.ccl.memory.native import CHUNK_BYTES, NativeBarrier, Nativ
 from cpulaunch.worker.ccl.memory.native import LIBRARY as NATIVE
 from cpulaunch.worker.ccl.memory.shared_barrier import PAYLOAD_BYTES, SharedBarrier, Slot
 from cpulaunch.worker.ccl.wire.errors import CclError
-from cpulaunch.worker.ccl.wire.reductions import TYPES, packed_call, reduction
+from cpulaunch.worker.ccl.wire.reductions import TYPES, find_reduction, packed_call
 
 LIB = Path(cpulaunch.__path__[0], "lib")
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
@@ -60,10 +60,10 @@ def bits(tensor):
 
 def reduced(dtype, count, operation):
     def rank_does(barrier):
-        path, how = open_path(barrier, SECONDS), reduction(getattr(ReduceOp, operation), dtype)
+        path, reduction = open_path(barrier, SECONDS), find_reduction(getattr(ReduceOp, operation), dtype)
         tensor, call = values(dtype, count, barrier.rank), packed_call("all_reduce", dtype, count)
-        if not path.all_reduce_at_once(call, tensor, how):
-            path.all_reduce(call, tensor, how)
+        if not path.all_reduce_at_once(call, tensor, reduction):
+            path.all_reduce(call, tensor, reduction)
         return bits(tensor)
 
     return rank_does
@@ -90,11 +90,11 @@ def test_reduce_and_reduce_scatter(count, size, kind):
     root = size - 1
 
     def rank_does(barrier):
-        path, how = open_path(barrier, SECONDS), reduction(ReduceOp.SUM, torch.int64)
+        path, reduction = open_path(barrier, SECONDS), find_reduction(ReduceOp.SUM, torch.int64)
         row = torch.arange(count * size) * (barrier.rank + 1)
         part, whole = torch.empty(count, dtype=torch.int64), row.clone()
-        path.reduce_scatter(packed_call("reduce_scatter", torch.int64, count), part, row, how)
-        path.reduce(packed_call("reduce", torch.int64, count, root=root), whole, how, root=root)
+        path.reduce_scatter(packed_call("reduce_scatter", torch.int64, count), part, row, reduction)
+        path.reduce(packed_call("reduce", torch.int64, count, root=root), whole, reduction, root=root)
         return part, whole, row
 
     total = torch.arange(count * size) * sum(range(1, size + 1))
@@ -110,13 +110,13 @@ def test_who_can_use_the_library_does():
 def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
     def rank_does(barrier):
         path, tensor = open_path(barrier, SECONDS), torch.full((5,), barrier.rank + 1.0)
-        call, how = packed_call("all_reduce", torch.float32, 5), reduction(ReduceOp.SUM, torch.float32)
+        call, reduction = packed_call("all_reduce", torch.float32, 5), find_reduction(ReduceOp.SUM, torch.float32)
         if barrier.rank == 1:
             deadline = time.monotonic() + SECONDS
             while not barrier._sleepers[1][1].value and time.monotonic() < deadline:
                 pass
             assert barrier._sleepers[1][1].value, "nobody sleeps until this rank comes"
-        path.all_reduce_at_once(call, tensor, how)
+        path.all_reduce_at_once(call, tensor, reduction)
         return tensor.tolist()
 
     def with_short_polls(barrier):
@@ -130,10 +130,10 @@ def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
 
 def test_memory_that_cannot_be_reached_names_its_rank():
     def rank_does(barrier):
-        path, how = open_path(barrier, SECONDS), reduction(ReduceOp.SUM, torch.float32)
+        path, reduction = open_path(barrier, SECONDS), find_reduction(ReduceOp.SUM, torch.float32)
         tensor = torch.zeros(PAYLOAD_BYTES)
         if barrier.rank == 0:
-            path.all_reduce(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), tensor, how)
+            path.all_reduce(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), tensor, reduction)
         else:
             barrier.synchronize(packed_call("all_reduce", torch.float32, PAYLOAD_BYTES), SECONDS, values=(8, 0))
 
@@ -154,9 +154,9 @@ def test_layouts_are_the_same():
 
 
 def test_bytes_are_averaged_over_many_ranks():
-    how, many = reduction(ReduceOp.AVG, torch.int8), 200
+    reduction, many = find_reduction(ReduceOp.AVG, torch.int8), 200
     tensor = torch.tensor([100, -128, 0, 127], dtype=torch.int8)
-    how.finish(tensor, many)
+    reduction.finish(tensor, many)
     assert tensor.tolist() == [0, 0, 0, 0]
 
 

@@ -21,13 +21,13 @@ class Store(dict):
 
 @pytest.mark.parametrize("other", ["a boot1 24", "b boot2 24"])
 def test_ranks_of_one_host_and_hosts_of_different_names_are_told_apart(other):
-    check_host_names(Store({"hosts/0": other}), rank=1, size=2, place="a boot1 24")
+    check_host_names(Store({"hosts/0": other}), rank=1, size=2, host="a boot1 24")
 
 
 @pytest.mark.parametrize("other", ["a boot2 24", "a boot1 77"])
 def test_two_hosts_of_one_name_are_refused(other):
     with pytest.raises(CclError, match="the same name, which oneCCL uses to distinguish them: a"):
-        check_host_names(Store({"hosts/0": other}), rank=1, size=2, place="a boot1 24")
+        check_host_names(Store({"hosts/0": other}), rank=1, size=2, host="a boot1 24")
 
 
 def test_a_host_says_its_name():

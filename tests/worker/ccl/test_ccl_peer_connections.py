@@ -10,7 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
-from cpulaunch.worker.ccl.oneccl.peer_connections import PROCESS, TOKEN_BYTES, PeerConnections, open_connections
+from cpulaunch.worker.ccl.oneccl.peer_connections import (
+    ADDRESS_KEY,
+    PROCESS,
+    TOKEN_BYTES,
+    PeerConnections,
+    open_connections,
+)
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 
 SECONDS = 20
@@ -135,7 +141,7 @@ def test_a_forked_child_keeps_no_line():
 
 def test_somebody_else_at_the_door_is_turned_away():
     def visit(store):
-        address, port, _ = store.get("lines/place").decode().split()
+        address, port, _ = store.get(ADDRESS_KEY).decode().split()
         with socket.create_connection((address, int(port)), timeout=SECONDS) as line:
             line.sendall(bytes(40))
             assert line.recv(1) == b""
@@ -150,7 +156,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_forever():
 
 def greeting(store, rank):
     """Another rank at the listener, and what it has to say there."""
-    address, port, token = store.get("lines/place").decode().split()
+    address, port, token = store.get(ADDRESS_KEY).decode().split()
     return socket.create_connection((address, int(port)), timeout=SECONDS), token.encode() + PROCESS.pack(rank, 7)
 
 
@@ -171,7 +177,7 @@ def test_who_keeps_knocking_does_not_make_the_first_rank_wait_longer():
     store = Store()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(open_connections, store, HERE, rank=0, size=2, seconds=0.5)
-        place = store.get("lines/place").decode().split()
+        place = store.get(ADDRESS_KEY).decode().split()
         while not first.done():
             try:
                 with socket.create_connection((place[0], int(place[1])), timeout=SECONDS) as line:
@@ -194,7 +200,7 @@ def test_a_rank_that_dies_at_the_door_does_not_let_anybody_in():
 def test_a_first_rank_that_gives_up_is_named():
     store = Store()
     with socket.create_server((HERE, 0)) as listener, ThreadPoolExecutor(1) as pool:
-        store.set("lines/place", f"{HERE} {listener.getsockname()[1]} {'0' * TOKEN_BYTES}")
+        store.set(ADDRESS_KEY, f"{HERE} {listener.getsockname()[1]} {'0' * TOKEN_BYTES}")
         other = pool.submit(open_connections, store, HERE, rank=1, size=2, seconds=SECONDS)
         line = listener.accept()[0]
         line.recv(TOKEN_BYTES + PROCESS.size)

@@ -170,20 +170,20 @@ class NativeBarrier(SharedBarrier):
         if late:
             self._wait_for_late_ranks(late, seconds)
 
-    def all_reduce(self, call: bytes, seconds: float, *, address: int, count: int, how: Any) -> None:
+    def all_reduce(self, call: bytes, seconds: float, *, address: int, count: int, reduction: Any) -> None:
         """Effect: the `count` elements at the address are reduced over all ranks. Raises: as synchronize.
 
         They must fit into a payload.
         """
         self._number = number = self._number + 1 & _ROUND
-        state = self.library.all_reduce_small(self._pointer, number, call, address, count, how)
+        state = self.library.all_reduce_small(self._pointer, number, call, address, count, reduction)
         if state:
             self._complete(state, call, seconds)
-            self.library.reduce_payloads(self._pointer, number, address, count, how)
+            self.library.reduce_payloads(self._pointer, number, address, count, reduction)
 
-    def reduce_share(self, share: _Share, how: Any) -> int:
+    def reduce_share(self, share: _Share, reduction: Any) -> int:
         """0, or the errno of a failed access to the memory of rank `share.failed_rank`."""
-        return int(self.library.reduce_share(self._pointer, self._number, byref(share), how))
+        return int(self.library.reduce_share(self._pointer, self._number, byref(share), reduction))
 
     def _complete(self, state: int, call: bytes, seconds: float) -> None:
         """Effect: as synchronize, whose native function returned the non-zero `state`.
@@ -223,16 +223,16 @@ class NativePath(MemoryPath):
         self._native, self._library = barrier, barrier.library
         self._known: dict[tuple[int, torch.dtype], Any] = {}
 
-    def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
+    def all_reduce_at_once(self, call: bytes, tensor: Tensor, reduction: Reduction) -> bool:
         """As MemoryPath.all_reduce_at_once, for tensors of any size."""
-        native = self._native_reduction(how, tensor.dtype)
+        native = self._native_reduction(reduction, tensor.dtype)
         if native is None:
-            return super().all_reduce_at_once(call, tensor, how)
+            return super().all_reduce_at_once(call, tensor, reduction)
         if not tensor.is_contiguous():
             return False
         address, count = tensor.data_ptr(), tensor.numel()
         if tensor.nbytes <= PAYLOAD_BYTES:
-            self._native.all_reduce(call, self._seconds, address=address, count=count, how=native)
+            self._native.all_reduce(call, self._seconds, address=address, count=count, reduction=native)
         else:
             self._barrier.synchronize(call, self._seconds, values=(address, 0))
             first, last = (bound * tensor.itemsize for bound in self._bounds(count))
@@ -240,33 +240,35 @@ class NativePath(MemoryPath):
             self._barrier.wait(self._seconds)
         return True
 
-    def _native_reduction(self, how: Reduction, dtype: torch.dtype) -> Any:
+    def _native_reduction(self, reduction: Reduction, dtype: torch.dtype) -> Any:
         """A pointer to the library's form of the reduction; None if the library does not support it.
 
         It supports no bools: in torch's, every byte but 0 is true, and only torch's own operations make it 1.
         """
-        key = how.number, dtype
+        key = reduction.number, dtype
         try:
             return self._known[key]
         except KeyError:
-            native = _NativeReduction(how.kind, how.operation, self._native.size if how.averages else 1)
-            known = byref(native) if dtype != torch.bool and self._library.supports(how.kind) else None
+            native = _NativeReduction(
+                reduction.kind, reduction.operation, self._native.size if reduction.averages else 1
+            )
+            known = byref(native) if dtype != torch.bool and self._library.supports(reduction.kind) else None
             self._known[key] = known
             return known
 
     def _reduce_share(
-        self, own: Tensor, target: Tensor | None, offset: int, how: Reduction, *, recipients: Sequence[int]
+        self, own: Tensor, target: Tensor | None, offset: int, reduction: Reduction, *, recipients: Sequence[int]
     ) -> None:
-        native = self._native_reduction(how, own.dtype)
+        native = self._native_reduction(reduction, own.dtype)
         if native is None:
-            super()._reduce_share(own, target, offset, how, recipients=recipients)
+            super()._reduce_share(own, target, offset, reduction, recipients=recipients)
             return
         result = None if target is None else target.data_ptr()
         recipient = _recipient_code(recipients)
         self._reduce(_Share(own.data_ptr(), result, offset, own.nbytes, recipient, _NO_RANK), native)
 
-    def _reduce(self, share: _Share, how: Any) -> None:
-        error = self._native.reduce_share(share, how)
+    def _reduce(self, share: _Share, reduction: Any) -> None:
+        error = self._native.reduce_share(share, reduction)
         if error:
             next(peer for peer in self._peers if peer.rank == share.failed_rank).raise_error(error)
 

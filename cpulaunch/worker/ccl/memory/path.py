@@ -161,53 +161,53 @@ class MemoryPath:
         """Effect: returns when all ranks have called it."""
         self._barrier.synchronize(call, self._seconds)
 
-    def all_reduce_at_once(self, call: bytes, tensor: Tensor, how: Reduction) -> bool:
+    def all_reduce_at_once(self, call: bytes, tensor: Tensor, reduction: Reduction) -> bool:
         """Whether the tensor could be reduced directly; if not, `all_reduce` must be called.
 
         For a small tensor this saves the views that `all_reduce` needs, which take longer than the reduction.
         """
         size, count = tensor.nbytes, tensor.numel()
-        if size > PAYLOAD_BYTES or how.averages or not tensor.is_contiguous():
+        if size > PAYLOAD_BYTES or reduction.averages or not tensor.is_contiguous():
             return False
         parity, address = self._barrier.next_parity, tensor.data_ptr()
         result, parts = self._views(tensor.dtype, count, parity)
         ctypes.memmove(self._addresses[parity], address, size)
         self._barrier.synchronize(call, self._seconds)
-        self._reduce_parts(parts, result, how)
+        self._reduce_parts(parts, result, reduction)
         ctypes.memmove(address, result.data_ptr(), size)
         return True
 
-    def all_reduce(self, call: bytes, flat: Tensor, how: Reduction) -> None:
+    def all_reduce(self, call: bytes, flat: Tensor, reduction: Reduction) -> None:
         """Effect: the tensor is reduced over all ranks."""
         if flat.nbytes <= PAYLOAD_BYTES:
-            self._reduce_parts(self._exchange_payloads(call, flat), flat, how)
+            self._reduce_parts(self._exchange_payloads(call, flat), flat, reduction)
             return
         part, offset = self._share(call, flat)
-        self._reduce_share(part, part, offset, how, recipients=self._barrier.others)
+        self._reduce_share(part, part, offset, reduction, recipients=self._barrier.others)
         self._barrier.wait(self._seconds)
 
-    def reduce(self, call: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
+    def reduce(self, call: bytes, flat: Tensor, reduction: Reduction, *, root: int) -> None:
         """Effect: the root's tensor is reduced over all ranks; those of other ranks do not change."""
         is_root = root == self._barrier.rank
         if flat.nbytes <= PAYLOAD_BYTES:
             parts = self._exchange_payloads(call, flat)
             if is_root:
-                self._reduce_parts(parts, flat, how)
+                self._reduce_parts(parts, flat, reduction)
             return
         part, offset = self._share(call, flat)
-        self._reduce_share(part, part if is_root else None, offset, how, recipients=(root,))
+        self._reduce_share(part, part if is_root else None, offset, reduction, recipients=(root,))
         self._barrier.wait(self._seconds)
 
-    def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, how: Reduction) -> None:
+    def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, reduction: Reduction) -> None:
         """Effect: the target is this rank's part of the source, reduced over all ranks."""
         count, rank = target.numel(), self._barrier.rank
         if source.nbytes <= PAYLOAD_BYTES:
             parts = self._exchange_payloads(call, source)
-            self._reduce_parts([part[rank * count : (rank + 1) * count] for part in parts], target, how)
+            self._reduce_parts([part[rank * count : (rank + 1) * count] for part in parts], target, reduction)
             return
         self._barrier.synchronize(call, self._seconds, values=(source.data_ptr(), 0))
         part = source[rank * count : (rank + 1) * count]
-        self._reduce_share(part, target, rank * target.nbytes, how, recipients=())
+        self._reduce_share(part, target, rank * target.nbytes, reduction, recipients=())
         self._barrier.wait(self._seconds)
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
@@ -306,26 +306,28 @@ class MemoryPath:
             known = self._viewed[dtype, count, parity] = result, parts
         return known
 
-    def _reduce_parts(self, parts: Sequence[Tensor], target: Tensor, how: Reduction) -> None:
+    def _reduce_parts(self, parts: Sequence[Tensor], target: Tensor, reduction: Reduction) -> None:
         """Effect: the target is the reduction of all ranks' parts, in rank order."""
-        combine, first = REDUCERS[how.operation], parts[0]
+        combine, first = REDUCERS[reduction.operation], parts[0]
         for part in parts[1:]:
             combine(first, part, out=target)
             first = target
         if len(parts) == 1:
             target.copy_(first)
-        how.finish(target, self._barrier.size)
+        reduction.finish(target, self._barrier.size)
 
-    def _reduce_peers(self, mine: Tensor, target: Tensor, starts: Sequence[tuple[Peer, int]], how: Reduction) -> None:
+    def _reduce_peers(
+        self, mine: Tensor, target: Tensor, starts: Sequence[tuple[Peer, int]], reduction: Reduction
+    ) -> None:
         """Effect: the target is the reduction of this rank's elements and of those at the peers' addresses."""
-        combine, scratch = REDUCERS[how.operation], self._scratch_like(mine)
+        combine, scratch = REDUCERS[reduction.operation], self._scratch_like(mine)
         for peer, start in starts:
             peer.read(scratch.data_ptr(), start, scratch.nbytes)
             combine(mine, scratch, out=target)
             mine = target
         if mine is not target:
             target.copy_(mine)
-        how.finish(target, self._barrier.size)
+        reduction.finish(target, self._barrier.size)
 
     def _scratch_like(self, part: Tensor) -> Tensor:
         """A scratch tensor like `part`: always the same memory, which stays in a core's cache."""
@@ -353,7 +355,7 @@ class MemoryPath:
         return first, last if rank + 1 < size else count
 
     def _reduce_share(
-        self, own: Tensor, target: Tensor | None, offset: int, how: Reduction, *, recipients: Sequence[int]
+        self, own: Tensor, target: Tensor | None, offset: int, reduction: Reduction, *, recipients: Sequence[int]
     ) -> None:
         """Effect: this rank's share is reduced over all ranks, into the target and into the recipients' tensors.
 
@@ -367,7 +369,7 @@ class MemoryPath:
             span = slice(first, min(own.numel(), first + self._chunk_bytes // unit))
             starts = [(peer, base + first * unit) for peer, base in bases]
             result = torch.empty_like(own[span]) if target is None else target[span]
-            self._reduce_peers(own[span], result, starts, how)
+            self._reduce_peers(own[span], result, starts, reduction)
             for peer, start in starts:
                 if peer.rank in recipients:
                     peer.write(result.data_ptr(), start, result.nbytes)

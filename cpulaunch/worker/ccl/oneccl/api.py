@@ -1,7 +1,7 @@
-"""oneCCL's C API as this package uses it: prototypes, numbers of types and operations, and one communicator.
+"""The part of oneCCL's C API that this package uses: structures, prototypes, and a communicator.
 
-Source: oneCCL 2022.1, include/oneapi/ccl/v2 (ccl.h, types.h). Its send and recv are left out: on host memory they end
-the process (the plugin for CPUs asks a stream that is not there for its device).
+Source: oneCCL 2022.1, include/oneapi/ccl/v2 (ccl.h, types.h). send and recv are omitted: on host memory they crash the
+process (the plugin for CPUs reads the device of a stream that is null).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAGIC, VERSION = 0xCAFEBEEF, 20211700
 
 
 class UniqueId(ctypes.Structure):
-    """onecclUniqueId: what the ranks of a communicator find one another by."""
+    """onecclUniqueId: identifies a communicator to the ranks that join it."""
 
     _fields_ = (("data", ctypes.c_ubyte * ID_BYTES),)
 
@@ -59,10 +59,10 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "onecclAllGather": (*_BUFFERS, *_END),
     "onecclAllToAll": (*_BUFFERS, *_END),
 }
-"""Function -> its arguments' types; each returns a result code."""
+"""Function -> types of its arguments. These functions return a result code."""
 
 TEXTS: dict[str, tuple[Any, ...]] = {"onecclGetErrorString": (c_int,), "onecclGetLastError": (c_void_p,)}
-"""Function -> its arguments' types; each returns a text."""
+"""Function -> types of its arguments. These functions return text."""
 
 _api: list[ctypes.CDLL] = []
 
@@ -85,13 +85,13 @@ def _with_prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def check(code: int, what: str) -> None:
-    """Raises: CclError with oneCCL's own text if the code says that something went wrong."""
+def check(code: int, function: str) -> None:
+    """Raises: CclError with oneCCL's error text if the result `code` of `function` is an error."""
     if code:
         library = api()
         texts = [library.onecclGetErrorString(code), library.onecclGetLastError(None)]
-        said = ": ".join(text.decode(errors="replace") for text in texts if text)
-        raise CclError(f"oneCCL failed in {what}: {said} (code {code})")
+        message = ": ".join(text.decode(errors="replace") for text in texts if text)
+        raise CclError(f"oneCCL failed in {function}: {message} (code {code})")
 
 
 def version() -> str:
@@ -102,73 +102,77 @@ def version() -> str:
 
 
 def unique_id() -> bytes:
-    """A new communicator's identity. Effect: this process listens for the ranks that hold it."""
+    """The identity of a new communicator. Effect: this process listens for the ranks that join with this identity."""
     identity = UniqueId()
     library = api()
-    with quiet():  # The first call in which the engine reads its settings.
+    with quiet():  # In this call the engine reads its settings, and writes its warning.
         code = library.onecclGetUniqueId(byref(identity))
     check(code, "onecclGetUniqueId")
     return bytes(identity.data)
 
 
 class Communicator:
-    """One rank's end of a communicator. Its methods block; addresses and counts are the caller's responsibility."""
+    """One rank's communicator of oneCCL. Its methods block.
+
+    The caller ensures that the addresses and counts are valid. `kind` and `operation` are oneCCL's numbers for the type
+    of the elements and the reduction. Raises, from every method: CclError.
+    """
 
     def __init__(self, identity: bytes, *, rank: int, size: int) -> None:
-        """Effect: waits until all ranks are here. Raises: CclError."""
+        """Effect: waits until all ranks have created their communicators."""
         self.rank, self.has_failed = rank, False
         undefined = [UNDEFINED_INT] * 4
         config = Config(ctypes.sizeof(Config), MAGIC, VERSION, *undefined, None, UNDEFINED_INT, UNDEFINED_INT)
         config.plugin = UNDEFINED_PLUGIN
         handle = c_void_p()
-        made = api().onecclCommInitRankConfig(
+        code = api().onecclCommInitRankConfig(
             byref(handle), size, UniqueId.from_buffer_copy(identity), rank, byref(config)
         )
-        check(made, "onecclCommInitRankConfig")
+        check(code, "onecclCommInitRankConfig")
         self._handle: c_void_p | None = handle
         self._library = api()
 
     def all_reduce(self, address: int, count: int, kind: int, operation: int) -> None:
-        """Effect: every rank's elements are the operation over all ranks' elements."""
+        """Effect: reduces the elements of all ranks in place, in all ranks."""
         code = self._library.onecclAllReduce(address, address, count, kind, operation, self._handle, None)
         if code:
             self._check(code, "onecclAllReduce")
 
     def reduce(self, address: int, count: int, kind: int, *, operation: int, root: int) -> None:
-        """Effect: the root's elements are the operation over all ranks' elements."""
+        """Effect: reduces the elements of all ranks in place, in the root."""
         self._check(
             self._library.onecclReduce(address, address, count, kind, operation, root, self._handle, None),
             "onecclReduce",
         )
 
     def reduce_scatter(self, source: int, target: int, *, count: int, kind: int, operation: int) -> None:
-        """Effect: `count` elements at the target are this rank's part of the operation over all ranks' sources."""
+        """Effect: reduces the sources of all ranks; the target holds this rank's part, `count` elements."""
         self._check(
             self._library.onecclReduceScatter(source, target, count, kind, operation, self._handle, None),
             "onecclReduceScatter",
         )
 
     def broadcast(self, address: int, count: int, kind: int, *, root: int) -> None:
-        """Effect: every rank has the root's elements."""
+        """Effect: copies the root's elements to all ranks."""
         self._check(
             self._library.onecclBroadcast(address, address, count, kind, root, self._handle, None), "onecclBroadcast"
         )
 
     def all_gather(self, source: int, target: int, count: int, kind: int) -> None:
-        """Effect: the target holds all ranks' `count` elements, in the order of the ranks."""
+        """Effect: the target holds the `count` elements of each rank, in rank order."""
         self._check(self._library.onecclAllGather(source, target, count, kind, self._handle, None), "onecclAllGather")
 
     def all_to_all(self, source: int, target: int, count: int, kind: int) -> None:
-        """Effect: the target holds what all ranks have for this one, `count` elements of each."""
+        """Effect: the target holds the parts for this rank of all sources, `count` elements each, in rank order."""
         self._check(self._library.onecclAllToAll(source, target, count, kind, self._handle, None), "onecclAllToAll")
 
-    def _check(self, code: int, what: str) -> None:
-        """Raises: CclError if the code says that something went wrong, as it will from now on."""
+    def _check(self, code: int, function: str) -> None:
+        """Raises: CclError if the code is an error. Effect: an error sets `has_failed`, for good."""
         self.has_failed = self.has_failed or bool(code)
-        check(code, what)
+        check(code, function)
 
     def close(self) -> None:
-        """Effect: the communicator is gone; nothing the second time."""
+        """Effect: destroys the communicator; does nothing when called again."""
         handle, self._handle = self._handle, None
         if handle is not None:
             check(self._library.onecclCommDestroy(handle), "onecclCommDestroy")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 LOST_PEER_SECONDS = 1.0
-"""Time to wait for the notice which rank has exited, after oneCCL has lost a connection."""
+"""Time to wait for the notice that names the exited rank, after oneCCL has lost a connection."""
 
 
 class CallCheck:
@@ -34,7 +34,7 @@ class CallCheck:
         self._size = size
         self._mine = ctypes.create_string_buffer(CALL.size)
         self._all = ctypes.create_string_buffer(CALL.size * size)
-        self._places = ctypes.addressof(self._mine), ctypes.addressof(self._all)
+        self._addresses = ctypes.addressof(self._mine), ctypes.addressof(self._all)
 
     def synchronize(self, call: bytes, seconds: float) -> None:
         """Effect: returns when all ranks are about to run this call. `seconds` is unused.
@@ -42,11 +42,11 @@ class CallCheck:
         Raises: RanksDisagreeError if a rank is about to run another call.
         """
         self._mine.raw = call
-        self._communicator.all_gather(*self._places, CALL.size // 8, codes.UINT64)
-        said = self._all.raw
-        if said != call * self._size:
-            starts = range(0, len(said), CALL.size)
-            raise RanksDisagreeError(self._disagreement([said[at : at + CALL.size] for at in starts]))
+        self._communicator.all_gather(*self._addresses, CALL.size // 8, codes.UINT64)
+        calls = self._all.raw
+        if calls != call * self._size:
+            starts = range(0, len(calls), CALL.size)
+            raise RanksDisagreeError(self._disagreement([calls[at : at + CALL.size] for at in starts]))
 
     def _disagreement(self, calls: list[bytes]) -> str:
         """The message, equal in all ranks: it names rank 0 and the first rank whose call differs."""

@@ -1,7 +1,7 @@
-"""oneCCL's shared library: where pip put it, what it needs, and the settings it reads when it is loaded.
+"""oneCCL's shared library: where it is installed, the libraries it needs, and the settings it reads when it is loaded.
 
-Nothing asks for LD_LIBRARY_PATH: the library and what it is linked to are loaded by full path, and the loader finds
-what is already there by name. Source: dlopen(3), ld.so(8).
+LD_LIBRARY_PATH is not needed: this module loads the library and its dependencies by full path, and the dynamic loader
+finds libraries that are already loaded by name. Source: dlopen(3), ld.so(8).
 """
 
 from __future__ import annotations
@@ -23,56 +23,59 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "oneccl"
 API, ENGINE, PLUGIN = "libccl.so.2", "libccl.so.1", "libccl_legacy_cpu.so"
-"""The C API, which loads the plugin for CPUs by name; the plugin calls the engine. All three by oneCCL 2022.1."""
+"""The C API, which loads the plugin for CPUs by name; the plugin calls the engine. Source: oneCCL 2022.1."""
 
 NEEDED = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtcm.so.1", "libhwloc.so.15", "libumf.so.1")
 NEEDED_LATER = ("libur_loader.so.0", "libsycl.so.9", "libsycl.so.8")
-"""What the engine is linked to, in the order of loading; a version of oneCCL that needs others says so itself."""
+"""The engine's dependencies, in loading order. If a version of oneCCL needs others, the error names them."""
 
 TRANSPORT = "CCL_ATL_TRANSPORT"
 FABRIC, MPI = "libfabric.so.1", "libmpi.so.12"
-"""What oneCCL opens itself, by name: pip puts both, and the fabrics' providers, beside it."""
+"""Libraries that oneCCL opens by name; pip installs them, and the providers of libfabric, in oneCCL's folder."""
 
 HINT = "hint: pip install 'cpulaunch[ccl]', or use gloo"
 
 
-def settings(environ: Mapping[str, str], place: str) -> dict[str, str]:
-    """The variables that oneCCL still needs, beside those that are set. `place` is the folder of its libraries."""
+def settings(environ: Mapping[str, str], libraries: str) -> dict[str, str]:
+    """Environment variables for oneCCL that `environ` does not set. `libraries` is the folder of its libraries."""
     known = {name: environ[source] for name, source in TORCH_VARIABLES.items() if source in environ}
     if len(known) < len(TORCH_VARIABLES):
-        known = {}  # One without the other makes oneCCL ask again, and warn.
+        known = {}  # With only one of them oneCCL determines both itself, and warns.
     between = transport(environ, rank=environ.get("RANK", ""), world_size=environ.get("WORLD_SIZE", ""))
     rows = (*DEFAULTS, *between, *network(environ, between, interfaces(environ)))
     found = {row.name: row.value for row in rows} | known
-    found |= _library_paths(environ, place, is_mpi=found[TRANSPORT] == "mpi")
+    found |= _library_paths(environ, libraries, is_mpi=found[TRANSPORT] == "mpi")
     return {name: value for name, value in found.items() if name not in environ}
 
 
-def _library_paths(environ: Mapping[str, str], place: str, *, is_mpi: bool) -> dict[str, str]:
-    """Where libfabric and MPI are, if they are those that came with oneCCL; the user's MPI knows its own libfabric."""
+def _library_paths(environ: Mapping[str, str], libraries: str, *, is_mpi: bool) -> dict[str, str]:
+    """Variables with the paths of the libfabric and MPI that came with oneCCL.
+
+    An MPI that the user installed (I_MPI_ROOT) has its own libfabric.
+    """
     root = environ.get("I_MPI_ROOT")
     if root is not None:
         own = [path for folder in ("lib", "lib/release") if os.path.exists(path := os.path.join(root, folder, MPI))]
         return {"CCL_MPI_LIBRARY_PATH": own[0]} if is_mpi and own else {}
-    places = {"FI_PROVIDER_PATH": place}
-    if "I_MPI_OFI_LIBRARY" not in environ and os.path.exists(os.path.join(place, FABRIC)):
-        places["CCL_OFI_LIBRARY_PATH"] = os.path.join(place, FABRIC)
-    if is_mpi and os.path.exists(os.path.join(place, MPI)):
-        places |= {"I_MPI_ROOT": os.path.dirname(place), "CCL_MPI_LIBRARY_PATH": os.path.join(place, MPI)}
-    return places
+    paths = {"FI_PROVIDER_PATH": libraries}
+    if "I_MPI_OFI_LIBRARY" not in environ and os.path.exists(os.path.join(libraries, FABRIC)):
+        paths["CCL_OFI_LIBRARY_PATH"] = os.path.join(libraries, FABRIC)
+    if is_mpi and os.path.exists(os.path.join(libraries, MPI)):
+        paths |= {"I_MPI_ROOT": os.path.dirname(libraries), "CCL_MPI_LIBRARY_PATH": os.path.join(libraries, MPI)}
+    return paths
 
 
 def folder(package: str = DISTRIBUTION, prefix: str = sys.prefix) -> str:
-    """Where oneCCL's libraries are. Raises: CclError if it is not installed, or is a version without the C API."""
+    """The folder of oneCCL's libraries. Raises: CclError if oneCCL is not installed or has no C API."""
     try:
         found = distribution(package)
     except PackageNotFoundError:
         found = None
     files = (found.files if found else None) or ()
-    places = [os.path.dirname(os.path.realpath(str(file.locate()))) for file in files if file.name == API]
-    for place in (*places, os.path.join(prefix, "lib")):
-        if os.path.exists(os.path.join(place, API)):
-            return place
+    listed = [os.path.dirname(os.path.realpath(str(file.locate()))) for file in files if file.name == API]
+    for candidate in (*listed, os.path.join(prefix, "lib")):
+        if os.path.exists(os.path.join(candidate, API)):
+            return candidate
     if found:
         raise CclError(f"oneCCL is too old: {found.version} has no {API} (its C API came with 2021.17)\n{HINT}")
     raise CclError(f"oneCCL is not installed: no {API} in {prefix}/lib or in a package named {package}\n{HINT}")
@@ -82,54 +85,54 @@ _loaded: list[ctypes.CDLL] = []
 
 
 def load() -> ctypes.CDLL:
-    """oneCCL's C API, loaded once. Effect: its settings are in the environment. Raises: CclError."""
+    """oneCCL's C API, loaded once. Effect: adds its settings to the environment. Raises: CclError if loading fails."""
     if not _loaded:
-        place = folder()
-        os.environ.update(settings(os.environ, place))
-        _loaded.append(_load(place))
+        libraries = folder()
+        os.environ.update(settings(os.environ, libraries))
+        _loaded.append(_load(libraries))
         if os.environ[TRANSPORT] == "mpi":
             mpi.finalize_at_exit(os.environ.get("CCL_MPI_LIBRARY_PATH", MPI))
     return _loaded[0]
 
 
-def _load(place: str) -> ctypes.CDLL:
-    api = _open(place, API)
+def _load(libraries: str) -> ctypes.CDLL:
+    api = _open(libraries, API)
     for name in (*NEEDED, *NEEDED_LATER):
-        if os.path.exists(os.path.join(place, name)):
-            _open(place, name)
+        if os.path.exists(os.path.join(libraries, name)):
+            _open(libraries, name)
     for name in (ENGINE, PLUGIN):
-        _open(place, name)
+        _open(libraries, name)
     return api
 
 
-NOISE = b"|CCL_WARN| value of CCL_LOG_LEVEL changed"
-"""oneCCL says on stdout that it was told to say less; programs whose output is read could not have that."""
+LOG_LEVEL_WARNING = b"|CCL_WARN| value of CCL_LOG_LEVEL changed"
+"""A warning that oneCCL writes to stdout when its log level is lowered; it would corrupt output that is parsed."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Effect: what is written to stdout within it appears afterwards, without oneCCL's line."""
+    """Effect: holds back what is written to stdout until the context ends, and drops LOG_LEVEL_WARNING from it."""
     try:
         kept = os.dup(1)
     except OSError:  # A program without stdout, such as a service.
         yield
         return
-    place = os.memfd_create("cpulaunch-stdout")
-    os.dup2(place, 1)
+    buffer = os.memfd_create("cpulaunch-stdout")
+    os.dup2(buffer, 1)
     try:
         yield
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-        with os.fdopen(place, "rb") as written:
+        with os.fdopen(buffer, "rb") as written:
             written.seek(0)
             for line in written:
-                if NOISE not in line:
+                if LOG_LEVEL_WARNING not in line:
                     os.write(1, line)
 
 
-def _open(place: str, name: str) -> ctypes.CDLL:
+def _open(libraries: str, name: str) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(os.path.join(place, name), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(os.path.join(libraries, name), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise CclError(f"oneCCL cannot be loaded: {error}\n{HINT}") from None

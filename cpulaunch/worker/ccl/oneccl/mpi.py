@@ -1,7 +1,7 @@
-"""The end of a rank that oneCCL has joined to the others by MPI: oneCCL leaves MPI_Finalize out where a group is kept.
+"""MPI_Finalize at the exit of a rank that oneCCL connects to the others by MPI; oneCCL omits it if a group exists.
 
-mpiexec takes a rank that ends without it for one that failed, and kills the others. So a rank that ends well calls it,
-and waits there for the others; one that failed does not, and the job ends at once.
+mpiexec considers a rank that exits without MPI_Finalize failed, and kills the others. So a rank that succeeds calls it,
+which waits for the others; a rank that fails does not call it, and the job ends at once.
 Source: MPI standard 4.1, section 11.2.2; Intel MPI's Hydra.
 """
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 _FAILURES = ("last_exc", "last_type")
-"""Where Python keeps the exception that ends a program (the first since 3.12)."""
+"""Attributes of `sys` with the exception that ended the program (the first since Python 3.12)."""
 
 
 def finalize_at_exit(path: str) -> None:
-    """Effect: when this process ends well, MPI does too, unless the program itself had started it by now."""
+    """Effect: calls MPI_Finalize when this process exits without an error, unless the program itself initialised MPI.
+
+    `path` is that of the MPI library. Call this before oneCCL initialises MPI.
+    """
     library = _open_loaded(path)
     if not _flag_of(library, "MPI_Initialized"):
         atexit.register(_finalize, library, os.getpid())
 
 
 def _open_loaded(path: str) -> Any:
-    """The library that oneCCL uses: one of that name that is loaded already, or this."""
+    """The MPI library that oneCCL uses: a loaded one of that name, else the one at `path`; None if neither exists."""
     for name in (os.path.basename(path), path):
         try:
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL | (os.RTLD_NOLOAD if name != path else 0))
@@ -38,7 +41,7 @@ def _open_loaded(path: str) -> Any:
 
 
 def _flag_of(library: Any, function: str) -> bool:
-    """Source: int MPI_Initialized(int *flag), int MPI_Finalized(int *flag)."""
+    """The flag that MPI_Initialized(int *flag) or MPI_Finalized(int *flag) sets; False without a library."""
     flag = ctypes.c_int()
     return library is not None and getattr(library, function)(ctypes.byref(flag)) == 0 and bool(flag)
 

@@ -1,4 +1,4 @@
-"""The network interface between ranks, where the launch has not set it."""
+"""The network interface between ranks, and a check that hosts have unique names."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_ROUTE_ADDRESS = "192.0.2.1"
-"""An address of no machine: the way there is the default route. Source: RFC 5737, TEST-NET-1."""
+"""An address that no machine has, so packets to it take the default route. Source: RFC 5737, TEST-NET-1."""
 
 
 def interfaces(environ: Mapping[str, str]) -> str:
-    """The interfaces to use, comma-separated, the best first; empty if that is unknown.
+    """The network interfaces to use, comma-separated, the preferred first; empty if unknown.
 
-    They are gloo's, or else the one on the way to the master's address.
+    They are those set for gloo, or else the one that leads to MASTER_ADDR.
     """
-    asked = environ.get(GLOO_INTERFACE, "")
+    requested = environ.get(GLOO_INTERFACE, "")
     master = environ.get("MASTER_ADDR", "")
-    return asked or (_interface_towards(master, alone=_is_single_host(environ)) if master else "")
+    return requested or (_interface_towards(master, alone=_is_single_host(environ)) if master else "")
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """This host's address on the interface to use, IPv4 first. Raises: CclError if it cannot be told."""
+    """This host's address on the interface to use, IPv4 first. Raises: CclError if there is none."""
     import psutil
 
     name = interfaces(environ).split(",")[0]
-    places = psutil.net_if_addrs().get(name, [])
+    addresses = psutil.net_if_addrs().get(name, [])
     for family in (socket.AF_INET, socket.AF_INET6):
-        found = [place.address for place in places if place.family == family and "%" not in place.address]
+        found = [each.address for each in addresses if each.family == family and "%" not in each.address]
         if found:
             return str(found[0])
     hint = f"hint: {GLOO_INTERFACE} must name the interface that leads to the other hosts"
     raise CclError(f"the network interface has no address: {name or 'none is known'}\n{hint}")
 
 
-def check_host_names(store: Any, *, rank: int, size: int, place: str | None = None) -> None:
-    """Effect: all ranks have said where they are; uses the store's keys hosts/*. `place`: this host's name and kernel.
+def check_host_names(store: Any, *, rank: int, size: int, host: str | None = None) -> None:
+    """Effect: waits until all ranks have published their host under the store's keys hosts/*.
 
-    Raises: CclError, in all of them, if two hosts have one name: oneCCL would wait forever for what the other never
-    puts into this host's memory.
+    `host` is this host's name and kernel, for tests. Raises: CclError, in all ranks, if two hosts have the same name:
+    oneCCL would treat them as one, and wait forever for data in shared memory.
     """
-    store.set(f"hosts/{rank}", place or f"{socket.gethostname()} {_kernel()}")
-    said = {each.decode() for each in store.multi_get([f"hosts/{other}" for other in range(size)])}
-    names = [each.partition(" ")[0] for each in sorted(said)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    store.set(f"hosts/{rank}", host or f"{socket.gethostname()} {_kernel()}")
+    hosts = {each.decode() for each in store.multi_get([f"hosts/{other}" for other in range(size)])}
+    names = [each.partition(" ")[0] for each in sorted(hosts)]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
         hint = "hint: give every host a unique name (hostname, docker run --hostname), or use gloo"
-        raise CclError(f"two hosts have the same name, which oneCCL uses to distinguish them: {twice}\n{hint}")
+        raise CclError(f"two hosts have the same name, which oneCCL uses to distinguish them: {repeated}\n{hint}")
 
 
 def _kernel() -> str:
-    """What tells this machine, and what its processes share of /dev/shm, from others. Source: random(4), boot_id."""
+    """An identifier of this boot and of the mounted /dev/shm; empty if unknown. Source: random(4), boot_id."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.stat('/dev/shm').st_dev}"
@@ -71,15 +71,20 @@ def _is_single_host(environ: Mapping[str, str]) -> bool:
 
 
 def _interface_towards(host: str, *, alone: bool) -> str:
-    """The interface that packets to a host leave by; none is sent (a datagram socket only looks up the route)."""
+    """The interface through which packets to a host leave; empty if unknown. `alone`: all ranks are on this host.
+
+    Sends no packet: to connect a datagram socket only looks up the route.
+    """
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        address = str(place[0])
-        if _is_loopback(address) and not alone:  # This machine's own name; the others come in from elsewhere.
+        family, _, _, _, socket_address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        address = str(socket_address[0])
+        if (
+            _is_loopback(address) and not alone
+        ):  # The host is this one, but other hosts reach it through another interface.
             family, address = socket.AF_INET, DEFAULT_ROUTE_ADDRESS
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
-            return _with_address(str(probe.getsockname()[0]))
+            return _interface_with(str(probe.getsockname()[0]))
     except OSError:
         return ""
 
@@ -88,10 +93,11 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _with_address(address: str) -> str:
+def _interface_with(address: str) -> str:
+    """The interface that has an address; empty if none has."""
     if _is_loopback(address):
         return "lo"
     import psutil
 
-    found = (name for name, places in psutil.net_if_addrs().items() if any(p.address == address for p in places))
+    found = (name for name, rows in psutil.net_if_addrs().items() if any(row.address == address for row in rows))
     return next(found, "")

@@ -21,17 +21,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+ADDRESS_KEY = "lines/place"
+"""Key of the store with the address and port of rank 0 and the token that ranks of the group send."""
 TOKEN_BYTES = 32
 PROCESS = struct.Struct("<II")
-"""A rank of the group, and its process id."""
+"""A message: a rank of the group and its process id."""
 HANDSHAKE_SECONDS = 10
 """Time within which a connected rank must identify itself."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""Seconds after which a host that no longer answers counts as lost: about half a minute. Source: tcp(7)."""
+"""Settings of TCP keep-alive: a host that does not respond is lost after about half a minute. Source: tcp(7)."""
 
 
 class PeerConnections:
-    """One rank's connections to others, by rank, and those ranks' process ids."""
+    """One rank's connections to other ranks, and the process ids of those ranks."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -39,63 +41,66 @@ class PeerConnections:
         self._processes: dict[int, int] = {}
         self._lost: tuple[int, int] | None = None
         self._lock = threading.Lock()
-        """Several threads may wait for works of a group, and look here meanwhile."""
+        """Several threads may wait for collectives of a group and check for lost peers at the same time."""
         _open.add(self)
 
     def __len__(self) -> int:
         return len(self._sockets)
 
-    def add(self, line: socket.socket, rank: int, process: int) -> None:
-        """Effect: the connection is watched."""
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    def add(self, connection: socket.socket, rank: int, process: int) -> None:
+        """Effect: takes over the connection to a rank, whose process id is `process`."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in KEEP_ALIVE.items():
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-        line.setblocking(False)
-        self._sockets[rank], self._processes[rank] = line, process
-        self._poll.register(line, select.POLLIN)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        connection.setblocking(False)
+        self._sockets[rank], self._processes[rank] = connection, process
+        self._poll.register(connection, select.POLLIN)
 
-    def lost_peer(self, patience: float = 0) -> tuple[int, int] | None:
-        """A rank that has ended or left, with its process id; None if none has within `patience` seconds.
+    def lost_peer(self, seconds: float = 0) -> tuple[int, int] | None:
+        """Rank and process id of a peer that has exited or left; None if none has within `seconds`.
 
-        Effect: the first rank tells the others.
+        Effect: notifies the connected ranks of the loss.
         """
         with self._lock:
             if self._lost is None and self._sockets:
-                ready = dict(self._poll.poll(patience * 1000))
-                for rank in [each for each, line in self._sockets.items() if line.fileno() in ready]:
+                ready = dict(self._poll.poll(seconds * 1000))
+                for rank in [each for each, connection in self._sockets.items() if connection.fileno() in ready]:
                     self._lost = self._lost or self._report_from(rank)
                 if self._lost is not None:
                     self._notify(self._lost)
             return self._lost
 
     def _report_from(self, rank: int) -> tuple[int, int] | None:
-        """Whom a rank reports as lost: itself, if its connection is closed; None if it says nothing after all."""
-        said = b""
+        """The lost rank that a rank reports, and its process id; the reporting rank itself if its connection is closed.
+
+        None if the connection has no data after all.
+        """
+        message = b""
         try:
-            said = self._sockets[rank].recv(PROCESS.size)
-        except BlockingIOError:  # Data with a wrong checksum. Source: select(2), BUGS.
+            message = self._sockets[rank].recv(PROCESS.size)
+        except BlockingIOError:  # The data had a wrong checksum. Source: select(2), BUGS.
             return None
         except OSError:
             pass
-        return PROCESS.unpack(said) if len(said) == PROCESS.size else (rank, self._processes[rank])
+        return PROCESS.unpack(message) if len(message) == PROCESS.size else (rank, self._processes[rank])
 
     def _notify(self, lost: tuple[int, int]) -> None:
-        for line in self._sockets.values():
+        for connection in self._sockets.values():
             with suppress(OSError):
-                line.send(PROCESS.pack(*lost))
+                connection.send(PROCESS.pack(*lost))
 
     def close(self) -> None:
-        """Effect: the others learn that this rank comes no more."""
+        """Effect: closes all connections, by which the other ranks learn that this one has left."""
         with self._lock:
             while self._sockets:
-                line = self._sockets.popitem()[1]
-                self._poll.unregister(line)
-                line.close()
+                connection = self._sockets.popitem()[1]
+                self._poll.unregister(connection)
+                connection.close()
 
     leave = close
 
     def close_in_child(self) -> None:
-        """Effect: as close, in a forked child, where nobody is left to give back the lock."""
+        """Effect: as `close`, in a forked child, where no thread is left to release a held lock."""
         self._lock = threading.Lock()
         self.close()
 
@@ -104,21 +109,23 @@ _open: weakref.WeakSet[PeerConnections] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for lines in list(_open):
-        lines.close_in_child()
+    for connections in list(_open):
+        connections.close_in_child()
 
 
-# A child that lives on must not keep the connections of a rank that has ended.
+# A child that outlives its rank must not keep the connections of that rank open.
 os.register_at_fork(after_in_child=_close_all)
 
 
 def open_connections(store: Any, address: str, *, rank: int, size: int, seconds: float) -> PeerConnections:
-    """This rank's connections. `address` is this host's, for the others. Effect: waits for all; uses the keys lines/*.
+    """This rank's connections. `address` is that of this host, to which other ranks connect.
 
-    Raises: CclError if a connection cannot be made.
+    Effect: waits for all ranks; rank 0 publishes its address under ADDRESS_KEY. Raises: CclError if a connection fails.
     """
     try:
-        return _first(store, address, size, seconds) if rank == 0 else _other(store.get("lines/place"), rank, seconds)
+        if rank == 0:
+            return _accept_all(store, address, size, seconds)
+        return _connect(store.get(ADDRESS_KEY), rank, seconds)
     except TimeoutError:
         raise PeerLostError(f"not all ranks of the group connected within {seconds:.0f} s") from None
     except OSError as error:
@@ -126,24 +133,25 @@ def open_connections(store: Any, address: str, *, rank: int, size: int, seconds:
         raise CclError(f"ranks of several hosts cannot connect: {error}\n{hint}") from None
 
 
-def _first(store: Any, address: str, size: int, seconds: float) -> PeerConnections:
-    lines, token = PeerConnections(), os.urandom(TOKEN_BYTES // 2).hex()
+def _accept_all(store: Any, address: str, size: int, seconds: float) -> PeerConnections:
+    """Rank 0's connections to all others. Raises: TimeoutError, OSError."""
+    connections, token = PeerConnections(), os.urandom(TOKEN_BYTES // 2).hex()
     deadline = time.monotonic() + seconds
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.create_server((address, 0), family=family, backlog=size) as listener:
-            store.set("lines/place", f"{address} {listener.getsockname()[1]} {token}")
-            while len(lines) < size - 1:
-                line = _accept(listener, deadline)
-                rank_and_process = _handshake(line, token)
+            store.set(ADDRESS_KEY, f"{address} {listener.getsockname()[1]} {token}")
+            while len(connections) < size - 1:
+                connection = _accept(listener, deadline)
+                rank_and_process = _handshake(connection, token)
                 if rank_and_process is None:
-                    line.close()  # Not a rank of the group, for example a port scan.
+                    connection.close()  # Not a rank of the group, for example a port scan.
                 else:
-                    lines.add(line, *rank_and_process)
+                    connections.add(connection, *rank_and_process)
     except BaseException:
-        lines.close()  # Ranks that have connected must not wait for the others.
+        connections.close()  # Ranks that have connected must not wait for the others.
         raise
-    return lines
+    return connections
 
 
 def _accept(listener: socket.socket, deadline: float) -> socket.socket:
@@ -155,38 +163,39 @@ def _accept(listener: socket.socket, deadline: float) -> socket.socket:
     return listener.accept()[0]
 
 
-def _handshake(line: socket.socket, token: str) -> tuple[int, int] | None:
-    """The rank that has connected, and its process id; None if it is none of the group."""
-    line.settimeout(HANDSHAKE_SECONDS)
+def _handshake(connection: socket.socket, token: str) -> tuple[int, int] | None:
+    """The rank that has connected, and its process id; None if the peer is not a rank of the group."""
+    connection.settimeout(HANDSHAKE_SECONDS)
     try:
-        said = _received(line, TOKEN_BYTES + PROCESS.size)
-        if len(said) < TOKEN_BYTES + PROCESS.size or said[:TOKEN_BYTES] != token.encode():
+        message = _received(connection, TOKEN_BYTES + PROCESS.size)
+        if len(message) < TOKEN_BYTES + PROCESS.size or message[:TOKEN_BYTES] != token.encode():
             return None
-        line.sendall(PROCESS.pack(0, os.getpid()))
+        connection.sendall(PROCESS.pack(0, os.getpid()))
     except OSError:
         return None
-    return PROCESS.unpack(said[TOKEN_BYTES:])
+    return PROCESS.unpack(message[TOKEN_BYTES:])
 
 
-def _other(place: bytes, rank: int, seconds: float) -> PeerConnections:
-    address, port, token = place.decode().split()
-    line = socket.create_connection((address, int(port)), timeout=seconds)
+def _connect(published: bytes, rank: int, seconds: float) -> PeerConnections:
+    """The connection of another rank to rank 0. `published` is the value of ADDRESS_KEY. Raises: CclError, OSError."""
+    address, port, token = published.decode().split()
+    connection = socket.create_connection((address, int(port)), timeout=seconds)
     try:
-        line.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
-        said = _received(line, PROCESS.size)
-        if len(said) < PROCESS.size:
+        connection.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
+        message = _received(connection, PROCESS.size)
+        if len(message) < PROCESS.size:
             raise PeerLostError("rank 0 of the group exited or timed out before all ranks had connected")
-        lines = PeerConnections()
-        lines.add(line, *PROCESS.unpack(said))
+        connections = PeerConnections()
+        connections.add(connection, *PROCESS.unpack(message))
     except BaseException:
-        line.close()
+        connection.close()
         raise
-    return lines
+    return connections
 
 
-def _received(line: socket.socket, size: int) -> bytes:
-    """So many bytes, fewer if the connection ends before."""
-    found = b""
-    while len(found) < size and (more := line.recv(size - len(found))):
-        found += more
-    return found
+def _received(connection: socket.socket, size: int) -> bytes:
+    """`size` bytes from a connection; fewer if the peer closes it before."""
+    received = b""
+    while len(received) < size and (more := connection.recv(size - len(received))):
+        received += more
+    return received

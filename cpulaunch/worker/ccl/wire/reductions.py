@@ -1,4 +1,4 @@
-"""Types and reductions: torch's, oneCCL's, and what a call looks like when ranks compare notes."""
+"""Numbers of torch's element types and reductions, and the packed calls that ranks compare before a collective."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TYPES = {
     torch.int64: codes.INT64,
     torch.bool: codes.UINT8,
 }
-"""What can be reduced. What is only moved may be of any type."""
+"""torch type -> number of the type that oneCCL reduces. Collectives that only move data accept any type."""
 
 _Op: Any = ReduceOp.RedOpType
 OPERATIONS = {_Op.SUM: codes.SUM, _Op.PRODUCT: codes.PROD, _Op.MIN: codes.MIN, _Op.MAX: codes.MAX, _Op.AVG: codes.SUM}
-"""An average is a sum divided afterwards: oneCCL 2022.1 refuses its own for host memory."""
-_OF_BOOLS = {_Op.SUM: codes.MAX, _Op.MAX: codes.MAX, _Op.PRODUCT: codes.MIN, _Op.MIN: codes.MIN}
-"""A sum of bools is true where any is, and a bool stays 0 or 1."""
+"""torch reduction -> oneCCL's. An average is a sum, divided afterwards: oneCCL 2022.1 cannot average host memory."""
+_BOOL_OPERATIONS = {_Op.SUM: codes.MAX, _Op.MAX: codes.MAX, _Op.PRODUCT: codes.MIN, _Op.MIN: codes.MIN}
+"""As OPERATIONS, for bools: a sum is true where any element is, and the result stays 0 or 1."""
 
 _TYPE_NAMES = sorted(
     (value for value in vars(torch).values() if isinstance(value, torch.dtype)), key=lambda dtype: str(dtype)
 )
 _TYPE_NUMBERS = {dtype: number for number, dtype in enumerate(dict.fromkeys(_TYPE_NAMES))}
-"""Ranks run the same torch, so the same number for the same type."""
+"""torch type -> its number in a packed call; equal in all ranks, which run the same version of torch."""
 
 CALLS = (
     "all_reduce",
@@ -51,11 +51,17 @@ CALLS = (
 )
 _REDUCTIONS = ("", "sum", "product", "min", "max", "avg")
 _REDUCTION_NUMBERS = {_Op.SUM: 1, _Op.PRODUCT: 2, _Op.MIN: 3, _Op.MAX: 4, _Op.AVG: 5}
+_NO_ROOT = -1
+"""The root in a packed call of a collective that has none."""
 
 
 @record
 class Reduction:
-    """How elements of a type are reduced: oneCCL's numbers, this package's own, and whether to divide afterwards."""
+    """How elements of one type are reduced.
+
+    `kind` and `operation` are oneCCL's numbers for the type and the reduction; `number` identifies the reduction in a
+    packed call; `averages`: whether the sum is divided by the number of ranks afterwards.
+    """
 
     kind: int
     operation: int
@@ -63,50 +69,53 @@ class Reduction:
     averages: bool
 
     def finish(self, flat: torch.Tensor, size: int) -> None:
-        """Effect: a sum over this many ranks becomes the average, where that was asked."""
+        """Effect: if the reduction is an average, divides the sum in `flat` by `size`, the number of ranks."""
         if not self.averages:
             return
         if flat.is_floating_point():
             flat.div_(size)
-        else:  # The size need not be a number of the type.
+        else:  # The type may be too small for the number of ranks.
             flat.copy_(flat.long().div_(size, rounding_mode="trunc"))
 
 
 _reductions: dict[tuple[int, torch.dtype], Reduction] = {}
 
 
-def reduction(operation: Any, dtype: torch.dtype) -> Reduction:
-    """How to reduce. Raises: NotImplementedError for what oneCCL cannot."""
-    asked = getattr(operation, "op", operation)
-    key = int(asked), dtype
+def find_reduction(operation: Any, dtype: torch.dtype) -> Reduction:
+    """How a torch ReduceOp reduces elements of a type. Raises: NotImplementedError if oneCCL does not support it."""
+    requested = getattr(operation, "op", operation)
+    key = int(requested), dtype
     known = _reductions.get(key)
     if known is None:
-        known = _reductions[key] = _reduction(asked, dtype)
+        known = _reductions[key] = _make_reduction(requested, dtype)
     return known
 
 
-def _reduction(asked: Any, dtype: torch.dtype) -> Reduction:
-    operations = _OF_BOOLS if dtype == torch.bool else OPERATIONS
-    if dtype not in TYPES or asked not in operations:
-        name = str(getattr(asked, "name", asked)).lower()
+def _make_reduction(requested: Any, dtype: torch.dtype) -> Reduction:
+    operations = _BOOL_OPERATIONS if dtype == torch.bool else OPERATIONS
+    if dtype not in TYPES or requested not in operations:
+        name = str(getattr(requested, "name", requested)).lower()
         raise NotImplementedError(f"oneCCL cannot compute the {name} of {dtype}; the gloo backend may")
     return Reduction(
-        kind=TYPES[dtype], operation=operations[asked], number=_REDUCTION_NUMBERS[asked], averages=asked == _Op.AVG
+        kind=TYPES[dtype],
+        operation=operations[requested],
+        number=_REDUCTION_NUMBERS[requested],
+        averages=requested == _Op.AVG,
     )
 
 
-def packed_call(name: str, dtype: torch.dtype, count: int, *, root: int = -1, reduced: int = 0) -> bytes:
-    """A call as the ranks of a group compare it."""
-    return CALL.pack(count, root, CALLS.index(name), _TYPE_NUMBERS[dtype], reduced, 0)
+def packed_call(name: str, dtype: torch.dtype, count: int, *, root: int | None = None, reduced: int = 0) -> bytes:
+    """A call as the ranks of a group compare it: `reduced` is the number of the reduction, 0 for none."""
+    return CALL.pack(count, _NO_ROOT if root is None else root, CALLS.index(name), _TYPE_NUMBERS[dtype], reduced, 0)
 
 
-def described(call: bytes) -> str:
-    """A packed call in words."""
+def describe_call(call: bytes) -> str:
+    """A packed call as text for messages, such as "reduce of 4 float32 (sum) with root 1"."""
     count, root, name, number, reduced, _ = CALL.unpack(call)
     dtype = next((str(dtype).removeprefix("torch.") for dtype, each in _TYPE_NUMBERS.items() if each == number), "?")
     words = [f"{CALLS[name] if name < len(CALLS) else '?'} of {count} {dtype}"]
     if reduced:
         words.append(f"({_REDUCTIONS[reduced]})")
-    if root >= 0:
+    if root != _NO_ROOT:
         words.append(f"with root {root}")
     return " ".join(words)
