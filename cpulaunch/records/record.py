@@ -70,7 +70,8 @@ def _make(body: type, kw_only: bool) -> type:
         "__hash__": _hash,
         "__repr__": namespace.get("__repr__", _repr),
         "__reduce__": _reduce,
-        "__dataclass_fields__": _DataclassFields(),
+        "__dataclass_fields__": _OfDataclass(),
+        "__dataclass_params__": _OfDataclass(),
     }
     return type(body.__name__, body.__bases__, namespace)
 
@@ -142,20 +143,23 @@ def fields(cls: type) -> dict[str, Field]:
     }
 
 
-class _DataclassFields:
-    """`__dataclass_fields__`, computed on first use."""
+class _OfDataclass:
+    """An attribute that dataclasses have, taken from an equal dataclass when it is first read."""
 
-    __slots__ = ("made",)
+    __slots__ = ("name", "value")
 
-    def __get__(self, instance: object, owner: Any) -> dict[str, Any]:
-        if not hasattr(self, "made"):
-            self.made = self._make(owner)
-        return self.made
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
-    @staticmethod
-    def _make(owner: Any) -> dict[str, Any]:
-        import dataclasses
+    def __get__(self, instance: object, owner: Any) -> Any:
+        if not hasattr(self, "value"):
+            self.value = getattr(_twin(owner), self.name)
+        return self.value
 
-        named = [(name, owner.__annotations__[name]) for name in owner.__slots__]
-        twin: Any = dataclasses.make_dataclass(owner.__name__, named, kw_only=True)
-        return dict(twin.__dataclass_fields__)
+
+def _twin(cls: Any) -> type:
+    """A dataclass with this record's fields."""
+    import dataclasses
+
+    named = [(name, cls.__annotations__[name]) for name in cls.__slots__]
+    return dataclasses.make_dataclass(cls.__name__, named, kw_only=True, frozen=True)

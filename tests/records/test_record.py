@@ -85,6 +85,7 @@ def test_records_work_with_dataclasses():
     assert dataclasses.replace(core, id=2) == Core(id=2, notes={"a": "b"})
     assert dataclasses.asdict(core) == {"id": 1, "cpus": frozenset(), "notes": {"a": "b"}}
     assert dataclasses.is_dataclass(Core)
+    assert Core.__dataclass_params__.frozen  # Dynamo of torch 2.5 reads it of whatever is a dataclass.
     assert [f.name for f in dataclasses.fields(Core)] == ["id", "cpus", "notes"]
     assert pickle.loads(pickle.dumps(core)) == core
     assert list(fields(Core)) == ["id", "cpus", "notes"]
