@@ -38,8 +38,9 @@ def loaders(program, **options):
 
 
 SAVED = """
-    import tempfile
+    import tempfile, warnings
     folder = tempfile.mkdtemp()
+    warnings.simplefilter("ignore", FutureWarning)  # torch 2.5 warns of every torch.load.
     path = os.path.join(folder, "weights.pt")
     torch.save({"w": torch.arange(40000.0)}, path)
 

@@ -17,9 +17,20 @@ from cpulaunch.worker.reporting.events import report_event
 
 _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_compiling
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
-_eval_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+_frames: Any = torch._C._dynamo.eval_frame
 _is_grad_enabled = torch.is_grad_enabled
 """Looked up once: the weights of a call evict other data from the CPU caches, which makes lookups slow."""
+
+
+def _swapped_callback() -> Any:
+    """The callback with which torch.compile handles the frames of this thread."""
+    callback = _frames.set_eval_frame(None)
+    _frames.set_eval_frame(callback)
+    return callback
+
+
+_eval_frame_callback = getattr(_frames, "get_eval_frame_callback", _swapped_callback)
+"""torch 2.5 returns its callback only in exchange for another."""
 
 
 def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = None) -> str:
@@ -178,9 +189,8 @@ def _must_run_unwrapped(module: nn.Module) -> bool:
 
 def _hide_from_dynamo(function: Any) -> None:
     """Effect: the program's own torch.compile skips this function and compiles what it calls."""
-    frames: Any = torch._C._dynamo.eval_frame
-    if hasattr(frames, "skip_code"):  # torch 2.5
-        frames.skip_code(function.__code__)
-    elif hasattr(frames, "set_code_exec_strategy"):
-        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, default))
+    if hasattr(_frames, "skip_code"):  # torch 2.5
+        _frames.skip_code(function.__code__)
+    elif hasattr(_frames, "set_code_exec_strategy"):
+        skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
+        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, default))

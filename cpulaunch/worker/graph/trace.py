@@ -173,7 +173,7 @@ def _refused(error: BaseException | None) -> RefusedError:
 def _summary(error: BaseException | None) -> str:
     """The title and explanation in one of Dynamo's many-line messages, on one line of at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    title = lines[0] if lines else type(error).__name__
+    title = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
     explanations = (line.removeprefix("Explanation:") for line in lines if line.startswith("Explanation:"))
     return " ".join(": ".join([title.rstrip(".:"), *list(explanations)[:1]]).split())[:300]
 
@@ -201,25 +201,32 @@ def _side_effects() -> str:
 
     Source: torch/_dynamo/side_effects.py: objects created by the call itself are "new" and do not count.
     """
+    from torch._dynamo.side_effects import AttributeMutationNew
     from torch._dynamo.symbolic_convert import InstructionTranslator
-    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+    from torch._dynamo.variables import base
 
+    new_value = base.ValueMutationNew if hasattr(base, "ValueMutationNew") else base.MutableLocal  # torch 2.5
     effects = InstructionTranslator.current_tx().output.side_effects
     if effects.tensor_hooks:
         return "tensor hooks"
     changed = [
         item
         for item in effects.id_to_variable.values()
-        if not isinstance(item.mutation_type, AttributeMutationNew | ValueMutationNew)
+        if not isinstance(_mutation(item), AttributeMutationNew | new_value)
         and effects.is_modified(item)
         and not _is_restored(item, effects)
     ]
     return ", ".join(sorted({_name(item) for item in changed}))
 
 
+def _mutation(item: Any) -> Any:
+    """How the traced call may change this object."""
+    return item.mutation_type if hasattr(item, "mutation_type") else item.mutable_local  # torch 2.5
+
+
 def _is_restored(item: Any, effects: Any) -> bool:
     """Whether the object has its old values again, as after code that sets a flag and resets it."""
-    stored = effects.store_attr_mutations.get(item)
+    stored = effects.store_attr_mutations.get(item) or effects.store_attr_mutations.get(_mutation(item))  # torch 2.5
     value = getattr(item, "value", None)
     base = getattr(item, "is_base_vt_modified", None)
     if not stored or value is None or (base is not None and base(effects)):
@@ -258,7 +265,7 @@ def _guards(code: types.CodeType) -> Any:
     entries = _debug_get_cache_entry_list(code)
     if len(entries) != 1:
         raise RefusedError("Dynamo is disabled" if not entries else "Dynamo needed several graphs")
-    return entries[0].guard_manager
+    return entries[0].guard_manager if hasattr(entries[0], "guard_manager") else entries[0].check_fn  # torch 2.5
 
 
 def _match_sources(recorder: _Recorder, inputs: list[Tensor], frozen: list[Tensor]) -> tuple[int | Tensor, ...]:

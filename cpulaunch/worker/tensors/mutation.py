@@ -45,7 +45,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     written: list[Any] = []
     for argument in schema.arguments:
-        if argument.is_write and argument.name in values:
+        if (alias := argument.alias_info) and alias.is_write and argument.name in values:
             value = values[argument.name]
             written.extend(value if isinstance(value, list | tuple) else [value])
     return written

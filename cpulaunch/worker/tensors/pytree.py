@@ -64,7 +64,7 @@ def _flatten_entries(mapping: dict[Any, Any], tensors: list[Tensor], depth: int)
 def _flatten_registered(value: Any, kind: type, tensors: list[Tensor], depth: int) -> Spec:
     """The structure of a named tuple, a plain object, or a type registered in torch's pytree (as by transformers)."""
     node = pytree.SUPPORTED_NODES.get(kind)
-    if node is None and pytree.is_namedtuple_class(kind):
+    if node is None and _is_named_tuple(kind):
         return ("named tuple", kind, *[flatten(item, tensors, depth=depth + 1) for item in value])
     if node is not None:
         children, context = node.flatten_fn(value)
@@ -72,6 +72,11 @@ def _flatten_registered(value: Any, kind: type, tensors: list[Tensor], depth: in
     if is_plain(value, kind):
         return ("object", kind, *_flatten_entries(vars(value), tensors, depth))
     raise UnknownStructureError(f"an object of type {kind.__name__}")
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """Whether collections.namedtuple or typing.NamedTuple made the class, or one it inherits from."""
+    return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple) and hasattr(kind, "_make")
 
 
 def is_plain(value: object, kind: type) -> bool:

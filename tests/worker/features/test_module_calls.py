@@ -215,3 +215,15 @@ def test_a_graph_that_fails_later_is_no_longer_used(tmp_path: Path, monkeypatch,
             close(model(value), plugin.eager(model, value))
         assert "the captured graph failed: vector::_M_range_check" in plugin.reasons()
     assert capfd.readouterr().err.count("runs eagerly") == 1
+
+
+@pytest.mark.parametrize("callback", [None, False])
+def test_the_callback_of_this_thread_is_read_by_exchange_too(callback: object) -> None:
+    """torch 2.5 has no other way."""
+    frames = torch._C._dynamo.eval_frame
+    before = frames.set_eval_frame(callback)
+    try:
+        assert calls._swapped_callback() is callback
+        assert calls._eval_frame_callback() is callback
+    finally:
+        frames.set_eval_frame(before)

@@ -291,7 +291,7 @@ REFUSED = {
         warnings.simplefilter("ignore")
         def run(**choice):
             weight = nn.Parameter(torch.ones(3))
-            optimizer = torch.optim.AdamW([weight, weight], lr=0.1, **choice)
+            optimizer = torch.optim.Adam([weight, weight], lr=0.1, **choice)
             for step in range(3):
                 weight.grad = torch.full([3], 1.0 + step)
                 optimizer.step()
