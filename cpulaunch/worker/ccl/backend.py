@@ -150,6 +150,13 @@ class CclGroup(ProcessGroup):
         """Effect: sets the description."""
         self._names["description"] = description
 
+    # torch 2.15 asks the backends of any group what they can do, not only those of its own class.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """For the CPU this group, which has no backends below it. Raises: RuntimeError for any other device."""
+        return self if torch.device(device).type == "cpu" else super()._get_backend(device)
+
     # torch before 2.6 asks its own C++ code for names instead of the methods above.
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
