@@ -118,8 +118,8 @@ class StreamsPlan:
     """Where the ranks' output goes, by local rank: 1 stdout, 2 stderr, 3 both, 0 neither. Source: torchrun -r, -t.
 
     `filters`: texts for stdout and for stderr; lines that contain one are copied to one file. `prefix` is the template
-    in TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; None: torchrun's "[ROLE LOCAL_RANK]:". `prefixes` are the prefixes of the
-    ranks, if their numbers are known.
+    of --log-line-prefix-template; None: torchrun's "[ROLE LOCAL_RANK]:". `prefixes` are the prefixes of the ranks, but
+    for the host's name, if their numbers are known.
     """
 
     redirects: tuple[int, ...]

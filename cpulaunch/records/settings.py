@@ -252,6 +252,12 @@ class Settings:
     tee: Streams = _cli_setting(
         0, types.STREAMS, "Distributed", "write output to files and to the terminal, as for --redirects (also -t)"
     )
+    log_line_prefix_template: str | None = _cli_setting(
+        None,
+        types.WORD,
+        "Distributed",
+        "prefix of lines that --tee shows: ${role_name}, ${local_rank}, ${rank}, ${hostname}",
+    )
     local_ranks_filter: frozenset[int] | None = _cli_setting(
         None, types.CPULIST, "Distributed", "local ranks whose output is shown (default: all)"
     )

@@ -39,6 +39,7 @@ TABLE = [
     ("PET_RUN_PATH", "1", "run_path", True),
     ("PET_REDIRECTS", "0:3,1:1", "redirects", ((0, 3), (1, 1))),
     ("PET_TEE", "3", "tee", 3),
+    ("PET_LOG_LINE_PREFIX_TEMPLATE", "$rank: ", "log_line_prefix_template", "$rank: "),
     ("PET_LOCAL_RANKS_FILTER", "0,2", "local_ranks_filter", frozenset((0, 2))),
     ("PET_DUPLICATE_STDOUT_FILTERS", "a,b,,c", "duplicate_stdout_filters", ("a", "b,c")),
     ("PET_DUPLICATE_STDERR_FILTERS", "a", "duplicate_stderr_filters", ("a",)),

@@ -99,7 +99,7 @@ class _AttemptOutput:
             terminal=terminal if visible and (teed or not written) else None,
             filtered=filtered,
             words=() if filtered is None else tuple(word.encode() for word in streams.filters[stream - 1]),
-            prefix=streams.prefixes[local_rank].encode() if teed else b"",
+            prefix=_with_host(streams.prefixes[local_rank]).encode() if teed else b"",
             exclusive=len(self._shown) == 1,
         )
 
@@ -115,6 +115,12 @@ class _AttemptOutput:
         sinks = [self._terminal.out, self._terminal.err, *filtered]
         sinks += [sink for streams in ranks for stream in streams for sink in stream.sinks]
         return tuple({id(sink): sink for sink in sinks}.values())
+
+
+def _with_host(prefix: str) -> str:
+    """The prefix with this host's name in place of its macro. Source: torch 2.15, local_elastic_agent.py."""
+    name = os.uname().nodename
+    return prefix.replace("${hostname}", name).replace("$hostname", name)
 
 
 def _open(path: str) -> Sink:

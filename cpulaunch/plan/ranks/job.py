@@ -78,7 +78,7 @@ def _streams(request: LaunchRequest, local_world_size: int) -> StreamsPlan:
         redirects=by_local_rank(settings.redirects, local_world_size),
         tee=by_local_rank(tee, local_world_size),
         filters=(settings.duplicate_stdout_filters, settings.duplicate_stderr_filters),
-        prefix=request.environ.get(PREFIX_VARIABLE),
+        prefix=_template(request),
         prefixes=tuple(_prefix(request, local_rank) for local_rank in range(local_world_size)),
     )
 
@@ -87,7 +87,12 @@ def _prefix(request: LaunchRequest, local_rank: int) -> str:
     """The prefix of this rank's lines on the terminal, if all ranks are on this host."""
     number = str(local_rank)
     values = {"role_name": request.settings.role, "local_rank": number, "rank": number}
-    return substitute(request.environ.get(PREFIX_VARIABLE) or DEFAULT_PREFIX, values)
+    return substitute(_template(request) or DEFAULT_PREFIX, values)
+
+
+def _template(request: LaunchRequest) -> str | None:
+    """The template of prefixes, if it is not torchrun's own. Source: torch 2.15, torch/distributed/run.py."""
+    return request.settings.log_line_prefix_template or request.environ.get(PREFIX_VARIABLE)
 
 
 def _hosts(settings: Settings) -> tuple[int, int]:

@@ -36,6 +36,13 @@ def test_a_log_directory_alone_shows_and_writes(launch):
     }
 
 
+def test_lines_begin_with_what_the_template_says(launch):
+    """It has been an option of torchrun's since torch 2.15, where it wins over the variable."""
+    template = ("--log-line-prefix-template", "${hostname} $rank/${role_name}$$: ")
+    job = launch.run(*TWO, "-t", "1", *template, "seen.py", env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "not this: "})
+    assert job.out == [f"{os.uname().nodename} {rank}/default$: out of {rank}, attempt 0" for rank in range(2)]
+
+
 def test_logs_without_a_directory_are_kept_and_found(launch):
     job = launch.run(*TWO, "-r", "1", "seen.py")
     (folder,) = (launch.folder / "tmp").iterdir()

@@ -18,7 +18,7 @@ NEWER_FIELDS: dict[str, tuple[str | None, Any]] = {
     "virtual_local_rank": ("--virtual-local-rank", False),
     "shutdown_timeout": (None, None),
     "event_log_handler": ("--event-log-handler", "null"),
-    "log_line_prefix_template": ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", None),
+    "log_line_prefix_template": ("--log-line-prefix-template (TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)", None),
 }
 """Fields that not every torch since 2.5 has: the option that sets each (None: it is best effort), torch's default."""
 
