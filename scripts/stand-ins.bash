@@ -1,5 +1,43 @@
-# Sourced by bench/setup-peers and test-torch-version.
+# Sourced by test, test-torch-version and bench/setup-peers: torch's default build without NVIDIA's libraries.
 # shellcheck shell=bash
+
+# Installs torch $2 ("2.5.1", "2.8.*") for the interpreter $1 without the 3 GB of NVIDIA libraries that its default build
+# depends on.
+install_bare_torch() {
+    local python=$1 lib
+    quietly "$python" -m pip install --quiet --no-cache-dir --no-deps --index-url "$torch_cpu_index" "torch==$2" \
+        2>/dev/null || quietly "$python" -m pip install --quiet --no-cache-dir --no-deps "torch==$2"
+    quietly "$python" -m pip install --quiet filelock typing-extensions sympy networkx jinja2 fsspec setuptools numpy
+    lib=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib") + "/torch/lib")')
+    [[ ! -e $lib/libtorch_cuda.so ]] || make_stand_ins "$lib"
+    quietly "$python" -c 'import torch'
+}
+
+# Installs the requirements of the extra "ipex" for the interpreter $1; 0.9 GB to download if pip finds no CPU build.
+install_ipex() {
+    local requirement requirements
+    requirements=$(extra_requirements "$1" ipex)
+    for requirement in $requirements; do
+        case $requirement in
+            torch==*) install_bare_torch "$1" "${requirement#torch==}" ;;
+            *) quietly "$1" -m pip install --quiet "$requirement" ;;
+        esac
+    done
+    quietly "$1" -m pip install --quiet intel-openmp
+}
+
+# Prints the requirements of the extra $2 of this project that apply to the interpreter $1, one per line.
+extra_requirements() {
+    "$1" -c '
+import sys, tomllib
+from pip._vendor.packaging.requirements import Requirement
+with open(sys.argv[1], "rb") as file:
+    extras = tomllib.load(file)["project"]["optional-dependencies"]
+for requirement in map(Requirement, extras[sys.argv[2]]):
+    if requirement.marker is None or requirement.marker.evaluate():
+        print(f"{requirement.name}{requirement.specifier}")
+' "$root/pyproject.toml" "$2"
+}
 
 # Creates stub libraries in the folder $1. The default build of torch links to CUDA libraries: a program on CPUs calls
 # none of their functions, but the loader needs the files. Every function of a stub returns cudaErrorNoDevice (100).
@@ -21,9 +59,4 @@ make_stand_ins() {
             -o "$lib/$library" "$work/code.c"
     done
     rm -r "$work"
-}
-
-# The folder of torch's libraries in the environment of the interpreter $1.
-torch_libraries() {
-    "$1" -c 'import sysconfig; print(sysconfig.get_path("platlib") + "/torch/lib")'
 }

@@ -44,11 +44,11 @@ def case(program, *, before="", env=None, settings=None, **chosen):
     }
 
 
-def run_cases(cases, tmp_path):
+def run_cases(cases, tmp_path, *, interpreter=sys.executable):
     """Name -> Outcome of every case; torch is imported once."""
     path = tmp_path / "cases.json"
     path.write_text(json.dumps(cases))
-    done = run_python(HERE / "forking.py", path)
+    done = run_python(HERE / "forking.py", path, argv=(interpreter,))
     assert done.code == 0, done.err
     return {name: Outcome(**fields) for name, fields in json.loads(done.out).items()}
 

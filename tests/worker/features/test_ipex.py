@@ -1,12 +1,15 @@
-"""ipex.optimize through the plugin, where intel_extension_for_pytorch is installed, and its errors anywhere."""
+"""ipex.optimize through the plugin, in an environment with intel_extension_for_pytorch, and its errors anywhere."""
 
+import json
+import sys
 import textwrap
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from cpulaunch.records.torch_settings import TorchSettings
-from tests.worker.applying import case, events, run_cases
+from tests.worker.applying import case, events, run_cases, run_python
 
 pytest.importorskip("torch", reason="torch is not installed here")
 from cpulaunch.worker.features import ipex
@@ -17,7 +20,14 @@ try:
     RELEASE = metadata.version("intel_extension_for_pytorch")
 except metadata.PackageNotFoundError:
     RELEASE = None
-with_ipex = pytest.mark.skipif(RELEASE is None, reason="intel_extension_for_pytorch (torch 2.8) is not installed here")
+
+MADE = Path(__file__).parents[3] / ".venv-ipex"
+"""The environment that scripts/test makes, with the extra ipex: other tests need a newer torch than Intel's package."""
+
+WITH_IPEX = str(MADE / "bin/python") if (MADE / "installed-extra").exists() else RELEASE and sys.executable
+with_ipex = pytest.mark.skipif(
+    not WITH_IPEX, reason="no interpreter with intel_extension_for_pytorch; scripts/test makes one on x86-64 Linux"
+)
 
 MODEL = """
     import collections
@@ -168,7 +178,8 @@ def outcomes(tmp_path_factory):
         file.touch()
         code = textwrap.dedent(MODEL) + textwrap.dedent(program)
         cases[name] = case(code, env={"CPULAUNCH_EVENTS": str(file)}, ipex=True, threads=1, **settings)
-    return {name: (outcome, events(folder / name)) for name, outcome in run_cases(cases, folder).items()}
+    ran = run_cases(cases, folder, interpreter=WITH_IPEX)
+    return {name: (outcome, events(folder / name)) for name, outcome in ran.items()}
 
 
 @with_ipex
@@ -182,3 +193,17 @@ def test_models_are_optimized_only_where_results_stay_correct(outcomes, name):
     assert WARNINGS.get(name, "") in outcome.err
     captured = [event for event in reported if event["event"] == "captured" and event["module"] == "Net"]
     assert len(captured) == (name in ("fp32", "bf16", "weights changed"))
+
+
+@with_ipex
+@pytest.mark.slow
+def test_a_launch_optimizes_an_unedited_program(tmp_path):
+    program, report = tmp_path / "infer.py", tmp_path / "report.json"
+    calls = (
+        "model = Net().eval()\nwith torch.no_grad():\n    for _ in range(3):\n        model(x)\nprint(model.calls)\n"
+    )
+    program.write_text(textwrap.dedent(MODEL) + calls)
+    done = run_python("-m", "cpulaunch", "--ipex", "--report", report, program, argv=(WITH_IPEX,))
+    assert (done.code, done.out) == (0, "1\n"), done.err
+    (worker,) = json.loads(report.read_text())["workers"]
+    assert worker["settings"]["ipex"]["state"] == "applied"
