@@ -26,13 +26,18 @@ PACKAGE = Path(__file__).parent.parent / "cpulaunch"
 Rule = Callable[[Package], list[str]]
 
 
+@pytest.fixture(scope="module")
+def package() -> Package:
+    """cpulaunch itself, parsed once."""
+    return Package(PACKAGE)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_package_follows(rule: Rule) -> None:
-    assert rule(Package(PACKAGE)) == []
+def test_the_package_follows(rule: Rule, package: Package) -> None:
+    assert rule(package) == []
 
 
-def test_the_table_of_layers_names_what_exists() -> None:
-    package = Package(PACKAGE)
+def test_the_table_of_layers_names_what_exists(package: Package) -> None:
     named = set(MAY_IMPORT) | {target for targets in MAY_IMPORT.values() for target in targets}
     assert named <= {package.folder_of(module) for module in package.trees}
 

@@ -1,4 +1,8 @@
-"""Facts that only doctor needs: shared memory, swap, OpenMP runtimes in packages, and what torch reports of itself."""
+"""Facts that only doctor needs: shared memory, swap, OpenMP runtimes in packages, and what torch reports of itself.
+
+Facts in files are read through the root, as all of `probe` does; others come from this machine and are None for a
+captured one.
+"""
 
 import ctypes
 import os
@@ -44,8 +48,8 @@ class Facts:
     `bundled_openmp`: (folder of a package, OpenMP runtime in it). `oneccl`: the version installed beside torch.
     `may_copy`: whether the system calls that copy between processes are permitted; None if the kernel lacks them.
     `ptrace_scope`: the setting of Yama that restricts them further; None without Yama. `missing_library_reason`: why
-    cpulaunch's library of collectives is not used; empty if it is. `cpuid_features`: those of FEATURES that the
-    processor reports itself; None for a captured machine.
+    cpulaunch's library of collectives is not used; empty if it is. `cpuid_features`: those of FEATURES
+    (records/host.py) that the processor reports by CPUID; None for a captured machine.
     """
 
     host: Host

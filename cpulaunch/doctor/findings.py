@@ -31,12 +31,12 @@ def ok(found: str) -> tuple[Finding, ...]:
 
 
 def advice(found: str, *, why: str, fix: str) -> tuple[Finding, ...]:
-    """A finding that costs speed, or may."""
+    """A finding that costs speed, or that breaks some programs only."""
     return (Finding(status="advice", found=found, why=why, fix=fix),)
 
 
 def problem(found: str, *, why: str, fix: str) -> tuple[Finding, ...]:
-    """A finding that breaks programs or makes them very slow."""
+    """A finding that breaks most programs or makes them very slow: doctor then exits with code 1."""
     return (Finding(status="problem", found=found, why=why, fix=fix),)
 
 

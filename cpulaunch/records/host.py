@@ -33,7 +33,7 @@ class LogicalCpu:
 
 @record
 class NumaNode:
-    """One NUMA node: its online CPUs, its memory, and its distance to every NUMA node, itself included."""
+    """One NUMA node: its online CPUs, its memory, and (id, distance) of every NUMA node, itself included."""
 
     id: int
     cpus: frozenset[int]

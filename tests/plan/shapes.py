@@ -30,6 +30,7 @@ SHAPES = {
     "hbm-nodes": memory(memory(machine(sockets=2, cores=4), 2, GIB), 3, GIB),
     "one-node-and-cxl": memory(machine(cores=4), 1, GIB),
     "memory-less-node": memory(machine(sockets=2, cores=4), 1, 0),
+    "two-of-eight-nodes-memory-less": memory(memory(machine(sockets=8, cores=2), 0, 0), 7, 0),
     "cpuset-in-a-socket": cpuset(TWO, "2-3,10-11"),
     "cpuset-of-single-siblings": cpuset(machine(cores=4, smt=2), "1,4,6"),
     "cpuset-over-unequal-nodes": cpuset(machine(sockets=2, cores=8), "0-9"),

@@ -1,4 +1,8 @@
-"""Where a worker's memory goes: its own NUMA nodes, never one without CPUs or without memory."""
+"""The memory of each worker: its own NUMA nodes, or the nearest one where its own cannot be used.
+
+A NUMA node cannot be used if it has no CPUs, no memory, or is outside the memory nodes of the cpuset. Workers are on
+such nodes only if --cpus, --numa-nodes or a cpuset put them there: the pool (pool.py) leaves out CPUs without memory.
+"""
 
 from cpulaunch.plan.placement.instances import WorkerCpus
 from cpulaunch.records.errors import UsageError
@@ -73,7 +77,7 @@ def _usable_nodes(host: Host) -> frozenset[int]:
 
 
 def _nearest(host: Host, own: frozenset[int], usable: frozenset[int]) -> frozenset[int]:
-    """The usable node nearest to nodes without memory; empty if the machine gives no distances."""
+    """The usable NUMA node nearest to these, of which none can be used; empty if the machine gives no distances."""
     distances = [
         (distance, other)
         for node in host.numa_nodes

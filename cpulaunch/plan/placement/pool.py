@@ -149,8 +149,9 @@ def _without_slow(
     remote = frozenset(cpu.id for cpu in host.cpus if cpu.numa_node in empty_nodes) & chosen
     if remote and remote != chosen and request.settings.numa_nodes is None:
         chosen -= remote
-        nodes = format_cpulist(node.id for node in host.numa_nodes if node.memory_bytes == 0 and node.cpus & remote)
-        warnings.append(f"{cpus_are(remote)} not used: NUMA node {nodes} has no memory (--cpus overrides this)")
+        without = [node.id for node in host.numa_nodes if node.memory_bytes == 0 and node.cpus & remote]
+        nodes = f"NUMA node{'s' * (len(without) > 1)} {format_cpulist(without)}"
+        warnings.append(f"{cpus_are(remote)} not used: {nodes} without memory (--cpus overrides this)")
     return chosen, tuple(skipped), tuple(warnings)
 
 

@@ -63,7 +63,7 @@ def matching_version() -> str:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
         raise RuntimeError(
-            f"{PACKAGE} is not installed (extra ipex; its last release needs torch 2.8); --graph onednn works without it"
+            f"{PACKAGE} is not installed (extra ipex, for torch 2.8 only); --graph onednn works without it"
         ) from None
     if version.split(".")[:2] != torch.__version__.split(".")[:2]:
         raise RuntimeError(f"{PACKAGE} {version} is not compatible with torch {torch.__version__}; --graph onednn is")
