@@ -57,7 +57,7 @@ def cpulaunch(
     return call
 
 
-@each_page
+@pytest.mark.parametrize("page", [*PAGES, *REPOSITORY.glob("C*.md")], ids=lambda page: page.name)
 def test_no_line_is_longer_than_120_characters(page: Path) -> None:
     assert [number for number, line in enumerate(page.read_text().splitlines(), 1) if len(line) > 120] == []
 
