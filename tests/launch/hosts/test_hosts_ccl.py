@@ -56,7 +56,7 @@ def test_every_collective_between_hosts_is_gloos(machines):
     said = dict(json.loads(line) for line in runs[0].out.splitlines() if line.startswith('["'))
     assert codes == [0, 0], "".join(run.err for run in runs)
     assert {name: text for name, text in said.items() if text != "ok"} == {}
-    assert said["disagreeing_ranks_are_told"] == "ok"
+    assert said["different_calls_raise_in_all_ranks"] == "ok"
 
 
 FAULTS = [("dies_before", 128 + signal.SIGKILL), ("dies_within", 128 + signal.SIGKILL), ("leaves", 0)]
@@ -72,6 +72,6 @@ def test_the_other_host_learns_that_a_rank_has_ended(machines, fault, code):
 
 
 def test_the_other_host_learns_that_a_rank_ends_while_it_joins(machines):
-    runs = both(machines, "--nproc-per-node", 1, CCL / "ccl_faulty.py", "dies_joining")
+    runs = both(machines, "--nproc-per-node", 1, CCL / "ccl_faulty.py", "dies_during_setup")
     assert [run.wait() for run in runs] == [1, 128 + signal.SIGKILL], "".join(run.err for run in runs)
     assert "PeerLostError: rank 1 of the group" in runs[0].err

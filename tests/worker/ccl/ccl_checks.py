@@ -1,4 +1,4 @@
-"""Every collective against gloo's result: types, reductions, sizes, layouts. Each check runs on all ranks."""
+"""Checks that compare each collective with gloo: types, reductions, sizes, layouts. Each check runs on all ranks."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ def check(function):
 
 
 def values(shape, dtype, seed=0):
-    """Small numbers that differ between ranks; sums and products of them are exact in every type but the halves."""
+    """Small random numbers, different in each rank; their sums and products are exact in all but 16-bit types."""
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     drawn = torch.randint(0, 2 if dtype == torch.bool else 4, shape, generator=generator)
     return drawn.to(dtype)
@@ -80,7 +80,7 @@ add_reductions()
 
 
 @check
-def averages_are_sums_divided(gloo):
+def average_equals_sum_divided_by_size(gloo):
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         mine = values((9,), dtype)
         theirs = mine.clone()
@@ -101,7 +101,7 @@ def average_of_a_reduce_scatter(gloo):
 
 
 @check
-def average_of_integers_is_cut_off(gloo):
+def average_of_integers_is_truncated(gloo):
     mine = torch.full((3,), dist.get_rank(), dtype=torch.int64)
     dist.all_reduce(mine, dist.ReduceOp.AVG)
     size = dist.get_world_size()
@@ -109,7 +109,7 @@ def average_of_integers_is_cut_off(gloo):
 
 
 @check
-def bools_stay_bools(gloo):
+def reduced_bools_are_zero_or_one(gloo):
     rank = dist.get_rank()
     table = {dist.ReduceOp.SUM: True, dist.ReduceOp.MAX: True, dist.ReduceOp.PRODUCT: False, dist.ReduceOp.MIN: False}
     for operation, expected in table.items():
@@ -120,7 +120,7 @@ def bools_stay_bools(gloo):
 
 
 @check
-def what_oneccl_cannot_reduce_names_gloo(gloo):
+def unsupported_reduction_raises_and_recommends_gloo(gloo):
     for tensor, operation in (
         (torch.ones(2, dtype=torch.int32), dist.ReduceOp.BAND),
         (torch.ones(2, dtype=torch.int16), dist.ReduceOp.SUM),
@@ -149,7 +149,7 @@ def broadcast(gloo):
             mine = values(shape, dtype)
             theirs = mine.clone()
             dist.broadcast(mine, root)
-            # gloo has not all of these types.
+            # gloo does not support all of these types.
             dist.broadcast(
                 theirs.contiguous().view(torch.uint8) if theirs.numel() else theirs.float(), root, group=gloo
             )
@@ -251,9 +251,9 @@ def barrier_and_objects(gloo):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
     assert objects == [{"rank": each, "text": "x" * each} for each in range(size)]
-    told = [f"from {rank}"]
-    dist.broadcast_object_list(told, src=size - 1)
-    assert told == [f"from {size - 1}"]
+    objects_sent = [f"from {rank}"]
+    dist.broadcast_object_list(objects_sent, src=size - 1)
+    assert objects_sent == [f"from {size - 1}"]
 
 
 @check
@@ -281,7 +281,7 @@ def send_and_receive(gloo):
 
 
 @check
-def layouts(gloo):
+def non_contiguous_tensors(gloo):
     size = dist.get_world_size()
     for view in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[1:, 1:]):
         mine = values((6, 8), torch.float32)
@@ -320,7 +320,7 @@ def parameters_and_inference_tensors(gloo):
 
 
 @check
-def inference_mode_does_not_stick(gloo):
+def inference_mode_is_restored(gloo):
     for mode in (True, False):
         with torch.inference_mode(mode):
             for _ in range(4):
@@ -340,7 +340,7 @@ def destroyed_groups_leave_no_threads(gloo):
     for thread in threading.enumerate():
         if thread.name == "ccl" and threading.active_count() > before:
             thread.join(5)
-    assert threading.active_count() <= before + 1  # The world's own, from now on.
+    assert threading.active_count() <= before + 1  # The thread of the default group remains.
 
 
 @check
@@ -376,7 +376,7 @@ def functional_collectives(gloo):
 
 
 @check
-def wrong_arguments_raise_at_once(gloo):
+def invalid_arguments_raise(gloo):
     size = dist.get_world_size()
     wrong = (
         lambda: dist.all_gather_into_tensor(torch.empty(size + 1), torch.ones(1)),
@@ -391,7 +391,7 @@ def wrong_arguments_raise_at_once(gloo):
 
 
 @check
-def disagreeing_ranks_are_told(gloo):
+def different_calls_raise_in_all_ranks(gloo):
     rank, size = dist.get_rank(), dist.get_world_size()
     calls = (
         lambda: dist.all_reduce(torch.ones(3 + (rank == 0))),

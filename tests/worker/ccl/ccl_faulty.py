@@ -1,4 +1,4 @@
-"""A rank whose group meets a fault: `ccl_faulty.py FAULT`. Prints what rank 0 sees of it."""
+"""A rank of a group with a fault: `ccl_faulty.py FAULT`. Prints the error that the rank gets, if it gets one."""
 
 import os
 import signal
@@ -15,14 +15,14 @@ from ccl_filter import forbid_reading_others
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 
 LARGE = 1 << 22
-TIMEOUT_SECONDS, PATIENCE_SECONDS = 8, 60
-"""Of a group whose ranks have all started before it is made, and of others."""
+SHORT_TIMEOUT_SECONDS, TIMEOUT_SECONDS = 8, 60
+"""Timeout of a group in the fault "late", before which all ranks have started, and of other groups."""
 
 
 @cache
 def store():
-    """What ranks meet by that have nothing else left."""
-    return dist.TCPStore("127.0.0.1", int(os.environ["MEETING_PORT"]), is_master=os.environ["RANK"] == "0")
+    """A store of the test, by which ranks synchronize even if their group is broken."""
+    return dist.TCPStore("127.0.0.1", int(os.environ["TEST_STORE_PORT"]), is_master=os.environ["RANK"] == "0")
 
 
 def kill_self():
@@ -47,13 +47,13 @@ def dies_within(rank):
     collective(times=100_000)
 
 
-def die_when_it_opens_oneccl(event, arguments):
+def die_on_oneccl_load(event, arguments):
     if event == "ctypes.dlopen" and "libccl" in str(arguments[0]):
         kill_self()
 
 
-def dies_joining(rank):
-    """Nobody comes so far."""
+def dies_during_setup(rank):
+    """Not reached: rank 1 dies while the group is created."""
 
 
 def dies_in_backward(rank):
@@ -78,36 +78,36 @@ def leaves(rank):
 
 
 def aborted(rank):
-    """Rank 1 gives the group up, and lives on until rank 0 has seen it."""
-    place = store()
+    """Rank 1 aborts the group and stays alive until rank 0 has noticed."""
+    shared_store = store()
     if rank == 1:
         collective()
         dist.group.WORLD.abort()
-        place.wait(["seen"])
+        shared_store.wait(["seen"])
         return
     collective()
     try:
         collective()
     finally:
-        place.set("seen", "1")
+        shared_store.set("seen", "1")
 
 
-def again(rank):
-    """Groups of one name, one after another, over a store that stays, as an elastic launcher's does."""
+def recreated(rank):
+    """Creates groups of the same name in turn over one store, which stays, as that of an elastic launcher."""
     dist.destroy_process_group()
-    place, timeout = store(), timedelta(seconds=PATIENCE_SECONDS)
+    shared_store, timeout = store(), timedelta(seconds=TIMEOUT_SECONDS)
     for _ in range(3):
-        dist.init_process_group("ccl", store=place, rank=rank, world_size=2, timeout=timeout)
+        dist.init_process_group("ccl", store=shared_store, rank=rank, world_size=2, timeout=timeout)
         collective()
         dist.destroy_process_group()
-    dist.init_process_group("ccl", store=place, rank=rank, world_size=2)
+    dist.init_process_group("ccl", store=shared_store, rank=rank, world_size=2)
     print("fine", flush=True)
 
 
 def late(rank):
-    """Rank 1 does not come until rank 0 has given up."""
+    """Rank 1 does not call the collective until that of rank 0 has timed out."""
     if rank == 1:
-        with suppress(RuntimeError):  # With rank 0 its store ends.
+        with suppress(RuntimeError):  # The store ends with rank 0.
             store().wait(["seen"])
         return
     try:
@@ -116,8 +116,8 @@ def late(rank):
         store().set("seen", "1")
 
 
-def impatient(rank):
-    """Rank 1 does not come in the time that rank 0 has for this one call."""
+def own_timeout(rank):
+    """Rank 1 does not call the barrier within the timeout that rank 0 sets for this call."""
     if rank == 1:
         with suppress(RuntimeError):
             store().wait(["seen"])
@@ -159,8 +159,8 @@ def fine(rank):
     print("fine", flush=True)
 
 
-def gives_up(rank):
-    """Rank 0 is interrupted where it waits for rank 1, goes on, and rank 1 comes to the call afterwards."""
+def interrupted_and_continues(rank):
+    """Rank 0 is interrupted while it waits for rank 1 and continues; rank 1 calls the collective afterwards."""
     if rank == 0:
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with suppress(KeyboardInterrupt):
@@ -168,11 +168,11 @@ def gives_up(rank):
         store().wait(["done"])
         print("went on", flush=True)
         return
-    place = store()
+    shared_store = store()
     try:
         collective()
     finally:
-        place.set("done", "1")
+        shared_store.set("done", "1")
 
 
 def forbidden(rank):
@@ -188,12 +188,12 @@ def main(fault):
     torch.set_num_threads(1)
     if fault == "forbidden" and os.environ["RANK"] == "1":
         forbid_reading_others()
-    if fault == "dies_joining" and os.environ["RANK"] == "1":
-        sys.addaudithook(die_when_it_opens_oneccl)
-    if fault in ("late", "impatient"):
+    if fault == "dies_during_setup" and os.environ["RANK"] == "1":
+        sys.addaudithook(die_on_oneccl_load)
+    if fault in ("late", "own_timeout"):
         store().set(f"started/{os.environ['RANK']}", "1")
         store().wait(["started/0", "started/1"])
-    seconds = TIMEOUT_SECONDS if fault == "late" else PATIENCE_SECONDS
+    seconds = SHORT_TIMEOUT_SECONDS if fault == "late" else TIMEOUT_SECONDS
     dist.init_process_group("ccl", timeout=timedelta(seconds=seconds))
     try:
         globals()[fault](dist.get_rank())

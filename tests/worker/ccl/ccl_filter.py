@@ -1,4 +1,4 @@
-"""A filter of system calls that keeps a process out of others' memory, as a container's may."""
+"""A seccomp filter that forbids a process to read the memory of others, as a container may have."""
 
 import ctypes
 
@@ -16,7 +16,7 @@ class Filter(ctypes.Structure):
 
 
 def forbid_reading_others():
-    """As old versions of Docker do: process_vm_readv and process_vm_writev are not permitted. Source: seccomp(2)."""
+    """Effect: forbids process_vm_readv and process_vm_writev, as old versions of Docker do. Source: seccomp(2)."""
     load, equal, end, refuse, allow = 0x20, 0x15, 0x06, 0x00050001, 0x7FFF0000
     steps = [(load, 0, 0, 0), (equal, 2, 0, 310), (equal, 1, 0, 311), (end, 0, 0, allow), (end, 0, 0, refuse)]
     instructions = (Instruction * len(steps))(*steps)

@@ -1,6 +1,6 @@
-"""A rank of the tests: runs the checks of a module one after another and says how each went, one JSON line a check.
+"""A rank of the tests: runs the checks of a module in turn; rank 0 prints the result of each as a line of JSON.
 
-Before that rank 0 says, as an object, whether the compiled library is in use.
+Before that rank 0 prints, as a JSON object, whether the compiled library is in use.
 """
 
 import faulthandler
@@ -29,7 +29,7 @@ def main(module: str) -> None:
         try:
             check(gloo)
             result = "ok"
-        except Exception:  # noqa: BLE001 - told, whatever it is
+        except Exception:  # noqa: BLE001 - any error is the result of the check
             result = traceback.format_exc()
         # Also keeps a rank whose check failed early from running ahead.
         results = [""] * dist.get_world_size()
@@ -40,5 +40,5 @@ def main(module: str) -> None:
     dist.destroy_process_group()
 
 
-faulthandler.dump_traceback_later(420)  # Where a rank hangs, should one.
+faulthandler.dump_traceback_later(420)  # Shows where a rank hangs.
 main(sys.argv[1])

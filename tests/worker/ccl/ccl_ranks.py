@@ -1,4 +1,4 @@
-"""Starts ranks as torchrun would, without it: processes with variables, ended by their ids."""
+"""Ranks of a test: processes with the variables that torchrun would set."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = HERE.parents[2]
 
 RESERVED = 8
 _reserved: deque[PortReservation] = deque()
-"""The last ports: other tests' programs must not take them while the ranks are still importing torch."""
+"""The most recent ports, reserved so that no other test takes them while the ranks still import torch."""
 
 
 def free_port() -> int:
@@ -43,7 +43,7 @@ def environment(size: int, port: int) -> dict[str, str]:
 
 
 def start(size: int, arguments: list[str], **changes: str) -> list[subprocess.Popen[str]]:
-    """One process a rank; `changes` are variables of all of them."""
+    """One process for each rank; `changes` are environment variables for all of them."""
     common = environment(size, free_port()) | changes
     return [
         subprocess.Popen(
@@ -58,7 +58,7 @@ def start(size: int, arguments: list[str], **changes: str) -> list[subprocess.Po
 
 
 def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
-    """Each rank's exit code, stdout and stderr; those that are there after so many seconds are killed (code -9)."""
+    """Each rank's exit code, stdout and stderr; kills ranks that still run after `seconds` (code -9)."""
     results = []
     deadline = time.monotonic() + seconds
     try:
@@ -78,13 +78,13 @@ def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int
 
 
 def run_checks(module: str, size: int, path: str, **changes: str) -> dict[str, str]:
-    """How each check of a module went in a program of this many ranks, whose groups take this path."""
+    """Name of each check of a module -> "ok" or its errors, in a program of `size` ranks whose groups use `path`."""
     results = finish(start(size, [str(HERE / "ccl_program.py"), module], CPULAUNCH_CCL_PATH=path, **changes), 240)
     lines = results[0][1].splitlines()
-    said = dict(json.loads(line) for line in lines if line.startswith('["'))
+    found = dict(json.loads(line) for line in lines if line.startswith('["'))
     for line in lines:
-        said |= json.loads(line) if line.startswith('{"library"') else {}
+        found |= json.loads(line) if line.startswith('{"library"') else {}
     ended = [f"rank {rank}: exit code {code}\n{err[-3000:]}" for rank, (code, _, err) in enumerate(results) if code]
     if ended:
-        said["end"] = "\n".join(ended)
-    return said
+        found["end"] = "\n".join(ended)
+    return found

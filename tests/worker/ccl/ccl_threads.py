@@ -11,7 +11,7 @@ from cpulaunch.worker.ccl.wire.reductions import describe_call
 SECONDS = 20.0
 LIBRARY = load()
 KINDS = ["python"] if LIBRARY is None else ["python", "native", "mixed"]
-"""Kinds of ranks: in Python, native if cpulaunch was installed with a compiler, and both in one group."""
+"""Kinds of ranks: Python alone and, if cpulaunch was installed with a compiler, native alone and both in one group."""
 
 
 def barrier_of(kind, memory, rank, size):
@@ -21,7 +21,7 @@ def barrier_of(kind, memory, rank, size):
 
 
 def together(size, rank_does, *, number=0, kind="python"):
-    """What each of `size` ranks returned, or the CclError it raised; `number` is the barrier's number before."""
+    """What `rank_does` returns in each of `size` ranks, or its CclError; the first barrier has the given `number`."""
     memory = mmap.mmap(-1, bytes_needed(size))
     barriers = [barrier_of(kind, memory, rank, size) for rank in range(size)]
     results = [None] * size

@@ -1,6 +1,6 @@
-"""The same DDP job over several backends: `ccl_train.py [--fault FAULT] BACKEND…`; the first is the program's.
+"""The same DDP job over several backends: `ccl_train.py [--fault FAULT] BACKEND…`. The default group uses the first.
 
-Every rank prints a JSON line: its losses over each, and how the data of the first moved.
+Every rank prints a JSON line: its losses over each backend, and how the first backend moved its data.
 """
 
 import argparse
@@ -39,13 +39,13 @@ def losses(group):
 
 
 def received_bytes(tensor):
-    """What comes in over the network of these tests, if there is one, while a tensor is reduced."""
+    """Bytes received over the network interface of the tests while a tensor is reduced; 0 without the interface."""
     before = int(RECEIVED.read_text()) if RECEIVED.exists() else 0
     dist.all_reduce(tensor)
     return int(RECEIVED.read_text()) - before if RECEIVED.exists() else 0
 
 
-def joined_by_mpi():
+def has_mpi():
     """Whether this process has started MPI."""
     paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libmpi.so" in line}
     flag = ctypes.c_int()
@@ -67,7 +67,7 @@ def dies():
 
 
 def stays():
-    """Rank 0 ends without a word to the group, while rank 1 still has to hear from the test."""
+    """Rank 0 exits without destroying the group, while rank 1 waits until the test opens the gate."""
     if dist.get_rank() == 0:
         sys.exit(0)
     print("alone", flush=True)
@@ -77,7 +77,7 @@ def stays():
 
 
 def report(backends):
-    """What this rank has seen."""
+    """The results of this rank."""
     tensor = torch.full((1 << 18,), float(dist.get_rank()))
     received = received_bytes(tensor)
     groups = [None, *(dist.new_group(backend=name) for name in backends[1:])]
@@ -86,7 +86,7 @@ def report(backends):
         "received": received,
         "sum": tensor.unique().tolist(),
         "losses": {name: losses(group) for name, group in zip(backends, groups, strict=True)},
-        "mpi": joined_by_mpi(),
+        "mpi": has_mpi(),
     }
 
 
@@ -103,7 +103,7 @@ def main():
         globals()[options.fault]()
     dist.destroy_process_group()
     if "gloo" in options.backends:
-        os._exit(0)  # A thread of gloo's aborts a process that ends now and then: see tests/launch/hosts/train_job.py.
+        os._exit(0)  # A thread of gloo sometimes aborts a process that exits: see tests/launch/hosts/train_job.py.
 
 
 main()

@@ -1,4 +1,4 @@
-"""Real trainings over the backend "ccl", each with the losses that gloo gives. Each check runs on all ranks."""
+"""Checks that training over the backend "ccl" has the losses of training over gloo. Each check runs on all ranks."""
 
 import copy
 import shutil
@@ -51,7 +51,7 @@ def sgd(network):
 
 
 def equal(mine, theirs):
-    """Bit for bit with two ranks: a sum of two has one order. Else within rounding."""
+    """Asserts equal losses: to the bit with two ranks, as a sum of two has one order; else within rounding errors."""
     tolerance = {"rtol": 0, "atol": 0} if dist.get_world_size() == 2 else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), **tolerance)
 
@@ -70,7 +70,7 @@ def data_parallel(gloo):
 
 
 @check
-def gradients_accumulate_without_synchronization(gloo):
+def gradient_accumulation(gloo):
     def train(group):
         network = DistributedDataParallel(model(), process_group=group)
         return losses(network, sgd(network), unsynchronized=(0, 2))
@@ -98,22 +98,22 @@ def communication_hooks(gloo):
         network.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return losses(network, sgd(network))
 
-    # All trainings first: a rank that compares too early and fails would leave the others waiting.
+    # All trainings run first: a rank whose comparison fails earlier would leave the others waiting.
     pairs = [(train(None), train(gloo)) for train in (averaged, compressed, low_rank)]
     equal(*pairs[0])
     for mine, theirs in pairs[1:]:
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=2e-2, atol=2e-3)
 
 
-def of_all_ranks(tensor):
-    """The tensors of all ranks, in their order."""
+def gather_from_all_ranks(tensor):
+    """The tensors of all ranks, in rank order."""
     found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(found, tensor.detach().contiguous())
     return found
 
 
 @check
-def uneven_inputs_join(gloo):
+def join_with_uneven_inputs(gloo):
     network = DistributedDataParallel(nn.Linear(16, 1))
     optimizer = sgd(network)
     with network.join():
@@ -122,19 +122,19 @@ def uneven_inputs_join(gloo):
             nn.functional.mse_loss(network(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
-    first, *others = of_all_ranks(network.module.weight)
+    first, *others = gather_from_all_ranks(network.module.weight)
     assert all(torch.equal(first, other) for other in others)
 
 
 @check
-def buffers_are_the_first_ranks(gloo):
+def buffers_are_broadcast_from_rank_zero(gloo):
     network = DistributedDataParallel(model())
     losses(network, sgd(network))
-    before = of_all_ranks(network.module[1].running_mean)
+    before = gather_from_all_ranks(network.module[1].running_mean)
     network.eval()
-    network(batch(0)[0])  # Broadcasts buffers, and leaves them alone.
-    after = of_all_ranks(network.module[1].running_mean)
-    weights = of_all_ranks(network.module[3].weight)
+    network(batch(0)[0])  # Broadcasts the buffers but does not change them.
+    after = gather_from_all_ranks(network.module[1].running_mean)
+    weights = gather_from_all_ranks(network.module[3].weight)
     assert not torch.equal(before[0], before[1])
     assert all(torch.equal(each, before[0]) for each in after)
     assert all(torch.equal(each, weights[0]) for each in weights)
@@ -164,7 +164,7 @@ def fully_sharded(gloo):
 @check
 def fully_shard_per_parameter(gloo):
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
-        return  # It has no CPUs, whatever the backend.
+        return  # fully_shard does not support CPUs before torch 2.7, with any backend.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -183,7 +183,7 @@ def fully_shard_per_parameter(gloo):
 
 
 @check
-def a_group_of_some_ranks_trains(gloo):
+def data_parallel_in_a_subgroup(gloo):
     group = dist.new_group([0, 1])
     if dist.get_rank() > 1:
         return
@@ -220,7 +220,7 @@ def checkpoints(gloo):
 
 
 @check
-def an_optimizer_without_redundancy(gloo):
+def zero_redundancy_optimizer(gloo):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def train(group, zero):
@@ -236,7 +236,7 @@ def an_optimizer_without_redundancy(gloo):
 
 
 @check
-def meshes_and_sharded_layers(gloo):
+def device_meshes_and_tensor_parallel_layers(gloo):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

@@ -30,13 +30,13 @@ def result(name: str, all_results: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(("size", "path"), PROGRAMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_result(name: str, size: int, path: str) -> None:
+def test_collective(name: str, size: int, path: str) -> None:
     assert result(name, results(size, path)) == "ok"
 
 
 @pytest.fixture(scope="module")
 def results_without_library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of cpulaunch as it is where it was installed without a C compiler."""
+    """Results of the checks with a cpulaunch that was installed without a C compiler."""
     folder = tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT / "cpulaunch", folder / "cpulaunch", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     found = run_checks(CHECKS, 3, "memory", PYTHONPATH=str(folder))
@@ -45,5 +45,5 @@ def results_without_library(tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_result_without_the_compiled_library(name: str, results_without_library: dict[str, str]) -> None:
+def test_collective_without_the_compiled_library(name: str, results_without_library: dict[str, str]) -> None:
     assert result(name, results_without_library) == "ok"

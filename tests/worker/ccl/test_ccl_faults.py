@@ -1,4 +1,4 @@
-"""What goes wrong with a group of the backend "ccl": everybody else learns it, in time, and nothing stays behind."""
+"""Faults of ranks with the backend "ccl": the other ranks fail in time, and no shared memory is left behind."""
 
 import os
 import subprocess
@@ -14,18 +14,18 @@ if LIBRARY is None or find_spec("torch") is None:
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = str(HERE / "ccl_faulty.py")
 KILLED, DEADLINE_SECONDS = -9, 180
-"""The deadline only keeps a broken build from hanging."""
+"""The deadline only ends tests that hang."""
 
 
 both_paths = pytest.mark.parametrize("path", ["memory", "oneccl"])
 
 
 def run(fault, path, size=2):
-    ranks = start(size, [PROGRAM, fault], CPULAUNCH_CCL_PATH=path, MEETING_PORT=str(free_port()))
+    ranks = start(size, [PROGRAM, fault], CPULAUNCH_CCL_PATH=path, TEST_STORE_PORT=str(free_port()))
     return ranks, finish(ranks, DEADLINE_SECONDS)
 
 
-def left_behind(ranks):
+def shared_memory_of(ranks):
     mine = tuple(f"{rank.pid}:" for rank in ranks)
     return [name for name in os.listdir("/dev/shm") if name.startswith(mine)]
 
@@ -33,59 +33,59 @@ def left_behind(ranks):
 @both_paths
 @pytest.mark.parametrize("fault", ["dies_before", "dies_within", "leaves"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_others_fail_when_a_rank_ends(fault, size, path):
+def test_other_ranks_fail_when_a_rank_exits(fault, size, path):
     ranks, results = run(fault, path, size)
     code, out, _ = results[0]
     assert code == 1
     assert "PeerLostError: rank " in out
     assert f"(process {ranks[1].pid}) exited" in out or size > 2
     assert results[1][0] == (0 if fault == "leaves" else KILLED)
-    assert left_behind(ranks) == []
+    assert shared_memory_of(ranks) == []
 
 
-def test_others_fail_when_a_rank_ends_while_it_joins():
-    ranks, results = run("dies_joining", "oneccl")
+def test_other_ranks_fail_when_a_rank_dies_during_setup():
+    ranks, results = run("dies_during_setup", "oneccl")
     assert [code for code, _, _ in results] == [1, KILLED]
     assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) exited" in results[0][2]
-    assert left_behind(ranks) == []
+    assert shared_memory_of(ranks) == []
 
 
 @both_paths
-def test_training_fails_when_a_rank_ends(path):
+def test_training_fails_when_a_rank_dies(path):
     ranks, results = run("dies_in_backward", path)
     code, out, err = results[0]
     assert code == 1, err
-    # The bucket in flight, or the next, which finds the group broken.
+    # The bucket in flight fails, or the next one, because the group is broken.
     assert f"rank 1 of the group (process {ranks[1].pid}) exited" in out
-    assert left_behind(ranks) == []
+    assert shared_memory_of(ranks) == []
 
 
 @both_paths
-def test_a_rank_that_is_late_is_not_waited_for_longer_than_the_timeout(path):
+def test_a_collective_fails_after_the_timeout_of_the_group(path):
     ranks, results = run("late", path)
     assert results[0][0] == 1
     assert "PeerLostError" in results[0][1]
     assert " 8 s" in results[0][1]
-    assert left_behind(ranks) == []
+    assert shared_memory_of(ranks) == []
 
 
 @both_paths
-def test_a_call_has_a_time_of_its_own(path):
-    ranks, results = run("impatient", path)
+def test_a_call_can_have_its_own_timeout(path):
+    ranks, results = run("own_timeout", path)
     assert results[0][0] == 1
     assert "a collective did not finish within 1 s" in results[0][1] + results[0][2]
-    assert left_behind(ranks) == []
+    assert shared_memory_of(ranks) == []
 
 
 @both_paths
-def test_killed_ranks_leave_nothing_in_shared_memory(path):
+def test_killed_ranks_leave_no_shared_memory(path):
     ranks, results = run("all_die", path)
     assert [code for code, _, _ in results] == [KILLED, KILLED]
-    assert left_behind(ranks) == []
+    assert shared_memory_of(ranks) == []
 
 
 @both_paths
-def test_an_interrupt_ends_a_wait(path):
+def test_an_interrupt_ends_a_collective(path):
     ranks = start(2, [PROGRAM, "interrupted"], CPULAUNCH_CCL_PATH=path)
     code, out, _ = finish(ranks[:1], DEADLINE_SECONDS)[0]
     finish(ranks[1:], 1)
@@ -94,58 +94,58 @@ def test_an_interrupt_ends_a_wait(path):
 
 
 @both_paths
-def test_a_forked_child_is_told_and_its_parent_goes_on(path):
+def test_a_collective_in_a_forked_child_raises_and_the_parent_continues(path):
     _, results = run("forked", path)
     assert "child: this process was forked after init_process_group" in results[0][1]
     assert [code for code, _, _ in results] == [0, 0]
 
 
-def test_a_rank_that_gives_up_is_not_waited_for():
+def test_other_ranks_fail_after_a_rank_was_interrupted():
     from torch.distributed import AllreduceOptions
 
     if not hasattr(AllreduceOptions(), "asyncOp"):
-        pytest.skip("this torch does not say that a caller waits: a thread goes on with what the caller gave up")
-    ranks, results = run("gives_up", "memory")
+        pytest.skip("this torch does not report synchronous calls: a thread completes a call that was interrupted")
+    ranks, results = run("interrupted_and_continues", "memory")
     assert results[0][1] == "went on\n"
     assert results[1][0] == 1
     assert f"PeerLostError: rank 0 of the group (process {ranks[0].pid}) left the group" in results[1][1]
 
 
-def test_a_program_joins_again_over_the_same_store():
-    _, results = run("again", "memory")
+def test_a_group_can_be_recreated_over_the_same_store():
+    _, results = run("recreated", "memory")
     assert [(code, out) for code, out, _ in results] == [(0, "fine\n")] * 2
 
 
-def test_who_aborts_the_group_is_not_waited_for():
+def test_other_ranks_fail_after_a_rank_aborted_the_group():
     ranks, results = run("aborted", "memory")
     assert results[0][0] == 1
     assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) left the group" in results[0][1]
 
 
-def test_ranks_use_their_memory_where_the_kernel_permits_it():
+def test_ranks_use_the_memory_path_if_the_kernel_permits_it():
     _, results = run("permitted", "auto")
     assert [(code, out) for code, out, _ in results] == [(0, "in memory\n")] * 2
 
 
-def test_ranks_use_oneccl_where_the_kernel_forbids_their_memory():
+def test_ranks_use_oneccl_if_the_kernel_forbids_the_memory_path():
     _, results = run("forbidden", "auto")
     assert [(code, out) for code, out, _ in results] == [(0, "over oneCCL\n")] * 2
 
 
-def test_who_wants_memory_alone_is_told_that_it_is_forbidden():
+def test_a_requested_memory_path_that_is_forbidden_is_an_error():
     _, results = run("forbidden", "memory")
     assert [code for code, _, _ in results] == [1, 1]
     assert all("CPULAUNCH_CCL_PATH is memory, but the kernel does not permit" in err for _, _, err in results)
 
 
-def test_a_path_that_does_not_exist_is_named():
+def test_an_unknown_path_is_an_error():
     _, results = run("fine", "shm", size=1)
     assert results[0][0] == 1
     assert "CPULAUNCH_CCL_PATH is shm: it must be one of auto, memory, oneccl" in results[0][2]
 
 
 @both_paths
-def test_two_programs_at_once_do_not_meet(path):
+def test_two_concurrent_programs_do_not_interfere(path):
     programs = [start(2, [PROGRAM, "fine"], CPULAUNCH_CCL_PATH=path) for _ in range(2)]
     for ranks in programs:
         assert [(code, out) for code, out, _ in finish(ranks, DEADLINE_SECONDS)] == [(0, "fine\n")] * 2
@@ -153,7 +153,7 @@ def test_two_programs_at_once_do_not_meet(path):
 
 @pytest.mark.root
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to mount a small /dev/shm")
-def test_too_little_shared_memory_is_said_with_the_size_needed():
+def test_the_error_for_too_little_shared_memory_states_the_size_needed():
     line = f"mount -t tmpfs -o size=10m none /dev/shm && exec {sys.executable} {PROGRAM} fine"
     process = subprocess.run(
         ["unshare", "--mount", "sh", "-c", line],
@@ -180,14 +180,14 @@ print(dist.get_backend(), tensor.tolist())
 
 
 @pytest.mark.parametrize("backend", ["ccl", "CCL", "cpu:ccl"])
-def test_an_unedited_program_names_the_backend(tmp_path, backend):
+def test_a_program_that_names_ccl_gets_it_without_an_import(tmp_path, backend):
     script = tmp_path / "program.py"
     script.write_text(UNEDITED.format(backend=backend))
     process = launch([str(script)])
     assert process.stdout == f"{backend.lower()} [1.0, 1.0]\n", process.stderr
 
 
-def test_gloo_stays_as_it_is_under_a_launch(tmp_path):
+def test_a_program_that_names_gloo_gets_gloo(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(UNEDITED.format(backend="gloo") + "assert 'CCL' not in dist.Backend._plugins\n")
     assert launch([str(script)]).stdout == "gloo [1.0, 1.0]\n"

@@ -1,4 +1,4 @@
-"""Where oneCCL is looked for, what it is told, and what is said without it: without torch, without the library."""
+"""Search for oneCCL, its settings, and the errors if it is missing; these tests need neither torch nor oneCCL."""
 
 import os
 
@@ -7,16 +7,16 @@ import pytest
 from cpulaunch.worker.ccl.oneccl import library
 from cpulaunch.worker.ccl.wire.errors import CclError
 
-PLACE = "/venv/lib"
+LIBRARIES = "/venv/lib"
 
 
-def told(environ, place=PLACE):
-    return library.settings(environ, str(place))
+def settings(environ, libraries=LIBRARIES):
+    return library.settings(environ, str(libraries))
 
 
-def test_what_the_user_has_set_stays():
-    assert "CCL_ATL_SHM" not in told({"CCL_ATL_SHM": "0"})
-    assert told({"CCL_ATL_SHM": "0"})["CCL_WORKER_OFFLOAD"] == "0"
+def test_variables_of_the_user_are_not_overridden():
+    assert "CCL_ATL_SHM" not in settings({"CCL_ATL_SHM": "0"})
+    assert settings({"CCL_ATL_SHM": "0"})["CCL_WORKER_OFFLOAD"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -28,31 +28,31 @@ def test_what_the_user_has_set_stays():
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CCL_LOCAL_RANK": "0"}, {"CCL_LOCAL_SIZE": "2"}),
     ],
 )
-def test_local_ranks_are_the_launchs(environ, expected):
-    assert {name: value for name, value in told(environ).items() if name.startswith("CCL_LOCAL")} == expected
+def test_local_ranks_come_from_the_launch(environ, expected):
+    assert {name: value for name, value in settings(environ).items() if name.startswith("CCL_LOCAL")} == expected
 
 
 RANK = {"RANK": "1", "WORLD_SIZE": "2"}
-STARTED = {"I_MPI_HYDRA_UUID": "36010000", "PMI_RANK": "1", "PMI_SIZE": "2"}
+INTEL_MPI = {"I_MPI_HYDRA_UUID": "36010000", "PMI_RANK": "1", "PMI_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
         (RANK, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
-        (RANK | STARTED, {"CCL_ATL_TRANSPORT": "mpi"}),
+        (RANK | INTEL_MPI, {"CCL_ATL_TRANSPORT": "mpi"}),
         # One process under mpiexec that started several ranks.
-        (RANK | STARTED | {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
+        (RANK | INTEL_MPI | {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
         # Another launcher that speaks PMI, such as Slurm's.
         (RANK | {"PMI_RANK": "1", "PMI_SIZE": "2"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
-        (RANK | STARTED | {"CCL_ATL_TRANSPORT": "ofi"}, {"FI_PROVIDER": "tcp"}),
+        (RANK | INTEL_MPI | {"CCL_ATL_TRANSPORT": "ofi"}, {"FI_PROVIDER": "tcp"}),
         (RANK | {"CCL_ATL_TRANSPORT": "mpi"}, {}),
         (RANK | {"FI_PROVIDER": "verbs"}, {"CCL_ATL_TRANSPORT": "ofi"}),
     ],
 )
-def test_mpi_carries_the_data_where_intel_mpi_started_the_ranks(environ, expected):
+def test_the_transport_is_mpi_if_intel_mpi_started_the_ranks(environ, expected):
     names = ("CCL_ATL_TRANSPORT", "FI_PROVIDER")
-    assert {name: value for name, value in told(environ).items() if name in names} == expected
+    assert {name: value for name, value in settings(environ).items() if name in names} == expected
 
 
 @pytest.mark.parametrize(
@@ -67,63 +67,63 @@ def test_mpi_carries_the_data_where_intel_mpi_started_the_ranks(environ, expecte
         ({}, {}),
     ],
 )
-def test_the_interface_is_gloos(environ, expected):
+def test_the_interface_is_that_of_gloo(environ, expected):
     names = ("CCL_KVS_IFACE", "CCL_MNIC_NAME")
-    assert {name: value for name, value in told(environ).items() if name in names} == expected
+    assert {name: value for name, value in settings(environ).items() if name in names} == expected
 
 
-def placed(root, *files):
+def with_files(root, *files):
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
     return root
 
 
-def places(environ, place):
+def library_variables(environ, libraries):
     names = ("CCL_OFI_LIBRARY_PATH", "FI_PROVIDER_PATH", "CCL_MPI_LIBRARY_PATH", "I_MPI_ROOT")
-    return {name: value for name, value in told(environ, place).items() if name in names}
+    return {name: value for name, value in settings(environ, libraries).items() if name in names}
 
 
-def test_libfabric_and_mpi_are_those_beside_the_library(tmp_path):
-    lib = placed(tmp_path, "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
+def test_libfabric_and_mpi_of_the_same_folder_are_used(tmp_path):
+    lib = with_files(tmp_path, "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
     fabric = {"CCL_OFI_LIBRARY_PATH": f"{lib}/libfabric.so.1", "FI_PROVIDER_PATH": str(lib)}
-    assert places({}, lib) == fabric
+    assert library_variables({}, lib) == fabric
     mpi = {"CCL_MPI_LIBRARY_PATH": f"{lib}/libmpi.so.12", "I_MPI_ROOT": str(tmp_path)}
-    assert places(RANK | STARTED, lib) == fabric | mpi
-    assert places({"I_MPI_OFI_LIBRARY": "/opt/libfabric.so"}, lib) == {"FI_PROVIDER_PATH": str(lib)}
+    assert library_variables(RANK | INTEL_MPI, lib) == fabric | mpi
+    assert library_variables({"I_MPI_OFI_LIBRARY": "/opt/libfabric.so"}, lib) == {"FI_PROVIDER_PATH": str(lib)}
 
 
-def test_an_installed_intel_mpi_is_used_as_it_is(tmp_path):
-    lib = placed(tmp_path / "venv", "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
-    own = placed(tmp_path / "mpi", "lib/release/libmpi.so.12")
-    environ = RANK | STARTED | {"I_MPI_ROOT": str(own)}
-    assert places(environ, lib) == {"CCL_MPI_LIBRARY_PATH": f"{own}/lib/release/libmpi.so.12"}
-    assert places(environ | {"CCL_ATL_TRANSPORT": "ofi"}, lib) == {}
+def test_an_installed_intel_mpi_uses_its_own_libfabric(tmp_path):
+    lib = with_files(tmp_path / "venv", "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
+    own = with_files(tmp_path / "mpi", "lib/release/libmpi.so.12")
+    environ = RANK | INTEL_MPI | {"I_MPI_ROOT": str(own)}
+    assert library_variables(environ, lib) == {"CCL_MPI_LIBRARY_PATH": f"{own}/lib/release/libmpi.so.12"}
+    assert library_variables(environ | {"CCL_ATL_TRANSPORT": "ofi"}, lib) == {}
 
 
-def test_a_missing_library_names_the_package(tmp_path):
+def test_the_error_for_a_missing_library_names_the_package(tmp_path):
     with pytest.raises(CclError, match="oneCCL is not installed") as caught:
         library.folder("no-such-distribution", str(tmp_path))
     assert "pip install 'cpulaunch[ccl]'" in str(caught.value)
 
 
-def test_an_old_library_names_its_version(tmp_path):
+def test_a_version_without_the_c_api_is_an_error(tmp_path):
     with pytest.raises(CclError, match="oneCCL is too old"):
         library.folder("pytest", str(tmp_path))
 
 
-def test_a_library_is_found_under_the_prefix(tmp_path):
+def test_a_library_under_the_prefix_is_found(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / library.API).touch()
     assert library.folder("no-such-distribution", str(tmp_path)) == str(tmp_path / "lib")
 
 
-def test_a_program_without_stdout_can_load_it():
+def test_quiet_supports_a_process_without_stdout():
     kept = os.dup(1)
     os.close(1)
     try:
         with library.quiet():
-            assert os.open(os.devnull, os.O_WRONLY) == 1  # Nothing was put in its place.
+            assert os.open(os.devnull, os.O_WRONLY) == 1  # Descriptor 1 is still free.
             os.close(1)
     finally:
         os.dup2(kept, 1)

@@ -1,4 +1,4 @@
-"""--dist-backend auto: the measurement in real processes, what becomes of it when it fails, and its memory."""
+"""--dist-backend auto: the measurement in real processes, its failures, and the cache of its results."""
 
 import ctypes
 import json
@@ -32,12 +32,12 @@ def measured(plan, *, interpreter=sys.executable, seconds=SECONDS, **variables):
 
 
 def unbound(ranks=2):
-    """A plan whose ranks run anywhere: the CPUs of a machine made of numbers may not be this one's."""
+    """A plan whose ranks are not bound: this machine may lack the CPUs of the plan's machine."""
     return plan(TWO, f"--nproc-per-node {ranks} --binder none --allocator default --openmp default")
 
 
 def stub(tmp_path, text):
-    """An interpreter that does this instead."""
+    """The path of a shell script that replaces the interpreter."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -45,7 +45,7 @@ def stub(tmp_path, text):
 
 
 @pytest.mark.torch
-def test_both_backends_are_timed_at_every_size():
+def test_both_backends_are_measured_at_every_size():
     answer = measured(unbound(), RANK="7", CCL_LOCAL_RANK="7", **{VARIABLE: '{"dist_backend":"ccl"}'})
     assert answer.failure is None
     assert [count for count, _, _ in answer.times] == list(TINY)
@@ -53,14 +53,14 @@ def test_both_backends_are_timed_at_every_size():
 
 
 @pytest.mark.torch
-def test_a_rank_that_fails_ends_the_others_and_says_why():
+def test_the_failure_of_a_rank_is_reported():
     answer = measured(unbound(3), CPULAUNCH_CCL_PATH="sideways")
     assert answer.times == ()
     assert "sideways" in answer.failure
 
 
 @pytest.mark.torch
-def test_cpus_that_are_not_there_are_a_failure():
+def test_missing_cpus_are_a_failure():
     made = unbound()
     elsewhere = replace(made, workers=tuple(replace(each, cpus=frozenset((4095,))) for each in made.workers))
     assert "Invalid argument" in measured(elsewhere).failure
@@ -76,28 +76,28 @@ def test_cpus_that_are_not_there_are_a_failure():
         ("echo '[]'", "it ended with exit code 0 and no message"),
     ],
 )
-def test_what_is_no_answer_is_a_reason(tmp_path, text, failure):
+def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path, text, failure):
     assert measured(unbound(), interpreter=stub(tmp_path, text)) == CollectiveTimes(failure=failure)
 
 
-def test_an_interpreter_that_is_not_there_is_a_reason():
+def test_a_missing_interpreter_is_a_failure():
     assert "cannot be started" in measured(unbound(), interpreter="/no/python").failure
 
 
-def test_one_that_hangs_is_ended_with_all_it_started(tmp_path):
-    """Its child holds a fifo open for writing, until it is gone too."""
+def test_a_measurement_that_hangs_is_ended_with_its_children(tmp_path):
+    """The child of the script holds a FIFO open for writing until it ends too."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     interpreter = stub(tmp_path, f"sleep 600 > {fifo} & wait")
     assert measured(unbound(), interpreter=interpreter, seconds=5.0).failure == "no answer within 5 s"
     closed = select.poll()
-    closed.register(reader, 0)  # POLLHUP alone, once a writer has been there and is no more. Source: poll(2), fifo(7).
+    closed.register(reader, 0)  # Only POLLHUP, when the last writer has closed. Source: poll(2), fifo(7).
     assert closed.poll(30_000)
     os.close(reader)
 
 
-def test_ranks_of_a_launcher_that_is_gone_do_not_start():
+def test_no_ranks_start_after_the_launcher_has_exited():
     done = subprocess.run(
         [sys.executable, "-P", "-m", MODULE, "1", ";", "4096"],
         env=clean_environment(),
@@ -108,8 +108,8 @@ def test_ranks_of_a_launcher_that_is_gone_do_not_start():
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def folder_watched(path):
-    """A descriptor that tells of new files. Source: inotify(7); IN_CREATE is 0x100."""
+def watch_folder(path):
+    """An inotify descriptor that reports new files of a folder. Source: inotify(7); IN_CREATE is 0x100."""
     libc = ctypes.CDLL(None, use_errno=True)
     watched = libc.inotify_init()
     assert libc.inotify_add_watch(watched, os.fsencode(path), 0x100) >= 0, os.strerror(ctypes.get_errno())
@@ -117,7 +117,7 @@ def folder_watched(path):
 
 
 def new_files(watched):
-    """Names of files that are made, as they are made."""
+    """Names of new files, as they are created."""
     ready = select.poll()  # select.select() takes no descriptor above 1023.
     ready.register(watched, select.POLLIN)
     while ready.poll(SECONDS * 1000):
@@ -130,9 +130,9 @@ def new_files(watched):
 
 @pytest.mark.torch
 @pytest.mark.skipif(LIBRARY is None, reason="oneCCL is not installed")
-def test_one_that_is_told_to_end_gives_back_what_its_ranks_hold():
-    """Each holds 26 MiB of /dev/shm by then, and an all-reduce of 64 MB takes long enough to be interrupted."""
-    watched = folder_watched("/dev/shm")
+def test_a_terminated_measurement_removes_the_shared_memory_of_its_ranks():
+    """Each rank holds 26 MiB of /dev/shm, and an all-reduce of 64 MiB takes long enough to be interrupted."""
+    watched = watch_folder("/dev/shm")
     sizes = ",".join(["67108864"] * 50)
     main = subprocess.Popen(
         [sys.executable, "-P", "-m", MODULE, str(os.getpid()), ";", sizes],
@@ -170,41 +170,41 @@ def cpulaunch(tmp_path, *arguments, **variables):
     )
 
 
-def decided(done):
+def decision_lines(done):
     return [line for line in done.stderr.splitlines() if "--dist-backend auto" in line]
 
 
-def noted(tmp_path, *arguments):
-    said = json.loads(cpulaunch(tmp_path, "plan", "--json", *arguments).stdout)
-    (note,) = [note for note in said["notes"] if note["setting"] == "dist_backend"]
+def note_of_plan(tmp_path, *arguments):
+    printed = json.loads(cpulaunch(tmp_path, "plan", "--json", *arguments).stdout)
+    (note,) = [note for note in printed["notes"] if note["setting"] == "dist_backend"]
     return note["value"], note["reason"]
 
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_a_launch_measures_once_and_a_plan_never(tmp_path):
-    assert "not measured on this host yet" in noted(tmp_path, *AUTO)[1]
+def test_a_launch_measures_once_and_plan_never_measures(tmp_path):
+    assert "not measured on this host yet" in note_of_plan(tmp_path, *AUTO)[1]
     assert not (tmp_path / "cache" / "cpulaunch" / "collectives").exists()
     first, second = cpulaunch(tmp_path, *AUTO), cpulaunch(tmp_path, *AUTO)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    (line,) = decided(first)
+    (line,) = decision_lines(first)
     if "no answer within" in line:
         pytest.skip(f"this machine is too busy to import torch and to measure within a minute: {line}")
-    assert decided(second) == []
+    assert decision_lines(second) == []
     chosen = line.split("auto: ")[1].split(":")[0]
     assert set(first.stdout.split()) == set(second.stdout.split()) == {chosen}
-    value, reason = noted(tmp_path, *AUTO)
+    value, reason = note_of_plan(tmp_path, *AUTO)
     assert value == ("ccl" if chosen == "ccl" else "the program's own")
     assert reason.endswith("measured here before")
-    assert "not measured" in noted(tmp_path, "--env", "CCL_ATL_SHM=0", *AUTO)[1]
+    assert "not measured" in note_of_plan(tmp_path, "--env", "CCL_ATL_SHM=0", *AUTO)[1]
 
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_a_failed_measurement_is_told_and_not_remembered(tmp_path):
+def test_a_failed_measurement_is_reported_and_not_cached(tmp_path):
     done = cpulaunch(tmp_path, *AUTO, CPULAUNCH_CCL_PATH="sideways")
     assert done.returncode == 0, done.stderr
-    (line,) = decided(done)
-    assert "gloo stays: the measurement failed (" in line
+    (line,) = decision_lines(done)
+    assert "keeps gloo: the measurement failed (" in line
     assert set(done.stdout.split()) == {"gloo"}
     assert not (tmp_path / "cache" / "cpulaunch" / "collectives").exists()

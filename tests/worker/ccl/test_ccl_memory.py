@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: what they do in one another's memory, and who carries out their works."""
+"""The memory path, its barrier and the executor, in ranks that are threads of one process."""
 
 import mmap
 import os
@@ -61,20 +61,20 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
         7 * IN_A_CHUNK + 3,
     ],
 )
-def test_every_element_is_reduced_once(size, count, kind):
+def test_all_reduce(size, count, kind):
     expected = torch.arange(count, dtype=torch.float32) * sum(range(1, size + 1))
     assert all(torch.equal(result, expected) for result in together(size, reduced(count), kind=kind))
 
 
 @each_kind
-def test_ranks_without_a_part_of_their_own(kind):
+def test_more_ranks_than_shares(kind):
     count = IN_A_PAYLOAD + 1
     results = together(40, reduced(count, torch.int64), kind=kind)
     assert all(torch.equal(result, torch.arange(count) * 820) for result in results)
 
 
 @each_kind
-def test_counts_go_round(kind):
+def test_barrier_counts_wrap_around(kind):
     def rank_does(barrier):
         path, sums = open_path(barrier, SECONDS), []
         for _ in range(6):
@@ -86,7 +86,7 @@ def test_counts_go_round(kind):
     assert together(3, rank_does, number=2**32 - 3, kind=kind) == [[[3.0] * 3] * 6] * 3
 
 
-def test_uneven_pieces_reach_their_ranks():
+def test_all_to_all_with_uneven_sizes():
     table = [[2, 0, 3], [1, 4, 0], [0, 5, 70_000]]
 
     def rank_does(barrier):
@@ -101,61 +101,61 @@ def test_uneven_pieces_reach_their_ranks():
 
 
 @each_kind
-def test_who_calls_something_else_is_named_by_all_and_the_next_call_is_fine(kind):
+def test_a_different_call_raises_in_all_ranks_and_the_next_call_succeeds(kind):
     def rank_does(barrier):
         path = open_path(barrier, SECONDS)
         name = "broadcast" if barrier.rank == 2 else "all_reduce"
         with pytest.raises(RanksDisagreeError, match="broadcast of 5 float32"):
             path.barrier(packed_call(name, torch.float32, 5))
         path.barrier(packed_call("barrier", torch.int32, 1))
-        return "met"
+        return "done"
 
-    assert together(3, rank_does, kind=kind) == ["met"] * 3
+    assert together(3, rank_does, kind=kind) == ["done"] * 3
 
 
 @each_kind
-def test_a_rank_that_leaves_is_named(kind):
+def test_the_error_names_the_rank_that_left(kind):
     def rank_does(barrier):
         barrier.synchronize(bytes(16), SECONDS)
         if barrier.rank == 1:
             barrier.leave()
             return "left"
         barrier.wait(SECONDS)
-        return "met"
+        return "done"
 
-    stayed, left = together(2, rank_does, kind=kind)
+    remaining, left = together(2, rank_does, kind=kind)
     assert left == "left"
-    assert isinstance(stayed, PeerLostError)
-    assert "rank 1 of the group" in str(stayed)
+    assert isinstance(remaining, PeerLostError)
+    assert "rank 1 of the group" in str(remaining)
 
 
 class Count:
-    """A rank's count, whose rank comes and leaves just after the second look at it."""
+    """The count of a rank that reaches the barrier and leaves just after the waiting rank has read the count twice."""
 
-    def __init__(self, seat):
-        self.seat, self.looks = seat, 0
+    def __init__(self, barrier):
+        self.barrier, self.reads = barrier, 0
 
     @property
     def value(self):
-        self.looks += 1
-        seen = self.seat._counts[1].value
-        if self.looks == 2:
-            self.seat._counts[1].value = 1
-            self.seat.leave()
+        self.reads += 1
+        seen = self.barrier._counts[1].value
+        if self.reads == 2:
+            self.barrier._counts[1].value = 1
+            self.barrier.leave()
         return seen
 
 
-def test_a_rank_that_comes_and_leaves_in_between_was_there():
+def test_a_rank_that_arrives_and_leaves_between_two_reads_has_arrived():
     memory = mmap.mmap(-1, bytes_needed(2))
     waiting, leaving = (SharedBarrier(memory, rank=rank, size=2, describe=describe_call) for rank in (0, 1))
     waiting._spins = 0
     waiting._counts = [waiting._counts[0], Count(leaving)]
     waiting.wait(SECONDS)
-    assert waiting._counts[1].looks > 2
+    assert waiting._counts[1].reads > 2
 
 
 @each_kind
-def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one(kind):
+def test_a_barrier_clears_only_its_own_sleeper_flag(kind):
     def rank_does(barrier):
         if barrier.rank == 1:
             for turn in (0, 1):
@@ -166,7 +166,7 @@ def test_who_sleeps_until_the_next_collective_is_not_forgotten_at_this_one(kind)
     assert together(2, rank_does, kind=kind)[1] == [1, 0]
 
 
-def test_a_process_with_many_files_can_wait():
+def test_a_process_with_many_open_files_can_wait():
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most[1] != resource.RLIM_INFINITY and most[1] < 1200:
         pytest.skip(f"at most {most[1]} files may be open here")
@@ -180,7 +180,7 @@ def test_a_process_with_many_files_can_wait():
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
-def test_a_forked_child_cannot_leave_for_its_rank():
+def test_leave_in_a_forked_child_has_no_effect():
     def rank_does(barrier):
         barrier.synchronize(bytes(16), SECONDS)
         if barrier.rank == 1:
@@ -190,13 +190,13 @@ def test_a_forked_child_cannot_leave_for_its_rank():
                 os._exit(0)
             os.waitpid(child, 0)
         barrier.wait(SECONDS)
-        return "met"
+        return "done"
 
-    assert together(2, rank_does) == ["met", "met"]
+    assert together(2, rank_does) == ["done", "done"]
 
 
 @each_kind
-def test_a_rank_that_stays_away_is_waited_for_as_long_as_told(kind):
+def test_a_wait_ends_after_its_timeout(kind):
     def rank_does(barrier):
         barrier.synchronize(bytes(16), SECONDS)
         if barrier.rank == 0:
@@ -206,11 +206,11 @@ def test_a_rank_that_stays_away_is_waited_for_as_long_as_told(kind):
     assert "did not reach this collective within 0 s" in str(late)
 
 
-def test_ranks_of_one_user_are_permitted_their_memory():
+def test_ranks_of_one_user_may_access_each_others_memory():
     assert together(3, lambda barrier: can_access_all(barrier, SECONDS, call=bytes(16))) == [True] * 3
 
 
-def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
+def test_the_error_for_inaccessible_memory_recommends_oneccl():
     target = torch.zeros(4)
     with pytest.raises(CclError, match=r"rank 1 of the group .* Bad address") as caught:
         Peer(1, os.getpid()).read(target.data_ptr(), 8, 4)
@@ -229,22 +229,22 @@ def test_memory_that_cannot_be_reached_is_told_with_a_way_out():
         ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "0", "CCL_LOCAL_RANK": "1"}, {7}),
     ],
 )
-def test_cpus_set_apart_are_found(environ, expected):
+def test_own_cpus(environ, expected):
     assert own_cpus(environ) == expected
 
 
-def test_a_pinned_program_gives_the_thread_its_workers_cpus(monkeypatch):
-    told = {"CPULAUNCH_WORKER": '{"cpus":"0-3"}'}
+def test_the_thread_gets_all_cpus_of_the_worker_if_openmp_pins_threads(monkeypatch):
+    environ = {"CPULAUNCH_WORKER": '{"cpus":"0-3"}'}
     monkeypatch.delenv("KMP_AFFINITY", raising=False)
     monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     monkeypatch.delenv("GOMP_CPU_AFFINITY", raising=False)
-    assert thread_cpus(told) == frozenset()
+    assert thread_cpus(environ) == frozenset()
     monkeypatch.setenv("OMP_PROC_BIND", "close")
-    assert thread_cpus(told) == {0, 1, 2, 3}
+    assert thread_cpus(environ) == {0, 1, 2, 3}
     assert thread_cpus({}) == frozenset()
 
 
-def test_operations_of_the_thread_start_no_threads():
+def test_the_thread_has_one_torch_thread_and_others_keep_theirs():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -258,7 +258,7 @@ def test_operations_of_the_thread_start_no_threads():
         torch.set_num_threads(before)
 
 
-def test_the_thread_keeps_policy_and_niceness():
+def test_short_slices_keep_policy_and_niceness():
     def place():
         return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
@@ -279,7 +279,7 @@ def test_the_thread_keeps_policy_and_niceness():
 
 
 @pytest.mark.parametrize(("system", "architecture"), [("linux", "aarch64"), ("darwin", "x86_64")])
-def test_other_machines_are_told_to_use_gloo(system, architecture):
+def test_the_error_on_unsupported_machines_recommends_gloo(system, architecture):
     with pytest.raises(CclError, match="the ccl backend supports x86-64 Linux only") as caught:
         check_machine(system, architecture)
     assert "use gloo" in str(caught.value)
@@ -290,7 +290,7 @@ def queue():
     return GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None)
 
 
-def test_works_are_done_in_order_and_none_overtakes():
+def test_works_run_in_order():
     one, done, gate = queue(), [], threading.Event()
     first = one.submit(lambda: (gate.wait(SECONDS), done.append("first")), SECONDS)
     assert one.do_now(lambda: done.append("at once")) is None
@@ -302,63 +302,63 @@ def test_works_are_done_in_order_and_none_overtakes():
     assert done == ["first", "second", "at once"]
 
 
-def test_what_hangs_on_a_future_may_wait_for_works():
+def test_a_callback_of_a_future_may_wait_for_works():
     one, done, gate = queue(), [], threading.Event()
     first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
     later = one.submit(lambda: done.append("later"), SECONDS)
 
-    def hung(_):
-        one.submit(lambda: done.append("hung"), SECONDS).wait()
+    def callback(_):
+        one.submit(lambda: done.append("callback"), SECONDS).wait()
         later.wait()
         done.append("waited")
 
-    settled = first.get_future().then(hung)
+    chained = first.get_future().then(callback)
     gate.set()
-    settled.wait()
-    assert done == ["hung", "later", "waited"]
+    chained.wait()
+    assert done == ["callback", "later", "waited"]
 
 
-def test_who_waits_does_the_work_itself():
+def test_a_waiting_thread_runs_the_works():
     one = queue()
-    one.executor._thread = threading.current_thread()  # None of its own, which might be faster.
+    one.executor._thread = threading.current_thread()  # No thread of its own, which might be faster.
     works = [one.submit(threading.get_ident, SECONDS) for _ in range(3)]
     works[1].wait()
     assert [work.is_completed() for work in works] == [True, True, False]
     assert works[2].result() == threading.get_ident()
 
 
-def test_who_waits_no_longer_than_told_leaves_the_work_to_the_thread():
+def test_a_wait_with_a_timeout_leaves_the_work_to_the_thread():
     one = queue()
     work = one.submit(threading.get_ident, SECONDS)
     assert work.wait(timedelta(seconds=SECONDS))
     assert work.result() == one.executor._thread.ident
 
 
-def test_only_the_thread_calls_oneccl():
+def test_works_that_may_hang_run_in_the_thread_only():
     one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: None, notify_others=lambda: None)
     assert one.submit(threading.get_ident, SECONDS).result() == one.executor._thread.ident
 
 
-def test_what_hangs_on_a_future_of_who_waits_may_wait_for_works():
+def test_a_callback_in_the_waiting_thread_may_wait_for_works():
     one, done = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None), []
-    one.executor._thread = threading.current_thread()  # None of its own: who waits must do it all.
+    one.executor._thread = threading.current_thread()  # No thread of its own: the waiting thread must run all works.
     first = one.submit(lambda: done.append("first"), SECONDS)
     later = one.submit(lambda: done.append("later"), SECONDS)
 
-    def hung(_):
-        one.submit(lambda: done.append("hung"), SECONDS).wait()
+    def callback(_):
+        one.submit(lambda: done.append("callback"), SECONDS).wait()
         later.wait()
         done.append("waited")
 
-    settled = first.get_future().then(hung)
+    chained = first.get_future().then(callback)
     first.wait()
-    settled.wait()
-    assert done == ["first", "hung", "later", "waited"]
+    chained.wait()
+    assert done == ["first", "callback", "later", "waited"]
 
 
-def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
-    told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: told.append(True))
+def test_an_interrupted_wait_breaks_the_group_and_ends_the_work():
+    notices = []
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: notices.append(True))
     one.executor._thread = threading.current_thread()
 
     def interrupted():
@@ -369,7 +369,7 @@ def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
     future = work.get_future()
     with pytest.raises(KeyboardInterrupt):
         work.wait()
-    assert told == [True]
+    assert notices == [True]
     assert work.is_completed()
     with pytest.raises(RuntimeError):
         future.wait()
@@ -377,7 +377,7 @@ def test_an_interrupt_while_waiting_breaks_the_group_and_ends_the_work():
         later.wait()
 
 
-def test_a_forked_child_leaves_the_works_of_its_parent_alone():
+def test_a_forked_child_cannot_run_the_works_of_its_parent():
     one, done = queue(), []
     one.executor._thread = threading.current_thread()
     work = one.submit(lambda: done.append("done"), SECONDS)
@@ -393,7 +393,7 @@ def test_a_forked_child_leaves_the_works_of_its_parent_alone():
     assert done == ["done"]
 
 
-def test_a_signal_handler_cannot_begin_a_collective_within_another():
+def test_a_signal_handler_cannot_call_a_collective_during_another():
     one, other = queue(), queue()
 
     def with_handler():
@@ -412,7 +412,7 @@ def test_a_signal_handler_cannot_begin_a_collective_within_another():
     assert one.submit(with_handler, SECONDS).result() == "went on"
 
 
-def test_an_interrupt_is_told_to_others_in_words():
+def test_later_errors_name_the_interrupt():
     one = queue()
     one.executor._thread = threading.current_thread()
 
@@ -428,37 +428,37 @@ def test_an_interrupt_is_told_to_others_in_words():
         one.do_now(interrupted)
 
 
-def test_an_interrupt_breaks_the_group_and_lets_the_next_know():
-    told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: told.append(True))
+def test_an_interrupted_job_breaks_the_group_and_notifies_others():
+    notices = []
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: notices.append(True))
 
     def interrupted():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         one.do_now(interrupted)
-    assert told == [True]
+    assert notices == [True]
     with pytest.raises(CclError, match="the group is broken"):
         one.submit(interrupted, SECONDS)
 
 
 class InterruptedLock:
-    """A lock whose holder is interrupted before it learns that it has it."""
+    """A lock whose `acquire` is interrupted before it returns."""
 
     def acquire(self, blocking=True):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_on_the_way_to_a_turn_lets_the_others_know():
-    told = []
-    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: told.append(True))
+def test_an_interrupt_while_acquiring_the_lock_notifies_others():
+    notices = []
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: notices.append(True))
     one.executor.lock = InterruptedLock()
     with pytest.raises(KeyboardInterrupt):
         one.do_now(lambda: None)
-    assert told == [True]
+    assert notices == [True]
 
 
-def test_a_work_whose_submission_was_interrupted_is_done_before_the_next():
+def test_a_work_whose_submission_was_interrupted_runs_before_the_next():
     one, done = queue(), []
     one.executor._works.append(CclWork(lambda: done.append("first"), one, SECONDS))
     assert one.do_now(lambda: done.append("at once")) is None
@@ -466,7 +466,7 @@ def test_a_work_whose_submission_was_interrupted_is_done_before_the_next():
     assert done == ["first", "second"]
 
 
-def test_a_disagreement_breaks_nothing():
+def test_different_calls_do_not_break_the_group():
     one = queue()
 
     def disagree():

@@ -1,4 +1,4 @@
-"""The backend "ccl" where Intel MPI's mpiexec started the ranks: oneCCL joins them by MPI, and they end as MPI's do."""
+"""The backend "ccl" in ranks that mpiexec of Intel MPI started: oneCCL connects them by MPI, and they finalize MPI."""
 
 import json
 import os
@@ -22,7 +22,7 @@ RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 
 @pytest.fixture
 def mpiexec():
-    """Starts two ranks of a launch; mpiexec ends them when it is ended, which the deadline does."""
+    """Starts two ranks by mpiexec, which ends them when it is ended itself, at the deadline at the latest."""
     started = []
 
     def start_ranks(*arguments, **changes):
@@ -40,7 +40,7 @@ def mpiexec():
 
 
 def finished(process):
-    """The exit code, stdout and stderr."""
+    """The exit code, stdout and stderr of a process, after it has exited."""
     out, err = process.communicate()
     return process.returncode, out, err
 
@@ -52,31 +52,31 @@ def reports(out):
 
 @pytest.fixture(scope="module")
 def expected():
-    """gloo's losses, rank by rank."""
+    """The losses of each rank over gloo."""
     results = finish(start(2, [PROGRAM, "gloo"]), DEADLINE_SECONDS)
     assert [code for code, _, _ in results] == [0, 0], results
     return [reports(out)[0]["losses"]["gloo"] for _, out, _ in results]
 
 
 @pytest.mark.parametrize("path", ["oneccl", "auto"])
-def test_ranks_train_as_over_gloo(mpiexec, expected, path):
+def test_losses_are_those_of_gloo(mpiexec, expected, path):
     code, out, err = finished(mpiexec("ccl", CPULAUNCH_CCL_PATH=path))
     assert code == 0, out + err
     ranks = reports(out)
     assert [rank["losses"]["ccl"] for rank in ranks] == [pytest.approx(losses, rel=1e-5) for losses in expected]
-    # On one host ranks find one another's memory, and MPI has nothing to do.
+    # By default ranks of one host use the memory path, without MPI.
     assert [rank["mpi"] for rank in ranks] == [path == "oneccl"] * 2
 
 
 @pytest.mark.parametrize("fault", ["raises", "dies"])
-def test_a_rank_that_fails_ends_the_job(mpiexec, fault):
+def test_the_job_fails_when_a_rank_fails(mpiexec, fault):
     code, out, err = finished(mpiexec("ccl", "--fault", fault, CPULAUNCH_CCL_PATH="oneccl"))
     assert code not in (0, 125), out + err
     assert len(reports(out)) == 2
     assert ("this rank's own mistake" in err) == (fault == "raises")
 
 
-def test_a_rank_that_ends_first_waits_for_the_other(mpiexec, tmp_path):
+def test_the_rank_that_exits_first_waits_for_the_other(mpiexec, tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     process = mpiexec("ccl", "--fault", "stays", CPULAUNCH_CCL_PATH="oneccl", CPULAUNCH_TEST_GATE=str(gate))

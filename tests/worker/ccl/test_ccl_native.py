@@ -1,4 +1,4 @@
-"""The compiled library does what is written in Python, to the bit, and says what went wrong."""
+"""The compiled library computes the same bits as the Python implementation, and its errors are reported."""
 
 import os
 import shutil
@@ -36,12 +36,12 @@ pytestmark = [
 ]
 
 
-def test_the_library_that_was_compiled_is_used():
+def test_the_compiled_library_is_loaded():
     assert LIBRARY is not None
 
 
 def values(dtype, count, rank):
-    """Of every kind: any bits at all for integers, infinities and NaNs among floats."""
+    """Random values of every kind: all bits for integers; infinities and NaNs among floats."""
     generator = torch.Generator().manual_seed(rank)
     if dtype == torch.bool:
         return torch.randint(0, 3, (count,), generator=generator, dtype=torch.uint8).view(torch.bool)
@@ -54,7 +54,7 @@ def values(dtype, count, rank):
 
 
 def bits(tensor):
-    """What may be compared: NaNs have many."""
+    """The bytes of a tensor, with all NaNs replaced by one number, as NaNs have many bit patterns."""
     return tensor.nan_to_num(nan=12345.0).view(torch.uint8) if tensor.is_floating_point() else tensor.view(torch.uint8)
 
 
@@ -72,9 +72,9 @@ def reduced(dtype, count, operation):
 @pytest.mark.parametrize("kind", ["native", "mixed"])
 @pytest.mark.parametrize("operation", REDUCTIONS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_all_reduce_is_pythons_to_the_bit(dtype, operation, kind):
+def test_all_reduce_equals_that_in_python_to_the_bit(dtype, operation, kind):
     if dtype == torch.bool and operation == "AVG":
-        pytest.skip("nothing averages bools")
+        pytest.skip("bools have no average")
     for size in (2, 3):
         for count in (0, 1, 33, 1000, PAYLOAD_BYTES + 7):
             rank_does = reduced(dtype, count, operation)
@@ -103,11 +103,11 @@ def test_reduce_and_reduce_scatter(count, size, kind):
         assert torch.equal(whole, total if rank == root else row)
 
 
-def test_who_can_use_the_library_does():
+def test_native_ranks_use_the_native_path():
     assert together(2, lambda barrier: type(open_path(barrier, SECONDS)), kind="native") == [NativePath] * 2
 
 
-def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
+def test_a_late_rank_wakes_the_waiting_one_and_its_data_is_reduced():
     def rank_does(barrier):
         path, tensor = open_path(barrier, SECONDS), torch.full((5,), barrier.rank + 1.0)
         call, reduction = packed_call("all_reduce", torch.float32, 5), find_reduction(ReduceOp.SUM, torch.float32)
@@ -115,7 +115,7 @@ def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
             deadline = time.monotonic() + SECONDS
             while not barrier._sleepers[1][1].value and time.monotonic() < deadline:
                 pass
-            assert barrier._sleepers[1][1].value, "nobody sleeps until this rank comes"
+            assert barrier._sleepers[1][1].value, "rank 0 does not sleep before rank 1 arrives"
         path.all_reduce_at_once(call, tensor, reduction)
         return tensor.tolist()
 
@@ -128,7 +128,7 @@ def test_a_rank_that_comes_late_is_waited_for_and_its_own_is_reduced():
     assert together(2, with_short_polls, kind="native") == [[3.0] * 5] * 2
 
 
-def test_memory_that_cannot_be_reached_names_its_rank():
+def test_the_error_for_inaccessible_memory_names_its_rank():
     def rank_does(barrier):
         path, reduction = open_path(barrier, SECONDS), find_reduction(ReduceOp.SUM, torch.float32)
         tensor = torch.zeros(PAYLOAD_BYTES)
@@ -143,14 +143,14 @@ def test_memory_that_cannot_be_reached_names_its_rank():
     assert "Bad address" in str(error)
 
 
-def test_layouts_are_the_same():
+def test_the_slot_layout_is_that_of_the_library():
     source = (LIB / "ccl_memory.c").read_text()
     assert "offsetof(struct slot, announcements) == 32 && sizeof(struct slot) == 96" in source
     assert (Slot.announcements.offset, sizeof(Slot)) == (32, 96)
     memory = bytearray(1 << 20)
-    seat = barrier_of("native", memory, 1, 2)
-    assert isinstance(seat, SharedBarrier)
-    assert [each.slot for each in seat._native.ranks[:2]] == [address.value for address in seat._addresses]
+    barrier = barrier_of("native", memory, 1, 2)
+    assert isinstance(barrier, SharedBarrier)
+    assert [each.slot for each in barrier._native.ranks[:2]] == [address.value for address in barrier._addresses]
 
 
 def test_bytes_are_averaged_over_many_ranks():
@@ -160,7 +160,7 @@ def test_bytes_are_averaged_over_many_ranks():
     assert tensor.tolist() == [0, 0, 0, 0]
 
 
-def test_who_has_no_cpu_sleeps_at_once():
+def test_spinning_can_be_disabled():
     def rank_does(barrier):
         barrier.synchronize(bytes(16), SECONDS)
         assert barrier.cpus() == os.sched_getaffinity(0)
@@ -170,7 +170,7 @@ def test_who_has_no_cpu_sleeps_at_once():
     assert together(2, rank_does, kind="native") == [0, 0]
 
 
-def test_no_library_and_other_libraries_are_done_without(tmp_path):
+def test_a_missing_or_foreign_library_is_ignored(tmp_path):
     assert load(str(tmp_path / "none.so")) is None
     assert load(find_library("c") or "libc.so.6") is None
     (tmp_path / "text.so").write_text("not a library")
@@ -178,7 +178,7 @@ def test_no_library_and_other_libraries_are_done_without(tmp_path):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
-def test_a_library_of_another_version_is_left_alone(tmp_path):
+def test_a_library_of_another_version_is_ignored(tmp_path):
     text = (LIB / "ccl_memory.c").read_text()
     for version, is_taken in ((MEMORY_LIBRARY_VERSION, True), (MEMORY_LIBRARY_VERSION + 1, False)):
         source, target = tmp_path / f"{version}.c", tmp_path / f"{version}.so"

@@ -1,4 +1,4 @@
-"""What stays behind on the path over oneCCL when nobody is left to clean up but the launch."""
+"""The launch removes the shared memory of oneCCL that killed ranks leave behind."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from cpulaunch.system.shm_cleanup import remove_shared_memory
 DEADLINE_SECONDS = 300
 
 
-def test_only_what_is_named_after_the_process_is_removed(tmp_path):
+def test_only_files_named_after_the_process_are_removed(tmp_path):
     user = os.getuid()
     own = (f"41:{user}:0", f"41:{user}:1", f"__KMP_REGISTERED_LIB_41_{user}")
     others = (f"141:{user}:0", f"4:{user}:0", f"41:{user + 1}:0", "41", f"__KMP_REGISTERED_LIB_4_{user}", f"{own[2]}0")
@@ -23,7 +23,7 @@ def test_only_what_is_named_after_the_process_is_removed(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == set(others)
 
 
-def test_a_machine_without_such_a_folder_is_left_alone(tmp_path):
+def test_a_missing_folder_is_not_an_error(tmp_path):
     remove_shared_memory(41, str(tmp_path / "none"))
 
 
@@ -44,7 +44,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.skipif(LIBRARY is None or find_spec("torch") is None, reason="torch and oneCCL are not both installed")
-def test_a_launch_cleans_up_after_killed_ranks(tmp_path):
+def test_a_launch_removes_the_shared_memory_of_killed_ranks(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(SUB_GROUP)
     process = subprocess.run(
@@ -55,7 +55,7 @@ def test_a_launch_cleans_up_after_killed_ranks(tmp_path):
         timeout=DEADLINE_SECONDS,
         check=False,
     )
-    said = [line.split() for line in process.stdout.splitlines() if " has " in line]
-    assert sorted(count for _, _, count in said) == ["0", "1", "1"], process.stdout + process.stderr
-    marks = tuple(f"{pid}:" for pid, _, _ in said)
-    assert [name for name in os.listdir("/dev/shm") if name.startswith(marks)] == []
+    printed = [line.split() for line in process.stdout.splitlines() if " has " in line]
+    assert sorted(count for _, _, count in printed) == ["0", "1", "1"], process.stdout + process.stderr
+    prefixes = tuple(f"{pid}:" for pid, _, _ in printed)
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(prefixes)] == []

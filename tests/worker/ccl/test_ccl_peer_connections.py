@@ -1,4 +1,4 @@
-"""How ranks of several hosts learn that one has ended, and that all do the same: without torch, without the library."""
+"""Lost ranks and different calls between ranks of several hosts; these tests need neither torch nor oneCCL."""
 
 import ctypes
 import os
@@ -20,11 +20,11 @@ from cpulaunch.worker.ccl.oneccl.peer_connections import (
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 
 SECONDS = 20
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
 
 class Store:
-    """What the ranks of these tests share instead of torch's store: each key is waited for."""
+    """A replacement for torch's store with a single value; `get` waits until it is set."""
 
     def __init__(self):
         self._read, self._write = os.pipe()
@@ -36,38 +36,38 @@ class Store:
         ready = select.poll()  # select.select() takes no descriptor above 1023.
         ready.register(self._read, select.POLLIN)
         ready.poll()
-        said = os.read(self._read, 4096)
-        os.write(self._write, said)
-        return said
+        value = os.read(self._read, 4096)
+        os.write(self._write, value)
+        return value
 
 
-def opened(size, visit=lambda store: None):
-    """The lines of all ranks; `visit` happens before the first rank's are all there."""
+def opened(size, before=lambda store: None):
+    """The connections of all ranks; `before` runs while rank 0 waits, before the others connect."""
     store = Store()
     with ThreadPoolExecutor(size) as pool:
-        first = pool.submit(open_connections, store, HERE, rank=0, size=size, seconds=SECONDS)
-        visit(store)
+        first = pool.submit(open_connections, store, LOCALHOST, rank=0, size=size, seconds=SECONDS)
+        before(store)
         others = [
-            pool.submit(open_connections, store, HERE, rank=r, size=size, seconds=SECONDS) for r in range(1, size)
+            pool.submit(open_connections, store, LOCALHOST, rank=r, size=size, seconds=SECONDS) for r in range(1, size)
         ]
         return [each.result() for each in (first, *others)]
 
 
-def eventually_lost(lines):
-    """What the lines say once they say something: what another has sent is on its way."""
+def eventually_lost(connections):
+    """The lost peer that connections report, after waiting until one has data."""
     poll = select.poll()
-    for line in lines._sockets.values():
-        poll.register(line, select.POLLIN)
+    for connection in connections._sockets.values():
+        poll.register(connection, select.POLLIN)
     assert poll.poll(SECONDS * 1000)
-    return lines.lost_peer()
+    return connections.lost_peer()
 
 
-def test_nobody_is_lost_while_all_are_there():
+def test_no_rank_is_lost_while_all_are_connected():
     every = opened(3)
-    assert [lines.lost_peer() for lines in every] == [None, None, None]
+    assert [connections.lost_peer() for connections in every] == [None, None, None]
 
 
-def test_the_first_rank_sees_who_ends_and_tells_the_others():
+def test_rank_zero_notifies_the_others_of_a_lost_rank():
     first, second, third = opened(3)
     second.close()
     assert eventually_lost(first) == (1, os.getpid())
@@ -75,53 +75,53 @@ def test_the_first_rank_sees_who_ends_and_tells_the_others():
     assert third.lost_peer() == (1, os.getpid())
 
 
-def test_all_see_that_the_first_rank_ends():
+def test_all_ranks_notice_the_loss_of_rank_zero():
     first, second, third = opened(3)
     first.close()
-    assert [eventually_lost(lines) for lines in (second, third)] == [(0, os.getpid())] * 2
+    assert [eventually_lost(connections) for connections in (second, third)] == [(0, os.getpid())] * 2
 
 
-def test_threads_that_wait_for_works_of_one_group_may_look_at_once():
+def test_several_threads_may_check_for_lost_peers():
     first, _ = opened(2)
-    troubles = []
+    errors = []
 
-    def look():
+    def check():
         try:
             for _ in range(5000):
                 assert first.lost_peer() is None
         except RuntimeError as error:
-            troubles.append(error)
+            errors.append(error)
 
-    threads = [threading.Thread(target=look) for _ in range(3)]
+    threads = [threading.Thread(target=check) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert troubles == []
+    assert errors == []
 
 
-def test_a_line_that_said_nothing_after_all_is_no_loss():
+def test_a_connection_without_data_is_not_a_loss():
     here, there = socket.socketpair()
-    lines = PeerConnections()
+    connections = PeerConnections()
     with here, there:
         here.setblocking(False)
-        lines._sockets[1], lines._processes[1] = here, 77
-        assert lines._report_from(1) is None
+        connections._sockets[1], connections._processes[1] = here, 77
+        assert connections._report_from(1) is None
         there.sendall(PROCESS.pack(4, 5))
-        assert lines._report_from(1) == (4, 5)
+        assert connections._report_from(1) == (4, 5)
         there.sendall(PROCESS.pack(4, 5)[:3])
         there.close()
-        assert lines._report_from(1) == (1, 77)
+        assert connections._report_from(1) == (1, 77)
 
 
-def test_news_that_is_on_its_way_is_waited_for():
+def test_lost_peer_waits_for_a_notice():
     first, second = opened(2)
     threading.Timer(0.2, second.close).start()
     assert first.lost_peer() is None
     assert first.lost_peer(SECONDS) == (1, os.getpid())
 
 
-def test_a_child_can_close_what_another_thread_looks_at():
+def test_a_forked_child_closes_connections_whose_lock_is_held():
     first, _ = opened(2)
     with first._lock:
         child = os.fork()
@@ -130,7 +130,7 @@ def test_a_child_can_close_what_another_thread_looks_at():
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_forked_child_keeps_no_line():
+def test_a_forked_child_keeps_no_connection():
     first, second = opened(2)
     child = os.fork()
     if child == 0:
@@ -139,83 +139,83 @@ def test_a_forked_child_keeps_no_line():
     assert first.lost_peer() is None
 
 
-def test_somebody_else_at_the_door_is_turned_away():
-    def visit(store):
+def test_a_connection_with_a_wrong_token_is_closed():
+    def before(store):
         address, port, _ = store.get(ADDRESS_KEY).decode().split()
-        with socket.create_connection((address, int(port)), timeout=SECONDS) as line:
-            line.sendall(bytes(40))
-            assert line.recv(1) == b""
+        with socket.create_connection((address, int(port)), timeout=SECONDS) as connection:
+            connection.sendall(bytes(40))
+            assert connection.recv(1) == b""
 
-    assert [lines.lost_peer() for lines in opened(2, visit)] == [None, None]
+    assert [connections.lost_peer() for connections in opened(2, before)] == [None, None]
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_forever():
+def test_rank_zero_fails_after_the_timeout_if_a_rank_is_missing():
     with pytest.raises(PeerLostError, match="not all ranks of the group connected within 0 s"):
-        open_connections(Store(), HERE, rank=0, size=2, seconds=0.01)
+        open_connections(Store(), LOCALHOST, rank=0, size=2, seconds=0.01)
 
 
-def greeting(store, rank):
-    """Another rank at the listener, and what it has to say there."""
+def connect_as(store, rank):
+    """A connection of another rank to rank 0, and the handshake that it has to send."""
     address, port, token = store.get(ADDRESS_KEY).decode().split()
     return socket.create_connection((address, int(port)), timeout=SECONDS), token.encode() + PROCESS.pack(rank, 7)
 
 
-def test_ranks_that_are_there_are_let_go_when_another_does_not_come():
+def test_connected_ranks_are_disconnected_if_another_is_missing():
     store = Store()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(open_connections, store, HERE, rank=0, size=3, seconds=3)
-        line, said = greeting(store, 1)
-        with line:
-            line.sendall(said)
-            assert line.recv(PROCESS.size) == PROCESS.pack(0, os.getpid())
-            assert line.recv(1) == b""
+        first = pool.submit(open_connections, store, LOCALHOST, rank=0, size=3, seconds=3)
+        connection, handshake = connect_as(store, 1)
+        with connection:
+            connection.sendall(handshake)
+            assert connection.recv(PROCESS.size) == PROCESS.pack(0, os.getpid())
+            assert connection.recv(1) == b""
             with pytest.raises(PeerLostError):
                 first.result()
 
 
-def test_who_keeps_knocking_does_not_make_the_first_rank_wait_longer():
+def test_repeated_foreign_connections_do_not_extend_the_timeout():
     store = Store()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(open_connections, store, HERE, rank=0, size=2, seconds=0.5)
-        place = store.get(ADDRESS_KEY).decode().split()
+        first = pool.submit(open_connections, store, LOCALHOST, rank=0, size=2, seconds=0.5)
+        published = store.get(ADDRESS_KEY).decode().split()
         while not first.done():
             try:
-                with socket.create_connection((place[0], int(place[1])), timeout=SECONDS) as line:
-                    line.sendall(bytes(TOKEN_BYTES + PROCESS.size))
-                    line.recv(1)
+                with socket.create_connection((published[0], int(published[1])), timeout=SECONDS) as connection:
+                    connection.sendall(bytes(TOKEN_BYTES + PROCESS.size))
+                    connection.recv(1)
             except OSError:
                 continue  # The listener is closed.
         assert isinstance(first.exception(), PeerLostError)
 
 
-def test_a_rank_that_dies_at_the_door_does_not_let_anybody_in():
-    def visit(store):
-        line, said = greeting(store, 1)
-        line.sendall(said[:-3])
-        line.close()
+def test_a_connection_closed_during_the_handshake_is_ignored():
+    def before(store):
+        connection, handshake = connect_as(store, 1)
+        connection.sendall(handshake[:-3])
+        connection.close()
 
-    assert [lines.lost_peer() for lines in opened(2, visit)] == [None, None]
+    assert [connections.lost_peer() for connections in opened(2, before)] == [None, None]
 
 
-def test_a_first_rank_that_gives_up_is_named():
+def test_the_error_names_rank_zero_if_it_closes_the_connection():
     store = Store()
-    with socket.create_server((HERE, 0)) as listener, ThreadPoolExecutor(1) as pool:
-        store.set(ADDRESS_KEY, f"{HERE} {listener.getsockname()[1]} {'0' * TOKEN_BYTES}")
-        other = pool.submit(open_connections, store, HERE, rank=1, size=2, seconds=SECONDS)
-        line = listener.accept()[0]
-        line.recv(TOKEN_BYTES + PROCESS.size)
-        line.close()
+    with socket.create_server((LOCALHOST, 0)) as listener, ThreadPoolExecutor(1) as pool:
+        store.set(ADDRESS_KEY, f"{LOCALHOST} {listener.getsockname()[1]} {'0' * TOKEN_BYTES}")
+        other = pool.submit(open_connections, store, LOCALHOST, rank=1, size=2, seconds=SECONDS)
+        connection = listener.accept()[0]
+        connection.recv(TOKEN_BYTES + PROCESS.size)
+        connection.close()
         with pytest.raises(PeerLostError, match="rank 0 of the group exited"):
             other.result()
 
 
-def test_an_address_that_is_not_this_hosts_names_the_variable():
+def test_the_error_for_a_foreign_address_names_the_variable():
     with pytest.raises(CclError, match="GLOO_SOCKET_IFNAME"):
         open_connections(Store(), "192.0.2.1", rank=0, size=2, seconds=1)
 
 
 class Gathered:
-    """A communicator in which the other ranks have said what they do."""
+    """A communicator in which the other ranks have sent their calls."""
 
     def __init__(self, others):
         self._others = others
@@ -229,14 +229,14 @@ def call_of(number):
     return bytes([number]) * 16
 
 
-def test_ranks_that_do_the_same_go_on():
+def test_equal_calls_are_accepted():
     CallCheck(Gathered(call_of(1) * 2), None, size=3, describe=repr).synchronize(call_of(1), SECONDS)
 
 
-def test_the_first_that_does_something_else_is_named():
-    roll = CallCheck(Gathered(call_of(1) + call_of(2)), None, size=3, describe=lambda call: f"call {call[0]}")
+def test_the_error_names_the_first_rank_whose_call_differs():
+    call_check = CallCheck(Gathered(call_of(1) + call_of(2)), None, size=3, describe=lambda call: f"call {call[0]}")
     with pytest.raises(RanksDisagreeError, match="rank 0 calls call 1, rank 2 calls call 2"):
-        roll.synchronize(call_of(1), SECONDS)
+        call_check.synchronize(call_of(1), SECONDS)
 
 
 class Failed:
@@ -245,7 +245,7 @@ class Failed:
     has_failed = True
 
 
-def test_who_ended_is_known_when_oneccl_is_the_first_to_see_it():
+def test_call_check_waits_for_the_notice_after_oneccl_has_failed():
     first, second = opened(2)
     threading.Timer(0.2, second.close).start()
     assert CallCheck(Failed(), first, size=2, describe=repr).lost_peer() == (1, os.getpid())

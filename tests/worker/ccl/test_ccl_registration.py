@@ -1,4 +1,4 @@
-"""Which backend a program gets, by what it names and what was chosen: real groups of one rank, and a job of two."""
+"""The backend a program gets, by the name it uses and by --dist-backend: real groups of one rank, and a job of two."""
 
 import sys
 
@@ -44,31 +44,31 @@ def with_bindings(body, backend=None):
     return case(before + SHOW + "init('ccl')\nshow()\ndist.destroy_process_group()" + CLEAN, dist_backend=backend)
 
 
-OURS = "ccl CclGroup"
+OWN_GROUP = "ccl CclGroup"
 FAKE = "import torch.testing._internal.distributed.fake_pg"
 GROUPS = {
     # name: (case, what it shows)
     "gloo stays": (named("init('gloo')"), "gloo ProcessGroup"),
     "the default stays": (named("init()"), "undefined ProcessGroup"),
-    "ccl by name": (named("init('ccl')"), OURS),
-    "ccl by name, in capitals": (named("init('CCL')"), OURS),
+    "ccl by name": (named("init('ccl')"), OWN_GROUP),
+    "ccl by name, in capitals": (named("init('CCL')"), OWN_GROUP),
     "ccl by name, for the CPU": (named("init('cpu:ccl')"), "cpu:ccl CclGroup"),
-    "gloo becomes ccl": (named("init('gloo')", "ccl"), OURS),
-    "gloo becomes ccl, by keyword": (named("init(backend='gloo')", "ccl"), OURS),
-    "gloo becomes ccl, in capitals": (named("init(dist.Backend.GLOO.upper())", "ccl"), OURS),
+    "gloo becomes ccl": (named("init('gloo')", "ccl"), OWN_GROUP),
+    "gloo becomes ccl, by keyword": (named("init(backend='gloo')", "ccl"), OWN_GROUP),
+    "gloo becomes ccl, in capitals": (named("init(dist.Backend.GLOO.upper())", "ccl"), OWN_GROUP),
     "the CPU's gloo becomes ccl": (named("init('cpu:gloo')", "ccl"), "cpu:ccl CclGroup"),
     "the backends of several devices stay": (
         named("init('cpu:gloo,cuda:gloo')", "ccl"),
         "cpu:gloo,cuda:gloo ProcessGroup",
     ),
-    "ccl stays ccl": (named("init('ccl')", "ccl"), OURS),
+    "ccl stays ccl": (named("init('ccl')", "ccl"), OWN_GROUP),
     "other names stay": (named(f"{FAKE}; init('fake')", "ccl"), "fake ProcessGroup"),
     "ccl becomes gloo": (named("init('ccl')", "gloo"), "gloo ProcessGroup"),
     "the CPU's ccl becomes gloo": (named("init('cpu:ccl,cuda:gloo')", "gloo"), "cpu:gloo,cuda:gloo ProcessGroup"),
     "gloo stays gloo": (named("init('gloo')", "gloo"), "gloo ProcessGroup"),
     "Intel's bindings, by name": (with_bindings(REGISTERS), "Intel's ccl ProcessGroup"),
     "Intel's bindings, chosen": (with_bindings(REGISTERS, "ccl"), "Intel's ccl ProcessGroup"),
-    "Intel's bindings, broken": (with_bindings("raise ImportError('undefined symbol')"), OURS),
+    "Intel's bindings, broken": (with_bindings("raise ImportError('undefined symbol')"), OWN_GROUP),
 }
 SUBGROUP = "\nother = dist.new_group(backend='{}')\nshow(other)\ndist.destroy_process_group()"
 TENSOR = "\nt = torch.ones(3); dist.all_reduce(t); print(t.tolist())\n"
@@ -87,9 +87,9 @@ PROGRAMS = {
         "mesh = init_device_mesh('cpu', (1,))\nshow(mesh.get_group())",
         dist_backend="ccl",
     ),
-    "mpi that torch has not": named("init('gloo')", "mpi"),
-    "mpi that torch has not, strict": named("init('gloo')", "mpi", strict=True),
-    "mpi that torch has": case(
+    "mpi without support in torch": named("init('gloo')", "mpi"),
+    "mpi without support in torch, strict": named("init('gloo')", "mpi", strict=True),
+    "mpi with support in torch": case(
         "import torch.distributed as dist\ntry:\n    dist.init_process_group('gloo')\n"
         "except Exception as error:\n    print('MPI' in str(error))",
         before="import torch.distributed.distributed_c10d as c; c.is_mpi_available = lambda: True",
@@ -101,7 +101,7 @@ PROGRAMS = {
         before="torch.cuda.is_available = lambda: True",
         dist_backend="ccl",
     ),
-    "unused": case(
+    "not imported if unused": case(
         "print(any(name.startswith('cpulaunch.worker.ccl.') and 'registration' not in name for name in sys.modules),"
         " 'CCL' in torch.distributed.Backend._plugins)",
         dist_backend="ccl",
@@ -116,7 +116,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_group_a_program_gets(outcomes, name):
+def test_a_program_gets_the_group(outcomes, name):
     outcome = outcomes[name]
     assert outcome.code == 0, outcome.err
     assert outcome.out.strip() == GROUPS[name][1]
@@ -127,58 +127,61 @@ def test_the_group_a_program_gets(outcomes, name):
     [
         ("the default becomes ccl", "CclWork"),
         ("new_group('gloo') stays", "gloo ProcessGroup"),
-        ("new_group() follows", OURS),
+        ("new_group() follows", OWN_GROUP),
         ("new_group('ccl') becomes gloo", "gloo ProcessGroup"),
         ("a mesh", "CclGroup"),
-        ("mpi that torch has", "True"),
+        ("mpi with support in torch", "True"),
         ("beside a GPU", "gloo"),
-        ("unused", "False False"),
+        ("not imported if unused", "False False"),
     ],
 )
-def test_what_else_a_program_sees(outcomes, name, shown):
+def test_a_program_prints(outcomes, name, shown):
     outcome = outcomes[name]
     assert outcome.code == 0, outcome.err
     assert outcome.out.strip().endswith(shown)
 
 
-def test_bindings_that_cannot_be_imported_are_told(outcomes):
+def test_bindings_that_cannot_be_imported_are_a_warning(outcomes):
     (line,) = outcomes["Intel's bindings, broken"].cpulaunch_lines
     assert "oneccl_bindings_for_pytorch cannot be imported (undefined symbol), so cpulaunch's own ccl" in line
 
 
-def test_mpi_that_torch_has_not_is_told_and_fatal_under_strict(outcomes):
-    outcome = outcomes["mpi that torch has not"]
+def test_mpi_without_support_in_torch_is_a_warning_or_with_strict_an_error(outcomes):
+    outcome = outcomes["mpi without support in torch"]
     assert (outcome.code, outcome.out.strip()) == (0, "gloo ProcessGroup")
     assert "--dist-backend: this torch is built without MPI" in outcome.cpulaunch_lines[0]
-    assert outcomes["mpi that torch has not, strict"].code == 125
+    assert outcomes["mpi without support in torch, strict"].code == 125
 
 
-ASK = """
+SHOW_AVAILABILITY = """
 import torch.distributed as dist
 print(dist.is_backend_available("ccl"), dist.is_backend_available("gloo"), end=" ")
 print("CCL" in dist.Backend._plugins, "cpulaunch.worker.ccl.backend" in sys.modules)
 """
-ANSWERS = {
+AVAILABILITY = {
     # name: (case, what it shows: ccl, gloo, ccl registered, its code imported)
-    "can be had": (case(ASK), "True True False False"),
-    "is chosen": (case(ASK, dist_backend="ccl"), "True True False False"),
-    "would be gloo": (case("sys.platform = 'win32'" + ASK, dist_backend="gloo"), "True True False False"),
-    "elsewhere": (case("sys.platform = 'win32'" + ASK), "False True False False"),
-    "is registered": (case("import cpulaunch.ccl" + ASK), "True True True False"),
-    "is Intel's": (case(f"BODY = ''{BINDINGS}sys.platform = 'win32'{ASK}{CLEAN}"), "True True False False"),
+    "available": (case(SHOW_AVAILABILITY), "True True False False"),
+    "chosen": (case(SHOW_AVAILABILITY, dist_backend="ccl"), "True True False False"),
+    "gloo chosen": (case("sys.platform = 'win32'" + SHOW_AVAILABILITY, dist_backend="gloo"), "True True False False"),
+    "unsupported platform": (case("sys.platform = 'win32'" + SHOW_AVAILABILITY), "False True False False"),
+    "registered": (case("import cpulaunch.ccl" + SHOW_AVAILABILITY), "True True True False"),
+    "of Intel's bindings": (
+        case(f"BODY = ''{BINDINGS}sys.platform = 'win32'{SHOW_AVAILABILITY}{CLEAN}"),
+        "True True False False",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    return run_cases({name: row[0] for name, row in ANSWERS.items()}, tmp_path_factory.mktemp("availability"))
+def availability_outcomes(tmp_path_factory):
+    return run_cases({name: row[0] for name, row in AVAILABILITY.items()}, tmp_path_factory.mktemp("availability"))
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_program_that_asks_first_is_told_whether_ccl(answers, name):
-    outcome = answers[name]
+@pytest.mark.parametrize("name", AVAILABILITY)
+def test_is_backend_available(availability_outcomes, name):
+    outcome = availability_outcomes[name]
     assert outcome.code == 0, outcome.err
-    assert outcome.out.strip() == ANSWERS[name][1]
+    assert outcome.out.strip() == AVAILABILITY[name][1]
 
 
 TWO_RANKS = """
@@ -195,7 +198,7 @@ dist.destroy_process_group()
 """
 
 
-def test_an_unedited_program_runs_over_ccl(tmp_path):
+def test_an_unmodified_program_runs_over_ccl(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(TWO_RANKS)
     done = run_python("-m", "cpulaunch", "--nproc-per-node", "2", "--dist-backend", "ccl", program)

@@ -1,4 +1,4 @@
-"""Training over the backend "ccl": what people train with, each once, with gloo's losses."""
+"""Training over the backend "ccl", by the common ways to train, with the losses of gloo."""
 
 from functools import cache
 from importlib import import_module
