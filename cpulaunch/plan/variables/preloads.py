@@ -190,9 +190,7 @@ _REUSE = "a preloaded allocator reuses freed memory instead of returning it to t
 def _allocator(host: Host, request: LaunchRequest) -> _Preference:
     decided = _decided(host, request, "allocator")
     if decided is None:
-        return _Preference(
-            "allocator", ALLOCATORS, "default", "it reuses freed memory instead of returning it to the kernel"
-        )
+        return _Preference("allocator", ALLOCATORS, "default", _REUSE)
     return _with_fallbacks(decided, ALLOCATORS)
 
 

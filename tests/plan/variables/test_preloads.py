@@ -76,6 +76,7 @@ def test_without_libraries_nothing_is_preloaded_and_the_note_says_what_to_instal
     made = plan(EPYC)
     assert preloaded(made) is None
     assert note(made, "allocator").value == "default"
+    assert note(made, "allocator").reason.startswith("a preloaded allocator reuses freed memory")
     assert "apt install libtcmalloc-minimal4" in note(made, "allocator").reason
     assert "pip install intel-openmp" in note(made, "openmp").reason
     assert made.warnings == ()
