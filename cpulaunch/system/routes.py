@@ -82,11 +82,14 @@ def _source_address(family: socket.AddressFamily, address: str) -> str | None:
 
 def _interface_with(address: str) -> str | None:
     """The name of the interface with this address as getifaddrs(3) gives it, which gloo compares with; "eth0:1" for
-    an alias.
+    an alias. None if there is none, or if a sandbox does not list interfaces.
     """
     import psutil  # Takes 20 ms; only jobs of several hosts need it.
 
-    interfaces = psutil.net_if_addrs().items()
+    try:
+        interfaces = psutil.net_if_addrs().items()
+    except OSError:
+        return None
     return next((name for name, own in interfaces if any(_plain(each.address) == address for each in own)), None)
 
 

@@ -37,6 +37,14 @@ def test_a_word_that_is_no_script_may_be_a_mistyped_command(tmp_path, monkeypatc
     assert str(error.value) == "no command or script named 'help'\nhint: see cpulaunch --help"
 
 
+def test_a_word_that_is_almost_a_script_names_that_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(NotFoundError) as error:
+        check_program(script("train"), {})
+    assert str(error.value) == "no command or script named 'train'\nhint: did you mean train.py?"
+
+
 def test_a_missing_script_without_a_similar_name_names_the_directory(tmp_path):
     with pytest.raises(NotFoundError, match="searched in"):
         check_program(script(tmp_path / "train.py"), {})

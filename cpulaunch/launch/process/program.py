@@ -60,7 +60,8 @@ def _check_script(path: str) -> None:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         if path.isalnum():  # A mistyped command of cpulaunch is more likely than a script without a suffix.
-            raise NotFoundError(f"no command or script named {path!r}", hint="see cpulaunch --help") from None
+            hint = _similar_file(path) or "see cpulaunch --help"
+            raise NotFoundError(f"no command or script named {path!r}", hint=hint) from None
         raise NotFoundError("script not found", value=printable(path), hint=_suggestion(path)) from None
     except (OSError, ValueError) as error:
         raise _access_error("script cannot be read", path, error) from None
@@ -75,17 +76,23 @@ def _check_script(path: str) -> None:
 
 def _suggestion(path: str) -> str:
     """A hint: the file of the same directory with the most similar name, else the directory that was searched."""
+    directory = os.path.dirname(path)
+    if directory and not os.path.isdir(directory):
+        return f"there is no directory {printable(directory)}"
+    return _similar_file(path) or f"searched in {printable(os.path.abspath(directory or '.'))}; use -m for a module"
+
+
+def _similar_file(path: str) -> str | None:
+    """A hint: the file of the same directory with the most similar name; None if there is none."""
     from difflib import get_close_matches
 
     directory, name = os.path.split(path)
     try:
         names = sorted(os.listdir(directory or "."))
     except OSError:
-        return f"there is no directory {printable(directory)}"
+        return None
     near = get_close_matches(name, names, n=1, cutoff=0.75)
-    if near:
-        return f"did you mean {printable(os.path.join(directory, near[0]))}?"
-    return f"searched in {printable(os.path.abspath(directory or '.'))}; use -m for a module"
+    return f"did you mean {printable(os.path.join(directory, near[0]))}?" if near else None
 
 
 def find_executable(name: str, environ: Mapping[str, str], *, what: str = "command") -> str:

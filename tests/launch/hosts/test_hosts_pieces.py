@@ -23,7 +23,7 @@ from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import replace
-from cpulaunch.system.routes import route_to
+from cpulaunch.system.routes import Route, route_to
 
 SHIM = Path(shim.__file__)
 AGENT = SHIM.with_name("agent") / "main.py"
@@ -92,6 +92,14 @@ def route(endpoint, said=None):
 @pytest.mark.parametrize("endpoint", ["localhost:29400", "127.0.0.1:29400"])
 def test_the_route_to_this_host_is_loopback(endpoint):
     assert route(endpoint).interface == "lo"
+
+
+def test_a_route_has_no_interface_in_a_sandbox_that_lists_none(monkeypatch):
+    def refuse():
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("psutil.net_if_addrs", refuse)
+    assert route("127.0.0.1:29400") == Route("127.0.0.1", None)
 
 
 def test_a_name_that_does_not_resolve_is_named_with_its_option():
@@ -202,6 +210,13 @@ def test_an_option_that_the_installed_torch_lacks_is_named_with_its_version(chan
     with pytest.raises(UsageError) as error:
         supported_values(newer_values(config(job(**changes))), frozenset({"shutdown_timeout"}), version="2.5.0")
     assert str(error.value).startswith(f"the installed torch does not support an option: {option} (torch 2.5.0)")
+
+
+def test_the_first_of_several_options_that_the_installed_torch_lacks_is_named():
+    values = newer_values(config(job(signals=("SIGTERM",), virtual_local_rank=True, event_log_handler="console")))
+    for supported in ({"shutdown_timeout"}, {"shutdown_timeout", "event_log_handler"}):
+        with pytest.raises(UsageError, match="--signals-to-handle"):
+            supported_values(values, frozenset(supported), version="2.5.0")
 
 
 MESSAGES = {

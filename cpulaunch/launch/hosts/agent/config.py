@@ -70,9 +70,9 @@ def supported_values(values: dict[str, Any], supported: frozenset[str], *, versi
     Raises: UsageError if an option has such a value and torch has no field for it.
     """
     given = {name: value for name, value in values.items() if value != NEWER_FIELDS[name][1]}
-    for name in given.keys() - supported:
+    for name in given:
         option = NEWER_FIELDS[name][0]
-        if option is not None:
+        if option is not None and name not in supported:
             raise UsageError(
                 "the installed torch does not support an option",
                 value=option,
