@@ -51,11 +51,10 @@ def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool, t
 
 
 def _notifier(environ: Mapping[str, str]) -> Callable[[str], None]:
-    """A function that prints one message to stderr."""
+    """A function that prints one message to stderr, also where no descriptor is left to import a module with."""
+    from cpulaunch.cli import terminal
 
     def notify(text: str) -> None:
-        from cpulaunch.cli import terminal
-
         terminal.notify(text, environ)
 
     return notify

@@ -2,6 +2,8 @@
 
 import os
 import pty
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,12 @@ def test_the_user_can_switch_colours_off(environ, monkeypatch):
 def test_a_pipe_gets_no_colours(capfd):
     terminal.notify("error: no such file", {})
     assert capfd.readouterr().err == "cpulaunch: error: no such file\n"
+
+
+def test_a_launch_can_print_although_no_descriptor_is_left():
+    code = (
+        "import os, resource; from cpulaunch.cli.run import _notifier; notify = _notifier(os.environ); "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); notify('warning: full')"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stderr == "cpulaunch: warning: full\n"
