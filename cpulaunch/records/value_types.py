@@ -199,9 +199,13 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535):
+    try:
+        port = _integer(0, text)
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65535:
         raise ValueError("expected a port number from 0 to 65535")
-    return int(text)
+    return port
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,7 @@ TABLE = [
     ("PET_NODE_RANK", "1", "node_rank", 1),
     ("PET_MASTER_ADDR", "job-master-0", "master_addr", "job-master-0"),
     ("PET_MASTER_PORT", "23456", "master_port", 23456),
+    ("PET_MASTER_PORT", " 023456\n", "master_port", 23456),  # As torchrun's int() reads it.
     ("PET_STANDALONE", "1", "standalone", True),
     ("PET_RDZV_BACKEND", "c10d", "rdzv_backend", "c10d"),
     ("PET_RDZV_ENDPOINT", "a:1", "rdzv_endpoint", "a:1"),
