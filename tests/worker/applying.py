@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,11 +17,19 @@ FOREIGN = ("OMP_", "GOMP_", "KMP_", "MKL_", "LD_PRELOAD", "CPULAUNCH_", "TORCH_"
 """Prefixes of variables that would influence the tests if they were inherited."""
 
 
+def without_gloo(text):
+    """What a program printed, without the lines that gloo of torch 2.8 writes to stdout."""
+    return re.sub(r"\[Gloo\] Rank .*\n", "", text)
+
+
 @dataclass
 class Outcome:
     code: int
     out: str
     err: str
+
+    def __post_init__(self):
+        self.out = without_gloo(self.out)
 
     @property
     def cpulaunch_lines(self):

@@ -7,7 +7,7 @@ import pytest
 from two_hosts import HERE, Local, eventually
 
 from cpulaunch.launch.process.processes import children_of
-from tests.launch.ranks.jobs import free_port
+from tests.launch.ranks.jobs import free_port, knows_torchrun
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -59,6 +59,7 @@ def test_signals_reach_the_ranks_and_sigterm_ends_them(host):
     assert {each.get("shared_store") for each in run.reports} == {None}
 
 
+@pytest.mark.skipif(not knows_torchrun("--virtual-local-rank"), reason="the agent of this torch has no such option")
 def test_ranks_get_their_own_arguments_and_cpus_by_their_real_local_rank(host):
     program = ["--run-path", WAIT, "a b", "$HOME", "${local_rank}"]
     run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--virtual-local-rank", *program)

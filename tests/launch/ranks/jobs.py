@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -16,6 +17,12 @@ TIMEOUT_SECONDS = 400
 TOOLS = {"torchrun": "torch.distributed.run", "cpulaunch": "cpulaunch"}
 INHERITED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+def knows_torchrun(option):
+    """Whether the installed torchrun has this option."""
+    torch = find_spec("torch")
+    return torch is not None and option in (Path(torch.origin).parent / "distributed/run.py").read_text()
 
 
 @dataclass

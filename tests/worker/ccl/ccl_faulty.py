@@ -123,7 +123,9 @@ def own_timeout(rank):
             store().wait(["seen"])
         return
     options = dist.BarrierOptions()
-    options.timeout, options.asyncOp = timedelta(seconds=1), False
+    options.timeout = timedelta(seconds=1)
+    if hasattr(options, "asyncOp"):  # torch 2.5 does not tell the group whether the caller waits.
+        options.asyncOp = False
     try:
         dist.group.WORLD.barrier(options).wait()
     finally:

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 
 from cpulaunch.launch.ranks.port import PortReservation
+from tests.worker.applying import without_gloo
 
 HERE = Path(__file__).parent
 LIBRARY = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
@@ -68,7 +69,7 @@ def finish(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int
             except subprocess.TimeoutExpired:
                 rank.kill()
                 out, err = rank.communicate()
-            results.append((rank.returncode, out, err))
+            results.append((rank.returncode, without_gloo(out), err))
     finally:
         for rank in ranks:
             if rank.poll() is None:
