@@ -116,7 +116,7 @@ def test_source_archive_works_without_a_compiler_and_reports_missing_features(re
     assert "installed without a C compiler" in installed.doctor("collectives")["why"]
     plan = installed.cpulaunch("plan", "--mkl-dispatch", "on", installed.program)
     assert plan.returncode == 2
-    assert "mkl-dispatch is not installed" in plan.stderr
+    assert "the MKL dispatch library is not installed" in plan.stderr
 
 
 def test_no_wheel_is_built_without_a_library(source: Path, release: Path, tmp_path: Path) -> None:
