@@ -19,9 +19,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FOLDER = "cpulaunch/lib"
 PLATFORM = "linux-x86_64"
 FLAGS = ("-shared", "-fPIC", "-Wl,-z,noexecstack")
+LINEAR_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno")
 LIBRARIES = {
     "libcpulaunch_mkl.so": ("mkl_dispatch.c", ("-O2", "-nostdlib"), "--mkl-dispatch"),
     "libcpulaunch_ccl.so": ("ccl_memory.c", ("-O3", "-std=gnu11", "-fwrapv"), "fast collectives on one host"),
+    "libcpulaunch_linear.so": ("linear_kernels.c", LINEAR_FLAGS, "--weights"),
 }
 """Library -> its source, its compiler flags, and the feature that needs it."""
 
@@ -87,7 +89,8 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def warn(self, reason: str, *names: str) -> None:
         """Effect: displays which features are missing without these libraries, and the reason."""
-        features = " and ".join(LIBRARIES[name][2] for name in names)
+        *others, last = (LIBRARIES[name][2] for name in names)
+        features = f"{', '.join(others)} and {last}" if others else last
         self.app.display_warning(f"cpulaunch: built without {features}: {reason}")
 
 

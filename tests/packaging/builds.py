@@ -8,7 +8,11 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MKL, CCL = LIBRARIES = "cpulaunch/lib/libcpulaunch_mkl.so", "cpulaunch/lib/libcpulaunch_ccl.so"
+MKL, CCL, LINEAR = LIBRARIES = (
+    "cpulaunch/lib/libcpulaunch_mkl.so",
+    "cpulaunch/lib/libcpulaunch_ccl.so",
+    "cpulaunch/lib/libcpulaunch_linear.so",
+)
 IGNORED = (".git", ".venv*", "*.so", "__pycache__", ".*_cache", ".hypothesis", "dist", "tests")
 
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from builds import LIBRARIES, MKL, ROOT, copy_checkout, make_environment, run
+from builds import LIBRARIES, LINEAR, MKL, ROOT, copy_checkout, make_environment, run
 
 PROFILES = sorted(path.name for path in (ROOT / "profiles").glob("*.toml"))
 HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
@@ -49,11 +49,12 @@ def profiles_in(names: list[str]) -> list[str]:
 def test_wheel_has_the_libraries_and_is_named_for_its_platform(source: Path, tmp_path: Path) -> None:
     wheel = build_wheel(source, tmp_path / "dist")
     with zipfile.ZipFile(wheel) as archive:
-        mkl, ccl = (archive.extract(library, tmp_path) for library in LIBRARIES)
+        mkl, ccl, linear = (archive.extract(library, tmp_path) for library in LIBRARIES)
         assert profiles_in(archive.namelist()) == PROFILES
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
     assert ctypes.CDLL(mkl).mkl_serv_intel_cpu_true() == 1
     assert ctypes.CDLL(ccl).cpulaunch_ccl_version() > 0
+    assert Path(linear).stat().st_size > 0
     assert not any((source / library).exists() for library in LIBRARIES)
 
 
@@ -80,7 +81,7 @@ def test_wheel_has_the_library_that_can_be_compiled(source: Path, tmp_path: Path
     (source / "cpulaunch/lib/ccl_memory.c").write_text("#error not on this machine\n")
     wheel = build_wheel(source, tmp_path / "dist")
     with zipfile.ZipFile(wheel) as archive:
-        assert set(LIBRARIES) & set(archive.namelist()) == {MKL}
+        assert set(LIBRARIES) & set(archive.namelist()) == {MKL, LINEAR}
 
 
 def test_wheel_from_the_source_archive_is_the_same(source: Path, tmp_path: Path) -> None:
@@ -103,4 +104,4 @@ def test_editable_installation_finds_profiles_and_libraries(source: Path, tmp_pa
     package = Path(run(python, "-P", "-c", "import cpulaunch; print(cpulaunch.__path__[0])").strip())
     assert package == source / "cpulaunch"
     assert sorted(path.name for path in (package / "profiles").glob("*.toml")) == PROFILES
-    assert [(source / library).exists() for library in LIBRARIES] == [HAS_COMPILER] * 2
+    assert [(source / library).exists() for library in LIBRARIES] == [HAS_COMPILER] * len(LIBRARIES)

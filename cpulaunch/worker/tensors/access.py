@@ -1,0 +1,70 @@
+"""Detection of accesses to `.data` and `.numpy()`, which allow changes without autograd's version counter."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.versions import count_fused_writes
+
+
+class Watcher(Protocol):
+    """What depends on the values of tensors; `changed` is set once one of them may have changed."""
+
+    changed: bool
+
+
+_watchers: dict[int, weakref.WeakSet[Any]] = {}
+"""Address of a watched tensor's storage -> the watchers of tensors in it."""
+
+
+def watch_access(watcher: Watcher, tensors: list[Tensor]) -> None:
+    """Effect: from now on an access to `.data` or `.numpy()` of these tensors sets `watcher.changed`."""
+    _install_once()
+    for storage in set(map(storage_of, tensors)):
+        _watchers.setdefault(storage, weakref.WeakSet()).add(watcher)
+
+
+def _record_access(tensor: Tensor) -> None:
+    if _watchers and type(tensor) in (Tensor, nn.Parameter):
+        watchers: Any = _watchers.get(storage_of(tensor))
+        for reference in () if watchers is None else tuple(watchers.data):  # In one step: other threads may add some.
+            watcher = reference()
+            if watcher is not None:
+                watcher.changed = True
+
+
+_installed: list[bool] = []
+
+
+def _install_once() -> None:
+    """Effect: wraps torch.Tensor's `data` and `numpy`, so that accesses to watched tensors are detected.
+
+    Source: torch/csrc/autograd/python_variable.cpp: `data` does not share the version counter.
+    """
+    if _installed:
+        return
+    _installed.append(True)
+    count_fused_writes()
+    plain_data: Any = torch._C.TensorBase.data
+    plain_numpy: Any = torch.Tensor.numpy
+
+    def data(self: Tensor) -> Tensor:
+        _record_access(self)
+        return plain_data.__get__(self)
+
+    def set_data(self: Tensor, value: Tensor) -> None:
+        _record_access(self)
+        plain_data.__set__(self, value)
+
+    def numpy(self: Tensor, *, force: bool = False) -> Any:
+        _record_access(self)
+        return plain_numpy(self, force=force)
+
+    numpy.__doc__ = plain_numpy.__doc__
+    torch.Tensor.data = property(data, set_data)
+    torch.Tensor.numpy = numpy

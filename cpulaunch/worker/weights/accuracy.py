@@ -1,0 +1,160 @@
+"""How far the results of a program's own first calls are from those in its own precision."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpulaunch.records.record import record
+from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten
+
+MEASURED_CALLS = 2
+"""Calls of each module that are compared: each costs one more call in the program's own precision."""
+
+
+@record
+class Difference:
+    """Of two results: largest and rms difference relative to the rms of the expected one, and equal arg-maxima.
+
+    `argmax_agreement` is the share of rows (last dimension) of the first floating-point tensor, 0 to 1; None if it has
+    no such rows.
+    """
+
+    largest: float
+    rms: float
+    argmax_agreement: float | None
+
+
+class Accuracy:
+    """Compares the first calls of each module in lower precision with plain ones, and reports the differences."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._left: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+
+    def is_due(self, module: nn.Module) -> bool:
+        """Whether the next call of the module is to be compared, which runs it twice: its last call left no trace.
+
+        Effect: remembers the module's state, to be compared at the next call.
+        """
+        if self._left.get(module, MEASURED_CALLS) <= 0:
+            self._states.pop(module, None)
+            return False
+        before, state = self._states.get(module), _state(module)
+        self._states[module] = state
+        if before is not None and before[0] == state[0] and not _has_hooks(module):
+            return True
+        if before is not None:
+            self._left[module] = 0
+        return False
+
+    def compare(self, module: nn.Module, arguments: Any, run: Callable[[], Any], plain: Callable[..., Any]) -> Any:
+        """The result of `run`. Effect: reports how it differs from `plain(*args, **kwargs)` with copied arguments.
+
+        The copies are made before, because a call may change its arguments, such as a key-value cache. The random state
+        is that of a single call. Nothing is reported for arguments that cannot be copied.
+        """
+        self._left[module] = self._left.get(module, MEASURED_CALLS) - 1
+        try:
+            args, kwargs = copy.deepcopy(arguments)
+            expected = _repeatable(lambda: plain(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  The comparison must not become an error of the program.
+            self._left[module] = 0
+            report_event("accuracy", module=type(module).__name__, type=self._kind, reason=f"not measured: {error}")
+            return run()
+        result = run()
+        found = difference(expected, result)
+        if found is not None:
+            report_event(
+                "accuracy",
+                module=type(module).__name__,
+                type=self._kind,
+                error_max=float(f"{found.largest:.3g}"),
+                error_rms=float(f"{found.rms:.3g}"),
+                argmax_agreement=found.argmax_agreement,
+            )
+        return result
+
+
+def _state(module: nn.Module) -> tuple[list[tuple[Any, ...]], list[Tensor]]:
+    """Marks of all attributes of the module and its parts, equal if none has changed, and the tensors among them.
+
+    Tensors are kept alive with the marks, so that no other one gets the same identity.
+    """
+    marks: list[tuple[Any, ...]] = []
+    tensors: list[Tensor] = []
+    for part in module.modules():
+        for name, value in (*vars(part).items(), *part._buffers.items()):
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                marks.append((name, id(value), None if value.is_inference() else value._version))
+            elif type(value) in (int, float, str, bool):
+                marks.append((name, value))
+            else:
+                marks.append((name, id(value), len(value) if isinstance(value, list | dict | set) else 0))
+    return marks, tensors
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether the program's own functions run in calls of the module, which may count or collect."""
+    every = torch.nn.modules.module
+    own = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    return own or bool(every._global_forward_hooks or every._global_forward_pre_hooks)
+
+
+def _repeatable(call: Callable[[], Any]) -> Any:
+    """The result of the call. Effect: none on torch's random state."""
+    state = torch.get_rng_state()
+    try:
+        return call()
+    finally:
+        torch.set_rng_state(state)
+
+
+def difference(expected: Any, got: Any) -> Difference | None:
+    """How the floating-point tensors of two results differ; None if there are none, or the structures differ."""
+    pairs = _pairs(expected, got)
+    if not pairs:
+        return None
+    count = sum(one.numel() for one, _ in pairs)
+    squares = sum(float(one.square().sum()) for one, _ in pairs)
+    scale = (squares / count) ** 0.5 or 1.0
+    errors = [(one - other).abs() for one, other in pairs]
+    rms = (sum(float(error.square().sum()) for error in errors) / count) ** 0.5
+    return Difference(
+        largest=max(float(error.max()) for error in errors) / scale,
+        rms=rms / scale,
+        argmax_agreement=_argmax_agreement(*pairs[0]),
+    )
+
+
+def _pairs(expected: Any, got: Any) -> list[tuple[Tensor, Tensor]]:
+    """The floating-point tensors of both results as fp64, in order, without those that hold NaN or infinity."""
+    ones: list[Tensor] = []
+    others: list[Tensor] = []
+    try:
+        flatten(expected, ones)
+        flatten(got, others)
+    except UnknownStructureError:
+        return []
+    if [one.shape for one in ones] != [other.shape for other in others]:
+        return []
+    wide = [
+        (one.detach().double(), other.detach().double())
+        for one, other in zip(ones, others, strict=True)
+        if one.is_floating_point() and other.is_floating_point() and one.numel()
+    ]
+    return [(one, other) for one, other in wide if bool(one.isfinite().all()) and bool(other.isfinite().all())]
+
+
+def _argmax_agreement(expected: Tensor, got: Tensor) -> float | None:
+    if not expected.dim() or expected.shape[-1] < 2:
+        return None
+    return round(float((expected.argmax(-1) == got.argmax(-1)).double().mean()), 4)

@@ -1,0 +1,137 @@
+"""One weight of the program and its packed form; the weight stays the program's, and a change of it is noticed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cpulaunch.records.record import record
+from cpulaunch.worker.tensors.access import watch_access
+from cpulaunch.worker.weights.form import Form, Linear
+
+HIGHER = {"int4": "int8", "int8": "bf16", "bf16": "fp32"}
+"""The type in which a layer is kept that loses too much precision in the type asked for."""
+
+MAX_ERRORS = {"int4": 0.12, "int8": 0.02, "bf16": 0.01}
+"""Largest error of a layer's output, as a share of its norm. Normally distributed weights give half of it or less."""
+
+MAX_CHANGES = 4
+"""After so many changes the weight is being trained: it is not packed again."""
+
+
+OWNERS = 2
+"""Of a weight's storage: the weight, and the Python object with which they are counted."""
+
+
+@record
+class Loss:
+    """What a layer loses: `error` of its output relative to fp32 (norm), `kind`: the type in which it is kept.
+
+    `rejected`: the error of the type asked for, if that was too large. `layer`: its shape, as text.
+    """
+
+    error: float
+    kind: str
+    rejected: float
+    layer: str
+
+
+class ResidentWeight:
+    """A weight that products may use in another form, which is made at the second product with the weight.
+
+    A program that uses a weight once gains nothing from a form. `loss` is measured with the input of that product.
+    """
+
+    def __init__(self, weight: nn.Parameter, kind: str, *, transposed: bool) -> None:
+        self.kind = kind
+        self.transposed = transposed
+        self.form: Form | None = None
+        self.loss: Loss | None = None
+        self.changed = False
+        self.changes = 0
+        self._uses_to_wait = 1
+        self._remember(weight)
+
+    def _remember(self, weight: Tensor) -> None:
+        self._version = weight._version
+        self._pointer = weight.data_ptr()
+        self._dtype = weight.dtype
+        self._columns, self._rows = weight.shape if self.transposed else weight.shape[::-1]
+        self.changed = False
+        watch_access(self, [weight])
+
+    def valid_form(self, weight: Tensor) -> Form | None:
+        """The form if the weight is as it was when the form was made. Effect: drops a form that is out of date."""
+        if weight._version != self._version or weight.data_ptr() != self._pointer or self.changed:
+            self._drop(weight)
+        return self.form
+
+    def _drop(self, weight: Tensor) -> None:
+        if self.form is not None:
+            self.changes += 1
+        self.form = None
+        self._uses_to_wait = 1 << self.changes
+        self._remember(weight)
+
+    def accepts(self, x: Tensor, bias: Tensor | None, *, is_autocast: bool) -> bool:
+        """Whether torch accepts this product too, and the bias is one for each row of the weight."""
+        if not x.dim() or x.shape[-1] != self._columns or not (is_autocast or x.dtype is self._dtype):
+            return False
+        if bias is None:
+            return True
+        if bias.dim() != 1 or bias.shape[0] != self._rows or not bias.is_cpu or bias.is_neg():
+            return False
+        return bias.dtype is self._dtype and type(bias) in (Tensor, nn.Parameter) and bias.is_contiguous()
+
+    def is_due(self, weight: Tensor) -> bool:
+        """Whether the form is to be made at this use. Effect: counts the use.
+
+        Not while the program holds another tensor in the same memory: it may be what `.data` returned, through which
+        changes are not noticed.
+        """
+        if self.changes > MAX_CHANGES:
+            return False
+        self._uses_to_wait -= 1
+        return self._uses_to_wait < 0 and not is_held_elsewhere(weight)
+
+    def make(self, weight: Tensor, x: Tensor, bias: Tensor | None, plain: Linear) -> Tensor:
+        """The product in the program's own precision. Effect: makes the form, in a higher type if it loses too much."""
+        original = (weight.t() if self.transposed else weight).detach()
+        expected = plain(x, original, bias)
+        kind = self.kind
+        form, first = _tried(original, kind, x, expected, bias=bias, plain=plain)
+        error = first
+        while kind != "fp32" and error > MAX_ERRORS[kind]:
+            kind = HIGHER[kind]
+            form, error = _tried(original, kind, x, expected, bias=bias, plain=plain)
+        self.loss = Loss(error=error, kind=kind, rejected=first, layer=str(list(original.shape)))
+        self.form = form
+        return expected
+
+
+def _tried(
+    original: Tensor, kind: str, x: Tensor, expected: Tensor, *, bias: Tensor | None, plain: Linear
+) -> tuple[Form | None, float]:
+    """The form of this type, and the error of its product for the first row, relative to the expected one."""
+    try:
+        form = Form(original, kind)
+    except ValueError:
+        return None, float("inf")
+    got = form.multiply(x.reshape(-1, x.shape[-1])[:1], bias, plain)
+    return form, relative_error(expected.reshape(-1, expected.shape[-1])[:1], got)
+
+
+def is_held_elsewhere(weight: Tensor) -> bool:
+    """Whether another tensor or array holds the weight's memory, as far as this torch can tell."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is None or count(weight.untyped_storage()._cdata) > OWNERS
+
+
+def relative_error(expected: Tensor, got: Tensor) -> float:
+    """The norm of the difference relative to that of the expected tensor; infinite if NaN or infinity differ."""
+    reference, result = expected.float(), got.float()
+    finite = reference.isfinite()
+    if not finite.equal(result.isfinite()):
+        return float("inf")
+    size = reference[finite].norm().item()
+    return (reference - result)[finite].norm().item() / size if size else 0.0

@@ -1,0 +1,196 @@
+"""torch's functions that take weights, replaced during calls of modules with resident weights.
+
+The functions are replaced only while such a call runs, so that torch.jit.script and torch.compile outside of calls see
+torch's own; in other threads the replaced functions call torch's own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+
+class Store(Protocol):
+    """The resident weights of a process."""
+
+    def linear(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None, *, transposed: bool) -> Tensor | None:
+        """The product with a resident weight; None if the weight is not resident."""
+        ...
+
+    def low(self, weight: nn.Parameter, dtype: torch.dtype) -> Tensor | None:
+        """The weight cast to autocast's dtype once; None if it is not resident."""
+        ...
+
+    def norm(self, module: nn.Module, x: Tensor) -> Tensor | None:
+        """The result of a recognized norm; None if torch must compute it."""
+        ...
+
+
+class _ActiveStore(threading.local):
+    store: Store | None = None
+    calls = 0
+
+
+_thread = _ActiveStore()
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast = torch.is_autocast_enabled
+_tracing_state = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_is_compiling = torch.compiler.is_compiling
+_function_modes = getattr(torch._C, "_len_torch_function_stack", int)
+
+plain_linear: Any = F.linear
+_plain_addmm: Any = torch.addmm
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+
+
+def _store(x: Any, weight: Any = None) -> Store | None:
+    """The store of the call that this thread is in, if an operation on x may use it; None otherwise."""
+    if _is_compiling():  # First, because torch.compile traces this function.
+        return None
+    store = _thread.store
+    if store is None or type(x) is not Tensor or _is_grad_enabled():
+        return None
+    if weight is not None and type(weight) is not nn.Parameter:
+        return None
+    if _tracing_state() is not None or _dispatch_modes() or _transforms() is not None:
+        return None
+    if getattr(forward_ad, "_current_level", -1) >= 0 or (_function_modes() and _has_own_modes()):
+        return None
+    return store if _is_plain(x) else None
+
+
+def _has_own_modes() -> bool:
+    """Whether the program intercepts torch's functions with a mode other than that of a default device."""
+    modes = getattr(torch.overrides, "_get_current_function_mode_stack", None)
+    return modes is None or any(type(mode).__name__ != "DeviceContext" for mode in modes())
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether the values of x lie in CPU memory as they are: it is not sparse, nested or a negated view."""
+    return x.is_cpu and x.layout is torch.strided and not x.is_nested and not x.is_neg()
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002  torch's name
+    store = _store(input, weight)
+    if store is not None:
+        y = store.linear(input, weight, bias, transposed=False)
+        if y is not None:
+            return y
+    return plain_linear(input, weight, bias)
+
+
+def _addmm(*given: Any, **options: Any) -> Any:
+    """As torch.addmm, which takes beta and alpha by position too."""
+    if len(given) == 3 and not options:
+        added, x, weight = given
+        store = _store(x, weight)
+        if store is not None and isinstance(added, Tensor) and added.dim() == 1 and x.dim() == 2:
+            y = store.linear(x, weight, added, transposed=True)
+            if y is not None:
+                return y
+    return _plain_addmm(*given, **options)
+
+
+def _convolution(name: str) -> Callable[..., Any]:
+    plain: Any = getattr(F, name)
+
+    def convolution(input: Any, weight: Any, *rest: Any, **options: Any) -> Any:  # noqa: A002  torch's name
+        store = _store(input, weight)
+        if store is not None and _is_autocast("cpu"):
+            low = store.low(weight, torch.get_autocast_dtype("cpu"))
+            if low is not None:
+                return plain(input, low, *rest, **options)
+        return plain(input, weight, *rest, **options)
+
+    return convolution
+
+
+_replaced: list[tuple[Any, str, Any, Any]] = [
+    (F, "linear", _linear, plain_linear),
+    (torch, "addmm", _addmm, _plain_addmm),
+    *((F, name, _convolution(name), getattr(F, name)) for name in _CONVOLUTIONS),
+]
+"""Owner, name, replacement and original of each replaced function."""
+
+_in_force: list[tuple[Any, str, Any, Any, bool]] = []
+"""Those that are replaced at the moment, and whether the owner has the function itself: a class may inherit it."""
+
+_lock = threading.RLock()
+"""A signal handler or a destructor, which may run at any place, may call a module."""
+
+_active_calls = [0]
+
+
+def _begin_again() -> None:
+    """Effect: in a forked child, which has none of the other threads, forgets their calls and their lock."""
+    global _lock
+    _lock = threading.RLock()
+    _active_calls[0] = _thread.calls
+    if not _thread.calls:
+        _restore()
+
+
+def _restore() -> None:
+    for owner, name, function, original, is_own in _in_force:
+        if vars(owner).get(name) is function:
+            setattr(owner, name, original) if is_own else delattr(owner, name)
+    _in_force.clear()
+
+
+os.register_at_fork(after_in_child=_begin_again)
+
+
+def replace_forward(kind: type, plain: Callable[..., Any]) -> None:
+    """Effect: from the next call on, `forward` of this class of norms is replaced during calls."""
+
+    def forward(self: nn.Module, *given: Any, **options: Any) -> Any:
+        store = _store(given[0]) if len(given) == 1 and not options else None
+        if store is not None:
+            y = store.norm(self, given[0])
+            if y is not None:
+                return y
+        return plain(self, *given, **options)
+
+    with _lock:
+        if not any(owner is kind for owner, *_ in _replaced):
+            _replaced.append((kind, "forward", forward, plain))
+
+
+class Replaced:
+    """A context in which torch's functions use the weights of a store, in this thread. `at_end` is called last."""
+
+    __slots__ = ("_at_end", "_before", "_store")
+
+    def __init__(self, store: Store, at_end: Callable[[], object]) -> None:
+        self._store = store
+        self._at_end = at_end
+
+    def __enter__(self) -> None:
+        self._before = _thread.store
+        _thread.store = self._store
+        with _lock:
+            _active_calls[0] += 1
+            _thread.calls += 1
+            if _active_calls[0] == 1:
+                free = [each for each in _replaced if getattr(each[0], each[1]) is each[3]]
+                _in_force.extend((*each, each[1] in vars(each[0])) for each in free)
+                for owner, name, function, *_ in _in_force:
+                    setattr(owner, name, function)
+
+    def __exit__(self, *details: object) -> None:
+        _thread.store = self._before
+        with _lock:
+            _active_calls[0] -= 1
+            _thread.calls -= 1
+            if _active_calls[0] == 0:
+                _restore()
+        self._at_end()

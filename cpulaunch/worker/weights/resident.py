@@ -1,0 +1,203 @@
+"""`--weights`, and what `--precision bf16` does for calls in eval mode: weights kept in another type, cast once."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+import weakref
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.reporting.degradation import degraded
+from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.tensors.access import watch_access
+from cpulaunch.worker.weights.accuracy import Accuracy
+from cpulaunch.worker.weights.entry import ResidentWeight
+from cpulaunch.worker.weights.functions import Replaced, plain_linear
+from cpulaunch.worker.weights.norms import Norms
+from cpulaunch.worker.weights.release import release
+
+MIN_ELEMENTS = 1 << 14
+"""Smaller weights stay in the CPU's caches: reading them costs less than any other form saves."""
+
+NOTED_LAYERS = 8
+"""So many layers that are kept in a higher type are named in a report."""
+
+
+def residents(settings: TorchSettings) -> ResidentWeights | None:
+    """The resident weights that the settings ask for; None if they ask for none."""
+    kind = settings.weights or ("bf16" if settings.precision == "bf16" else None)
+    return None if kind is None else ResidentWeights(kind, settings)
+
+
+class ResidentWeights:
+    """All resident weights of a process, in the type `kind`, within the limit of memory in the settings.
+
+    `progress` counts calls that took longer because they made a form or were compared with plain ones.
+    """
+
+    def __init__(self, kind: str, settings: TorchSettings) -> None:
+        self.kind = kind
+        self._settings = settings
+        self._limit_bytes = settings.graph_memory_bytes
+        self._releases = settings.release_weights
+        self._released_bytes = 0
+        self._weights: dict[int, ResidentWeight | None] = {}
+        self._references: dict[int, Any] = {}
+        self._casts: dict[int, Cast] = {}
+        self._covered: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._norms = Norms()
+        self.accuracy = Accuracy(kind)
+        self.progress = 0
+        self._lock = threading.Lock()
+        self._new: list[tuple[ResidentWeight, int]] = []
+        self.bytes = 0
+
+    def covers(self, module: nn.Module) -> bool:
+        """Whether the module has weights that may become resident. It is found out once for each module."""
+        known = self._covered.get(module)
+        if known is None:
+            with suppress(Exception):  # A class may override `parameters`.
+                known = any(is_eligible(parameter) for parameter in module.parameters())
+            self._covered[module] = known = bool(known)
+            if known:
+                self._norms.add(module)
+        return known
+
+    def is_comparison_due(self, module: nn.Module) -> bool:
+        """Whether the result of the module's next call is to be compared with a plain one: forms are in use."""
+        if self.kind == "fp32" or not self.accuracy.is_due(module) or not self.progress:
+            return False
+        self.progress += 1  # A compared call takes longer.
+        return True
+
+    def active(self, module: nn.Module) -> Replaced:
+        """A context in which this thread's products use the resident weights. Effect: reports new forms at its end."""
+        return Replaced(self, lambda: self._report(module) if self._new else None)
+
+    def linear(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None, *, transposed: bool) -> Tensor | None:
+        """The product with the weight, in its resident form; None: torch must compute it."""
+        key = id(weight)
+        entry = self._weights[key] if key in self._weights else self._admit(weight, transposed=transposed)
+        if entry is None or entry.transposed is not transposed or x.dtype not in _INPUTS:
+            return None
+        form = entry.valid_form(weight)
+        if not entry.accepts(x, bias, is_autocast=torch.is_autocast_enabled("cpu")):
+            return None
+        if form is not None:
+            return form.multiply(x, bias, plain_linear)
+        return self._make(entry, weight, x, bias) if entry.is_due(weight) and x.numel() else None
+
+    def _admit(self, weight: nn.Parameter, *, transposed: bool) -> ResidentWeight | None:
+        """The entry of a weight that is used for the first time; None if it cannot be resident."""
+        key = id(weight)
+        fits = weight.dim() == 2 and weight.is_contiguous() and is_eligible(weight)
+        entry = ResidentWeight(weight, self.kind, transposed=transposed) if fits else None
+        self._weights[key] = entry
+        self._references[key] = weakref.ref(weight, lambda _: self._forget(key))
+        return entry
+
+    def _forget(self, key: int) -> None:
+        entry = self._weights.pop(key, None)
+        if entry is not None and entry.form is not None:
+            self.bytes -= entry.form.bytes
+        self._references.pop(key, None)
+        self._casts.pop(key, None)
+
+    def _make(self, entry: ResidentWeight, weight: nn.Parameter, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        if self._limit_bytes is not None and self.bytes + weight.numel() * weight.element_size() > self._limit_bytes:
+            return None
+        if not is_eligible(weight) or not self._lock.acquire(blocking=False):  # It may have moved to shared memory.
+            return None
+        try:
+            y = entry.make(weight, x, bias, plain_linear)
+        finally:
+            self._lock.release()
+        self.progress += 1
+        if entry.form is not None:
+            self.bytes += entry.form.bytes
+        self._new.append((entry, weight.numel() * weight.element_size()))
+        if self._releases and entry.form is not None and entry.form.kind != "fp32" and entry.form.bytes:
+            self._release(weight)
+        return y
+
+    def _release(self, weight: nn.Parameter) -> None:
+        """Effect: maps the weight's memory from a file; a failure ends all releasing."""
+        try:
+            self._released_bytes += release(weight, tempfile.gettempdir())
+        except OSError as error:
+            self._releases = False
+            degraded(self._settings, "release_weights", str(error))
+
+    def low(self, weight: nn.Parameter, dtype: torch.dtype) -> Tensor | None:
+        """The weight in autocast's dtype, cast once while it does not change; None if it is not eligible."""
+        if not is_eligible(weight):
+            return None
+        key = id(weight)
+        cast = self._casts.get(key)
+        if cast is None or not cast.holds(weight, dtype):
+            if key not in self._references:
+                self._references[key] = weakref.ref(weight, lambda _: self._forget(key))
+            cast = self._casts[key] = Cast(weight, dtype)
+        return cast.low
+
+    def norm(self, module: nn.Module, x: Tensor) -> Tensor | None:
+        """The result of a recognized norm of a few rows; None if torch must compute it."""
+        return self._norms.compute(module, x)
+
+    def _report(self, module: nn.Module) -> None:
+        """Effect: reports the forms made in a call of the module: their types, memory and errors."""
+        new, self._new = self._new, []
+        released, self._released_bytes = self._released_bytes, 0
+        losses = [entry.loss for entry, _ in new if entry.loss is not None]
+        higher = [
+            f"{loss.layer}: {loss.kind}, as {self.kind} has an error of {loss.rejected:.1%}"
+            for loss in losses
+            if loss.kind != self.kind
+        ]
+        report_event(
+            "weights",
+            module=type(module).__name__,
+            type=self.kind,
+            layers=len(losses),
+            kinds=dict(Counter(loss.kind for loss in losses)),
+            bytes_before=sum(before for _, before in new),
+            bytes_after=sum(entry.form.bytes for entry, _ in new if entry.form is not None),
+            layer_error_rms=round(math.sqrt(sum(loss.error**2 for loss in losses) / max(len(losses), 1)), 6),
+            layer_error_max=round(max((loss.error for loss in losses), default=0.0), 6),
+            kept=higher[:NOTED_LAYERS],
+            bytes_released=released,
+        )
+
+
+class Cast:
+    """A weight cast to a dtype of autocast, valid while the weight does not change."""
+
+    def __init__(self, weight: nn.Parameter, dtype: torch.dtype) -> None:
+        self.low = weight.detach().to(dtype)
+        self.changed = False
+        self._state = (weight._version, weight.data_ptr(), dtype)
+        watch_access(self, [weight])
+
+    def holds(self, weight: nn.Parameter, dtype: torch.dtype) -> bool:
+        """Whether the weight is as it was when it was cast, and the dtype is this one."""
+        return not self.changed and self._state == (weight._version, weight.data_ptr(), dtype)
+
+
+_INPUTS = (torch.float32, torch.bfloat16)
+
+
+def is_eligible(weight: Tensor) -> bool:
+    """Whether a weight is a dense parameter on the CPU, in fp32 or bf16, whose changes can be noticed.
+
+    Those in shared memory can be changed by other processes.
+    """
+    if weight.device.type != "cpu" or weight.dtype not in _INPUTS or weight.numel() < MIN_ELEMENTS:
+        return False
+    return weight.layout is torch.strided and not weight.is_inference() and not weight.is_shared()

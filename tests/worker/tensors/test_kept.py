@@ -1,0 +1,63 @@
+"""Tensors that a call leaves behind."""
+
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cpulaunch.worker.tensors.kept import KeptTensors  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+KEPT: list[Any] = []
+
+
+def add_to_argument(argument: dict[str, Any]) -> Any:
+    argument["new"] = torch.ones(2)
+    return argument
+
+
+def keep(argument: dict[str, Any]) -> Any:
+    KEPT.append({"inside": [torch.ones(2)]})
+    return argument["old"] + 1
+
+
+def compute(argument: dict[str, Any]) -> Any:
+    return (argument["old"] + 1) * 2, {"other": argument["old"] - 1}
+
+
+def view(argument: dict[str, Any]) -> Any:
+    return (argument["old"] + 1).view(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [(add_to_argument, True), (keep, True), (compute, False), (view, False)]
+)
+def test_tensors_beside_the_result_are_found(function, expected: bool) -> None:
+    argument = {"old": torch.ones(2)}
+    before = KeptTensors()
+    assert before.found(function(argument), argument) is expected
+
+
+@pytest.mark.parametrize(("function", "expected"), [(add_to_argument, True), (keep, True), (compute, False)])
+def test_tensors_in_containers_are_found_while_other_threads_compute(function, expected: bool) -> None:
+    computing, done, argument = threading.Event(), threading.Event(), {"old": torch.ones(2)}
+
+    def compute_too() -> None:
+        while not done.is_set():
+            tensor = torch.ones(2) + 1
+            computing.set()
+            done.wait(0.001)
+            del tensor
+
+    thread = threading.Thread(target=compute_too)
+    thread.start()
+    try:
+        assert computing.wait(60)
+        before = KeptTensors()
+        assert before.found(function(argument), argument) is expected
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,132 @@
+"""The figures of what a lower precision changed, and that measuring them changes nothing."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.weights.accuracy import MEASURED_CALLS, Accuracy, difference  # noqa: E402
+from tests.worker.capturing import installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+WIDTH = 256
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    path = tmp_path / "events"
+    path.touch()
+    monkeypatch.setenv("CPULAUNCH_EVENTS", str(path))
+    return lambda: [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_differences_are_relative_to_the_expected_rms() -> None:
+    expected = torch.tensor([[3.0, 4.0], [0.0, 5.0]])
+    found = difference(expected, expected + torch.tensor([[0.0, 0.0], [6.0, 0.0]]))
+    assert found is not None
+    rms = (50 / 4) ** 0.5
+    assert found.largest == pytest.approx(6 / rms)
+    assert found.rms == pytest.approx(3 / rms)
+    assert found.argmax_agreement == 0.5
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)),
+        (torch.ones(2), torch.ones(3)),
+        (object(), object()),
+        (torch.tensor([float("nan")]), torch.tensor([1.0])),
+        (None, None),
+    ],
+)
+def test_nothing_comparable_gives_no_figure(expected: Any, got: Any) -> None:
+    assert difference(expected, got) is None
+
+
+def test_the_first_calls_are_compared(events: Any) -> None:
+    accuracy, module = Accuracy("int8"), nn.Linear(4, 4)
+    results = []
+    assert not accuracy.is_due(module)  # Whether calls change the module is still unknown.
+    while accuracy.is_due(module):
+        x = torch.randn(2, 4)
+        results.append(accuracy.compare(module, ((x,), {}), lambda x=x: module(x) * 1.5, module))  # type: ignore[misc]
+    assert len(results) == MEASURED_CALLS == len(events())
+    assert all(event["error_rms"] == pytest.approx(0.5) for event in events())
+    assert {event["argmax_agreement"] for event in events()} == {1.0}
+
+
+def test_arguments_are_changed_once_and_the_random_state_is_that_of_one_call(events: Any) -> None:
+    class Cached(nn.Module):
+        def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
+            cache.append(x + torch.rand(3))
+            return torch.stack(cache).sum(0)
+
+    accuracy, module, cache = Accuracy("bf16"), Cached(), [torch.ones(3)]
+    torch.manual_seed(1)
+    got = accuracy.compare(module, ((torch.ones(3), cache), {}), lambda: module(torch.ones(3), cache), module)
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(got, module(torch.ones(3), [torch.ones(3)]))
+    assert torch.equal(after, torch.rand(1))
+    assert len(cache) == 2
+    assert events()[0]["error_max"] == 0
+
+
+def test_arguments_that_cannot_be_copied_are_left_alone(events: Any) -> None:
+    class Stubborn:
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("no copies of this")
+
+    accuracy, module = Accuracy("int4"), nn.Identity()
+    given = Stubborn()
+    assert accuracy.compare(module, ((given,), {}), lambda: module(given), module) is given
+    assert not accuracy.is_due(module)
+    assert events()[0]["reason"] == "not measured: no copies of this"
+
+
+class Recurrent(nn.Module):
+    """Keeps its last result, in an attribute or in a buffer."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.in_place = in_place
+        self.register_buffer("last", torch.zeros(1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x + self.last).tanh()
+        if self.in_place:
+            self.last.copy_(y)
+        else:
+            self.last = y
+        return y.clone()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_modules_that_keep_results_run_once_for_each_call(in_place: bool, tmp_path: Any) -> None:
+    module = Recurrent(in_place=in_place).eval()
+    inputs = [torch.randn(1, WIDTH) for _ in range(6)]
+    expected_of = copy.deepcopy(module)
+    with torch.no_grad():
+        expected = [expected_of(x) for x in inputs]
+    with installed(tmp_path, TorchSettings(weights="int8")):
+        got = [module(x) for x in inputs]
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
+
+
+def test_hooks_run_once_for_each_call(tmp_path: Any) -> None:
+    module, seen = nn.Sequential(nn.Linear(WIDTH, WIDTH)).eval(), []
+    module[0].register_forward_hook(lambda *_: seen.append(1))
+    with installed(tmp_path, TorchSettings(weights="int8")):
+        for _ in range(6):
+            module(torch.randn(1, WIDTH))
+    assert len(seen) == 6
