@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from time import perf_counter as _clock
 from typing import Any
 
 import torch
 from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.graph.precision import DTYPES, Precision, widened
-from cpulaunch.worker.reporting.degradation import degraded
+from cpulaunch.worker.features.call_modes import GRAPH, CallModes
+from cpulaunch.worker.graph.precision import DTYPES
+from cpulaunch.worker.ledger.chooser import Chooser
+from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.events import report_event
 
 _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _frames: Any = torch._C._dynamo.eval_frame
 _is_grad_enabled = torch.is_grad_enabled
@@ -33,31 +36,65 @@ _eval_frame_callback = getattr(_frames, "get_eval_frame_callback", _swapped_call
 """torch 2.5 returns its callback only in exchange for another."""
 
 
-def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = None) -> str:
+def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = None, measured: bool = True) -> str:
     """The scope of the settings, in a few words. Effect: replaces nn.Module.__call__.
 
-    `first_call` is called once, before the first top-level call.
+    `first_call` is called once, before the first top-level call. `measured`: calls run in the mode that is fastest, as
+    measured; without, always in the mode that is expected to be.
     """
     original: Any = nn.Module.__call__
-    wrapper = CallWrapper(settings, original, first_call)
-    state = wrapper.state
-
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if state.unwrapped:
-            return original(self, *args, **kwargs)
-        return wrapper.call(self, args, kwargs)
-
-    _hide_from_dynamo(__call__)
-    nn.Module.__call__ = __call__
-    for name, detail in _details(settings, capturing=wrapper.capturing):
+    wrapper = CallWrapper(settings, original, first_call, measured=measured)
+    nn.Module.__call__ = _module_call(wrapper, original)
+    for name, detail in _details(settings, wrapper.modes):
         report_event("applied", setting=name, detail=detail)
     return "applies to top-level module calls"
 
 
-def _details(settings: TorchSettings, *, capturing: bool) -> Iterator[tuple[str, str]]:
+def _module_call(wrapper: CallWrapper, original: Any) -> Any:
+    """The function that replaces nn.Module.__call__.
+
+    It costs little where the plugin does nothing: calls inside a call, which do what torch's function does without
+    calling it, and calls in a run of the chooser, which are only counted.
+    """
+    state, runs = wrapper.state, wrapper.chooser.runs
+    is_torchs = getattr(getattr(original, "__code__", None), "co_names", ()) == TORCH_CALL
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if state.unwrapped:
+            if is_torchs and self._compiled_call_impl is None:
+                return self._call_impl(*args, **kwargs)
+            return original(self, *args, **kwargs)
+        if _is_dynamo_compiling():  # Dynamo must not trace what follows.
+            return original(self, *args, **kwargs)
+        run = runs.get(id(self))
+        if run is None or run.left <= 0 or run.training is not self.training or run.grad is not _is_grad_enabled():
+            return wrapper.call(self, args, kwargs)
+        run.left -= 1
+        state.unwrapped = True
+        try:
+            if is_torchs and self._compiled_call_impl is None:
+                return self._call_impl(*args, **kwargs)
+            return original(self, *args, **kwargs)
+        finally:
+            state.unwrapped = False
+
+    _hide_from_dynamo(__call__)
+    return __call__
+
+
+TORCH_CALL = ("_compiled_call_impl", "_call_impl")
+"""The names used by nn.Module.__call__, if it is torch's own function and does only what is copied here.
+
+Source: torch/nn/modules/module.py, Module._wrapped_call_impl.
+"""
+
+
+def _details(settings: TorchSettings, modes: CallModes) -> Iterator[tuple[str, str]]:
     """Name and description of each setting that is in force."""
-    if capturing:
+    if modes.captures is not None:
         yield "graph", settings.graph
+    if modes.residents is not None and settings.weights is not None:
+        yield "weights", f"{settings.weights} in calls of modules in eval mode"
     if settings.precision in DTYPES:
         yield "precision", f"autocast to {settings.precision} in top-level module calls, results in fp32"
     if settings.inference_mode:
@@ -71,46 +108,32 @@ class _CallDepth(threading.local):
     unwrapped = False
 
 
-def _captures(settings: TorchSettings, precision: Precision) -> Any:
-    """The captures of the process; None without --graph, or if the engine is unavailable."""
-    if settings.graph == "off":
-        return None
-    try:
-        from cpulaunch.worker.graph import engines
-
-        return engines.captures(settings, precision)
-    except Exception as error:  # noqa: BLE001  The program continues without this setting.
-        degraded(settings, "graph", f"{settings.graph} is unavailable: {error}")
-        return None
-
-
 class CallWrapper:
-    """Applies the settings to calls of modules."""
+    """Applies the settings to calls of modules: each top-level call runs once, in the mode that is chosen for it."""
 
-    def __init__(self, settings: TorchSettings, original: Any, first_call: Callable[[], None] | None) -> None:
+    def __init__(
+        self, settings: TorchSettings, original: Any, first_call: Callable[[], None] | None, *, measured: bool = True
+    ) -> None:
         self.state = _CallDepth()
         self._settings = settings
         self._original = original
         self._first_call = first_call
-        self._precision = Precision(settings.precision)
-        self._captures: Any = _captures(settings, self._precision)
+        self.modes = CallModes(settings, original, self.state)
+        self.chooser = Chooser(self.modes.candidates, self.modes.retire, measured=measured)
+        self.modes.changed = self.chooser.restart
+        self._unreadable: set[str] = set()
         self._layout: Any = None
         if settings.channels_last:
             from cpulaunch.worker.features.channels_last import ChannelsLast
 
-            self._layout = ChannelsLast(settings)
-
-    @property
-    def capturing(self) -> bool:
-        """Whether --graph is in force."""
-        return self._captures is not None
+            self._layout = ChannelsLast(settings, measured=measured)
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a top-level call, or of a call inside a module that could not be captured."""
         if _must_run_unwrapped(module):
             return self._original(module, *args, **kwargs)
         if self.state.inside:
-            return self._submodule_call(module, args, kwargs)
+            return self.modes.run_submodule(module, args, kwargs)
         if self._first_call is not None:
             first, self._first_call = self._first_call, None
             first()
@@ -127,52 +150,62 @@ class CallWrapper:
         return self._with_layout(module, args, kwargs)
 
     def _with_layout(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._layout is not None and self._layout.needs_conversion(module):
-            return self._layout.first_call(module, lambda: self._captured(module, args, kwargs))
-        return self._captured(module, args, kwargs)
+        trial = None if self._layout is None else self._layout.trial(module)
+        if trial is None:
+            return self._measured(module, args, kwargs)
+        return trial.call(module, args, kwargs, lambda: self._in_trial(module, args, kwargs))
 
-    def _captured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._captures is None:
-            return self._eager(module, args, kwargs, try_submodules=False)
-        return self._capturing(
-            module,
-            args,
-            kwargs,
-            lambda try_submodules: self._eager(module, args, kwargs, try_submodules=try_submodules),
-            outermost=True,
-        )
+    def _in_trial(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that is part of a trial of layouts: always in one mode, without captured graphs."""
+        if self.modes.needs_care(module, args, kwargs):
+            return self.modes.first_call(module, args, kwargs)
+        mode = next((mode for mode in self.modes.candidates(module) if mode != GRAPH), PLAIN)
+        return self.modes.run(mode, module, args, kwargs)
 
-    def _submodule_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call inside a module that could not be captured as a whole."""
-        if not self._captures.is_large_enough(module):
-            return self._run(module, args, kwargs, try_submodules=True)
-        return self._capturing(
-            module,
-            args,
-            kwargs,
-            lambda try_submodules: self._run(module, args, kwargs, try_submodules=try_submodules),
-            outermost=False,
-        )
+    def _measured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result in the chosen mode, whose duration decides about later calls.
 
-    def _capturing(self, module: nn.Module, args: Any, kwargs: Any, eager: Any, *, outermost: bool) -> Any:
-        before, self.state.unwrapped = self.state.unwrapped, True
+        It includes what the plugin itself does for the call, except for a plain call, for which it soon does nothing.
+        """
         try:
-            return self._captures.call(module, args, kwargs, eager, outermost=outermost)
-        finally:
-            self.state.unwrapped = before
-
-    def _eager(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool) -> Any:
-        with ExitStack() as contexts:
-            mode = self._precision.enter(contexts, module)
-            result = self._run(module, args, kwargs, try_submodules=try_submodules)
-        return widened(result) if mode.widen else result
-
-    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool) -> Any:
-        before, self.state.unwrapped = self.state.unwrapped, not try_submodules
+            needs_care = self.modes.needs_care(module, args, kwargs)
+            unmeasured = None if needs_care else self.chooser.unmeasured(module)
+            started = _clock()
+            turn = None if needs_care or unmeasured else self.chooser.turn(module, args, kwargs, started)
+        except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
+            self._report_unreadable(module, error)
+            return self.modes.run_as_is(module, args, kwargs)
+        if turn is None:
+            return self._unmeasured(unmeasured, module, args, kwargs)
+        mode, modes = turn.mode, self.modes
+        progress, pending = modes.progress(), modes.pending()
+        if mode == PLAIN:
+            started = _clock()
         try:
-            return self._original(module, *args, **kwargs)
-        finally:
-            self.state.unwrapped = before
+            result = modes.run(mode, module, args, kwargs)
+        except BaseException:
+            self.chooser.fail(turn)
+            raise
+        seconds = _clock() - started
+        self.chooser.add(turn, seconds, steady=modes.progress() == progress, pending=modes.pending() != pending)
+        if modes.is_over(module, mode):
+            self.chooser.remove(module, mode)
+        return result
+
+    def _unmeasured(self, mode: str | None, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call whose duration does not count. `mode` None: a call that needs care."""
+        if mode is not None:
+            return self.modes.run(mode, module, args, kwargs)
+        if self.modes.is_stateful(module):
+            self.chooser.restart(module)
+        return self.modes.first_call(module, args, kwargs)
+
+    def _report_unreadable(self, module: nn.Module, error: Exception) -> None:
+        """Effect: reports once for each class that no mode can be chosen for its modules."""
+        name = type(module).__name__
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            report_event("eager", module=name, reason=f"no mode can be chosen: {error}")
 
 
 def _must_run_unwrapped(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.features import module_calls as calls  # noqa: E402
+from cpulaunch.worker.graph import capture  # noqa: E402
 from tests.worker.capturing import PLAIN_CALL, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -83,37 +84,6 @@ def test_inference_mode_lets_modules_be_captured(tmp_path: Path) -> None:
         assert plugin.captured() == ["Sequential"]
 
 
-class Images(nn.Module):
-    def __init__(self, *, viewing: bool) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 8, 3)
-        self.viewing = viewing
-
-    def forward(self, value: Tensor) -> Tensor:
-        result = self.convolution(value)
-        return result.view(result.shape[0], -1) if self.viewing else result.flatten(1)
-
-
-def test_channels_last_reorders_weights_not_results(tmp_path: Path) -> None:
-    model, value = Images(viewing=False).eval(), torch.randn(2, 3, 8, 8)
-    with installed(tmp_path, TorchSettings(channels_last=True)) as plugin:
-        expected = plugin.eager(model, value)
-        for _ in range(2):
-            close(model(value), expected)
-        assert model.convolution.weight.is_contiguous(memory_format=torch.channels_last)
-        assert [event["detail"] for event in plugin.events("applied")] == ["Images"]
-
-
-def test_a_model_that_does_not_support_channels_last_gets_its_layout_back(tmp_path: Path, capfd) -> None:
-    model, value = Images(viewing=True).eval(), torch.randn(2, 3, 8, 8)
-    with installed(tmp_path, TorchSettings(channels_last=True)) as plugin:
-        expected = plugin.eager(model, value)
-        for _ in range(2):
-            close(model(value), expected)
-        assert model.convolution.weight.is_contiguous()
-    assert capfd.readouterr().err.count("--channels-last: Images does not support channels_last") == 1
-
-
 def test_first_call_runs_once_before_the_first_top_level_call() -> None:
     ran: list[int] = []
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -176,17 +146,13 @@ class Defective(nn.Module):
 
 
 def test_a_graph_with_a_different_result_is_not_used(tmp_path: Path, monkeypatch, capfd) -> None:
-    model, value = Defective().eval(), torch.randn(4, 16)
-    freeze: Callable[..., nn.Module] = torch.jit.freeze
+    model, value, compile_graph = Defective().eval(), torch.randn(4, 16), capture.compile_graph
 
-    class Wrong:
-        def __init__(self, original: nn.Module) -> None:
-            self.original, self.graph = original, original.graph
+    def wrong(*arguments: object) -> Callable[..., tuple[Tensor, ...]]:
+        function = compile_graph(*arguments)
+        return lambda *inputs: tuple(output + 1 for output in function(*inputs))
 
-        def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-            return tuple(output + 1 for output in self.original(*inputs))
-
-    monkeypatch.setattr(torch.jit, "freeze", lambda traced: Wrong(freeze(traced)))
+    monkeypatch.setattr(capture, "compile_graph", wrong)
     with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
         expected = plugin.eager(model, value)
         for _ in range(3):
@@ -196,18 +162,19 @@ def test_a_graph_with_a_different_result_is_not_used(tmp_path: Path, monkeypatch
 
 
 def test_a_graph_that_fails_later_is_no_longer_used(tmp_path: Path, monkeypatch, capfd) -> None:
-    model, freeze, failing = nn.Sequential(nn.Linear(16, 16)).eval(), torch.jit.freeze, []
+    model, compile_graph, failing = nn.Sequential(nn.Linear(16, 16)).eval(), capture.compile_graph, []
 
-    class Breaking:
-        def __init__(self, original: nn.Module) -> None:
-            self.original, self.graph = original, original.graph
+    def breaking(*arguments: object) -> Callable[..., tuple[Tensor, ...]]:
+        function = compile_graph(*arguments)
 
-        def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        def run(*inputs: Tensor) -> tuple[Tensor, ...]:
             if failing:
                 raise RuntimeError("vector::_M_range_check")
-            return self.original(*inputs)
+            return function(*inputs)
 
-    monkeypatch.setattr(torch.jit, "freeze", lambda traced: Breaking(freeze(traced)))
+        return run
+
+    monkeypatch.setattr(capture, "compile_graph", breaking)
     with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
         for broken in (False, False, True, True):
             failing[:] = [1] * broken

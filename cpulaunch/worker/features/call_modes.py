@@ -1,0 +1,264 @@
+"""The modes in which a module's call can run: as it is, with resident weights, in autocast, or by captured graphs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.graph.precision import Precision, device_of, is_of_low_dtype, widened
+from cpulaunch.worker.ledger.decision import PLAIN
+from cpulaunch.worker.reporting.degradation import degraded
+from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.tensors.kept import KeptTensors
+from cpulaunch.worker.tensors.objects import holds_objects, is_known
+
+GRAPH, AUTOCAST, WEIGHTS = "graph", "autocast", "weights"
+"""Next to PLAIN, the names of the modes, in reports too."""
+
+
+def _captures(settings: TorchSettings, precision: Precision) -> Any:
+    """The captures of the process; None without --graph, or if the engine is unavailable."""
+    if settings.graph == "off":
+        return None
+    try:
+        from cpulaunch.worker.graph import engines
+
+        return engines.captures(settings, precision)
+    except Exception as error:  # noqa: BLE001  The program continues without this setting.
+        degraded(settings, "graph", f"{settings.graph} is unavailable: {error}")
+        return None
+
+
+def _residents(settings: TorchSettings) -> Any:
+    """The resident weights of the process; None if the settings ask for none, or if they are unavailable."""
+    if settings.weights is None and settings.precision != "bf16":
+        return None
+    try:
+        from cpulaunch.worker.weights.resident import residents
+
+        return residents(settings)
+    except Exception as error:  # noqa: BLE001  The program continues without this setting.
+        degraded(settings, "weights", f"resident weights are unavailable: {error}")
+        return None
+
+
+class CallModes:
+    """Runs calls of modules in one of the modes. Each mode computes in the types that the settings allow.
+
+    `state`: of the thread; its `unwrapped` says whether calls of submodules run without the wrapper.
+    `changed` is called when a module has fewer modes than before.
+    """
+
+    def __init__(self, settings: TorchSettings, original: Any, state: Any) -> None:
+        self._settings = settings
+        self._original = original
+        self._state = state
+        self._precision = Precision(settings.precision)
+        self.captures: Any = _captures(settings, self._precision)
+        self.residents: Any = _residents(settings)
+        self._stateful: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._keeping: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._only: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.changed: Callable[[nn.Module], None] = lambda module: None
+
+    def candidates(self, module: nn.Module) -> tuple[str, ...]:
+        """The modes possible for calls of the module at the moment, the one expected to be best first.
+
+        On other devices a call returns before it has ended, so that its duration says nothing: there is one mode. So
+        there is where the original weights are released: other modes would have to read them again.
+        """
+        only = self._only.get(module)
+        if only is not None:
+            return (only,)
+        is_asked = self._settings.weights is not None
+        has_state = self.is_stateful(module) and not module.training
+        has_weights = self._has_residents(module)
+        if has_weights and is_asked and self._settings.release_weights:
+            return (WEIGHTS,)
+        possible = {
+            GRAPH: self.captures is not None and self.captures.can_capture(module),
+            WEIGHTS: has_weights and is_asked,
+            AUTOCAST: self._precision.applies(module),
+        }
+        if has_state and self._precision.applies(module):
+            possible[AUTOCAST] = possible[GRAPH] = False
+        modes = [mode for mode, is_possible in possible.items() if is_possible]
+        if has_weights and not is_asked:
+            modes.append(WEIGHTS)
+        return (*modes, PLAIN) if device_of(module) == "cpu" else (*modes, PLAIN)[:1]
+
+    def needs_care(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this is the module's first call, or the first that shows that it keeps tensors in objects.
+
+        Such an object holds tensors of the dtype of its call, which a call in another mode could not combine with its
+        own: no mode may then change dtypes, and neither may the first call, whose result is still unknown.
+        """
+        known = self._stateful.get(module)
+        if known or module.training or self._precision.dtype is None:
+            return False
+        if known is None:
+            return device_of(module) == "cpu"
+        if not holds_objects(args, kwargs):
+            return False
+        self._set_stateful(module)
+        return True
+
+    def _set_stateful(self, module: nn.Module) -> None:
+        self._stateful[module] = True
+        reason = "it keeps tensors in objects between calls, whose types must stay the same"
+        report_event("eager", module=type(module).__name__, reason=reason)
+
+    def is_stateful(self, module: nn.Module) -> bool:
+        """Whether the module is known to keep tensors in objects between calls."""
+        return bool(self._stateful.get(module))
+
+    def first_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result in the program's own dtypes. Effect: learns whether the module keeps tensors in objects.
+
+        Tensors that the first call leaves behind may be tables that are made once; those of the second are not.
+        """
+        kept = KeptTensors()
+        result = self.run(WEIGHTS if self._has_residents(module) else PLAIN, module, args, kwargs)
+        if kept.found(result, (args, kwargs)):
+            if module in self._keeping:
+                self._set_stateful(module)
+            self._keeping.add(module)
+            return result
+        if holds_objects(args, kwargs) or not is_known(result):
+            self._set_stateful(module)
+        self._stateful.setdefault(module, False)
+        return result
+
+    def _has_residents(self, module: nn.Module) -> bool:
+        if self.residents is None or module.training or torch.is_grad_enabled():
+            return False
+        return bool(self.residents.covers(module))
+
+    def progress(self) -> int:
+        """A number that changes when a call prepares something for later ones: a capture, or resident weights."""
+        prepared = 0 if self.captures is None else self.captures.preparations
+        return prepared if self.residents is None else prepared + int(self.residents.progress)
+
+    def pending(self) -> int:
+        """The number of calls so far that found a capture in preparation elsewhere."""
+        return 0 if self.captures is None else self.captures.pending
+
+    def is_over(self, module: nn.Module, mode: str) -> bool:
+        """Whether the mode has turned out to be impossible for the module."""
+        return mode == GRAPH and self.captures.is_finished(module)
+
+    def retire(self, module: nn.Module, mode: str) -> bool:
+        """Whether the mode is over for this module, because it holds memory for it. Effect: frees that memory."""
+        if mode != GRAPH or self.captures is None:
+            return False
+        self.captures.retire(module, "calls without captured graphs are faster")
+        return True
+
+    def run(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a top-level call in the mode.
+
+        A program may combine tensors of autocast with others where torch does not convert them: in one call, or in what
+        a module keeps between calls. A call that fails for this is repeated in another dtype, as are all later ones.
+        """
+        only = self._only.get(module)
+        if self._precision.dtype is None or only is not None:
+            return self._run_in(only or mode, module, args, kwargs)
+        random_state = torch.get_rng_state()
+        try:
+            return self._run_in(mode, module, args, kwargs)
+        except (RuntimeError, TypeError) as error:
+            other = self._mode_after(error, mode, module)
+            if other is None:
+                raise
+        torch.set_rng_state(random_state)
+        return self._run_in(other, module, args, kwargs)
+
+    def _mode_after(self, error: Exception, mode: str, module: nn.Module) -> str | None:
+        """The mode in which to repeat a call that failed; None if its dtypes are not to blame. Effect: it stays so."""
+        if not is_of_low_dtype(error) or not self._precision.applies(module):
+            return None
+        other = PLAIN if mode in (AUTOCAST, GRAPH) else AUTOCAST
+        self._only[module] = other
+        self.changed(module)
+        report_event("eager", module=type(module).__name__, reason=f"all calls are {other}, because of dtypes: {error}")
+        return other
+
+    def _run_in(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if mode == PLAIN:
+            return self._run(module, args, kwargs, try_submodules=False)
+        if mode == GRAPH:
+            return self._by_graph(module, args, kwargs)
+        if not self._has_residents(module):
+            return self._with_residents(mode, module, args, kwargs)
+        if not self.residents.is_comparison_due(module):
+            return self._active(mode, module, args, kwargs)
+        return self.residents.accuracy.compare(
+            module,
+            (args, kwargs),
+            lambda: self._active(mode, module, args, kwargs),
+            lambda *given, **named: self._run(module, given, named, try_submodules=False),
+        )
+
+    def _active(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result with the resident weights."""
+        with self.residents.active(module):
+            return self._with_residents(mode, module, args, kwargs)
+
+    def _with_residents(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if mode == AUTOCAST:
+            return self._in_autocast(module, args, kwargs, try_submodules=False)
+        return self._run(module, args, kwargs, try_submodules=False)
+
+    def run_as_is(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a top-level call of a module of which nothing can be found out."""
+        return self._run(module, args, kwargs, try_submodules=False)
+
+    def run_submodule(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call inside a module that could not be captured as a whole."""
+        if not self.captures.is_large_enough(module):
+            return self._run(module, args, kwargs, try_submodules=True)
+        return self._capturing(
+            module,
+            args,
+            kwargs,
+            lambda try_submodules: self._run(module, args, kwargs, try_submodules=try_submodules),
+            outermost=False,
+        )
+
+    def _by_graph(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._capturing(
+            module,
+            args,
+            kwargs,
+            lambda try_submodules: self._in_autocast(module, args, kwargs, try_submodules=try_submodules),
+            outermost=True,
+        )
+
+    def _capturing(self, module: nn.Module, args: Any, kwargs: Any, eager: Any, *, outermost: bool) -> Any:
+        before, self._state.unwrapped = self._state.unwrapped, True
+        try:
+            return self.captures.call(module, args, kwargs, eager, outermost=outermost)
+        finally:
+            self._state.unwrapped = before
+
+    def _in_autocast(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool
+    ) -> Any:
+        """The eager result in the precision of the settings, as fp32."""
+        with ExitStack() as contexts:
+            mode = self._precision.enter(contexts, module)
+            result = self._run(module, args, kwargs, try_submodules=try_submodules)
+        return widened(result) if mode.widen else result
+
+    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool) -> Any:
+        before, self._state.unwrapped = self._state.unwrapped, not try_submodules
+        try:
+            return self._original(module, *args, **kwargs)
+        finally:
+            self._state.unwrapped = before

@@ -1,0 +1,104 @@
+"""Training steps measured in blocks: a step is a call, its backward pass and the optimizer, until the next call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cpulaunch.records.record import record
+from cpulaunch.worker.ledger.decision import HOPELESS, Decision, Verdict
+
+LENGTH = 6
+"""Periods in a block: a whole number of steps for programs that call the model 1, 2, 3 or 6 times in a step."""
+
+TRANSITION = 2
+"""Periods that are not counted after a change of the mode."""
+
+
+@record
+class Block:
+    """The periods of consecutive calls in one mode. `skip`: how many more do not count."""
+
+    mode: str
+    skip: int
+    periods: tuple[float, ...] = ()
+
+
+class BlockDecision:
+    """A Decision whose samples are mean periods of blocks of calls, so that each includes whole training steps."""
+
+    def __init__(
+        self, modes: tuple[str, ...], *, prior: str | None = None, ratio: Callable[[str], float] = lambda mode: 0.0
+    ) -> None:
+        self.decision = Decision(modes, warm_up=0, prior=prior, ratio=ratio)
+        self._block: Block | None = None
+        self._last = ""
+
+    @property
+    def chosen(self) -> str | None:
+        """The mode that is chosen so far."""
+        return self.decision.chosen
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the next call belongs to a block, or may be in another mode than the chosen one."""
+        return self.decision.is_sampling or self._block is not None
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes that are left."""
+        return self.decision.modes
+
+    def estimate(self, mode: str) -> float:
+        """The typical period in the mode, in seconds."""
+        return self.decision.estimate(mode)
+
+    def next(self, credit: float = 0.0) -> str:
+        """The mode of the next call. `credit`: seconds that the module may lose by trying modes."""
+        if self._block is None:
+            mode = self.decision.next(credit / (LENGTH + TRANSITION))
+            self._block = Block(mode=mode, skip=0 if mode == self._last else TRANSITION)
+        return self._block.mode
+
+    def add(self, mode: str, seconds: float, *, steady: bool = True) -> bool:
+        """Whether the chosen mode has changed. Effect: counts a period; a full block gives a sample."""
+        block = self._block
+        self._last = mode
+        if block is None or block.mode != mode or not steady:
+            return False
+        if block.skip:
+            self._block = Block(mode=mode, skip=block.skip - 1)
+            return False
+        periods = (*block.periods, seconds)
+        self._block = Block(mode=mode, skip=0, periods=periods)
+        if len(periods) < LENGTH and not self._is_hopeless(periods):
+            return False
+        self._block = None
+        return self.decision.add(mode, sum(periods) / len(periods))
+
+    def _is_hopeless(self, periods: tuple[float, ...]) -> bool:
+        """Whether even the shortest of these periods is longer than the mean of another mode's by far."""
+        best = min(map(self.decision.estimate, self.decision.modes))
+        return len(periods) > 2 and min(periods) > HOPELESS * best
+
+    def postpone(self, mode: str, seconds: float) -> None:
+        """Effect: the mode is not sampled for a while."""
+        self._block = None
+        self.decision.postpone(mode, seconds)
+
+    def skip(self, calls: int) -> None:
+        """Effect: counts calls in the chosen mode that were not measured."""
+        self.decision.skip(calls // LENGTH)
+
+    def remove(self, mode: str) -> None:
+        """Effect: the mode is not used any more."""
+        if self._block is not None and self._block.mode == mode:
+            self._block = None
+        self.decision.remove(mode)
+
+    def has_lost(self, mode: str) -> bool:
+        """Whether the mode is far slower than the chosen one, or has lost a later trial too."""
+        return self.decision.has_lost(mode)
+
+    def verdict(self) -> Verdict:
+        """The choice as it stands."""
+        return self.decision.verdict()

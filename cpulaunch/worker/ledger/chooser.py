@@ -1,0 +1,264 @@
+"""The ledgers of all modules that a process calls: which mode a call runs in, and what its duration decides."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpulaunch.worker.ledger.decision import PLAIN
+from cpulaunch.worker.ledger.module_ledger import ModuleLedger
+from cpulaunch.worker.ledger.signature import Signatures, describe
+from cpulaunch.worker.reporting.events import report_event
+
+FIRST_RUN, LAST_RUN = 16, 1024
+"""Calls of a module for which a mode is chosen that run without being measured: doubled after each measured one."""
+
+RUN_SECONDS, OTHER_RUN_SECONDS = 2.0, 0.05
+"""Calls that run without being measured take no longer than this in total, in plain and in another mode.
+
+In another mode, only short calls gain from not being measured, and a change must be noticed sooner.
+"""
+
+MAX_REPORTS = 8
+"""Choices that are reported for one module."""
+
+Flags = tuple[bool, bool, bool]
+"""Whether the module is in training mode, gradients are enabled, and the program's own autocast is."""
+
+
+class UnmeasuredRun:
+    """Calls of a module that run in a mode without being measured, while training and gradients stay as they are.
+
+    `left` is counted down by the wrapper of calls; see module_calls.
+    """
+
+    __slots__ = ("grad", "left", "mode", "signature", "size", "training")
+
+    def __init__(self, mode: str, size: int, signature: Any, *, training: bool, grad: bool) -> None:
+        self.mode = mode
+        self.size = self.left = size
+        self.signature = signature
+        self.training, self.grad = training, grad
+
+
+class Turn:
+    """One call that is being measured: what it was chosen for, and in which mode it runs."""
+
+    __slots__ = ("entry", "is_step", "mode", "signature")
+
+    def __init__(self, entry: ModuleEntry, signature: Any, mode: str, *, is_step: bool) -> None:
+        self.entry, self.signature, self.mode, self.is_step = entry, signature, mode, is_step
+
+
+class ModuleEntry:
+    """One module: its ledger, the modes possible by flags, and the training step in progress."""
+
+    __slots__ = ("address", "ledger", "modes", "module", "name", "reports", "run_size", "signatures", "step")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.address = id(module)
+        self.name = type(module).__name__
+        self.ledger = ModuleLedger()
+        self.signatures = Signatures()
+        self.modes: dict[Flags, tuple[str, ...]] = {}
+        self.step: tuple[Turn, float] | None = None
+        self.run_size = FIRST_RUN
+        self.reports = 0
+
+
+class Chooser:
+    """Chooses the mode of each top-level call, and reports the choices; thread-safe.
+
+    `candidates`: the modes possible for a module at the moment, the one expected to be best first; it is used always
+    unless `measured`. `retire` is called with a module and a mode that has lost, and returns whether the mode is over
+    for the module. `runs`: by the address of a module, its plain calls that need not be measured.
+
+    A call in eval mode is measured by its duration, a call in training by the time until the next one, which includes
+    the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself.
+    """
+
+    def __init__(
+        self,
+        candidates: Callable[[nn.Module], tuple[str, ...]],
+        retire: Callable[[nn.Module, str], bool],
+        *,
+        measured: bool = True,
+    ) -> None:
+        self._measured = measured
+        self._candidates = candidates
+        self._retire = retire
+        self._entries: dict[int, ModuleEntry] = {}
+        self.runs: dict[int, UnmeasuredRun] = {}
+        self._other_runs: dict[int, UnmeasuredRun] = {}
+        self._lock = threading.RLock()
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _renew(reference))
+
+    def renew_lock(self) -> None:
+        """Effect: releases the lock in a forked child, where another thread's hold on it would last forever."""
+        self._lock = threading.RLock()
+
+    def unmeasured(self, module: nn.Module) -> str | None:
+        """The mode of this call of the module if it need not be measured, or None. Effect: counts it down."""
+        run = self._other_runs.get(id(module)) or self.runs.get(id(module))
+        if run is None or run.left <= 0 or run.training is not module.training:
+            return None
+        if run.grad is not torch.is_grad_enabled():
+            return None
+        run.left -= 1
+        return run.mode
+
+    def turn(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], now: float) -> Turn:
+        """The mode in which this call runs. `now`: the time, in seconds."""
+        with self._lock:
+            entry = self._entry(module)
+            self._end_run(entry)
+            ended = self._end_step(entry, now)
+            flags = (module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
+            modes = entry.modes.get(flags)
+            if modes is None:
+                modes = entry.modes[flags] = self._candidates(module)[: None if self._measured else 1]
+            if len(modes) == 1:
+                if modes[0] == PLAIN:
+                    self._start_run(entry, PLAIN, LAST_RUN, (flags, ()))
+                return Turn(entry, None, modes[0], is_step=False)
+            signature = (flags, entry.signatures.of(args, kwargs))
+            if ended == signature and self._start_run_if_chosen(entry, signature, is_step=True):
+                return Turn(entry, None, PLAIN, is_step=False)
+            is_step = flags[0] and flags[1]
+            mode = entry.ledger.next(signature, modes, in_blocks=is_step)
+            turn = Turn(entry, signature, mode, is_step=is_step)
+            if is_step:
+                entry.step = (turn, now)
+            return turn
+
+    def add(self, turn: Turn, seconds: float, *, steady: bool = True, pending: bool = False) -> None:
+        """Effect: counts a call that has ended. `steady`, `pending`: see Decision.add and Decision.postpone."""
+        if turn.is_step or turn.signature is None:
+            return
+        with self._lock:
+            if pending:
+                turn.entry.ledger.postpone(turn.signature, turn.mode, seconds)
+                return
+            self._count(turn, seconds, steady=steady)
+            self._start_run_if_chosen(turn.entry, turn.signature, is_step=False)
+
+    def fail(self, turn: Turn) -> None:
+        """Effect: forgets a call that has raised an exception."""
+        turn.entry.step = None
+
+    def remove(self, module: nn.Module, mode: str) -> None:
+        """Effect: calls of the module do not run in this mode any more."""
+        with self._lock:
+            self._remove(self._entry(module), mode)
+
+    def restart(self, module: nn.Module) -> None:
+        """Effect: forgets all choices for the module: other modes than before are possible."""
+        with self._lock:
+            entry = self._entries.get(id(module))
+            if entry is not None:
+                self._forget(entry)
+
+    def _remove(self, entry: ModuleEntry, mode: str) -> None:
+        entry.ledger.remove(mode)
+        entry.modes.clear()
+
+    def _entry(self, module: nn.Module) -> ModuleEntry:
+        entry = self._entries.get(id(module))
+        if entry is None or entry.module() is not module:
+            entry = self._entries[id(module)] = ModuleEntry(module)
+            weakref.finalize(module, self._forget, entry).atexit = False
+        return entry
+
+    def _forget(self, entry: ModuleEntry) -> None:
+        if self._entries.get(entry.address) is entry:
+            del self._entries[entry.address]
+            self.runs.pop(entry.address, None)
+            self._other_runs.pop(entry.address, None)
+
+    # Durations
+
+    def _end_step(self, entry: ModuleEntry, now: float) -> Any:
+        """The signature of the training step that ends now; None if there is none. Effect: counts its duration."""
+        if entry.step is None:
+            return None
+        (turn, started), entry.step = entry.step, None
+        self._count(turn, now - started, steady=True)
+        return turn.signature
+
+    def _count(self, turn: Turn, seconds: float, *, steady: bool) -> None:
+        entry, decision = turn.entry, turn.entry.ledger.decisions.get(turn.signature)
+        was_sampling = decision is not None and decision.is_sampling
+        if entry.ledger.add(turn.signature, turn.mode, seconds, steady=steady):
+            entry.run_size = FIRST_RUN
+            self._report(entry, turn.signature)
+        if was_sampling and decision is not None and not decision.is_sampling:
+            for mode in {mode for each in entry.ledger.decisions.values() for mode in each.modes} - {PLAIN}:
+                if entry.ledger.is_useless(mode):
+                    self._give_up(entry, mode)
+
+    def _give_up(self, entry: ModuleEntry, mode: str) -> None:
+        """Effect: lets the owner of the mode free what it holds for the module; it may say that the mode is over."""
+        module = entry.module()
+        if module is not None and self._retire(module, mode):
+            self._remove(entry, mode)
+
+    def _report(self, entry: ModuleEntry, signature: Any) -> None:
+        entry.reports += 1
+        if entry.reports > MAX_REPORTS:
+            return
+        flags, shapes = signature
+        verdict = entry.ledger.decisions[signature].verdict()
+        report_event(
+            "chosen",
+            module=entry.name,
+            signature=describe(shapes) + (", training" if flags[0] else ", with gradients" if flags[1] else ""),
+            mode=verdict.mode,
+            speedup=None if verdict.speedup is None else round(verdict.speedup, 3),
+            samples=verdict.samples,
+        )
+
+    # Calls that are not measured
+
+    def _start_run_if_chosen(self, entry: ModuleEntry, signature: Any, *, is_step: bool) -> bool:
+        """Whether the next calls run without being measured. Effect: starts such a run where a mode is chosen."""
+        decision = entry.ledger.decisions.get(signature)
+        if decision is None or decision.chosen is None or decision.is_sampling:
+            return False
+        mode = decision.chosen
+        if is_step and mode != PLAIN:
+            return False
+        alike = [other for other in entry.ledger.decisions if other[0][:2] == signature[0][:2]]  # type: ignore[index]
+        calls = (RUN_SECONDS if mode == PLAIN else OTHER_RUN_SECONDS) / max(decision.estimate(mode), 1e-9)
+        if calls < 1 or not entry.ledger.agrees(mode, alike):
+            return False
+        self._start_run(entry, mode, min(entry.run_size, int(calls)), signature)
+        entry.run_size = min(2 * entry.run_size, LAST_RUN)
+        return True
+
+    def _start_run(self, entry: ModuleEntry, mode: str, size: int, signature: Any) -> None:
+        if self._entries.get(entry.address) is not entry:  # All choices for the module were forgotten during the call.
+            return
+        flags, _ = signature
+        runs = self.runs if mode == PLAIN else self._other_runs
+        runs[entry.address] = UnmeasuredRun(mode, size, signature, training=flags[0], grad=flags[1])
+
+    def _end_run(self, entry: ModuleEntry) -> None:
+        """Effect: ends a run of calls that are not measured, and counts them."""
+        for runs in (self.runs, self._other_runs):
+            run = runs.pop(entry.address, None)
+            if run is not None:
+                entry.ledger.skip(run.signature, run.size - max(run.left, 0))
+
+
+def _renew(reference: weakref.ref[Chooser]) -> None:
+    chooser = reference()
+    if chooser is not None:
+        chooser.renew_lock()

@@ -1,0 +1,147 @@
+"""The ledger of one module: a decision for each signature, and one account for all of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+
+from cpulaunch.worker.ledger.account import Account
+from cpulaunch.worker.ledger.blocks import BlockDecision
+from cpulaunch.worker.ledger.decision import PLAIN, Decision
+
+MAX_SIGNATURES = 32
+"""Signatures with a decision of their own; the least recently used one is forgotten."""
+
+UNDECIDED_SHARE = 0.5
+"""A mode is of no use to a module once no signature has chosen it and undecided ones take less than this share."""
+
+MINOR_SHARE = 0.1
+"""Undecided signatures with less than this share of a module's time do not keep the others from being measured less."""
+
+AnyDecision = Decision | BlockDecision
+
+
+class ModuleLedger:
+    """Decides by durations alone; the caller measures them.
+
+    Two runs of a program may choose different modes, and results differ between modes by the rounding of the type that
+    the user has chosen (fp32, or bf16 or fp16 where the settings allow it). A choice stays until a later trial.
+    """
+
+    def __init__(self) -> None:
+        self.account = Account()
+        self.decisions: OrderedDict[Hashable, AnyDecision] = OrderedDict()
+        self._seconds: dict[Hashable, float] = {}
+        self._removed: set[str] = set()
+        self._once: set[Hashable] = set()
+        """Signatures called once so far: those after the first one are sampled from their second call on."""
+
+    def next(self, signature: Hashable, modes: tuple[str, ...], *, in_blocks: bool = False) -> str:
+        """The mode of the next call of this signature. `modes`: those possible, the one expected to be best first."""
+        return self._decision(signature, modes, in_blocks).next(self.account.credit())
+
+    def postpone(self, signature: Hashable, mode: str, seconds: float) -> None:
+        """Effect: the mode is tried for the signature later, because it is being prepared elsewhere. Counts a call."""
+        self.account.add(seconds)
+        decision = self.decisions.get(signature)
+        if decision is not None:
+            decision.postpone(mode, seconds)
+
+    def add(self, signature: Hashable, mode: str, seconds: float, *, steady: bool = True) -> bool:
+        """Whether the choice for the signature has changed. Effect: counts a call and its duration, in seconds."""
+        decision = self.decisions.get(signature)
+        if decision is None:
+            return False
+        chosen = decision.chosen
+        excess = 0.0
+        if chosen is not None and mode != chosen and decision.estimate(chosen) < float("inf"):
+            excess = seconds - decision.estimate(chosen)
+        self.account.add(seconds, excess=excess)
+        self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
+        return decision.add(mode, seconds, steady=steady)
+
+    def skip(self, signature: Hashable, calls: int) -> None:
+        """Effect: counts calls in the chosen mode that were not measured, at its typical duration."""
+        decision = self.decisions.get(signature)
+        if decision is None or decision.chosen is None or calls <= 0:
+            return
+        decision.skip(calls)
+        typical = decision.estimate(decision.chosen)
+        if typical < float("inf"):
+            self.account.add(calls * typical)
+            self._seconds[signature] = self._seconds.get(signature, 0.0) + calls * typical
+
+    def remove(self, mode: str) -> None:
+        """Effect: no signature uses the mode any more."""
+        self._removed.add(mode)
+        for decision in self.decisions.values():
+            decision.remove(mode)
+
+    def is_useless(self, mode: str) -> bool:
+        """Whether the mode has lost for every signature that matters; see Decision.has_lost."""
+        users = [each for each in self.decisions.values() if mode in each.modes]
+        decided = [each for each in users if each.chosen is not None]
+        if not decided or not all(each.has_lost(mode) for each in decided):
+            return False
+        undecided = sum(
+            self._seconds.get(signature, 0.0)
+            for signature, each in self.decisions.items()
+            if each.chosen is None and mode in each.modes
+        )
+        return undecided < UNDECIDED_SHARE * self.account.total
+
+    def agrees(self, mode: str, signatures: Iterable[Hashable]) -> bool:
+        """Whether the mode is chosen for all of these signatures; undecided ones may take MINOR_SHARE of the time."""
+        undecided = 0.0
+        for signature in signatures:
+            decision = self.decisions.get(signature)
+            if decision is None:
+                continue
+            if decision.chosen is None or decision.is_sampling:
+                undecided += self._seconds.get(signature, 0.0)
+            elif decision.chosen != mode:
+                return False
+        return undecided <= MINOR_SHARE * self.account.total
+
+    def _decision(self, signature: Hashable, modes: tuple[str, ...], in_blocks: bool) -> AnyDecision:
+        decision = self.decisions.get(signature)
+        left = tuple(mode for mode in modes if mode not in self._removed) or (PLAIN,)
+        kind = BlockDecision if in_blocks else Decision
+        if decision is not None:
+            self.decisions.move_to_end(signature)
+            if signature in self._once:
+                self._once.discard(signature)
+                if self.account.start_up(modes):
+                    decision = self.decisions[signature] = kind(left, ratio=lambda mode: self._ratio(mode, kind))
+            return decision
+        prior = None
+        if not self.account.is_first(modes):
+            self._once.add(signature)
+            prior = self._prior(left, in_blocks)
+        else:
+            self.account.start_up(modes)
+        decision = kind(left, prior=prior, ratio=lambda mode: self._ratio(mode, kind))
+        self.decisions[signature] = decision
+        while len(self.decisions) > MAX_SIGNATURES:
+            oldest, _ = self.decisions.popitem(last=False)
+            self._seconds.pop(oldest, None)
+            self._once.discard(oldest)
+        return decision
+
+    def _prior(self, modes: tuple[str, ...], in_blocks: bool) -> str:
+        """The mode that other such signatures have chosen for most of their time; plain if none has."""
+        seconds: dict[str, float] = {}
+        for signature, each in self.decisions.items():
+            if each.chosen in modes and isinstance(each, BlockDecision) is in_blocks:
+                mode = each.chosen or PLAIN
+                seconds[mode] = seconds.get(mode, 0.0) + self._seconds.get(signature, 0.0)
+        return max(seconds, key=lambda mode: seconds[mode], default=PLAIN)
+
+    def _ratio(self, mode: str, kind: type) -> float:
+        """The smallest ratio of the mode's duration to the chosen one's, over signatures that have both; 0 if none."""
+        ratios = [
+            decision.estimate(mode) / own
+            for decision in self.decisions.values()
+            if isinstance(decision, kind) and 0 < (own := decision.estimate(decision.chosen or "")) < float("inf")
+        ]
+        return min((ratio for ratio in ratios if ratio < float("inf")), default=0.0)

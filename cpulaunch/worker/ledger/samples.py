@@ -1,0 +1,44 @@
+"""The durations of a module's calls in one mode."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW = 12
+"""Durations that count: older ones are of a time when the machine or the program may have been in another state."""
+
+WARM_UP = 1
+"""Calls of a mode that are not counted: they make primitives, fill caches and allocate memory."""
+
+
+class Samples:
+    """The last WINDOW durations of one mode, in seconds, without its first WARM_UP calls.
+
+    `shortest` is the shortest duration of all, in a warm-up too: one disturbed call does not make a mode hopeless.
+    """
+
+    __slots__ = ("_recent", "_to_skip", "count", "shortest")
+
+    def __init__(self, *, warm_up: int = WARM_UP) -> None:
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._to_skip = warm_up
+        self.count = 0
+        self.shortest = float("inf")
+
+    def add(self, seconds: float) -> None:
+        """Effect: counts the duration, unless it is of a warm-up."""
+        self.shortest = min(self.shortest, seconds)
+        if self._to_skip:
+            self._to_skip -= 1
+            return
+        self._recent.append(seconds)
+        self.count += 1
+
+    def estimate(self) -> float:
+        """The typical duration of an undisturbed call, in seconds: the lower quartile; infinite without samples.
+
+        Other processes on the machine only make a call longer, so that the shorter durations are the reliable ones.
+        """
+        if not self._recent:
+            return float("inf")
+        return sorted(self._recent)[(len(self._recent) - 1) // 4]

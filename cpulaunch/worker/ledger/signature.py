@@ -1,0 +1,59 @@
+"""Coarse signatures of calls: cheap to find, and few, even if arguments grow with every call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+EXACT = 8
+"""Dimensions up to this size count exactly, larger ones are rounded up to a power of two."""
+
+MAX_KNOWN = 256
+"""Exact shapes whose signature is remembered."""
+
+Signature = tuple[tuple[str, tuple[int, ...]], ...]
+"""For each tensor among the arguments, its type and its rounded shape."""
+
+
+class Signatures:
+    """The signatures of one module's calls: tensors that are arguments themselves; those inside objects do not count.
+
+    A growing sequence has a new signature at each power of two only, and a cache object has none.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Signature] = {}
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+        """The signature of a call. Tensors without a shape (nested ones) do not count."""
+        try:
+            values = args if not kwargs else (*args, *kwargs.values())
+            exact = tuple([(value.dtype, value.shape) for value in values if isinstance(value, Tensor)])
+            known = self._known.get(exact)
+            return known if known is not None else self._add(exact)
+        except (RuntimeError, TypeError, NotImplementedError, AttributeError):
+            return ()
+
+    def _add(self, exact: tuple[Any, ...]) -> Signature:
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        signature = tuple((str(dtype), tuple(map(rounded, shape))) for dtype, shape in exact)
+        self._known[exact] = signature
+        return signature
+
+
+def rounded(size: int) -> int:
+    """The size of a dimension; beyond EXACT, the next power of two."""
+    return size if size <= EXACT else 1 << (int(size) - 1).bit_length()
+
+
+def describe(signature: Signature) -> str:
+    """The signature as text, e.g. "float32[1, ≤128, ≤1024]"."""
+    return ", ".join(f"{dtype.removeprefix('torch.')}[{_dimensions(shape)}]" for dtype, shape in signature)
+
+
+def _dimensions(shape: tuple[int, ...]) -> str:
+    return ", ".join(str(size) if size <= EXACT else f"≤{size}" for size in shape)

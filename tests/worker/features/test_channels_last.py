@@ -1,0 +1,125 @@
+"""--channels-last: weights are converted where that is faster; durations are made up by a false clock."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.features import channels_last  # noqa: E402
+from tests.worker.capturing import close, installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+SETTINGS = TorchSettings(channels_last=True)
+
+
+class Images(nn.Module):
+    def __init__(self, *, viewing: bool = False) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3)
+        self.viewing = viewing
+
+    @property
+    def is_converted(self) -> bool:
+        return not self.convolution.weight.is_contiguous()
+
+    def forward(self, value: Tensor) -> Tensor:
+        result = self.convolution(value)
+        return result.view(result.shape[0], -1) if self.viewing else result.flatten(1)
+
+
+class Clock:
+    """A clock on which a call takes a second, and `converted` seconds with converted weights."""
+
+    def __init__(self, model: Images, converted: float) -> None:
+        self.now = 0.0
+        model.register_forward_pre_hook(lambda *_: self.advance(converted if model.is_converted else 1.0))
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("converted", "stays"), [(0.5, True), (0.99, False), (1.5, False)])
+def test_the_faster_layout_stays(tmp_path: Path, monkeypatch, converted: float, stays: bool) -> None:
+    model, value, seen = Images().eval(), torch.randn(2, 3, 8, 8), set()
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, converted))
+    with installed(tmp_path, SETTINGS, measured=True) as plugin:
+        expected = plugin.eager(model, value)
+        for _ in range(30):
+            close(model(value), expected)
+            seen.add(model.is_converted)
+        applied = [event["detail"] for event in plugin.events("applied") if event["setting"] == "channels_last"]
+        assert applied == (["Images: 500 ms, 1e+03 ms before"] if stays else [])
+        assert ("channels_last is not faster" in plugin.reasons()) is not stays
+    assert seen == {False, True}
+    assert model.is_converted is stays
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_model_that_does_not_support_channels_last_gets_its_layout_back(tmp_path: Path, capfd, measured) -> None:
+    model, value = Images(viewing=True).eval(), torch.randn(2, 3, 8, 8)
+    with installed(tmp_path, SETTINGS, measured=measured) as plugin:
+        expected = plugin.eager(model, value)
+        for _ in range(20):
+            close(model(value), expected)
+        assert not model.is_converted
+    assert capfd.readouterr().err.count("--channels-last: Images does not support channels_last") == 1
+
+
+def test_without_measuring_the_first_call_converts(tmp_path: Path) -> None:
+    model, value = Images().eval(), torch.randn(2, 3, 8, 8)
+    with installed(tmp_path, SETTINGS) as plugin:
+        close(model(value), plugin.eager(model, value))
+        assert model.is_converted
+        assert [event["detail"] for event in plugin.events("applied")] == ["Images"]
+
+
+def test_a_layout_that_the_program_has_chosen_stays(tmp_path: Path) -> None:
+    model = Images().eval().to(memory_format=torch.channels_last)
+    with installed(tmp_path, SETTINGS, measured=True) as plugin:
+        for _ in range(30):
+            model(torch.randn(2, 3, 8, 8))
+        assert plugin.reasons() == ""
+    assert model.is_converted
+
+
+def test_calls_with_other_shapes_do_not_count(tmp_path: Path) -> None:
+    model = Images().eval()
+    with installed(tmp_path, SETTINGS, measured=True) as plugin:
+        model(torch.randn(1, 3, 8, 8))
+        for size in range(9, 300):
+            model(torch.randn(2, 3, 4, size))
+        assert "channels_last is not faster" in plugin.reasons()
+    assert not model.is_converted
+
+
+def trained(model: Images, steps: int, **options: bool) -> Tensor:
+    """The weights after training on made-up images. Effect: gradients are kept between steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, **options)
+    torch.manual_seed(1)
+    with torch.enable_grad():
+        for _ in range(steps):
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    return model.convolution.weight.detach().clone()
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"amsgrad": True, "fused": True}])
+@pytest.mark.parametrize("converted", [0.5, 1.4])
+def test_training_is_the_same_whatever_the_layout(tmp_path: Path, monkeypatch, options, converted) -> None:
+    torch.manual_seed(0)
+    model, other = Images().train(), Images().train()
+    other.load_state_dict(model.state_dict())
+    expected = trained(other, 80, **options)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, converted))
+    with installed(tmp_path, SETTINGS, measured=True):
+        result = trained(model, 80, **options)
+    assert model.is_converted is (converted < 1)
+    torch.testing.assert_close(result.contiguous(), expected, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,384 @@
+"""Calls run in the fastest mode, by the durations of real calls of modules; durations are made up by a false clock."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.features import module_calls as calls  # noqa: E402
+from cpulaunch.worker.features.call_modes import CallModes  # noqa: E402
+from cpulaunch.worker.graph.cache import Captures  # noqa: E402
+from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
+from tests.worker.capturing import PLAIN_CALL, Plugin, installed, plain_calls  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Clock:
+    """A clock on which a call takes as long as its mode says. `ran`: the mode of each measured call."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.now = 0.0
+        self.seconds = seconds
+        self.ran: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], Clock]:
+    def install(seconds: dict[str, float]) -> Clock:
+        clock, run = Clock(seconds), CallModes.run
+        monkeypatch.setattr(calls, "_clock", clock)
+
+        def timed(self, mode, module, args, kwargs):
+            clock.ran.append(mode)
+            clock.now += clock.seconds[mode]
+            return run(self, mode, module, args, kwargs)
+
+        monkeypatch.setattr(CallModes, "run", timed)
+        return clock
+
+    return install
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Plugin]:
+    with installed(tmp_path, TorchSettings(graph="onednn"), measured=True) as plugin:
+        yield plugin
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).eval()
+
+
+def choices(plugin: Plugin) -> list[tuple[str, str]]:
+    return [(event["module"], event["mode"]) for event in plugin.events("chosen")]
+
+
+def test_a_graph_that_pays_is_used(tmp_path: Path, clocked) -> None:
+    clock = clocked({"graph": 0.5, "plain": 1.0})
+    with installed(tmp_path, TorchSettings(graph="onednn"), measured=True) as plugin:
+        model = mlp()
+        for _ in range(60):
+            model(torch.randn(4, 16))
+        assert plugin.captured() == ["Sequential"]
+        assert choices(plugin) == [("Sequential", "graph")]
+        assert plugin.events("chosen")[0]["speedup"] == 2.0
+    assert set(clock.ran[-20:]) == {"graph"}
+
+
+def test_a_slow_graph_is_switched_off_and_its_memory_freed(plugin: Plugin, clocked, monkeypatch) -> None:
+    clock = clocked({"graph": 9.0, "plain": 1.0})
+    asked, call = [], Captures.call
+    monkeypatch.setattr(Captures, "call", lambda *args, **kwargs: (asked.append(args[0]), call(*args, **kwargs))[1])
+    model = mlp()
+    for _ in range(3000):
+        model(torch.randn(4, 16))
+    assert plugin.captured() == ["Sequential"]
+    assert choices(plugin) == [("Sequential", "plain")]
+    assert "calls without captured graphs are faster" in plugin.reasons()
+    assert clock.ran.count("graph") == len(asked) < 8
+    assert (asked[0].usage.bytes, asked[0].usage.modules) == (0, 0)
+
+
+def test_a_module_that_cannot_be_captured_is_not_measured_for_long(plugin: Plugin, clocked, monkeypatch) -> None:
+    clock = clocked({"graph": 1.0, "plain": 1.0})
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(torch.jit, "trace", fail)
+    model = mlp()
+    for _ in range(100):
+        model(torch.randn(4, 16))
+    assert "injected" in plugin.reasons()
+    assert clock.ran == ["graph", "graph", "plain"]
+
+
+@pytest.mark.parametrize(("autocast", "expected"), [(0.5, "autocast"), (1.3, "plain")])
+def test_autocast_in_training_is_decided_by_whole_steps(tmp_path: Path, clocked, autocast, expected) -> None:
+    clock = clocked({"autocast": 0.1, "plain": 0.1})
+    model = nn.Linear(16, 16).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True) as plugin, torch.enable_grad():
+        for _ in range(150):
+            model(torch.randn(4, 16)).square().mean().backward()
+            clock.now += autocast if clock.ran[-1] == "autocast" else 1.0  # The backward pass.
+            optimizer.step()
+            optimizer.zero_grad()
+        assert choices(plugin) == [("Linear", expected)]
+        assert "training" in plugin.events("chosen")[0]["signature"]
+    assert clock.ran[0] == "autocast"
+    assert clock.ran[-1] == expected
+
+
+def test_evaluation_between_epochs_has_a_choice_of_its_own(tmp_path: Path, clocked) -> None:
+    clock = clocked({"autocast": 1.0, "plain": 2.0})
+    model = nn.Linear(16, 16)
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True) as plugin:
+        for _ in range(4):
+            model.train()
+            for _ in range(30):
+                with torch.enable_grad():
+                    model(torch.randn(4, 16)).sum().backward()
+                clock.now += 9.0 if clock.ran[-1] == "autocast" else 1.0
+            model.eval()
+            for _ in range(30):
+                model(torch.randn(4, 16))
+        assert sorted(choices(plugin)) == [("Linear", "autocast"), ("Linear", "plain")]
+
+
+class Failing(nn.Module):
+    def forward(self, value: Tensor, fails: bool) -> Tensor:
+        if fails:
+            raise KeyError("expected")
+        return value * torch.rand(())
+
+
+def test_exceptions_reach_the_program_and_do_not_count(tmp_path: Path, clocked) -> None:
+    clock = clocked({"autocast": 0.5, "plain": 1.0})
+    model = Failing().eval()
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True) as plugin:
+        for _ in range(50):
+            with pytest.raises(KeyError, match="expected"):
+                model(torch.ones(2), True)
+        assert choices(plugin) == []
+        for _ in range(50):
+            model(torch.ones(2), False)
+        assert choices(plugin) == [("Failing", "autocast")]
+    assert not torch.is_autocast_enabled("cpu")
+    assert clock.ran[-1] == "autocast"
+
+
+def test_every_call_runs_once_with_the_random_numbers_of_the_program(tmp_path: Path) -> None:
+    model, value = Failing().eval(), torch.ones(2)
+    with installed(tmp_path, TorchSettings(graph="onednn"), measured=True):
+        torch.manual_seed(3)
+        results = [model(value, False) for _ in range(80)]
+        after = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(torch.stack(results), torch.stack([model(value, False) for _ in range(80)]))
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_threads_share_a_choice(tmp_path: Path, clocked) -> None:
+    clocked({"autocast": 0.5, "plain": 1.0})
+    model = nn.Linear(16, 16).eval()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(200):
+                    model(torch.randn(4, 16))
+        except BaseException as error:  # noqa: BLE001  The test shows it.
+            errors.append(error)
+
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True) as plugin:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert len(choices(plugin)) >= 1
+
+
+def test_a_growing_argument_has_few_signatures(tmp_path: Path, clocked) -> None:
+    clocked({"autocast": 1.0, "plain": 2.0})
+    model = nn.Identity().eval()
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True) as plugin:
+        for length in range(1, 600):
+            model(torch.zeros(1, length))
+        signatures = [event["signature"] for event in plugin.events("chosen")]
+    assert 1 <= len(signatures) <= 8
+
+
+# The plugin's own cost
+
+
+def python_calls(function: Callable[[], object]) -> int:
+    """The number of Python functions called."""
+    count = [0]
+
+    def profile(frame, event, argument) -> None:
+        count[0] += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count[0]
+
+
+@pytest.mark.parametrize("settings", [TorchSettings(graph="onednn"), TorchSettings(precision="bf16"), TorchSettings()])
+def test_a_plain_call_costs_one_python_function_and_calls_inside_it_none(tmp_path: Path, clocked, settings) -> None:
+    """It asks whether torch.compile is tracing."""
+    clocked({"graph": 9.0, "autocast": 9.0, "plain": 1.0})
+    model, value = mlp(), torch.randn(4, 16)
+    with torch.no_grad():
+        model(value)
+        before = python_calls(lambda: model(value))
+        with installed(tmp_path, settings, measured=True):
+            for _ in range(200):
+                model(value)
+            counts = [python_calls(lambda: model(value)) for _ in range(5)]
+    assert min(counts) <= before + 1  # The wrapper takes the place of torch's own function.
+
+
+def test_the_wrapper_does_not_copy_a_call_that_is_not_torchs() -> None:
+    seen: list[nn.Module] = []
+
+    def other(self, *args, **kwargs):
+        seen.append(self)
+        return PLAIN_CALL(self, *args, **kwargs)
+
+    nn.Module.__call__ = other
+    try:
+        calls.install(TorchSettings())
+        mlp()(torch.randn(4, 16))
+    finally:
+        nn.Module.__call__ = PLAIN_CALL
+    assert [type(module).__name__ for module in seen] == ["Sequential", "Linear", "ReLU", "Linear"]
+    with plain_calls():
+        assert nn.Module.__call__ is PLAIN_CALL
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.layer(value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "training", "expected"),
+    [
+        (TorchSettings(weights="int8"), False, ("weights", "plain")),
+        (TorchSettings(weights="int8"), True, ("plain",)),
+        (TorchSettings(weights="int8", release_weights=True), False, ("weights",)),
+        (TorchSettings(weights="int8", precision="bf16"), False, ("weights", "autocast", "plain")),
+        (TorchSettings(precision="bf16"), False, ("autocast", "weights", "plain")),
+        (TorchSettings(precision="bf16", graph="onednn"), False, ("graph", "autocast", "weights", "plain")),
+        (TorchSettings(precision="bf16", graph="onednn"), True, ("autocast", "plain")),
+        (TorchSettings(precision="fp32"), False, ("plain",)),
+    ],
+)
+def test_the_modes_that_the_settings_allow(settings, training, expected) -> None:
+    modes = CallModes(settings, PLAIN_CALL, None)
+    with torch.set_grad_enabled(training):
+        assert modes.candidates(Wide().train(training)) == expected
+
+
+def test_making_resident_weights_does_not_count(tmp_path: Path, clocked) -> None:
+    clock = clocked({"weights": 0.5, "plain": 1.0})
+    model = Wide().eval()
+    with installed(tmp_path, TorchSettings(weights="int8"), measured=True) as plugin:
+        for _ in range(30):
+            model(torch.randn(2, 256))
+        assert choices(plugin) == [("Wide", "weights")]
+        assert plugin.events("weights")[0]["kinds"] == {"int8": 1}
+    assert clock.ran[-1] == "weights"
+
+
+class Decoder(nn.Module):
+    """A layer with a cache as in text generation, whose products need one dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(128, 128)
+
+    def forward(self, x: Tensor, cache: object = None) -> tuple[Tensor, object]:
+        cache = Cache() if cache is None else cache
+        y = self.linear(x)
+        if not hasattr(cache, "first"):
+            cache.first = y  # type: ignore[attr-defined]
+        return torch.bmm(y[None], cache.first.t()[None])[0], cache
+
+
+class Cache:
+    """Has slots, so that its tensors are not known to the plugin."""
+
+    __slots__ = ("first",)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_dtypes_do_not_mix_in_the_objects_of_a_program(tmp_path: Path, clocked, given: bool) -> None:
+    clock = clocked({"plain": 4.0, "weights": 2.0, "autocast": 1.0})
+    model, x = Decoder().eval(), torch.randn(4, 128)
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True):
+        _, cache = model(x, Cache() if given else None)
+        for _ in range(40):
+            y, cache = model(torch.randn(4, 128), cache)
+            assert y.dtype == cache.first.dtype == torch.float32
+    assert "autocast" not in clock.ran
+    assert clock.ran[-1] == "weights"
+
+
+def test_a_cache_that_appears_later_ends_autocast(tmp_path: Path, clocked) -> None:
+    class Late(Decoder):
+        def forward(self, x: Tensor, cache: object = None) -> object:
+            return self.linear(x) if cache is None else super().forward(x, cache)
+
+    clock = clocked({"plain": 4.0, "weights": 2.0, "autocast": 1.0})
+    model, x, cache = Late().eval(), torch.randn(4, 128), Cache()
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True):
+        for _ in range(20):
+            model(x)
+        assert clock.ran[-1] == "autocast"
+        clock.ran.clear()
+        for _ in range(20):
+            model(x, cache)
+            model(x)
+    assert "autocast" not in clock.ran
+
+
+def test_the_first_results_are_compared_with_plain_ones(tmp_path: Path, clocked) -> None:
+    clocked({"plain": 2.0, "weights": 1.0})
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).eval()
+    with installed(tmp_path, TorchSettings(weights="int8"), measured=True) as plugin:
+        for _ in range(20):
+            model(torch.randn(1, 256))
+        compared = plugin.events("accuracy")
+    assert len(compared) == 2
+    assert all(0 < event["error_rms"] < 0.05 for event in compared)
+
+
+@pytest.mark.parametrize(("autocast", "plain"), [(1e-5, 2e-5), (2e-5, 1e-5)])
+def test_most_short_calls_are_not_measured_once_a_mode_is_chosen(tmp_path: Path, clocked, autocast, plain) -> None:
+    clock = clocked({"autocast": autocast, "plain": plain, "weights": 1.0})
+    model, turns, turn = nn.Linear(16, 16).eval(), [], Chooser.turn
+    with (
+        installed(tmp_path, TorchSettings(precision="bf16"), measured=True) as plugin,
+        pytest.MonkeyPatch.context() as m,
+    ):
+        m.setattr(Chooser, "turn", lambda *arguments: (turns.append(1), turn(*arguments))[1])
+        for _ in range(5000):
+            model(torch.randn(4, 16))
+        assert choices(plugin) == [("Linear", "autocast" if autocast < plain else "plain")]
+    assert len(turns) < 100
+    if autocast < plain:
+        assert clock.ran.count("autocast") > 4900
+
+
+def test_calls_under_inference_mode_are_not_measured_either(tmp_path: Path, clocked) -> None:
+    clocked({"plain": 1e-5})
+    model, turns, turn = nn.Linear(16, 16).eval(), [], Chooser.turn
+    settings = TorchSettings(inference_mode=True)
+    with installed(tmp_path, settings, measured=True), pytest.MonkeyPatch.context() as m, torch.enable_grad():
+        m.setattr(Chooser, "turn", lambda *arguments: (turns.append(1), turn(*arguments))[1])
+        for _ in range(500):
+            assert not model(torch.randn(4, 16)).requires_grad
+    assert len(turns) == 1

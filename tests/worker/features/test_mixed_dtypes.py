@@ -1,0 +1,164 @@
+"""Programs that run as they are also run with `--precision bf16`, where they would combine tensors of two modes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from tests.worker.capturing import Plugin, installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SIZE, CALLS = 16, 40
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+        self.calls = 0
+        self.state: Any = None
+
+    def forward(self, value: Any) -> Any:
+        self.calls += 1
+        return self.combine(value)
+
+    def combine(self, value: Any) -> Any:
+        return self.second(self.first(value))
+
+
+class Recurrent(Part):
+    def combine(self, value: Tensor) -> Tensor:
+        self.state = self.first(value) if self.state is None else self.first(value) + self.second(self.state)
+        return self.state
+
+
+class LateRecurrent(Part):
+    """Keeps a state from its third call on only."""
+
+    def combine(self, value: Tensor) -> Tensor:
+        result = self.first(value)
+        if self.state is not None:
+            result = result + self.second(self.state)
+        if self.calls >= 3:
+            self.state = result
+        return result
+
+
+class Indexed(Part):
+    """Writes into a tensor of the program, which torch does only in its own dtype."""
+
+    def combine(self, value: Tensor) -> Tensor:
+        result = torch.zeros(4, SIZE)
+        result[torch.tensor([0, 2])] = self.first(value)
+        return result
+
+
+class Record(Part):
+    def combine(self, value: dict[str, Tensor]) -> dict[str, Tensor]:
+        value["result"] = self.first(value["value"])
+        return value
+
+
+class Equal(Part):
+    """Modules that are compared by value cannot be keys."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+
+def values() -> Tensor:
+    return torch.randn(2, SIZE)
+
+
+def call_often(model: nn.Module) -> None:
+    for _ in range(CALLS):
+        assert model(values()).dtype is torch.float32
+
+
+def read_hooks(model: nn.Module) -> None:
+    seen: list[Tensor] = []
+    model.first.register_forward_hook(lambda _module, _arguments, result: seen.append(result))
+    for _ in range(CALLS):
+        model(values())
+        torch.mm(seen[0], seen[-1].T).numpy()
+
+
+def read_argument(model: nn.Module) -> None:
+    for _ in range(CALLS):
+        record = {"value": values()}
+        assert model(record) is record
+        record["result"].numpy()
+
+
+def train_then_evaluate(model: nn.Module) -> None:
+    for _ in range(3):
+        model.train()(values())
+    call_often(model.eval())
+
+
+PROGRAMS: list[tuple[type[Part], bool, Callable[[nn.Module], None]]] = [
+    (Recurrent, False, call_often),
+    (Recurrent, True, call_often),
+    (Recurrent, False, train_then_evaluate),
+    (LateRecurrent, False, call_often),
+    (Indexed, False, call_often),
+    (Indexed, True, call_often),
+    (Part, False, read_hooks),
+    (Record, False, read_argument),
+    (Equal, False, call_often),
+]
+
+
+@pytest.mark.parametrize(("kind", "training", "program"), PROGRAMS)
+def test_programs_that_combine_tensors_of_several_calls_run(tmp_path: Path, kind, training: bool, program) -> None:
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True):
+        program(kind().train(training))
+
+
+def failing(tmp_path: Path, value: Any) -> tuple[Indexed, Plugin, Tensor]:
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True) as plugin:
+        model = Indexed().eval()
+        for _ in range(CALLS):
+            result = model(value)
+    return model, plugin, result
+
+
+def test_only_the_call_that_fails_is_repeated(tmp_path: Path) -> None:
+    model, plugin, result = failing(tmp_path, values())
+    assert model.calls == CALLS + 1
+    assert plugin.reasons().count("all calls are plain, because of dtypes") == 1
+    assert result.dtype is torch.float32
+
+
+def test_other_errors_reach_the_program_at_once(tmp_path: Path) -> None:
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True):
+        model = Part().eval()
+        model(values())
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.randn(2, SIZE + 1))
+    assert model.calls == 2
+
+
+def test_a_module_without_a_hash_runs_with_channels_last(tmp_path: Path) -> None:
+    with installed(tmp_path, TorchSettings(channels_last=True), measured=True):
+        call_often(Equal().eval())
+
+
+def test_a_table_that_is_made_once_does_not_end_autocast(tmp_path: Path) -> None:
+    class Table(Part):
+        def combine(self, value: Tensor) -> Tensor:
+            if self.state is None:
+                self.state = torch.ones(SIZE)
+            return self.first(value) + self.state
+
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        model, value = Table().eval(), values()
+        exact, _, low = (model(value) for _ in range(3))
+    assert not torch.equal(exact, low)

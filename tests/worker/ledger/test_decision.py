@@ -1,0 +1,325 @@
+"""The choice of a mode by durations: pure decisions, driven by made-up timings."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpulaunch.worker.ledger.account import START_UPS
+from cpulaunch.worker.ledger.blocks import LENGTH, TRANSITION, BlockDecision
+from cpulaunch.worker.ledger.decision import FIRST_WAIT, HOPELESS, MAX_UNSTEADY, MIN_GAIN, PLAIN, Decision
+from cpulaunch.worker.ledger.module_ledger import MAX_SIGNATURES, ModuleLedger
+from cpulaunch.worker.ledger.samples import WARM_UP, WINDOW, Samples
+
+Timing = Callable[[str], float]
+
+
+class Program:
+    """Calls of one module with made-up durations: how many calls ran in each mode, and how long all took."""
+
+    def __init__(self, modes: tuple[str, ...], *, in_blocks: bool = False) -> None:
+        self.ledger = ModuleLedger()
+        self.modes = modes
+        self.in_blocks = in_blocks
+        self.calls = dict.fromkeys(modes, 0)
+        self.seconds = 0.0
+
+    def run(self, number: int, timing: Timing, *, signature: object = "s") -> None:
+        for _ in range(number):
+            mode = self.ledger.next(signature, self.modes, in_blocks=self.in_blocks)
+            seconds = timing(mode)
+            self.calls[mode] += 1
+            self.seconds += seconds
+            self.ledger.add(signature, mode, seconds)
+
+    def chosen(self, signature: object = "s") -> str | None:
+        return self.ledger.decisions[signature].chosen
+
+
+def times(**seconds: float) -> Timing:
+    return lambda mode: seconds[mode]
+
+
+def noisy(random_numbers: random.Random, **seconds: float) -> Timing:
+    """Durations that other processes lengthen: often a little, sometimes a lot."""
+
+    def timing(mode: str) -> float:
+        spike = 1 + 9 * (random_numbers.random() < 0.05)
+        return seconds[mode] * (1 + random_numbers.expovariate(30)) * spike
+
+    return timing
+
+
+BOTH = ("graph", PLAIN)
+ALL = ("graph", "autocast", "weights", PLAIN)
+
+
+def test_samples_give_the_lower_quartile_without_the_warm_up() -> None:
+    samples = Samples()
+    for seconds in (50.0,) * WARM_UP:
+        samples.add(seconds)
+    assert (samples.count, samples.estimate()) == (0, float("inf"))
+    for seconds in (4.0, 1.0, 3.0, 2.0, 5.0):
+        samples.add(seconds)
+    assert samples.estimate() == 2.0
+    for _ in range(WINDOW):
+        samples.add(7.0)
+    assert samples.estimate() == 7.0
+
+
+@pytest.mark.parametrize("fastest", ALL)
+def test_the_fastest_mode_is_chosen(fastest: str) -> None:
+    program = Program(ALL)
+    program.run(40, lambda mode: 1.0 if mode == fastest else 1.3)
+    assert program.chosen() == fastest
+    assert program.calls[fastest] > 15
+
+
+def test_the_first_call_runs_in_the_mode_expected_to_be_best() -> None:
+    assert Decision(ALL).next() == "graph"
+    assert Decision((PLAIN,)).next() == PLAIN
+
+
+@pytest.mark.parametrize(("graph", "expected"), [(1.0, PLAIN), (1 - MIN_GAIN / 2, PLAIN), (1 - 2 * MIN_GAIN, "graph")])
+def test_another_mode_must_save_more_than_a_tie(graph: float, expected: str) -> None:
+    program = Program(BOTH)
+    program.run(30, times(graph=graph, plain=1.0))
+    assert program.chosen() == expected
+
+
+def test_noise_does_not_change_the_choice() -> None:
+    for seed in range(50):
+        program = Program(BOTH)
+        program.run(2000, noisy(random.Random(seed), graph=0.8, plain=1.0))
+        assert program.chosen() == "graph"
+        assert program.calls[PLAIN] < 60
+
+
+def test_a_slow_first_call_does_not_count() -> None:
+    program, seen = Program(BOTH), set()
+
+    def timing(mode: str) -> float:
+        first = mode not in seen
+        seen.add(mode)
+        return 100.0 if first else {"graph": 0.5, PLAIN: 1.0}[mode]
+
+    program.run(30, timing)
+    assert program.chosen() == "graph"
+
+
+def test_a_hopeless_mode_is_left_after_one_sample() -> None:
+    program = Program(BOTH)
+    program.run(1000, times(graph=60.0, plain=1.0))
+    assert program.chosen() == PLAIN
+    assert program.calls["graph"] == WARM_UP + 1
+
+
+def test_a_hopeless_mode_of_long_calls_is_left_after_its_first_call() -> None:
+    program = Program(ALL)
+    program.run(30, times(graph=100.0, autocast=50.0, weights=40.0, plain=10.0))
+    assert program.calls == {"graph": 1, "autocast": 1, "weights": 1, PLAIN: 27}
+
+
+def test_a_slow_first_call_of_a_program_with_long_calls_does_not_make_a_mode_hopeless() -> None:
+    decision = Decision(BOTH)
+    for _ in range(30):
+        mode = decision.next()
+        decision.add(mode, {"graph": 20.0, PLAIN: 30.0}[mode] * (1.4 if decision.calls == 0 else 1.0))
+    assert decision.chosen == "graph"
+
+
+def test_a_mode_that_is_never_ready_is_decided_all_the_same() -> None:
+    decision = Decision(BOTH)
+    for _ in range(4 * MAX_UNSTEADY):
+        mode = decision.next()
+        decision.add(mode, 3.0 if mode == "graph" else 1.0, steady=mode == PLAIN)
+    assert decision.chosen == PLAIN
+
+
+def test_durations_of_preparation_do_not_count() -> None:
+    decision, prepared = Decision(BOTH), 0
+    while decision.chosen is None:
+        mode = decision.next()
+        steady = mode == PLAIN or prepared >= 3
+        prepared += mode == "graph"
+        decision.add(mode, 1.0 if mode == PLAIN else 0.5 if steady else 500.0, steady=steady)
+    assert decision.chosen == "graph"
+
+
+def test_a_postponed_mode_is_tried_later_and_may_win() -> None:
+    """A capture that another process prepares for ten seconds; calls take 10 ms."""
+    decision, asked, now = Decision(BOTH), [], 0.0
+    while now < 40:
+        mode = decision.next()
+        asked.append(mode)
+        is_pending = mode == "graph" and now < 10
+        seconds = 0.01 if is_pending or mode == PLAIN else 0.005
+        now += seconds
+        if is_pending:
+            decision.postpone(mode, seconds)
+        else:
+            decision.add(mode, seconds)
+    assert asked[:900].count("graph") < 10
+    assert decision.chosen == "graph"
+    assert asked.count("graph") > 4000
+
+
+def test_a_regime_change_is_noticed() -> None:
+    program = Program(BOTH)
+    program.run(200, times(graph=0.5, plain=1.0))
+    assert program.chosen() == "graph"
+    before = program.calls[PLAIN]
+    program.run(60, times(graph=3.0, plain=1.0))
+    assert program.chosen() == PLAIN
+    assert program.calls[PLAIN] > before + 20
+
+
+@pytest.mark.parametrize("calls", [300, 1500, 5000])
+def test_plain_is_found_again_where_all_other_modes_have_become_slower(calls: int) -> None:
+    program = Program(ALL)
+    program.run(calls, times(graph=8.0, autocast=0.8, weights=0.7, plain=1.0))
+    assert program.chosen() == "weights"
+    program.run(calls, times(graph=36.0, autocast=3.3, weights=3.0, plain=1.0))
+    assert program.chosen() == PLAIN
+    assert program.calls[PLAIN] > 0.8 * calls
+
+
+def test_a_machine_that_becomes_slower_altogether_changes_nothing() -> None:
+    program = Program(BOTH)
+    program.run(200, times(graph=0.5, plain=1.0))
+    program.run(3000, times(graph=1.5, plain=3.0))
+    assert program.chosen() == "graph"
+    assert program.calls[PLAIN] < 40
+
+
+def test_a_loser_that_becomes_faster_is_found() -> None:
+    program = Program(BOTH)
+    program.run(500, times(graph=1.3, plain=1.0))
+    assert program.chosen() == PLAIN
+    program.run(20 * FIRST_WAIT, times(graph=0.5, plain=1.0))
+    assert program.chosen() == "graph"
+
+
+def test_losers_are_tried_ever_more_rarely() -> None:
+    program = Program(BOTH)
+    program.run(100_000, times(graph=1.3, plain=1.0))
+    assert 10 < program.calls["graph"] < 60
+
+
+def test_a_mode_that_is_removed_is_not_used_again() -> None:
+    program = Program(BOTH)
+    program.run(100, times(graph=0.5, plain=1.0))
+    program.ledger.remove("graph")
+    before = program.calls["graph"]
+    program.run(1000, times(graph=0.5, plain=1.0))
+    program.run(100, times(graph=0.5, plain=1.0), signature="other")
+    assert program.calls["graph"] == before
+    assert program.chosen("other") == PLAIN
+
+
+# Many signatures
+
+
+def test_thousands_of_signatures_share_one_start_up() -> None:
+    program = Program(BOTH)
+    for number in range(5000):
+        program.run(1, times(graph=5.0, plain=1.0), signature=number)
+    assert len(program.ledger.decisions) == MAX_SIGNATURES
+    assert program.seconds < 5000 * 1.01 + 4 * 10
+
+
+def test_later_signatures_begin_with_the_mode_of_the_others() -> None:
+    program = Program(BOTH)
+    for number in range(4):
+        program.run(50, times(graph=0.5, plain=1.0), signature=number)
+    assert program.ledger.next("new", BOTH) == "graph"
+
+
+def test_a_mode_is_useless_once_no_signature_that_matters_uses_it() -> None:
+    program = Program(BOTH)
+    program.run(50, times(graph=2.0, plain=1.0))
+    program.run(2, times(graph=2.0, plain=1.0), signature="rare")
+    assert program.ledger.is_useless("graph")
+    program.run(50, times(graph=0.5, plain=1.0), signature="good")
+    assert not program.ledger.is_useless("graph")
+
+
+def test_a_mode_that_is_only_a_little_slower_must_lose_twice_to_be_useless() -> None:
+    program = Program(BOTH)
+    program.run(50, times(graph=1.2, plain=1.0))
+    assert program.chosen() == PLAIN
+    assert not program.ledger.is_useless("graph")
+    program.run(4 * FIRST_WAIT, times(graph=1.2, plain=1.0))
+    assert program.ledger.is_useless("graph")
+
+
+def test_a_mode_that_has_not_been_sampled_yet_is_not_useless() -> None:
+    ledger = ModuleLedger()
+    for _ in range(50):
+        mode = ledger.next("s", BOTH)
+        if mode == "graph":
+            ledger.postpone("s", mode, 1.0)
+        else:
+            ledger.add("s", mode, 1.0)
+    assert ledger.decisions["s"].chosen == PLAIN
+    assert not ledger.is_useless("graph")
+
+
+# Training steps
+
+
+def test_training_is_decided_by_whole_blocks_of_steps() -> None:
+    """Two calls in each step: a short time until the second one, and a long one until the next step."""
+    for autocast, expected in ((0.8, "autocast"), (1.2, PLAIN)):
+        program, calls = Program(("autocast", PLAIN), in_blocks=True), [0]
+
+        def timing(mode: str, factor: float = autocast, calls: list[int] = calls) -> float:
+            calls[0] += 1
+            return (0.1 if calls[0] % 2 else 1.0) * (factor if mode == "autocast" else 1.0)
+
+        program.run(100, timing)
+        assert program.chosen() == expected
+
+
+def test_a_hopeless_mode_ends_its_block_early() -> None:
+    decision = BlockDecision((PLAIN, "autocast"))
+    modes = []
+    while decision.chosen is None:
+        modes.append(decision.next())
+        decision.add(modes[-1], 9.0 if modes[-1] == "autocast" else 1.0)
+    assert decision.chosen == PLAIN
+    assert modes.count("autocast") < LENGTH + TRANSITION
+
+
+# What trying costs
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(ALL[:3]), st.floats(0.3, 70.0), min_size=1),
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.booleans(),
+    st.floats(0.0, 0.3),
+)
+def test_the_excess_over_the_plain_program_is_bounded(slowdowns, seed, signatures, in_blocks, noise) -> None:
+    """At most 2 % of the plain program's time, and the start-up, however slow the modes are.
+
+    The start-up of a signature are two calls in each mode (or as many blocks), and a few more in those that are not
+    hopeless.
+    """
+    numbers = random.Random(seed)
+    factors = {**slowdowns, PLAIN: 1.0}
+    modes = tuple(mode for mode in ALL if mode in factors)
+    program, excess, number = Program(modes, in_blocks=in_blocks), 0.0, 3000
+    for _ in range(number):
+        before = program.calls.copy()
+        signature = min(int(numbers.expovariate(0.3)), signatures)
+        program.run(1, lambda mode: factors[mode] * (1 + noise * numbers.random()), signature=signature)
+        mode = next(each for each in modes if program.calls[each] != before[each])
+        excess += factors[mode] - 1.0
+    calls = LENGTH + TRANSITION if in_blocks else 1
+    start_up = sum(max(factor - 1, 0) * 2 + 6 * max(min(factor, HOPELESS) - 1, 0) for factor in factors.values())
+    assert excess <= 0.02 * number + START_UPS * calls * start_up
