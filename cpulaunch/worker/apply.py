@@ -32,7 +32,8 @@ class PluginSetting:
 def _calls_requested(settings: TorchSettings) -> bool:
     """Whether a setting needs to wrap calls of modules (found out without importing the module that wraps)."""
     rest = _without_ipex(settings)
-    chosen = (rest.graph != "off", rest.precision in ("bf16", "fp16"), rest.inference_mode, rest.channels_last)
+    low = rest.precision in ("bf16", "fp16")
+    chosen = (rest.graph != "off", low, rest.weights is not None, rest.inference_mode, rest.channels_last)
     return any(chosen) or _has_start_barrier()
 
 

@@ -1,9 +1,12 @@
 """The wrapper of module calls, installed in this process for one test, and the events it reports."""
 
+import atexit
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from torch import nn
 
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE, TorchSettings
 from cpulaunch.worker.features import module_calls as calls
+from cpulaunch.worker.fusion.trials import Trials
 from cpulaunch.worker.graph import cache as modules
+from cpulaunch.worker.graph import eligibility, engines
 
 PLAIN_CALL: Any = nn.Module.__call__
 
@@ -48,20 +53,35 @@ def plain_calls() -> Iterator[None]:
         nn.Module.__call__ = wrapped
 
 
+@cache
+def _trials() -> Trials:
+    """One helper process for all tests of this process, which wait for its answers."""
+    folder = tempfile.TemporaryDirectory()
+    trials = Trials(300.0, folder=folder.name, wait=True)
+    atexit.register(folder.cleanup)
+    atexit.register(trials.close)
+    return trials
+
+
 @contextmanager
-def installed(folder: Path, settings: TorchSettings) -> Iterator[Plugin]:
+def installed(folder: Path, settings: TorchSettings, *, measured: bool = False) -> Iterator[Plugin]:
+    """The plugin with these settings; unless `measured`, calls run in the mode that is expected to be the fastest."""
     events = folder / "events.jsonl"
     events.touch()
     before = os.environ.get(EVENTS_VARIABLE)
     os.environ[EVENTS_VARIABLE] = str(events)
     tolerated, modules.TOLERATED_SLOWDOWN = modules.TOLERATED_SLOWDOWN, float("inf")  # Modules of tests are tiny.
-    calls.install(settings)
+    plain_trials, engines.Trials = engines.Trials, lambda seconds: _trials()
+    free, eligibility.FREE_SECONDS = eligibility.FREE_SECONDS, float("inf")
+    calls.install(settings, measured=measured)
     try:
         with torch.no_grad():
             yield Plugin(events)
     finally:
         nn.Module.__call__ = PLAIN_CALL
         modules.TOLERATED_SLOWDOWN = tolerated
+        engines.Trials = plain_trials
+        eligibility.FREE_SECONDS = free
         os.environ.pop(EVENTS_VARIABLE)
         if before is not None:
             os.environ[EVENTS_VARIABLE] = before

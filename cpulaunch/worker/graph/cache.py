@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
+from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.graph.capture import Call, Captured, MismatchError, best_seconds, changes_tensors, check
+from cpulaunch.worker.graph.capture import (
+    Call,
+    Captured,
+    MismatchError,
+    PendingError,
+    best_seconds,
+    changes_tensors,
+    check,
+)
+from cpulaunch.worker.graph.eligibility import (
+    Usage,
+    has_weighted_parts,
+    not_capturable_reason,
+    parts_of,
+    uses_other_device,
+)
+from cpulaunch.worker.graph.module_state import Key, ModuleState
 from cpulaunch.worker.graph.trace import RefusedError
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.degradation import degraded
@@ -29,37 +45,38 @@ Engine = Callable[[Call, Any, Weights], Captured]
 VERIFIED_CALLS = 2
 """Captured results that are compared with eager ones: at the capture, and at the next call, with other inputs."""
 
-MAX_MODULES = 64
-"""Limit of captured modules per process: each costs seconds and a copy of its weights."""
-
 MAX_CHANGES = 4
 """Limit of weight changes: a module that exceeds it is being trained and runs eagerly; a capture takes seconds."""
 
 TOLERATED_SLOWDOWN = 1.05
 """A capture that takes longer than eager execution by more than this factor is not used; noise is below it."""
 
-MIN_WEIGHTED_PARTS = 2
-"""A submodule is captured by itself only if it contains at least this many modules with weights."""
-
 
 class Captures:
-    """All captures of a process. `call` is thread-safe; only one thread captures at a time."""
+    """All captures of a process. `call` is thread-safe; only one thread captures at a time.
+
+    `preparations` counts the calls that did more than run a module or a graph: they made, verified or dropped a
+    capture, or wait for one; their durations say nothing about later calls. `pending` counts those that found a
+    capture in preparation elsewhere.
+    """
 
     def __init__(self, settings: TorchSettings, engine: Engine) -> None:
         self.settings = settings
         self._engine = engine
         self._states: dict[int, ModuleState] = {}
         self._capture_lock = threading.Lock()
-        self.bytes = 0
-        self.modules = 0
+        self.usage = Usage(settings)
+        self.preparations = 0
+        self.pending = 0
 
     def call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Eager, *, outermost: bool
     ) -> Any:
         """The result of the module's call, by a captured graph where there is one."""
         state = self._state(module, outermost)
-        reason = _not_capturable_reason(module)
+        reason = not_capturable_reason(module)
         if reason is not None:
+            self.preparations += 1
             state.record_reason(reason)
             return eager(False)
         if state.finished:
@@ -81,13 +98,31 @@ class Captures:
         state = self._states.get(id(module))
         if state is not None and state.module() is module:
             return True
-        weighted_parts = 0
-        with suppress(Exception):  # A class may override `modules`.
-            for part in module.modules():
-                weighted_parts += any(value is not None for value in part._parameters.values())
-                if weighted_parts >= MIN_WEIGHTED_PARTS:
-                    return True
-        return False
+        return has_weighted_parts(module)
+
+    def can_capture(self, module: nn.Module) -> bool:
+        """Whether calls of this module may be captured in the present mode. Effect: reports why, if not."""
+        reason = not_capturable_reason(module)
+        state = self._state(module, outermost=True)
+        if reason is not None:
+            state.record_reason(reason)
+        return reason is None and not self.is_finished(module)
+
+    def is_finished(self, module: nn.Module) -> bool:
+        """Whether neither this module nor parts of it will be captured any more."""
+        state = self._states.get(id(module))
+        return state is not None and state.module() is module and state.finished and not state.try_submodules
+
+    def retire(self, module: nn.Module, reason: str) -> None:
+        """Effect: drops the captures of a module and of its parts for good."""
+        for part in parts_of(module):
+            state = self._states.get(id(part))
+            if state is None or state.module() is not part or (state.outermost and part is not module):
+                continue
+            self._drop(state)
+            state.finished, state.try_submodules = True, False
+            if part is module:
+                state.record_reason(reason)
 
     def _state(self, module: nn.Module, outermost: bool) -> ModuleState:
         state = self._states.get(id(module))
@@ -107,7 +142,7 @@ class Captures:
         state.try_submodules = True
         return eager(True)
 
-    def _with_key(self, state: ModuleState, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
+    def _with_key(self, state: ModuleState, key: Key, call: Call, eager: Eager) -> Any:
         if state.weights is not None and not state.weights.unchanged():
             self._drop_stale(state)
         recent = state.recent
@@ -121,9 +156,20 @@ class Captures:
             if captured.holds(call):
                 state.recent = (key, captured)
                 return self._run(state, captured, call, eager)
-        if not state.should_capture(key, self.settings.graph_signatures) or not self._capture_lock.acquire(
-            blocking=False
-        ):
+        return self._without_capture(state, key, call, eager)
+
+    def _without_capture(self, state: ModuleState, key: Key, call: Call, eager: Eager) -> Any:
+        """The eager result of a call. Effect: captures the call if it is time to."""
+        reason = state.limit_reason(self.settings.graph_signatures) or self.usage.budget_reason()
+        if reason is not None:
+            state.record_reason(reason)
+            return eager(state.try_submodules)
+        self.preparations += 1
+        now = time.perf_counter()
+        if state.is_pending(key, now) or not self.usage.affords_capture(now):
+            self.pending += 1
+            return eager(state.try_submodules)
+        if state.must_wait(key) or not self._capture_lock.acquire(blocking=False):
             return eager(state.try_submodules)
         try:
             return self._make(state, key, call, eager)
@@ -138,7 +184,9 @@ class Captures:
             self._give_up(state, f"the captured graph failed: {error}")
             return eager(False)
         if state.verified.get(id(captured), 0) >= VERIFIED_CALLS - 1:
+            self.usage.saved += captured.saved_seconds
             return result
+        self.preparations += 1
         expected = eager(False)
         state.verified[id(captured)] = state.verified.get(id(captured), 0) + 1
         try:
@@ -147,10 +195,11 @@ class Captures:
             self._give_up(state, f"the captured graph gives a different result: {error}")
         return expected
 
-    def _make(self, state: ModuleState, key: tuple[Any, ...], call: Call, eager: Eager) -> Any:
+    def _make(self, state: ModuleState, key: Key, call: Call, eager: Eager) -> Any:
         """The eager result of a call. Effect: captures the call, or records why it cannot be captured."""
         try:
-            not_on_cpu, refusal = _uses_other_device(call), self._limit_reached(state)
+            not_on_cpu = uses_other_device(call)
+            refusal = None if state.captures else self.usage.module_limit_reason(call.module)
             weights = state.weights if not_on_cpu or state.weights else Weights(call.module)
         except Exception as error:  # noqa: BLE001  Tensors without storage or version, or an overridden `parameters`.
             self._refuse(state, key, f"changes of its tensors cannot be detected: {error}")
@@ -167,8 +216,20 @@ class Captures:
             self._refuse(state, key, change)
             return result
         state.weights = weights
+        started = time.perf_counter()
+        try:
+            self._capture(state, key, call, result, weights, eager)
+        finally:
+            self.usage.add_seconds(time.perf_counter() - started)
+        return result
+
+    def _capture(self, state: ModuleState, key: Key, call: Call, result: Any, weights: Weights, eager: Eager) -> None:
+        """Effect: captures the call, or records why it cannot be captured."""
         try:
             captured = self._engine(call, result, weights)
+        except PendingError:
+            self.pending += 1
+            state.postpone(key, time.perf_counter())
         except RefusedError as error:
             self._refuse(state, key, str(error))
         except MismatchError as error:
@@ -177,39 +238,27 @@ class Captures:
             self._give_up(state, f"it cannot be captured: {error}")
         else:
             self._keep_if_faster(state, key, call, captured, lambda: eager(False))
-        return result
 
     def _keep_if_faster(
-        self, state: ModuleState, key: tuple[Any, ...], call: Call, captured: Captured, eager: Callable[[], Any]
+        self, state: ModuleState, key: Key, call: Call, captured: Captured, eager: Callable[[], Any]
     ) -> None:
         """Effect: uses the capture unless it is slower, as are small products of one row on some CPUs."""
         graph, plain = best_seconds(lambda: captured.run(call), eager)
         if graph <= plain * TOLERATED_SLOWDOWN:
-            self._keep(state, key, call, captured, speedup=plain / graph)
+            kept = replace(captured, saved_seconds=max(0.0, plain - graph))
+            self._keep(state, key, call, kept, speedup=plain / graph)
             return
         state.not_used.add(key)
         state.record_reason(
             f"eager execution is faster: {plain * 1e3:.3g} ms, captured {graph * 1e3:.3g} ms ({describe(call.inputs)})"
         )
 
-    def _limit_reached(self, state: ModuleState) -> str | None:
-        """Which limit a first capture of the module would exceed; None if none."""
-        if state.captures:
-            return None
-        limit = self.settings.graph_memory_bytes
-        module = state.module()
-        if limit is not None and module is not None and self.bytes + _weight_bytes(module) > limit:
-            return f"its frozen weights would exceed the limit of {limit >> 20} MiB for captures"
-        return f"{MAX_MODULES} modules of this process are captured already" if self.modules >= MAX_MODULES else None
-
-    def _keep(
-        self, state: ModuleState, key: tuple[Any, ...], call: Call, captured: Captured, *, speedup: float
-    ) -> None:
+    def _keep(self, state: ModuleState, key: Key, call: Call, captured: Captured, *, speedup: float) -> None:
         if not state.captures:
-            self.modules += 1
+            self.usage.modules += 1
         state.captures.setdefault(key, []).append(captured)
         state.bytes += captured.bytes
-        self.bytes += captured.bytes
+        self.usage.bytes += captured.bytes
         report_event(
             "captured",
             module=state.name,
@@ -221,7 +270,7 @@ class Captures:
             frozen_bytes=captured.bytes,
         )
 
-    def _refuse(self, state: ModuleState, key: tuple[Any, ...], reason: str) -> None:
+    def _refuse(self, state: ModuleState, key: Key, reason: str) -> None:
         state.refused.add(key)
         first = state.record_reason(reason)
         state.try_submodules = True
@@ -247,105 +296,6 @@ class Captures:
             state.finish("its weights change too often")
 
     def _drop(self, state: ModuleState) -> None:
-        self.bytes -= state.bytes
-        self.modules -= bool(state.captures)
+        self.usage.bytes -= state.bytes
+        self.usage.modules -= bool(state.captures)
         state.drop()
-
-
-class ModuleState:
-    """The state of one module.
-
-    `try_submodules`: its submodules may be captured. `finished`: it runs eagerly from now on.
-    By signature: `captures` are in use; `refused` cannot be captured, but submodules may be; `not_used` gain nothing
-    from a capture. `recent` is the capture used last.
-    """
-
-    def __init__(self, module: nn.Module, *, outermost: bool) -> None:
-        self.module = weakref.ref(module)
-        self.name = type(module).__name__
-        self.outermost = outermost
-        self.captures: dict[tuple[Any, ...], list[Captured]] = {}
-        self.recent: tuple[tuple[Any, ...], Captured] | None = None
-        self.verified: dict[int, int] = {}
-        self.refused: set[tuple[Any, ...]] = set()
-        self.not_used: set[tuple[Any, ...]] = set()
-        self.seen: set[tuple[Any, ...]] = set()
-        self.weights: Weights | None = None
-        self.bytes = 0
-        self.changes = 0
-        self.calls_to_wait = 0
-        self.try_submodules = False
-        self.finished = False
-        self._reasons: set[str] = set()
-
-    def should_capture(self, key: tuple[Any, ...], limit: int) -> bool:
-        """Whether to capture this signature now: the first one immediately, others at their second call.
-
-        After a change of weights some calls run eagerly first, twice as many each time: more changes may follow.
-        """
-        if self.calls_to_wait:
-            self.calls_to_wait -= 1
-            return False
-        tried = sum(map(len, self.captures.values())) + len(self.refused) + len(self.not_used)
-        if tried >= limit:
-            self.record_reason(f"it is called with more than {limit} signatures")
-            return False
-        if tried and key not in self.seen and key not in self.captures:
-            self.seen.add(key)
-            return False
-        return True
-
-    def drop(self) -> None:
-        """Effect: drops all captures of the module."""
-        self.recent = None
-        self.captures.clear()
-        self.not_used.clear()
-        self.verified.clear()
-        self.weights = None
-        self.bytes = 0
-        self.calls_to_wait = 1 << self.changes
-
-    def record_reason(self, reason: str) -> bool:
-        """Whether the reason is new. Effect: reports a new reason."""
-        if reason in self._reasons:
-            return False
-        self._reasons.add(reason)
-        report_event("eager", module=self.name, reason=reason)
-        return True
-
-    def finish(self, reason: str) -> bool:
-        """Whether the reason is new. Effect: the module runs eagerly from now on."""
-        self.finished = True
-        return self.record_reason(reason)
-
-
-def _not_capturable_reason(module: nn.Module) -> str | None:
-    """Why no call of this module can be captured at the moment, whatever its arguments; None if one can."""
-    if module.training:
-        return "it is in training mode"
-    if torch.is_grad_enabled():
-        return "gradients are enabled (add torch.no_grad(), or use --inference-mode)"
-    if any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)):
-        return "global forward hooks are registered"
-    if torch._C._len_torch_function_stack() and _has_function_mode():
-        return "a torch function mode is active"
-    return None
-
-
-def _has_function_mode() -> bool:
-    """Whether a torch function mode other than that of `torch.set_default_device` is active."""
-    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
-    return any(type(mode).__name__ != "DeviceContext" for mode in modes)
-
-
-def _uses_other_device(call: Call) -> bool:
-    """Whether an argument, parameter or buffer is on a device other than the CPU."""
-    tensors = (*call.inputs, *call.module.parameters(), *call.module.buffers())
-    return any(tensor.device.type != "cpu" for tensor in tensors)
-
-
-def _weight_bytes(module: nn.Module) -> int:
-    """Bytes that freezing a module may take: one packed copy of its weights."""
-    with suppress(NotImplementedError):
-        return sum(tensor.untyped_storage().nbytes() for tensor in module.parameters())
-    return 0

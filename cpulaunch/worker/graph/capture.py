@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,17 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.record import record
-from cpulaunch.worker.graph.onednn import freeze
+from cpulaunch.worker.fusion.portable import Function
+from cpulaunch.worker.fusion.trials import Trials
+from cpulaunch.worker.graph.onednn import Frozen, compile_graph, freeze
 from cpulaunch.worker.graph.precision import Mode, Precision
 from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.tensors.aliasing import sharing_differs
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
+from cpulaunch.worker.tensors.mutation import storage_of
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, without_constants
 
 
 class MismatchError(Exception):
     """A captured call gave a different result from the eager call."""
+
+
+class PendingError(Exception):
+    """A call cannot be captured yet: the same graph is being compiled in a process of its own, to see if it crashes."""
 
 
 @record
@@ -40,6 +48,7 @@ class Captured:
 
     `run` gives the result of a call; `holds` says whether the capture is valid for it. `error`: largest absolute
     difference from the eager result. `seconds`: duration of the capture. `bytes`: memory of its constants.
+    `saved_seconds`: by how much a call is shorter than an eager one.
     """
 
     run: Callable[[Call], Any]
@@ -48,38 +57,98 @@ class Captured:
     seconds: float
     bytes: int
     low_precision: bool
+    saved_seconds: float = 0.0
 
 
-def capture(call: Call, eager: Any, weights: Weights, precision: Precision) -> Captured:
+@record
+class _Prepared:
+    """A traced call whose graph need only be compiled. `low`: it computes in bf16 or fp16."""
+
+    traced: TracedCall
+    spec: Spec
+    frozen: Frozen
+    low: bool
+    holds: Callable[[Call], bool]
+    seconds: float
+
+
+_prepared: weakref.WeakKeyDictionary[Weights, list[_Prepared]] = weakref.WeakKeyDictionary()
+"""Calls whose graphs are being tried in the helper process, by the weights they are frozen with."""
+
+
+def capture(call: Call, eager: Any, weights: Weights, precision: Precision, trials: Trials) -> Captured:
     """The call captured by oneDNN Graph and compared once with `eager`, its eager result.
 
-    Raises: RefusedError if a capture is not safe, MismatchError if its result is different, and any error of torch.
+    Raises: PendingError, RefusedError if a capture is not safe, MismatchError if its result is different, and any error
+    of torch.
     """
     started = time.perf_counter()
+    waiting = _prepared.setdefault(weights, [])
     with preserved_random_state():
-        traced = trace_call(
-            call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager
-        )
-        mode: list[Mode] = []
-
-        def enter_precision(contexts: ExitStack) -> bool:
-            mode.append(precision.enter(contexts, call.module, cache=False))
-            return mode[0].widen
-
-        frozen = freeze(traced.graph, traced.sources, call.inputs, enter_precision)
-        run = _runner(traced, _eager_spec(eager, traced.spec), frozen.run)
-        low = mode[0].low or traced.low
-        graph = run(call)
-        error = check(eager, graph, low_precision=low)
+        prepared = next((each for each in waiting if each.holds(call)), None)
+        if prepared is None:
+            prepared = _prepare(call, eager, weights, precision)
+            waiting.append(prepared)
+        outcome = trials.outcome(prepared.frozen.graph, prepared.frozen.examples)
+        if outcome is None:
+            raise PendingError("its graph is being tried in another process")
+        waiting.remove(prepared)
+        if outcome.refusal is not None:
+            raise RefusedError(outcome.refusal)
+        outputs_of = compile_graph(prepared.frozen, outcome.left_out, len(call.inputs))
+        run, graph = _with_fresh_results(call, prepared, outputs_of)
+        error = check(eager, graph, low_precision=prepared.low)
         _check_sharing(call, weights, eager, graph, run(call))
     return Captured(
         run=run,
-        holds=_guard_check(traced),
+        holds=prepared.holds,
         error=error,
-        seconds=time.perf_counter() - started,
-        bytes=frozen.bytes,
-        low_precision=low,
+        seconds=time.perf_counter() - started + prepared.seconds,
+        bytes=prepared.frozen.bytes,
+        low_precision=prepared.low,
     )
+
+
+def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision) -> _Prepared:
+    started = time.perf_counter()
+    traced = trace_call(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager)
+    mode: list[Mode] = []
+
+    def enter_precision(contexts: ExitStack) -> bool:
+        mode.append(precision.enter(contexts, call.module, cache=False))
+        return mode[0].widen
+
+    return _Prepared(
+        traced=traced,
+        spec=_eager_spec(eager, traced.spec),
+        frozen=freeze(traced.graph, traced.sources, call.inputs, enter_precision),
+        low=mode[0].low or traced.low,
+        holds=_guard_check(traced),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _with_fresh_results(call: Call, prepared: _Prepared, outputs_of: Function) -> tuple[Callable[[Call], Any], Any]:
+    """A function that runs the graph for a call, and its first result.
+
+    Results that are constants of the graph are copied at every call, because the program may change them.
+    """
+    first, second = (list(map(storage_of, outputs_of(*call.inputs))) for _ in range(2))
+    given = {storage_of(tensor) for tensor in call.inputs} | {0}
+    constant = [index for index, storage in enumerate(second) if storage in first and storage not in given]
+    if constant:
+        outputs_of = _copying(outputs_of, frozenset(constant))
+    run = _runner(prepared.traced, prepared.spec, outputs_of)
+    return run, run(call)
+
+
+def _copying(outputs_of: Function, constant: frozenset[int]) -> Function:
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(
+            output.clone() if index in constant else output for index, output in enumerate(outputs_of(*inputs))
+        )
+
+    return run
 
 
 def _guard_check(traced: TracedCall) -> Callable[[Call], bool]:
@@ -103,7 +172,7 @@ def _eager_spec(eager: Any, traced: Spec) -> Spec:
     return spec
 
 
-def _runner(traced: TracedCall, spec: Spec, outputs_of: Callable[..., tuple[Tensor, ...]]) -> Callable[[Call], Any]:
+def _runner(traced: TracedCall, spec: Spec, outputs_of: Function) -> Callable[[Call], Any]:
     """A function that runs the graph for a call and rebuilds the result from its outputs and the call's inputs."""
     places = [(result.is_input, result.index) for result in traced.results]
     if spec == ("tensor",) and not traced.results[0].is_input:

@@ -17,19 +17,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.fusion.exclusion import leave_out
+from cpulaunch.worker.fusion.portable import Function, PortableGraph, function_of, graph_of, portable
+from cpulaunch.worker.fusion.trial import WARM_UP_CALLS
 from cpulaunch.worker.graph.precision import widened
-
-WARM_UP_CALLS = 2
-"""The first call is profiled; the second fuses the graph and packs its weights."""
 
 _compiling = threading.RLock()
 
 
 @record
 class Frozen:
-    """A frozen graph. `run(*inputs)` returns its outputs; `bytes`: memory of its constants besides the module's own."""
+    """A graph with its weights as constants, for inputs like `examples`, which are those inputs of the call in `used`.
 
-    run: Callable[..., tuple[Tensor, ...]]
+    `bytes`: memory of its constants besides the module's own.
+    """
+
+    graph: PortableGraph
+    used: tuple[int, ...]
+    examples: tuple[Tensor, ...]
     bytes: int
 
 
@@ -42,8 +47,7 @@ def freeze(
     """The graph with its weights as constants, for inputs like these.
 
     `enter_precision` enters the precision to trace in and says whether outputs become fp32. Later calls run without
-    autocast, because the trace contains its casts. So do the warm-up calls: a graph that is called under a different
-    autocast state is optimized again, without fusion (seen with torch 2.13).
+    autocast, because the trace contains its casts.
     Effect: torch's global JIT settings are restored. Raises: any error of torch.
     """
     used = tuple(dict.fromkeys(source for source in sources if isinstance(source, int)))
@@ -53,19 +57,31 @@ def freeze(
         with ExitStack() as contexts:
             bound = _Bound(graph, sources, used, enter_precision(contexts)).eval()
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
-        frozen = torch.jit.freeze(traced)
-        for _ in range(WARM_UP_CALLS):
-            frozen.forward(*examples)
+        frozen = portable(torch.jit.freeze(traced))
     own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
-    forward = frozen.forward  # Not nn.Module.__call__: a graph has no hooks.
-    run = forward if used == tuple(range(len(inputs))) else _with_used_inputs(forward, used)
-    return Frozen(run=run, bytes=_constant_bytes(frozen, own))
+    return Frozen(graph=frozen, used=used, examples=examples, bytes=_constant_bytes(frozen, own))
 
 
-def _with_used_inputs(frozen: Callable[..., Any], used: tuple[int, ...]) -> Callable[..., tuple[Tensor, ...]]:
+def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: int) -> Function:
+    """A function that runs the graph, for calls with so many inputs; operations at these positions are not fused.
+
+    The warm-up calls run without autocast: a graph that is called under a different autocast state is optimized again,
+    without fusion (seen with torch 2.13).
+    Effect: torch's global JIT settings are restored. Raises: any error of torch and oneDNN.
+    """
+    with _compiling, warnings.catch_warnings(), _fusion():
+        warnings.simplefilter("ignore")
+        graph = graph_of(frozen.graph)
+        leave_out(graph, left_out)
+        function = function_of(graph)
+        for _ in range(WARM_UP_CALLS):
+            function(*frozen.examples)
+    return function if frozen.used == tuple(range(inputs)) else _with_used_inputs(function, frozen.used)
+
+
+def _with_used_inputs(function: Function, used: tuple[int, ...]) -> Function:
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs: tuple[Tensor, ...] = frozen(*[inputs[index] for index in used])
-        return outputs
+        return function(*[inputs[index] for index in used])
 
     return run
 
@@ -161,11 +177,8 @@ def _fusion() -> Iterator[None]:
         torch._C._jit_set_autocast_mode(autocast)
 
 
-def _constant_bytes(frozen: Any, own: set[int]) -> int:
+def _constant_bytes(graph: PortableGraph, own: set[int]) -> int:
     """Bytes of the graph's constants, without tensors at the addresses in `own`."""
-    sizes: dict[int, int] = {}
-    for node in frozen.graph.findAllNodes("prim::Constant"):
-        value = node.output().toIValue()
-        if isinstance(value, Tensor) and value.data_ptr() not in own:
-            sizes[value.data_ptr()] = value.untyped_storage().nbytes()
-    return sum(sizes.values())
+    tensors = (value for value in graph.constants if isinstance(value, Tensor))
+    sizes = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(size for address, size in sizes.items() if address not in own)

@@ -31,6 +31,13 @@ class Precision:
     def __init__(self, name: str | None) -> None:
         self.dtype = DTYPES.get(name or "")
 
+    def applies(self, module: nn.Module) -> bool:
+        """Whether `enter` would enter autocast for a call of the module now."""
+        device = device_of(module)
+        if self.dtype is None or not torch.amp.is_autocast_available(device) or torch.is_autocast_enabled(device):
+            return False
+        return not is_low(module)
+
     def enter(self, contexts: ExitStack, module: nn.Module, *, cache: bool = True) -> Mode:
         """The mode of the call. Effect: enters autocast until `contexts` closes, if the call needs it.
 
@@ -67,6 +74,14 @@ def is_low(module: nn.Module) -> bool:
             if parameter.is_floating_point():
                 return parameter.dtype in LOW
     return False
+
+
+def is_of_low_dtype(error: Exception) -> bool:
+    """Whether torch rejects a tensor because it is in bf16 or fp16."""
+    text = str(error)
+    return isinstance(error, RuntimeError | TypeError) and any(
+        name in text for name in ("BFloat16", "bfloat16", "Half")
+    )
 
 
 def widened(value: Any) -> Any:

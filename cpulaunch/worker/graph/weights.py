@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from operator import attrgetter, getitem, is_
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from cpulaunch.worker.tensors.mutation import storage_of
-from cpulaunch.worker.tensors.versions import count_fused_writes
+from cpulaunch.worker.tensors.access import watch_access
 
 _version = attrgetter("_version")
 
@@ -39,7 +36,7 @@ class Weights:
         self._versions = list(map(_version, self.tensors))
         self._pointers = list(map(Tensor.data_ptr, self.tensors))
         self.changed = False
-        _watch(self)
+        watch_access(self, self.tensors)
 
     def _record(self, part: nn.Module) -> None:
         own = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
@@ -81,54 +78,3 @@ class Weights:
             same = False
         self.changed = not same
         return same
-
-
-# Access to .data and .numpy()
-
-_frozen_by: dict[int, weakref.WeakSet[Weights]] = {}
-"""Address of a frozen tensor's storage -> the Weights that contain it."""
-
-
-def _watch(weights: Weights) -> None:
-    """Effect: from now on `.data` and `.numpy()` of these tensors are detected."""
-    _install_once()
-    for storage in set(map(storage_of, weights.tensors)):
-        _frozen_by.setdefault(storage, weakref.WeakSet()).add(weights)
-
-
-def _record_access(tensor: Tensor) -> None:
-    if _frozen_by and type(tensor) in (Tensor, nn.Parameter):
-        for weights in tuple(_frozen_by.get(storage_of(tensor), ())):
-            weights.changed = True
-
-
-_installed: list[bool] = []
-
-
-def _install_once() -> None:
-    """Effect: wraps torch.Tensor's `data` and `numpy`, so that accesses to frozen tensors are detected.
-
-    Source: torch/csrc/autograd/python_variable.cpp: `data` does not share the version counter.
-    """
-    if _installed:
-        return
-    _installed.append(True)
-    count_fused_writes()
-    plain_data: Any = torch._C.TensorBase.data
-    plain_numpy: Any = torch.Tensor.numpy
-
-    def data(self: Tensor) -> Tensor:
-        _record_access(self)
-        return plain_data.__get__(self)
-
-    def set_data(self: Tensor, value: Tensor) -> None:
-        _record_access(self)
-        plain_data.__set__(self, value)
-
-    def numpy(self: Tensor, *, force: bool = False) -> Any:
-        _record_access(self)
-        return plain_numpy(self, force=force)
-
-    numpy.__doc__ = plain_numpy.__doc__
-    torch.Tensor.data = property(data, set_data)
-    torch.Tensor.numpy = numpy

@@ -15,7 +15,11 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 PROGRAM = """
+import sys
 import torch
+trials = sys.modules.get("cpulaunch.worker.fusion.trials")
+if trials is not None:
+    trials.WAIT = True  # A program this short would end before its graph has been tried in another process.
 from torch import nn
 
 class Branch(nn.Module):
@@ -83,7 +87,10 @@ def test_inductor_with_weights_that_change(tmp_path: Path) -> None:
         assert value == pytest.approx(expected, rel=1e-3)
     (worker,) = json.loads(report.read_text())["workers"]
     modules = worker["graph"]["captured"] + worker["graph"]["eager"]
-    reasons = ("eager execution is faster", "its weights changed", "its weights change too often")
+    reasons = (
+        *("eager execution is faster", "calls without captured graphs are faster"),
+        *("its weights changed", "its weights change too often"),
+    )
     assert modules
     assert all("engine" in one or one["reason"].startswith(reasons) for one in modules), modules
 
@@ -92,7 +99,8 @@ def test_without_the_flag_nothing_is_captured(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     assert launch(tmp_path, "plain", "--report", str(report)).returncode == 0
     (worker,) = json.loads(report.read_text())["workers"]
-    assert worker["graph"] == {"captured": [], "eager": [], "frozen_bytes": 0}
+    assert (worker["graph"]["captured"], worker["graph"]["eager"], worker["graph"]["seconds"]) == ([], [], None)
+    assert worker["chosen"] == []
 
 
 def test_a_module_that_cannot_be_captured_prints_one_warning(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""Operations that oneDNN Graph must not see: they run as torch's own, inside the same TorchScript graph.
+
+oneDNN Graph looks at the operations of a graph's outermost block only. An operation that must stay out of its sight is
+moved into a conditional block whose condition is always true, which torch does not know until the graph runs.
+Source: torch/csrc/jit/codegen/onednn/graph_helper.cpp (createOperator), prepare_binary.cpp, interface.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from cpulaunch.worker.fusion.portable import PortableGraph, graph_of
+
+FUSIBLE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("conv2d", "_convolution", "convolution", "batch_norm", "layer_norm", "addmm", "mm", "bmm", "matmul"),
+        *("linear", "add", "mul", "div", "tanh", "relu", "elu", "sigmoid", "gelu", "round", "exp", "sqrt", "abs"),
+        *("square", "clamp", "hardtanh", "hardswish", "log", "leaky_relu", "relu6", "softmax", "_softmax", "silu"),
+        *("log_softmax", "_log_softmax", "cat", "max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "permute"),
+        *("contiguous", "add_", "mul_", "tanh_", "elu_", "relu_", "relu6_", "gelu_", "sqrt_", "sigmoid_", "hardtanh_"),
+        *("abs_", "square_", "pow_", "leaky_relu_", "round_", "exp_", "hardswish_", "silu_", "div_", "pow", "to"),
+        *("type_as", "reciprocal", "mish", "softplus", "quantize_per_tensor", "quantize_per_channel", "dequantize"),
+    )
+)
+"""Operations that oneDNN Graph, or the passes of torch that prepare its graphs, may replace."""
+
+FLOATS = ("float32", "bfloat16")
+
+
+def fusible(graph: Any) -> list[Any]:
+    """The operations that oneDNN Graph may fuse, in the order of the graph."""
+    return [node for node in graph.nodes() if node.kind() in FUSIBLE]
+
+
+def has_foreign_operations(source: PortableGraph) -> bool:
+    """Whether a library other than torch defines an operation of the graph, which other processes do not know."""
+    return any(name not in ("aten", "prim", "prims") for name in re.findall(r" = (\w+)::\w", source.text))
+
+
+def everything(source: PortableGraph) -> frozenset[int]:
+    """The positions of all fusible operations: without these oneDNN Graph compiles nothing, so it cannot crash."""
+    return frozenset(range(len(fusible(graph_of(source)))))
+
+
+def leave_out(graph: Any, positions: Iterable[int]) -> None:
+    """Effect: oneDNN Graph does not see the operations at these positions of `fusible`."""
+    nodes = fusible(graph)
+    chosen = [nodes[position] for position in sorted(positions)]
+    if not chosen:
+        return
+    tensor = next(value for value in graph.inputs() if value.type().kind() == "TensorType")
+    with graph.insert_point_guard(next(iter(graph.nodes()))):
+        elements = graph.insert("aten::numel", [tensor])
+        condition = graph.insert("aten::ge", [elements, graph.insertConstant(0)])
+    for node in chosen:
+        _move_into_block(graph, node, condition)
+
+
+def _move_into_block(graph: Any, node: Any, condition: Any) -> None:
+    outputs = list(node.outputs())
+    branch = graph.create("prim::If", [condition], len(outputs))
+    branch.insertBefore(node)
+    taken, never = branch.addBlock(), branch.addBlock()
+    for old, new in zip(outputs, branch.outputs(), strict=True):
+        new.setType(old.type())
+        old.replaceAllUsesWith(new)
+    node.moveBefore(taken.returnNode())
+    for output in outputs:
+        taken.registerOutput(output)
+        nothing = graph.create("prim::Uninitialized", [], 1)
+        nothing.insertBefore(never.returnNode())
+        nothing.output().setType(output.type())
+        never.registerOutput(nothing.output())
+
+
+def misread(graph: Any) -> frozenset[int]:
+    """The positions of operations of which oneDNN Graph, as torch uses it, ignores an argument that matters."""
+    return frozenset(index for index, node in enumerate(fusible(graph)) if _is_misread(node))
+
+
+def _is_misread(node: Any) -> bool:
+    kind, inputs = node.kind().removeprefix("aten::").removesuffix("_"), list(node.inputs())
+    if kind == "gelu":  # Computed by the error function, whatever the argument says.
+        return len(inputs) < 2 or _constant(inputs[1]) != "none"
+    if kind == "div":  # The rounding mode is ignored.
+        return len(inputs) > 2
+    if kind == "round":  # So is the number of decimals,
+        return len(inputs) > 1
+    if kind == "elu":  # and both scales.
+        return any(_constant(value) != 1 for value in inputs[2:4])
+    if kind == "clamp":  # Bounds must be numbers.
+        return any(_constant(value, missing="") == "" for value in inputs[1:3])
+    if kind == "layer_norm":
+        return any(_is_none(value) for value in inputs[2:4])
+    if kind == "batch_norm":
+        return any(_is_none(value) for value in inputs[1:5])
+    if kind in ("softmax", "log_softmax"):  # The dtype of the result is ignored.
+        return not _is_none(inputs[2])
+    return False
+
+
+def _is_none(value: Any) -> bool:
+    return bool(value.node().mustBeNone())
+
+
+def _constant(value: Any, missing: object = None) -> Any:
+    """The value of a constant that is no tensor; `missing` if it is none."""
+    if value.node().kind() != "prim::Constant" or value.type().kind() == "TensorType":
+        return missing
+    return None if _is_none(value) else value.toIValue()
+
+
+def observe(graph: Any) -> list[list[int]]:
+    """For each fusible operation, the places of its tensors among the outputs of the graph: inputs, then results.
+
+    Effect: the graph's only output becomes a list of these tensors.
+    """
+    places: dict[str, int] = {}
+    values: list[Any] = []
+    operations = []
+    for node in fusible(graph):
+        own = []
+        for value in (*node.inputs(), *node.outputs()):
+            if value.type().kind() != "TensorType":
+                continue
+            if places.setdefault(value.debugName(), len(values)) == len(values):
+                values.append(value)
+            own.append(places[value.debugName()])
+        operations.append(own)
+    for index in reversed(range(len(list(graph.outputs())))):
+        graph.eraseOutput(index)
+    result = graph.create("prim::ListConstruct", values, 1)
+    result.output().setType(torch._C.ListType(torch._C.TensorType.get()))
+    graph.appendNode(result)
+    graph.registerOutput(result.output())
+    return operations

@@ -1,0 +1,103 @@
+"""A frozen TorchScript graph as text and a list of constants, from which the same graph is built in any process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpulaunch.records.record import record
+
+WRITTEN_OUT = ("IntType", "BoolType")
+"""Types of constants that the text contains. Others, such as an infinite float, cannot all be parsed again."""
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+@record
+class PortableGraph:
+    """A graph as text. Its first `inputs` inputs are those of the graph, the others stand for `constants`, in order."""
+
+    text: str
+    inputs: int
+    constants: tuple[Any, ...]
+
+
+def portable(frozen: Any) -> PortableGraph:
+    """The graph of a frozen module, without writes to tensors where these can be avoided.
+
+    An operation in place may write to a constant: TorchScript replaces x + 0 by x, even if the sum is then changed.
+    """
+    graph = frozen.graph.copy()
+    module = next(graph.inputs(), None)
+    if module is not None and not module.uses() and module.type().kind() == "ClassType":
+        graph.eraseInput(0)
+    torch._C._jit_pass_remove_mutation(graph)
+    torch._C._jit_pass_constant_propagation(graph)
+    inputs = len(list(graph.inputs()))
+    _split_lists(graph)
+    constants = tuple(_move_constants(graph))
+    return PortableGraph(text=_plain_text(graph), inputs=inputs, constants=constants)
+
+
+def _split_lists(graph: Any) -> None:
+    """Effect: constant lists of tensors become lists of constants, because a list has no text that can be parsed."""
+    for node in graph.findAllNodes("prim::Constant"):
+        if node.mustBeNone() or node.output().type().kind() != "ListType":
+            continue
+        items = node.output().toIValue()
+        if not any(isinstance(item, Tensor) for item in items):
+            continue
+        with graph.insert_point_guard(node):
+            values = [graph.insertConstant(item) for item in items]
+        new = graph.create("prim::ListConstruct", values, 1)
+        new.insertBefore(node)
+        new.output().setType(node.output().type())
+        node.output().replaceAllUsesWith(new.output())
+        node.destroy()
+
+
+def _move_constants(graph: Any) -> list[Any]:
+    """The values of the constants that the text cannot contain. Effect: they become inputs, in this order."""
+    values = []
+    for node in graph.findAllNodes("prim::Constant"):
+        if node.mustBeNone():
+            continue
+        output = node.output()
+        kind = output.type().kind()
+        value = output.toIValue()
+        if kind in WRITTEN_OUT or (kind == "ListType" and all(type(item) is int for item in value)):
+            continue
+        moved = graph.addInput()
+        moved.setType(torch._C.TensorType.get() if isinstance(value, Tensor) else output.type())
+        output.replaceAllUsesWith(moved)
+        node.destroy()
+        values.append(value)
+    return values
+
+
+def _plain_text(graph: Any) -> str:
+    """The graph as text, without the names of scopes, which cannot be parsed."""
+    return re.sub(r", scope: [^\n]*$", "", graph.str(False), flags=re.MULTILINE)
+
+
+def graph_of(source: PortableGraph) -> Any:
+    """A new graph with the constants in their places."""
+    graph = torch._C.parse_ir(source.text)
+    moved = list(graph.inputs())[source.inputs :]
+    if moved:
+        with graph.insert_point_guard(next(iter(graph.nodes()))):
+            for value, constant in zip(moved, source.constants, strict=True):
+                value.replaceAllUsesWith(graph.insertConstant(constant))
+    for index in reversed(range(source.inputs, source.inputs + len(moved))):
+        graph.eraseInput(index)
+    return graph
+
+
+def function_of(graph: Any) -> Function:
+    """A function that runs the graph; torch optimizes it at its second call."""
+    made: Function = torch._C._create_function_from_graph("forward", graph)
+    return made

@@ -1,0 +1,66 @@
+"""Which operations must be left out so that a graph compiles: found by compiling parts of it, without effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cpulaunch.records.record import record
+
+Attempt = Callable[[frozenset[int]], "str | None"]
+"""Compiles and runs the graph without these operations: None if that works, otherwise what happened."""
+
+
+class ExhaustedError(Exception):
+    """No further attempt is allowed; the message says which limit is reached."""
+
+
+@record
+class TrialOutcome:
+    """The outcome for a graph: it works without the operations `left_out`, unless `refusal` says why it does not.
+
+    `lasting`: another search would end in the same way.
+    """
+
+    left_out: frozenset[int] = frozenset()
+    refusal: str | None = None
+    lasting: bool = True
+
+
+def search(attempt: Attempt, known: frozenset[int], groups: Callable[[], Sequence[frozenset[int]]]) -> TrialOutcome:
+    """The smallest set found of operations to leave out, whole groups at a time; at least those `known`.
+
+    `groups` are operations that are alike, in the order of the graph. `attempt` may raise ExhaustedError.
+    """
+    works: frozenset[int] | None = None
+    left_out = known
+    try:
+        reason = attempt(left_out)
+        if reason is None:
+            return TrialOutcome(left_out=left_out)
+        alike = [group - left_out for group in groups() if group - left_out]
+        everything = left_out.union(*alike)
+        last = attempt(everything)
+        if last is not None:
+            return TrialOutcome(refusal=last)
+        works = everything
+        while reason is not None and alike:
+            culprit = _first_culprit(attempt, left_out, alike)
+            left_out |= alike.pop(culprit)
+            reason = attempt(left_out)
+    except ExhaustedError as error:
+        if works is None:
+            return TrialOutcome(refusal=str(error), lasting=False)
+        return TrialOutcome(left_out=works)
+    return TrialOutcome(left_out=left_out if reason is None else works)
+
+
+def _first_culprit(attempt: Attempt, left_out: frozenset[int], groups: Sequence[frozenset[int]]) -> int:
+    """The index of the last group of the shortest beginning of `groups` that cannot be compiled."""
+    low, high = 0, len(groups)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if attempt(left_out.union(*groups[middle:])) is None:
+            low = middle
+        else:
+            high = middle
+    return high - 1

@@ -1,0 +1,200 @@
+"""Attempts to compile a graph, each in a process of its own, which a defect of the compiler may end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from cpulaunch.worker.fusion.exclusion import FLOATS, fusible, leave_out, misread, observe
+from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of
+from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome, search
+from cpulaunch.worker.fusion.wire import total_bytes, value_of
+
+WARM_UP_CALLS = 2
+"""The first call is profiled; the second fuses the graph and packs its weights."""
+
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+"""Signals by which a process ends itself; others come from outside and say nothing about the graph."""
+
+IDLE_FACTOR = 5
+"""A limit in seconds is for an idle machine. This process waits for idle CPUs, so it gets so many times as long."""
+
+MAX_ATTEMPTS = 60
+POLL_SECONDS = 0.2
+NEEDED_COPIES = 3
+"""An attempt holds the weights, as many bytes of packed weights, and what the operations compute."""
+
+
+class Trial:
+    """One graph being tried. `gone` says whether the process that wants to know has ended."""
+
+    def __init__(self, fields: dict[str, Any], described: list[Any], gone: Callable[[], bool]) -> None:
+        self._fields = fields
+        self._described = described
+        self._gone = gone
+        self._end = time.monotonic() + IDLE_FACTOR * float(fields["seconds"])
+        self._attempts = 0
+        self._known: dict[frozenset[int], str | None] = {}
+
+    def outcome(self) -> TrialOutcome:
+        """What is found about the graph, within its limits of time, memory and attempts."""
+        needed = total_bytes(self._described) * NEEDED_COPIES
+        if needed > _available_bytes():
+            return TrialOutcome(refusal=f"too little memory to try it ({needed >> 20} MiB are needed)", lasting=False)
+        try:
+            status, detail = self._in_process(lambda: observed_kinds(*self._built()))
+        except ExhaustedError as error:
+            return TrialOutcome(refusal=str(error), lasting=False)
+        if status != "ok":
+            return TrialOutcome(refusal=f"it cannot be tried: {detail}", lasting=False)
+        groups = _groups(detail["signatures"])
+        known = frozenset(detail["misread"]) | frozenset(detail["other_types"])
+        return search(self._attempt, known, lambda: groups)
+
+    def _built(self) -> tuple[PortableGraph, list[Any]]:
+        """The graph with its constants, and its inputs. Effect: allocates and fills them."""
+        torch.set_num_threads(int(self._fields["threads"]))
+        count = int(self._fields["inputs"])
+        values = [value_of(each) for each in self._described]
+        graph = PortableGraph(text=self._fields["text"], inputs=count, constants=tuple(values[count:]))
+        return graph, values[:count]
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._end
+
+    def _attempt(self, left_out: frozenset[int]) -> str | None:
+        if left_out not in self._known:
+            if self._attempts >= MAX_ATTEMPTS:
+                raise ExhaustedError(f"no way to compile it was found in {MAX_ATTEMPTS} attempts")
+            self._attempts += 1
+            status, detail = self._in_process(lambda: compile_and_run(*self._built(), left_out))
+            self._known[left_out] = None if status == "ok" else str(detail)
+        return self._known[left_out]
+
+    def _in_process(self, work: Callable[[], Any]) -> tuple[str, Any]:
+        """("ok", the result) or ("failed", the reason) of this work in a forked process. Raises: ExhaustedError."""
+        if self._is_over():
+            raise ExhaustedError(f"it could not be compiled in {self._fields['seconds']:.0f} s")
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit(work, writer)
+        os.close(writer)
+        try:
+            return self._answer(reader, pid)
+        finally:
+            os.close(reader)
+
+    def _answer(self, reader: int, pid: int) -> tuple[str, Any]:
+        data = b""
+        while True:
+            if self._is_over() or self._gone():
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise ExhaustedError(f"it could not be compiled in {self._fields['seconds']:.0f} s")
+            if not select.select([reader], [], [], POLL_SECONDS)[0]:
+                continue
+            chunk = os.read(reader, 1 << 16)
+            if not chunk:
+                break
+            data += chunk
+        _, status = os.waitpid(pid, 0)
+        return _read_answer(data, status)
+
+
+def _read_answer(data: bytes, status: int) -> tuple[str, Any]:
+    import json
+
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number not in CRASHES:
+            raise ExhaustedError(f"the process that compiled it was ended by signal {number}")
+        return "failed", f"oneDNN Graph crashes ({signal.Signals(number).name})"
+    try:
+        answer, detail = json.loads(data)
+    except ValueError:
+        return "failed", "the process that compiled it ended without an answer"
+    return answer, detail
+
+
+def _run_and_exit(work: Callable[[], Any], writer: int) -> None:
+    """Effect: writes the outcome of the work to the pipe and ends this process."""
+    import json
+
+    end_with_parent()
+    try:
+        try:
+            answer = ["ok", work()]
+        except Exception as error:  # noqa: BLE001  Any error of torch or oneDNN is an answer.
+            answer = ["failed", " ".join((str(error) or type(error).__name__).split())[-200:]]
+        data = json.dumps(answer).encode()
+        while data:
+            data = data[os.write(writer, data) :]
+    finally:
+        os._exit(0)
+
+
+def end_with_parent() -> None:
+    """Effect: the kernel kills this process when its parent ends. Source: prctl(2), PR_SET_PDEATHSIG."""
+    import ctypes
+
+    set_death_signal = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_death_signal, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _available_bytes() -> int:
+    """Memory that can be allocated without swapping, in bytes. Source: proc(5), MemAvailable."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
+def _groups(signatures: Sequence[str]) -> Sequence[frozenset[int]]:
+    """The positions of operations with the same signature."""
+    alike: dict[str, set[int]] = {}
+    for position, signature in enumerate(signatures):
+        alike.setdefault(signature, set()).add(position)
+    return [frozenset(group) for group in alike.values()]
+
+
+# Inside the forked process
+
+
+def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
+    """Per operation a text of its kind, shapes and types; the positions of those with types that are not fused."""
+    graph = graph_of(source)
+    unread = misread(graph)
+    names = [node.kind() for node in fusible(graph)]
+    operations = observe(graph)
+    with torch.no_grad():
+        tensors = function_of(graph)(*inputs)
+    signatures, other = [], []
+    for position, (name, places) in enumerate(zip(names, operations, strict=True)):
+        own = [tensors[place] for place in places]
+        signatures.append(" ".join([name, *(f"{tensor.dtype}{list(tensor.shape)}" for tensor in own)]))
+        if any(str(tensor.dtype).removeprefix("torch.") not in FLOATS for tensor in own):
+            other.append(position)
+    return {"signatures": signatures, "misread": sorted(unread), "other_types": other}
+
+
+def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozenset[int]) -> None:
+    """Effect: compiles the graph as the worker does, and runs it. Raises: any error of torch and oneDNN."""
+    graph = graph_of(source)
+    leave_out(graph, left_out)
+    compiled = function_of(graph)
+    torch._C._jit_set_autocast_mode(False)
+    torch._C._jit_set_llga_enabled(True)
+    with torch.no_grad():
+        for _ in range(WARM_UP_CALLS + 1):
+            compiled(*inputs)

@@ -1,0 +1,175 @@
+"""Whether oneDNN Graph can compile a graph on this machine, which is tried in a helper process the first time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpulaunch import __version__
+from cpulaunch.worker.fusion.exclusion import everything, has_foreign_operations
+from cpulaunch.worker.fusion.helper_process import HelperEndedError, HelperProcess
+from cpulaunch.worker.fusion.outcomes import (
+    UnusableError,
+    default_folder,
+    open_folder,
+    read_outcomes,
+    write_outcomes,
+)
+from cpulaunch.worker.fusion.portable import PortableGraph
+from cpulaunch.worker.fusion.search import TrialOutcome
+from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, encode_request
+
+MAX_STARTS = 3
+"""Helper processes started by one worker: one that ends by itself is started again."""
+
+FORMAT = 2
+"""Changes with what an outcome depends on, so that older outcomes are not used."""
+
+LIBRARY_VARIABLES = ("ONEDNN_", "DNNL_")
+"""Beginnings of the names of variables that change what oneDNN compiles."""
+
+WAIT = False
+"""Whether `Trials` waits for the helper by default. Tests set it."""
+
+
+class Trials:
+    """What this process knows about graphs. Thread-safe.
+
+    `seconds`: limit for one graph. `wait`: whether a question waits for its answer (None: the module's default).
+    """
+
+    def __init__(self, seconds: float, *, folder: str | None = None, wait: bool | None = None) -> None:
+        self._seconds = seconds
+        self._folder = default_folder() if folder is None else folder
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._outcomes: dict[str, TrialOutcome] = {}
+        self._asked: set[str] = set()
+        self._helper: HelperProcess | None = None
+        self._starts = 0
+        self._loaded = False
+        self._unavailable: str | None = None
+
+    def outcome(self, graph: PortableGraph, inputs: Sequence[Tensor]) -> TrialOutcome | None:
+        """What is known about the graph for inputs like these; None while it is being tried.
+
+        Effect: has an unknown graph tried.
+        """
+        if has_foreign_operations(graph):
+            return TrialOutcome(left_out=everything(graph), lasting=False)
+        try:
+            described = describe((*inputs, *graph.constants))
+        except UnsendableError as error:
+            return TrialOutcome(refusal=f"it contains {error}", lasting=False)
+        key = fingerprint(graph, described)
+        with self._lock:
+            self._load()
+            if key in self._outcomes:
+                return self._outcomes[key]
+            if self._unavailable is not None:
+                return TrialOutcome(refusal=self._unavailable, lasting=False)
+            request = Request(
+                key=key, graph=graph, inputs=tuple(inputs), threads=torch.get_num_threads(), seconds=self._seconds
+            )
+            return self._ask(request, described)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        try:
+            open_folder(self._folder)
+            self._outcomes = read_outcomes(self._folder)
+        except UnusableError as error:
+            self._unavailable = f"it cannot be kept in mind which graphs crash: {error}"
+
+    def _ask(self, request: Request, described: list[Any]) -> TrialOutcome | None:
+        wait = WAIT if self._wait is None else self._wait
+        while True:
+            try:
+                helper = self._started()
+                if request.key not in self._asked:
+                    helper.send(encode_request(request, described))
+                    self._asked.add(request.key)
+                self._learn(helper.receive(None if wait else 0.0))
+            except HelperEndedError:
+                self._drop()
+            except OSError as error:
+                self._unavailable = f"no process can be started to try it: {error}"
+            if request.key in self._outcomes:
+                return self._outcomes[request.key]
+            if self._unavailable is not None:
+                return TrialOutcome(refusal=self._unavailable, lasting=False)
+            if not wait:
+                return None
+
+    def _started(self) -> HelperProcess:
+        """The running helper. Raises: HelperEndedError after too many starts, OSError."""
+        if self._helper is not None and self._helper.owner != os.getpid():  # This process is a fork of its owner.
+            self._drop()
+        if self._helper is None:
+            self._helper = HelperProcess()
+            self._starts += 1
+        return self._helper
+
+    def _drop(self) -> None:
+        """Effect: forgets the helper, which has ended, and what it was asked."""
+        if self._helper is not None:
+            self._helper.close()
+        self._helper = None
+        self._asked.clear()
+        if self._starts >= MAX_STARTS:
+            self._unavailable = "the process that tries graphs ends by itself"
+
+    def _learn(self, outcomes: list[tuple[str, TrialOutcome]]) -> None:
+        """Effect: keeps the outcomes, the lasting ones on disk too."""
+        self._outcomes.update(outcomes)
+        lasting = {key: outcome for key, outcome in outcomes if outcome.lasting}
+        if lasting:
+            write_outcomes(self._folder, read_outcomes(self._folder) | lasting)
+
+    def helper_pid(self) -> int | None:
+        """The process id of the helper; None if it is not running."""
+        return None if self._helper is None else self._helper.pid
+
+    def close(self) -> None:
+        """Effect: ends the helper."""
+        with self._lock:
+            if self._helper is not None:
+                self._helper.close()
+            self._helper = None
+
+
+def fingerprint(graph: PortableGraph, described: list[Any]) -> str:
+    """A key of the graph, its constants and inputs, and of everything else that oneDNN Graph's behaviour depends on."""
+    variables = sorted(item for item in os.environ.items() if item[0].startswith(LIBRARY_VARIABLES))
+    machine = [FORMAT, __version__, torch.__version__, str(torch.version.git_version), _cpu(), variables]
+    shapes = [_without_values(value, index < graph.inputs) for index, value in enumerate(described)]
+    text = json.dumps([machine, graph.text, shapes])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_values(described: Any, is_input: bool) -> Any:
+    """A described value of which the elements are left out: of inputs, and of tensors of floats."""
+    if not isinstance(described, dict) or "data" not in described:
+        return described
+    if is_input or "float" in described["dtype"]:
+        return {name: value for name, value in described.items() if name != "data"}
+    return described
+
+
+def _cpu() -> str:
+    """The model and the instruction sets of this machine's CPUs. Source: proc(5), cpuinfo."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in file)}
+        return ";".join(found.get(name, "") for name in wanted)
+    return ""

@@ -1,0 +1,207 @@
+"""When calls are captured: the second call of a signature, within a budget, and only where signatures come again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph import cache, eligibility  # noqa: E402
+from cpulaunch.worker.graph.cache import Captures  # noqa: E402
+from cpulaunch.worker.graph.capture import Call, Captured, PendingError  # noqa: E402
+from cpulaunch.worker.graph.module_state import FRUITLESS_KEYS  # noqa: E402
+from cpulaunch.worker.graph.trace import RefusedError  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Engine:
+    """Captures calls as the module itself. `error`: raised instead; `calls`: the shapes that it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+        self.error: Exception | None = None
+
+    def __call__(self, call: Call, eager: Any, weights: Any) -> Captured:
+        self.calls.append(tuple(call.inputs[0].shape))
+        if self.error is not None:
+            raise self.error
+        return Captured(
+            run=lambda call: call.module.forward(*call.args, **call.kwargs),
+            holds=lambda call: True,
+            error=0.0,
+            seconds=0.1,
+            bytes=100,
+            low_precision=False,
+        )
+
+
+class Program:
+    """Calls of modules by captures of an engine that does nothing; `outermost` False: as parts of other modules."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        monkeypatch.setattr(cache, "TOLERATED_SLOWDOWN", float("inf"))
+        monkeypatch.setattr(cache, "best_seconds", lambda *runs: [1.0 for _ in runs])
+        monkeypatch.setattr(eligibility, "FREE_SECONDS", float("inf"))
+        self.engine = Engine()
+        self.captures = Captures(TorchSettings(graph="onednn", **settings), self.engine)
+        self.model = nn.Linear(4, 4).eval()
+        self.prepared: list[bool] = []
+
+    def call(self, rows: int, *, outermost: bool = True) -> Tensor:
+        value, before = torch.ones(rows, 4), self.captures.preparations
+        with torch.no_grad():
+            result = self.captures.call(self.model, (value,), {}, lambda _: self.model(value), outermost=outermost)
+        self.prepared.append(self.captures.preparations != before)
+        return result
+
+    def reasons(self) -> str:
+        return "; ".join(self.captures._state(self.model, True)._reasons)
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Program]:
+    return lambda **settings: Program(monkeypatch, **settings)
+
+
+def test_a_signature_is_captured_at_its_second_call(program) -> None:
+    run = program()
+    for calls, captured in ((1, 0), (2, 1), (3, 1)):
+        run.call(2)
+        assert len(run.engine.calls) == captured, calls
+    run.call(3)
+    assert run.engine.calls == [(2, 4)]
+
+
+def test_calls_that_prepare_something_are_counted(program) -> None:
+    """A first call, the capture and the call that verifies it; not those that only run the graph."""
+    run = program()
+    for _ in range(6):
+        run.call(2)
+    assert run.prepared == [True, True, True, False, False, False]
+
+
+def test_a_budget_of_seconds_ends_captures(program, monkeypatch) -> None:
+    run, clock = program(graph_budget=10.0), [0.0]
+    monkeypatch.setattr(cache.time, "perf_counter", lambda: clock[0])
+    capture = run.engine.__call__
+
+    def slow(*arguments: Any) -> Captured:
+        clock[0] += 4.0
+        if len(run.engine.calls) == 1:
+            run.engine.error = RefusedError("refused")
+        return capture(*arguments)
+
+    run.captures._engine = slow
+    for rows in (1, 2, 3, 4, 5) * 3:
+        run.call(rows)
+    assert len(run.engine.calls) == 3  # The second one failed, which counts too.
+    assert run.captures.usage.seconds == 12.0
+    assert "captures have taken 12 s of the 10 s that --graph-budget allows" in run.reasons()
+    before = len(run.prepared)
+    run.call(5)
+    run.call(1)
+    assert run.prepared[before:] == [False, False]
+
+
+def test_further_captures_are_paid_for_by_time_and_by_what_captures_have_saved(program, monkeypatch) -> None:
+    run, clock = program(), [0.0]
+    monkeypatch.setattr(eligibility, "FREE_SECONDS", 4.0)
+    monkeypatch.setattr(cache.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cache, "best_seconds", lambda *runs: [1.0, 1.5])
+    capture = run.engine.__call__
+
+    def slow(*arguments: Any) -> Captured:
+        clock[0] += 5.0
+        return capture(*arguments)
+
+    run.captures._engine = slow
+    for rows in (1, 2, 3) * 4:
+        run.call(rows)
+    assert run.engine.calls == [(1, 4)]
+    clock[0] += 60.0  # Two per cent of 65 s are 1.3 s.
+    run.call(2)
+    assert len(run.engine.calls) == 2
+    for _ in range(5):  # Each saves half a second.
+        run.call(1)
+        run.call(3)
+        assert len(run.engine.calls) == 2
+    for _ in range(5):
+        run.call(1)
+    run.call(3)
+    assert len(run.engine.calls) == 3
+
+
+def test_a_capture_that_is_pending_is_tried_again_and_again_more_rarely(program, monkeypatch) -> None:
+    run, clock = program(), [0.0]
+    monkeypatch.setattr(cache.time, "perf_counter", lambda: clock[0])
+    run.engine.error = PendingError("in preparation")
+    for _ in range(401):
+        run.call(2)
+        clock[0] += 0.01
+    assert len(run.engine.calls) == 5  # At the start and after 0.25, 0.75, 1.75 and 3.75 seconds.
+    assert run.captures.pending == 400
+    assert run.reasons() == ""
+    run.engine.error = None
+    for _ in range(500):
+        run.call(2)
+        clock[0] += 0.01
+    assert len(run.engine.calls) == 6
+    assert run.captures.pending < 900
+    assert run.captures.usage.bytes == 100
+
+
+def test_signatures_that_never_come_again_leave_room_for_others(program) -> None:
+    run = program(graph_signatures=4)
+    for rows in range(10, 500):
+        run.call(rows)
+        run.call(1 + rows % 3)
+    assert sorted(run.engine.calls) == [(1, 4), (2, 4), (3, 4)]
+    assert run.reasons() == ""
+
+
+def test_refused_signatures_do_not_use_up_the_limit_of_captures(program) -> None:
+    run = program(graph_signatures=4)
+    run.engine.error = RefusedError("refused")
+    for rows in (1, 2, 3) * 2:
+        run.call(rows)
+    run.engine.error = None
+    for rows in (4, 5, 6, 7, 8) * 3:
+        run.call(rows)
+    assert run.engine.calls[3:] == [(4, 4), (5, 4), (6, 4), (7, 4)]
+    assert "more than 4 signatures" in run.reasons()
+
+
+def test_a_part_whose_signatures_never_come_again_is_given_up(program) -> None:
+    run = program()
+    for rows in range(1, 100):
+        run.call(rows, outermost=False)
+    assert run.engine.calls == []
+    assert "other arguments nearly every time" in run.reasons()
+    assert run.prepared.count(True) == FRUITLESS_KEYS + 1
+
+
+def test_a_part_with_a_few_signatures_is_captured(program) -> None:
+    run = program(graph_signatures=20)
+    for rows in (*range(1, FRUITLESS_KEYS), *range(1, FRUITLESS_KEYS), *range(1, 20)):
+        run.call(rows, outermost=False)
+    assert len(run.engine.calls) == FRUITLESS_KEYS - 1
+
+
+def test_retired_captures_are_dropped_and_not_made_again(program) -> None:
+    run = program()
+    for _ in range(4):
+        run.call(2)
+    assert (run.captures.usage.bytes, run.captures.usage.modules) == (100, 1)
+    run.captures.retire(run.model, "not worth it")
+    assert (run.captures.usage.bytes, run.captures.usage.modules) == (0, 0)
+    for _ in range(4):
+        run.call(2)
+    assert len(run.engine.calls) == 1
+    assert run.captures.is_finished(run.model)
+    assert not run.captures.can_capture(run.model)
+    assert "not worth it" in run.reasons()
