@@ -9,7 +9,8 @@ from __future__ import annotations
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import Program, ProgramKind
-from cpulaunch.records.settings import JOB_SETTINGS, SettingSpec, setting_specs
+from cpulaunch.records.settings import JOB_SETTINGS, setting_specs
+from cpulaunch.records.value_types import SettingSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ TEXT_OPTIONS = {
 }
 ALIASES = {"--from-mpi": {"scheduler": "mpi"}}
 """Switches that set a setting."""
-SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee"}
+SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee", "-O": "--optimize"}
+ATTACHED = ("-r", "-t", "-O")
+"""Short options whose value may follow without a space: -t3 as in argparse, -O2 as in compilers."""
 EMPTY_IS_UNSET = ("rdzv_endpoint", "rdzv_conf", "local_ranks_filter")
 """Settings that an empty text leaves unset: it is torchrun's default for them, and scripts pass it."""
 
@@ -66,7 +69,7 @@ class _Reader:
     def read(self, token: str) -> None:
         """Store one option and its value. Raises: UsageError."""
         name, equals, text = token.partition("=")
-        if token[:2] in ("-r", "-t") and len(name) > 2:  # -t3, as argparse reads it
+        if token[:2] in ATTACHED and len(name) > 2:
             name, equals, text = token[:2], "=", token[2:]
         flag = canonical(name)
         if self.abbreviated:

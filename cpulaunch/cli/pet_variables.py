@@ -9,7 +9,8 @@ from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import Layer
-from cpulaunch.records.settings import JOB_SETTINGS, SettingSpec, setting_specs
+from cpulaunch.records.settings import JOB_SETTINGS, setting_specs
+from cpulaunch.records.value_types import SettingSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,13 @@ import stat
 
 import cpulaunch
 from cpulaunch.cli import terminal
-from cpulaunch.launch.supervision.report import flags_without_effect, metric_lines, report, workers_without_plugin
+from cpulaunch.launch.supervision.report import (
+    flags_without_effect,
+    metric_lines,
+    report,
+    worker_lines,
+    workers_without_plugin,
+)
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import CpulaunchError
@@ -51,6 +57,8 @@ def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Cal
     except CpulaunchError as error:
         notify(f"error: {error}")
         return code or error.exit_code
+    for line in worker_lines(result):
+        notify(line)
     if plan.launch.report != STANDARD_OUTPUT:
         notify(f"report: {plan.launch.report}")
     return code

@@ -158,12 +158,17 @@ def _root(line: CommandLine) -> Root:
 def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> LaunchRequest:
     """The command line merged with the scheduler's variables and the profiles it names or that match the host."""
     typed = [Layer(origin="cli", values=line.values, reasons=line.reasons), *line.layers]
-    names: tuple[str, ...] = line.values.get("profile", ("auto",))
+    names: tuple[str, ...] = line.values.get("profile", ())
     folder = user_profile_dir(environ)
     profiles, label = chosen_layers(names, host, config_dir=folder)
     defaults = (TORCHRUN_DEFAULTS,) if line.torchrun else ()
+    layers = (*typed, *_scheduler_layers(typed, host, environ), *profiles, *defaults)
+    if any("optimize" in layer.values for layer in layers):
+        from cpulaunch.plan.levels import with_level
+
+        layers, label = with_level(layers, host)
     return merge(
-        [*typed, *_scheduler_layers(typed, host, environ), *profiles, *defaults],
+        layers,
         program=line.program,
         profile=label,
         environ=environ,

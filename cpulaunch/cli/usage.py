@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cpulaunch.cli.arguments import SWITCHES, TEXT_OPTIONS
-from cpulaunch.records.settings import SettingSpec, setting_specs
+from cpulaunch.records.settings import setting_specs
+from cpulaunch.records.value_types import SettingSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ def _label(spec: SettingSpec) -> str:
 
 
 def _description(spec: SettingSpec) -> str:
-    """The help text with the default, unless the text names it."""
+    """The help text with the default behind its first line, unless the text names it."""
     if not spec.default or spec.value_type.flag or "(default:" in spec.help:
         return spec.help
-    return f"{spec.help} (default: {spec.value_type.to_text(spec.default)})"
+    first, *others = spec.help.split("\n")
+    return "\n".join([f"{first} (default: {spec.value_type.to_text(spec.default)})", *others])
 
 
 def _entry(label: str, text: str, width: int) -> Iterator[str]:
@@ -71,6 +73,10 @@ def _entry(label: str, text: str, width: int) -> Iterator[str]:
     if len(first) > INDENT - 2:
         yield first
         first = ""
-    body = textwrap.wrap(text, max(width - INDENT, 30))
+    body = [
+        line
+        for part in text.split("\n")
+        for line in textwrap.wrap(part, max(width - INDENT, 30), break_on_hyphens=False)
+    ]
     yield first.ljust(INDENT) + body[0]
     yield from (" " * INDENT + line for line in body[1:])

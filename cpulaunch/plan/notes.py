@@ -6,11 +6,12 @@ from cpulaunch.plan.placement.instances import Placement
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import Note
 from cpulaunch.records.request import LaunchRequest
-from cpulaunch.records.settings import SettingSpec, setting_specs
+from cpulaunch.records.settings import setting_specs
+from cpulaunch.records.value_types import SettingSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from cpulaunch.plan.plugin.checks import TorchChoices
 
 _NOTED_ELSEWHERE = frozenset(
     (
@@ -53,17 +54,17 @@ def binder_note(host: Host, request: LaunchRequest) -> Note:
     return Note(setting="binder", value=binder, origin=request.origin("binder"), reason=reason)
 
 
-def setting_notes(request: LaunchRequest, not_applied: Mapping[str, str]) -> tuple[Note, ...]:
-    """A note on each setting that the user or a profile chose and that no other decision explains.
-
-    `not_applied`: setting -> why it is not applied.
-    """
+def setting_notes(request: LaunchRequest, choices: TorchChoices) -> tuple[Note, ...]:
+    """A note on each setting that the user or a profile chose and that no other decision explains."""
+    not_applied = choices.not_applied
     chosen = tuple(
         Note(
             setting=name,
             value=_text(spec, spec.default if name in not_applied else getattr(request.settings, name)),
             origin=request.origin(name),
-            reason=f"not applied: {not_applied[name]}" if name in not_applied else _reason(request, spec),
+            reason=f"not applied: {not_applied[name]}"
+            if name in not_applied
+            else "; ".join(filter(None, (_reason(request, spec), choices.remarks.get(name)))),
         )
         for name, spec in setting_specs().items()
         if name in request.origins and (name not in _NOTED_ELSEWHERE or _lacks_ranks(request, name))
@@ -100,6 +101,10 @@ _EFFECTS = {
     ("precision", "tf32"): "fp32 products may use tf32, with 11 bits of precision, where the hardware supports it",
     ("precision", "medium"): "fp32 products may use bf16, with 8 bits of precision",
     ("precision", "fp32"): "fp32 products have full precision",
+    ("weights", "fp32"): "modules in eval mode keep their weights packed for oneDNN; results differ by rounding",
+    ("weights", "bf16"): "modules in eval mode keep their weights in bf16, half the bytes to read, 8 bits of precision",
+    ("weights", "int8"): "modules in eval mode keep their weights in int8, a quarter of the bytes to read",
+    ("weights", "int4"): "modules in eval mode keep their weights in int4, an eighth of the bytes to read",
     ("debug_apis", False): "anomaly detection, emit_nvtx and gradcheck do nothing",
 }
 """What a choice does, where the help describes several choices in one line."""

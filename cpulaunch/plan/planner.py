@@ -12,7 +12,7 @@ from cpulaunch.plan.placement.pool import Pool, select_pool
 from cpulaunch.plan.placement.quota import place_unpinned
 from cpulaunch.plan.placement.threads import default_threads
 from cpulaunch.plan.plugin.checks import Collectives, TorchChoices, choose_torch_settings
-from cpulaunch.plan.plugin.settings import check_reserved_variables, graph_notes
+from cpulaunch.plan.plugin.settings import check_reserved_variables, weight_memory_notes
 from cpulaunch.plan.variables.preloads import Trials, choose_preloads, preload_candidates
 from cpulaunch.plan.variables.resolve import Environment
 from cpulaunch.plan.variables.thread_variables import plan_threads
@@ -211,10 +211,10 @@ def _notes(host: Host, request: LaunchRequest, decisions: Decisions, environment
         *decisions.memory.notes,
         binder_note(host, request),
         *decisions.preloads.notes,
-        *setting_notes(request, decisions.choices.not_applied),
+        *setting_notes(request, decisions.choices),
         *decisions.loaders.notes,
         *decisions.collectives.notes,
-        *graph_notes(host, decisions.choices, len(decisions.placement.workers)),
+        *weight_memory_notes(host, decisions.choices, len(decisions.placement.workers)),
         *environment.notes,
     )
 

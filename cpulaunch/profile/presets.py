@@ -193,7 +193,7 @@ PRESETS: tuple[tuple[str, str, str, str, Any, Any, Any], ...] = (
         (
             ('wait_policy', 'active', 'a spinning thread starts the next parallel region immediately, a sleeping one must first be woken', 'https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html', '2026-11-21'),
             ('smt', False, 'work on an SMT sibling delays the thread that handles the request', 'https://docs.pytorch.org/tutorials/intermediate/torchserve_with_ipex.html', '2026-11-21'),
-            ('graph', 'onednn', 'fused oneDNN graphs for modules in eval mode: fewer passes over memory, less Python; results differ by rounding, the first call is slower', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
+            ('graph', 'onednn', 'fused oneDNN graphs for modules in eval mode: fewer passes over memory, less Python; results differ by rounding, the second call of a kind captures', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
             ('inference_mode', True, 'without torch.no_grad in the program, every call would record an autograd graph, and fused graphs could not be used', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
         ),
         (
@@ -210,7 +210,7 @@ PRESETS: tuple[tuple[str, str, str, str, Any, Any, Any], ...] = (
             ('strategy', 'spread', 'instances are distributed over the NUMA nodes, so that all memory controllers are used', 'https://docs.pytorch.org/tutorials/intermediate/torchserve_with_ipex.html', '2026-11-21'),
             ('smt', False, 'one thread per core keeps the vector units busy in matrix products', 'https://docs.pytorch.org/tutorials/intermediate/torchserve_with_ipex.html', '2026-11-21'),
             ('huge_pages', True, 'large activations cause fewer page faults and TLB misses', 'https://github.com/aws/aws-graviton-getting-started/blob/main/machinelearning/pytorch.md', '2026-11-21'),
-            ('graph', 'onednn', 'fused oneDNN graphs for modules in eval mode: fewer passes over memory; results differ by rounding, memory for a frozen copy of the weights', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
+            ('graph', 'onednn', 'fused oneDNN graphs for modules in eval mode: fewer passes over memory; results differ by rounding, a capture takes time and memory for a copy of the weights', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
             ('inference_mode', True, 'without torch.no_grad in the program, every call would record an autograd graph, and fused graphs could not be used', 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),
         ),
         (

@@ -184,6 +184,14 @@ def _without_gpus(name: str) -> Conflict:
     )
 
 
+def _keeps_weights(chosen: Mapping[str, Any]) -> bool:
+    return chosen.get("weights") is not None or chosen.get("optimize", 1) > 1
+
+
+def _captures(chosen: Mapping[str, Any]) -> bool:
+    return bool(chosen.get("graph", "onednn" if chosen.get("optimize", 1) > 1 else "off") != "off")
+
+
 PINNED = ("close", "spread", "explicit")
 CONFLICTS = (
     Conflict(
@@ -237,6 +245,21 @@ CONFLICTS = (
         path=("settings", "ipex", "value"),
         applies=lambda chosen, profile: bool(chosen.get("ipex")) and chosen.get("graph", "off") != "off",
         reason="ipex and graph both replace modules: set one of them",
+    ),
+    Conflict(
+        path=("settings", "ipex", "value"),
+        applies=lambda chosen, profile: bool(chosen.get("ipex")) and chosen.get("weights") is not None,
+        reason="ipex and weights both replace modules: set one of them",
+    ),
+    Conflict(
+        path=("settings", "release_weights", "value"),
+        applies=lambda chosen, profile: bool(chosen.get("release_weights")) and not _keeps_weights(chosen),
+        reason="there is nothing to release: set weights, or optimize = 2, in the same profile",
+    ),
+    Conflict(
+        path=("settings", "graph_budget", "value"),
+        applies=lambda chosen, profile: "graph_budget" in chosen and not _captures(chosen),
+        reason="nothing is captured: set graph, or optimize = 2, in the same profile",
     ),
     Conflict(
         path=("settings", "compile_mode", "value"),

@@ -10,7 +10,7 @@ import os
 from cpulaunch.profile.model import Choice, Profile, matches, specificity
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import EnvDefault, Layer
 
 TYPE_CHECKING = False
@@ -151,8 +151,21 @@ def auto_profiles(host: Host) -> tuple[Profile, ...]:
     return (*situations, *servers[:1])
 
 
-def chosen_profiles(names: tuple[str, ...], host: Host, *, config_dir: str | None) -> tuple[Profile, ...]:
-    """The profiles that `--profile` selects, in order of precedence.
+@record
+class ChosenProfiles:
+    """The profiles of a launch in order of precedence: those that `--profile` names, then those that `auto` adds."""
+
+    named: tuple[Profile, ...]
+    automatic: tuple[Profile, ...]
+
+    @property
+    def all(self) -> tuple[Profile, ...]:
+        """All of them, in order of precedence."""
+        return (*self.named, *self.automatic)
+
+
+def chosen_profiles(names: tuple[str, ...], host: Host, *, config_dir: str | None) -> ChosenProfiles:
+    """The profiles that `--profile` selects; no names: it is not given.
 
     `auto` is added at the end unless a server profile or `none` is named. Raises: UsageError.
     """
@@ -161,16 +174,16 @@ def chosen_profiles(names: tuple[str, ...], host: Host, *, config_dir: str | Non
             raise UsageError(
                 "--profile none cannot be combined with other profiles", value=",".join(names), hint="--profile none"
             )
-        return ()
+        return ChosenProfiles(named=(), automatic=())
     chosen: dict[str, Profile] = {}
     for name in names:
         found = auto_profiles(host) if name == "auto" else (find_profile(name, config_dir=config_dir),)
         for profile in found:
             chosen.setdefault(profile.name, profile)
+    automatic: tuple[Profile, ...] = ()
     if not any(profile.kind == "server" for profile in chosen.values()):
-        for profile in auto_profiles(host):
-            chosen.setdefault(profile.name, profile)
-    return tuple(chosen.values())
+        automatic = tuple(profile for profile in auto_profiles(host) if profile.name not in chosen)
+    return ChosenProfiles(named=tuple(chosen.values()), automatic=automatic)
 
 
 def chosen_layers(
@@ -181,14 +194,18 @@ def chosen_layers(
     Raises: UsageError.
     """
     profiles = chosen_profiles(names, host, config_dir=config_dir)
-    return tuple(layer(profile) for profile in profiles), ",".join(profile.name for profile in profiles) or None
+    layers = (
+        *(layer(profile) for profile in profiles.named),
+        *(replace(layer(profile), automatic=True) for profile in profiles.automatic),
+    )
+    return layers, ",".join(profile.name for profile in profiles.all) or None
 
 
 def profile_warnings(names: tuple[str, ...], host: Host, *, config_dir: str | None) -> tuple[str, ...]:
     """A warning for each chosen profile that does not apply to this host. Raises: UsageError."""
     return tuple(
         f"profile {profile.name} is for another machine: {profile.summary}"
-        for profile in chosen_profiles(names, host, config_dir=config_dir)
+        for profile in chosen_profiles(names, host, config_dir=config_dir).named
         if not matches(profile, host)
     )
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ProgramKind: TypeAlias = 'Literal["script", "module", "command"]'
 Origin = str
-"""`cli`, `environment`, `profile:NAME` or `default`."""
+"""`cli`, `environment`, `profile:NAME` or `default`; with ` -O2` behind it for a setting of a level chosen there."""
 
 
 @record
@@ -55,7 +55,8 @@ class SchedulerRank:
 class Layer:
     """The settings of one source; earlier layers have precedence. `reasons` and `warnings` are about its settings.
 
-    `scheduled_rank`: the rank of this process, if a scheduler started it as one rank.
+    `scheduled_rank`: the rank of this process, if a scheduler started it as one rank. `automatic`: a profile that the
+    user did not name.
     """
 
     origin: Origin
@@ -64,6 +65,7 @@ class Layer:
     env: tuple[EnvDefault, ...] = ()
     scheduled_rank: SchedulerRank | None = None
     warnings: tuple[str, ...] = ()
+    automatic: bool = False
 
 
 @record

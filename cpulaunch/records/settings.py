@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cpulaunch.records import value_types as types
 from cpulaunch.records.record import field, fields, record
-from cpulaunch.records.value_types import ValueType
+from cpulaunch.records.value_types import SettingSpec, ValueType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,41 +29,13 @@ AutoSwitch: TypeAlias = 'Literal["auto", "on", "off"]'
 Graph: TypeAlias = 'Literal["off", "onednn", "inductor", "zentorch"]'
 CompileMode: TypeAlias = 'Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]'
 Precision: TypeAlias = 'Literal["fp32", "tf32", "medium", "bf16", "fp16"]'
+WeightType: TypeAlias = 'Literal["fp32", "bf16", "int8", "int4"]'
 NumaBinding: TypeAlias = 'Literal["node", "socket", "exclusive", "core-complex"]'
 Device: TypeAlias = 'Literal["auto", "cpu", "gpu"]'
 StartMethod: TypeAlias = 'Literal["spawn", "fork", "forkserver"]'
 Scheduler: TypeAlias = 'Literal["auto", "none", "slurm", "mpi", "pbs"]'
 DistBackend: TypeAlias = 'Literal["auto", "gloo", "ccl", "mpi"]'
 CclPath: TypeAlias = 'Literal["auto", "memory", "oneccl"]'
-
-
-@record
-class SettingSpec:
-    """How one setting is written and explained. `group` is its heading in the help."""
-
-    name: str
-    value_type: ValueType
-    default: Any
-    group: str
-    help: str
-    in_profile: bool
-
-    @property
-    def flag(self) -> str:
-        """The setting's long option."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def negative_flag(self) -> str:
-        """The option that switches a switch off, such as `--no-smt`."""
-        return "--no-" + self.flag[2:]
-
-    def arguments(self, value: Any) -> list[str]:
-        """The words of a command line that give the setting this value."""
-        if self.value_type.flag:
-            return [self.flag if value else self.negative_flag]
-        parts = [(part,) for part in value] if self.value_type.repeatable else [value]
-        return [word for part in parts for word in (self.flag, self.value_type.to_text(part))]
 
 
 def _setting(default: Any, value_type: ValueType, group: str, help: str) -> Any:  # noqa: A002
@@ -77,6 +49,18 @@ def _cli_setting(default: Any, value_type: ValueType, group: str, help: str) -> 
 @record
 class Settings:
     """The merged value of every setting; None: the planner decides."""
+
+    optimize: int = _setting(
+        1,
+        types.integer(minimum=0, maximum=4),
+        "Optimization level",
+        "how much may change for speed (also -O2); other options override it\n"
+        "0: only binding, memory and threads\n"
+        "1: adds preloads and this machine's profile\n"
+        "2: adds --graph onednn --weights fp32 --channels-last: results differ by rounding\n"
+        "3: adds --precision bf16 --weights bf16 if the CPU has bf16 instructions\n"
+        "4: adds --weights int8",
+    )
 
     instances: AutoCount | None = _cli_setting(
         None, types.count(AutoCount), "Placement", "run N independent copies of the program; auto: one per NUMA node"
@@ -166,6 +150,18 @@ class Settings:
         types.choice(Precision),
         "Inside torch",
         "bf16, fp16: autocast around modules; tf32, medium, fp32: precision of fp32 matrix products",
+    )
+    graph_budget: float = _setting(
+        60.0, types.number(minimum=0.0), "Inside torch", "seconds that a worker may spend on capturing graphs"
+    )
+    weights: WeightType | None = _setting(
+        None,
+        types.choice(WeightType),
+        "Inside torch",
+        "keep the weights of modules in eval mode packed in this type; results stay in the program's own type",
+    )
+    release_weights: bool = _setting(
+        False, types.FLAG, "Inside torch", "move the original weights that --weights replaces to a file mapping"
     )
     channels_last: bool = _setting(
         False, types.FLAG, "Inside torch", "store convolution weights in channels_last order"

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from cpulaunch.records.settings import CompileMode, Graph, Precision
+    from cpulaunch.records.settings import CompileMode, Graph, Precision, WeightType
 
 VARIABLE = "CPULAUNCH_WORKER"
 """Holds encoded TorchSettings. Must be set before the worker's `import torch`."""
@@ -26,7 +26,8 @@ class TorchSettings:
 
     `cpus` and `loader_cpus` are cpulists; if empty, the worker is not bound, or its DataLoader workers use its CPUs.
     With `restore_preload`, programs that the worker starts get `ld_preload` as LD_PRELOAD (None: unset).
-    `graph_memory_bytes` limits the frozen weights of this worker's captured graphs (None: the memory is unknown).
+    `graph_memory_bytes` limits this worker's copies of weights, in captured graphs and those that `weights` keeps;
+    None: no limit is known.
     """
 
     index: int = 0
@@ -41,7 +42,10 @@ class TorchSettings:
     graph_signatures: int = 8
     graph_memory_bytes: int | None = None
     compile_mode: CompileMode | None = None
+    graph_budget: float = 60.0
     precision: Precision | None = None
+    weights: WeightType | None = None
+    release_weights: bool = False
     channels_last: bool = False
     inference_mode: bool = False
     debug_apis: bool = True

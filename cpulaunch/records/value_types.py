@@ -1,4 +1,4 @@
-"""How the value of a setting is written: as text on a command line, as a TOML value in a profile."""
+"""How a setting and its value are written: as text on a command line, as a TOML value in a profile."""
 
 from __future__ import annotations
 
@@ -27,6 +27,35 @@ class ValueType:
     repeatable: bool = False
 
 
+@record
+class SettingSpec:
+    """How one setting is written and explained. `group` is its heading in the help."""
+
+    name: str
+    value_type: ValueType
+    default: Any
+    group: str
+    help: str
+    in_profile: bool
+
+    @property
+    def flag(self) -> str:
+        """The setting's long option."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def negative_flag(self) -> str:
+        """The option that switches a switch off, such as `--no-smt`."""
+        return "--no-" + self.flag[2:]
+
+    def arguments(self, value: Any) -> list[str]:
+        """The words of a command line that give the setting this value."""
+        if self.value_type.flag:
+            return [self.flag if value else self.negative_flag]
+        parts = [(part,) for part in value] if self.value_type.repeatable else [value]
+        return [word for part in parts for word in (self.flag, self.value_type.to_text(part))]
+
+
 def _plain(text: str) -> str:
     """The text of a number. Raises: ValueError for spellings that only Python accepts ("1_0", "٢")."""
     if not text.isascii() or "_" in text:
@@ -34,28 +63,29 @@ def _plain(text: str) -> str:
     return text
 
 
-def _integer(minimum: int, text: str) -> int:
+def _integer(minimum: int, text: str, maximum: int | None = None) -> int:
+    expected = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
     try:
         value = int(_plain(text))
     except ValueError:
-        raise ValueError(f"expected a whole number of at least {minimum}") from None
-    if value < minimum:
-        raise ValueError(f"expected a whole number of at least {minimum}")
+        raise ValueError(f"expected a whole number {expected}") from None
+    if value < minimum or (maximum is not None and value > maximum):
+        raise ValueError(f"expected a whole number {expected}")
     return value
 
 
-def _toml_integer(minimum: int, value: object) -> int:
+def _toml_integer(minimum: int, value: object, maximum: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("expected a whole number")
-    return _integer(minimum, str(value))
+    return _integer(minimum, str(value), maximum)
 
 
-def integer(*, minimum: int) -> ValueType:
-    """Whole numbers from `minimum` up."""
+def integer(*, minimum: int, maximum: int | None = None) -> ValueType:
+    """Whole numbers from `minimum` up to `maximum` (None: any larger one)."""
     return ValueType(
-        metavar="N",
-        from_text=lambda text: _integer(minimum, text),
-        from_toml=lambda value: _toml_integer(minimum, value),
+        metavar="N" if maximum is None else f"{minimum}-{maximum}",
+        from_text=lambda text: _integer(minimum, text, maximum),
+        from_toml=lambda value: _toml_integer(minimum, value, maximum),
     )
 
 

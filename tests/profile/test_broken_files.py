@@ -323,6 +323,21 @@ CONTRADICTIONS = {
         ", line 7, settings.compile_mode.value",
         'graph = "inductor"',
     ),
+    "packed weights beside ipex": (
+        HEAD + setting("weights", '"fp32"') + setting("ipex", "true"),
+        ", line 7, settings.ipex.value",
+        "set one of them",
+    ),
+    "nothing to release": (
+        HEAD + setting("release_weights", "true") + setting("optimize", "1"),
+        ", line 4, settings.release_weights.value",
+        "nothing to release",
+    ),
+    "a budget without graphs": (
+        HEAD + setting("graph_budget", "10") + setting("graph", '"off"') + setting("optimize", "2"),
+        ", line 4, settings.graph_budget.value",
+        "nothing is captured",
+    ),
     "pinned memory without GPUs": (
         'kind = "situation"\nsummary = "s"\n[applies]\ngpus = false\n' + setting("pin_memory", "true"),
         ", line 6, settings.pin_memory.value",
@@ -360,6 +375,9 @@ def test_combinations_that_do_not_conflict():
     parse_profile(SERVER + setting("mkl_dispatch", '"on"') + setting("openmp", '"intel"'), name="mine")
     parse_profile(HEAD + setting("graph", '"off"') + setting("ipex", "true"), name="mine")
     parse_profile(HEAD + setting("graph", '"inductor"') + setting("compile_mode", '"default"'), name="mine")
+    parse_profile(HEAD + setting("optimize", "2") + setting("release_weights", "true"), name="mine")
+    parse_profile(HEAD + setting("optimize", "3") + setting("graph_budget", "10.5"), name="mine")
+    parse_profile(HEAD + setting("weights", '"int8"') + setting("release_weights", "true"), name="mine")
     parse_profile(HEAD + setting("pin_memory", "true") + setting("dataloader_workers", '"auto"'), name="mine")
     parse_profile(HEAD + setting("binder", '"numactl"') + setting("membind", '"bind"'), name="mine")
 

@@ -160,7 +160,7 @@ def test_a_warning_about_a_profile_for_another_machine():
     (warning,) = profile_warnings(("graviton4",), machine, config_dir=None)
     assert warning.startswith("profile graviton4 is for another machine")
     assert profile_warnings(("auto", "latency"), machine, config_dir=None) == ()
-    assert [profile.name for profile in chosen_profiles(("graviton4",), machine, config_dir=None)] == ["graviton4"]
+    assert [profile.name for profile in chosen_profiles(("graviton4",), machine, config_dir=None).all] == ["graviton4"]
 
 
 def test_unknown_facts_match_no_condition():

@@ -8,6 +8,7 @@ CASES = {
     "switch on": (types.FLAG, "true"),
     "switch off": (types.FLAG, "false"),
     "integer": (types.integer(minimum=0), "12"),
+    "bounded integer": (types.integer(minimum=0, maximum=4), "4"),
     "count": (types.count('int | Literal["auto"]'), "3"),
     "word of a count": (types.count('int | Literal["auto"]'), "auto"),
     "whole seconds": (types.number(minimum=0.0), "30"),
@@ -33,3 +34,13 @@ CASES = {
 @pytest.mark.parametrize(("value_type", "text"), CASES.values(), ids=CASES)
 def test_a_value_is_written_as_it_is_read(value_type, text):
     assert value_type.to_text(value_type.from_text(text)) == text
+
+
+@pytest.mark.parametrize("value", ["5", "-1", "1.0", "", "x"])
+def test_a_bounded_integer_names_its_bounds(value):
+    level = types.integer(minimum=0, maximum=4)
+    with pytest.raises(ValueError, match="a whole number from 0 to 4"):
+        level.from_text(value)
+    with pytest.raises(ValueError, match="a whole number"):
+        level.from_toml(value)
+    assert (level.from_toml(4), level.metavar) == (4, "0-4")

@@ -24,6 +24,12 @@ class WorkerReport:
     """By setting: {"state": "applied" | "degraded", "detail": how or why}."""
     captured: tuple[Mapping[str, Any], ...] = ()
     eager: tuple[Mapping[str, Any], ...] = ()
+    chosen: tuple[Mapping[str, Any], ...] = ()
+    """The modes chosen for modules, in the order of the choices."""
+    weights: tuple[Mapping[str, Any], ...] = ()
+    """Events on weights kept in another type and on their accuracy, each with the pid of its process."""
+    captures: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """By pid: the last word on the seconds that captures took."""
     warnings: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     live: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -59,6 +65,9 @@ class _Collected:
         self.settings: dict[str, tuple[int, dict[str, str]]] = {}
         self.captured: list[dict[str, Any]] = []
         self.eager: list[dict[str, Any]] = []
+        self.chosen: list[dict[str, Any]] = []
+        self.weights: list[dict[str, Any]] = []
+        self.captures: dict[int, dict[str, Any]] = {}
         self.warnings: dict[str, None] = {}
         self.metrics: dict[str, float] = {}
         self.live: dict[int, dict[str, Any]] = {}
@@ -73,6 +82,12 @@ class _Collected:
             self._add_setting(pid, kind, facts)
         elif kind in ("captured", "eager"):
             self._add_module(self.captured if kind == "captured" else self.eager, facts)
+        elif kind == "chosen":
+            self.chosen.append(facts)
+        elif kind in ("weights", "accuracy"):
+            self.weights.append(facts)
+        elif kind == "captures":
+            self.captures[pid] = facts
         elif kind == "warning":
             self.warnings[str(facts.get("text", ""))] = None
         elif kind == "metric":
@@ -106,6 +121,9 @@ class _Collected:
             settings={name: setting for name, (_, setting) in self.settings.items()},
             captured=tuple(self.captured),
             eager=tuple(self.eager),
+            chosen=tuple(self.chosen),
+            weights=tuple(self.weights),
+            captures=self.captures,
             warnings=tuple(self.warnings),
             metrics=self.metrics,
             live=self.live,

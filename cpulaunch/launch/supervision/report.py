@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
+from cpulaunch.launch.supervision.module_report import chosen_report, graph_report, module_lines, weights_report
 from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
 from cpulaunch.records.torch_settings import VARIABLE, decode
@@ -41,7 +43,7 @@ def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: M
 def _worker_report(worker: WorkerResult, plan: WorkerPlan, metrics: Mapping[str, float]) -> dict[str, Any]:
     observation = worker.observation
     reported = None if observation is None else observation.report
-    captured = [] if reported is None else list(reported.captured)
+    modules = reported or WorkerReport()
     return {
         "index": worker.index,
         **({} if worker.rank is None else {"rank": worker.rank}),
@@ -52,11 +54,9 @@ def _worker_report(worker: WorkerResult, plan: WorkerPlan, metrics: Mapping[str,
         "peak_memory_bytes": None if observation is None else peak_memory_bytes(observation),
         "plugin": "loaded" if reported is not None and reported.main_pid is not None else "not loaded",
         "settings": {} if reported is None else dict(reported.settings),
-        "graph": {
-            "captured": captured,
-            "eager": [] if reported is None else list(reported.eager),
-            "frozen_bytes": sum(_int_or_zero(module.get("frozen_bytes")) for module in captured),
-        },
+        "graph": graph_report(modules),
+        "chosen": chosen_report(modules),
+        "weights": weights_report(modules),
         "binding": None if observation is None else binding(observation, worker, plan),
         "metrics": dict(metrics),
         "warnings": [] if reported is None else list(reported.warnings),
@@ -119,6 +119,11 @@ def _metrics(plan: LaunchPlan, worker: WorkerResult) -> dict[str, float]:
     if plan.launch.metric is None or worker.metric is None or worker.metric.value is None:
         return reported
     return {metric_name(plan.launch.metric): worker.metric.value} | reported
+
+
+def worker_lines(result: LaunchResult) -> tuple[str, ...]:
+    """Lines on how the modules of all workers ran; none where nothing was reported."""
+    return module_lines(worker.observation.report for worker in result.workers if worker.observation is not None)
 
 
 def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
-from cpulaunch.records.record import record
+from cpulaunch.records.record import field, record
 from cpulaunch.records.request import LaunchRequest
 from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
 
@@ -21,7 +21,7 @@ FIRST_TORCH = (2, 5)
 LAST_IPEX_TORCH = (2, 8)
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 GPU_SETTINGS = ("pin_memory", "cudnn_benchmark")
-_FEATURES = {
+FEATURES = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
     "fp16": ("avx512_fp16", "amx_fp16", "fp16"),
 }
@@ -32,6 +32,7 @@ _FEATURES = {
 class TorchChoices:
     """The settings inside torch: the values that apply, by name, and the reason for each that does not apply.
 
+    `remarks`: what is known of some settings on this host, by name.
     `plugin_missing_reason`: why cpulaunch's plugin will not run inside the worker's torch; None if it will, as far
     as the installed files show.
     """
@@ -40,6 +41,7 @@ class TorchChoices:
     not_applied: Mapping[str, str]
     plugin_missing_reason: str | None
     warnings: tuple[str, ...]
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def plugin(self) -> bool:
@@ -84,7 +86,13 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
         flags = ", ".join(_flag(request, name) for name in chosen)
         warnings.append(f"{missing}; not applied: {flags}")
     warnings += _slow_precision(host, request)
-    return TorchChoices(values=values, not_applied=not_applied, plugin_missing_reason=missing, warnings=tuple(warnings))
+    return TorchChoices(
+        values=values,
+        not_applied=not_applied,
+        plugin_missing_reason=missing,
+        warnings=tuple(warnings),
+        remarks=_converted_weights(host, values["weights"]),
+    )
 
 
 def _flag(request: LaunchRequest, name: str) -> str:
@@ -131,12 +139,14 @@ def _not_applicable(host: Host, request: LaunchRequest) -> Iterator[tuple[str, s
         _check_not_required(request, "graph", why, hint="pip install zentorch, or --graph onednn")
         yield "graph", why
         graph = "off"
-    if graph != "off" and ipex:
-        yield _overridden_engine(request)
-    if settings.compile_mode is not None and graph != "inductor":
-        why = "only --graph inductor has compile modes"
-        _check_not_required(request, "compile_mode", why, hint="--graph inductor")
-        yield "compile_mode", why
+    weights = settings.weights
+    overridden = dict(_overridden_engines(request, graph=graph != "off", weights=weights is not None)) if ipex else {}
+    yield from overridden.items()
+    yield from _without_basis(
+        request,
+        graph="off" if "graph" in overridden else graph,
+        weights=None if "weights" in overridden else weights,
+    )
     if not host.gpus:
         yield from ((name, "no GPU found") for name in GPU_SETTINGS if getattr(settings, name))
 
@@ -159,20 +169,46 @@ def _no_ipex(host: Host) -> str | None:
     return None
 
 
-def _overridden_engine(request: LaunchRequest) -> tuple[str, str]:
-    """Which of --graph and --ipex does not apply and why: the one that is not from the command line.
+def _without_basis(request: LaunchRequest, *, graph: str, weights: str | None) -> Iterator[tuple[str, str]]:
+    """The settings that say how to do what the settings that apply do not do. Raises: UsageError."""
+    settings = request.settings
+    if settings.compile_mode is not None and graph != "inductor":
+        why = "only --graph inductor has compile modes"
+        _check_not_required(request, "compile_mode", why, hint="--graph inductor")
+        yield "compile_mode", why
+    if settings.release_weights and weights is None:
+        why = "there is nothing to release without --weights"
+        _check_not_required(request, "release_weights", why, hint="--weights int8, or -O4")
+        yield "release_weights", why
+    if graph == "off" and "graph_budget" in request.origins:
+        yield "graph_budget", "nothing is captured without --graph"
 
-    Raises: UsageError if both are.
+
+def _overridden_engines(request: LaunchRequest, *, graph: bool, weights: bool) -> Iterator[tuple[str, str]]:
+    """Which of --ipex and the settings that handle the same modules do not apply: those not on the command line.
+
+    Raises: UsageError if --ipex and another are.
     """
-    if request.origin("ipex") == request.origin("graph") == "cli":
+    others = [name for name, chosen in (("graph", graph), ("weights", weights)) if chosen]
+    typed = [name for name in others if request.origin(name) == "cli"]
+    if typed and request.origin("ipex") == "cli":
         raise UsageError(
-            "--ipex and --graph cannot be combined",
-            value=f"--ipex --graph {request.settings.graph}",
+            f"--ipex and --{typed[0]} cannot be combined",
+            value=f"--ipex {_flag(request, typed[0])}",
             source="command line",
             hint="drop one of the two",
         )
-    overridden, winner = ("ipex", "graph") if request.origin("graph") == "cli" else ("graph", "ipex")
-    return overridden, f"{_flag(request, winner)} handles the same modules"
+    if typed:
+        yield "ipex", f"{_flag(request, typed[0])} handles the same modules"
+    else:
+        yield from ((name, "--ipex handles the same modules") for name in others)
+
+
+def _converted_weights(host: Host, weights: str | None) -> dict[str, str]:
+    """What is known of bf16 weights on a CPU without bf16 instructions; empty where there is nothing to say."""
+    if weights != "bf16" or not host.cpu.isa or not host.cpu.isa.isdisjoint(FEATURES["bf16"]):
+        return {}
+    return {"weights": "this CPU has no bf16 instructions, so kernels convert each weight before they multiply"}
 
 
 def _slow_precision(host: Host, request: LaunchRequest) -> tuple[str, ...]:
@@ -181,7 +217,7 @@ def _slow_precision(host: Host, request: LaunchRequest) -> tuple[str, ...]:
     Source of the figure: 8 linear layers of width 512, batch 1, torch 2.13.0, AMD Zen 5: a third of fp32's speed.
     """
     precision = request.settings.precision or ""
-    features = _FEATURES.get(precision)
+    features = FEATURES.get(precision)
     if features is None or host.gpus or not host.cpu.isa or not host.cpu.isa.isdisjoint(features):
         return ()
     return (

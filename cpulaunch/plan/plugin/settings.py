@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WEIGHTS_PART = 4
-"""Frozen copies of weights may fill one part in this many of a worker's memory, besides the weights themselves."""
+WEIGHTS_PART, RELEASED_PART = 4, 2
+"""Copies of weights may fill one part in this many of a worker's memory: besides the weights, or instead of them."""
 FIRST_WITH_THREADS_IN_KEY = (2, 13)
 """The first torch whose compile cache has the thread count in its keys. Source: pytorch PRs 185049 and 185312."""
 
@@ -46,7 +46,7 @@ def torch_settings(
     """The settings for the plugin of each worker, in the order of the workers."""
     common = dict(choices.values)
     common["dataloader_workers"] = loaders.dataloader_workers
-    common["graph_memory_bytes"] = graph_memory_bytes(host, choices, len(workers))
+    common["graph_memory_bytes"] = weight_memory_bytes(host, choices, len(workers))
     if preloads.ld_preload is not None:
         common |= {"restore_preload": True, "ld_preload": _users_preload(request)}
     return tuple(
@@ -67,12 +67,27 @@ def _users_preload(request: LaunchRequest) -> str | None:
     return dict(request.settings.env).get("LD_PRELOAD", request.environ.get("LD_PRELOAD"))
 
 
-def graph_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int | None:
-    """Bytes of frozen weights that the graphs of one worker may hold; None without graphs or a known memory size."""
+def weight_memory_bytes(host: Host, choices: TorchChoices, workers: int) -> int | None:
+    """Bytes of weights that one worker may hold twice; None without copies, or if the memory size is unknown."""
     budget = memory_budget(host)
-    if choices.values["graph"] == "off" or budget is None:
+    if budget is None or not _copies(choices):
         return None
-    return budget // (WEIGHTS_PART * workers)
+    return budget // (_part(choices) * workers)
+
+
+def _copies(choices: TorchChoices) -> list[str]:
+    """The copies of weights that the settings make, in words."""
+    values = choices.values
+    copies = {
+        "frozen in captured graphs": values["graph"] != "off",
+        "kept by --weights": values["weights"] is not None,
+        "kept in bf16 by --precision": values["weights"] is None and values["precision"] == "bf16",
+    }
+    return [words for words, made in copies.items() if made]
+
+
+def _part(choices: TorchChoices) -> int:
+    return RELEASED_PART if choices.values["release_weights"] else WEIGHTS_PART
 
 
 def plugin_variables(request: LaunchRequest, settings: Sequence[TorchSettings]) -> tuple[VariableRequest, ...]:
@@ -104,12 +119,14 @@ def _setting_names(settings: TorchSettings) -> list[str]:
     return names + (["LD_PRELOAD of its children"] if settings.restore_preload else [])
 
 
-def graph_notes(host: Host, choices: TorchChoices, workers: int) -> tuple[Note, ...]:
-    """The note on the memory that frozen weights may take; none without graphs."""
-    limit = graph_memory_bytes(host, choices, workers)
+def weight_memory_notes(host: Host, choices: TorchChoices, workers: int) -> tuple[Note, ...]:
+    """The note on the memory that copies of weights may take; none without graphs and --weights."""
+    limit = weight_memory_bytes(host, choices, workers)
     if limit is None:
         return ()
-    reason = "limit for frozen weights in the captured graphs of each worker: a quarter of its share of memory"
+    which = " or ".join(_copies(choices))
+    share = "half" if choices.values["release_weights"] else "a quarter"
+    reason = f"limit for copies of weights in each worker ({which}): {share} of its share of memory"
     return (Note(setting="graph_memory", value=size_text(limit), origin="default", reason=reason),)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_report
-from cpulaunch.launch.supervision.report import report
+from cpulaunch.launch.supervision.report import report, worker_lines
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
@@ -102,8 +102,15 @@ def test_malformed_lines_are_ignored(line):
 
 
 values = st.sampled_from([None, True, 3, 1.5, "", "0-1", [], ["x"], [{"cpus": "x"}], [{"cpus": 3}], {}, {"a": 1}])
-NAMES = ("pid", "setting", "detail", "reason", "name", "value", "text", "threads", "peak_memory_bytes", "frozen_bytes")
-KINDS = ("applied", "degraded", "captured", "eager", "metric", "warning", "live")
+NAMES = (
+    *("pid", "setting", "detail", "reason", "name", "value", "text", "threads", "peak_memory_bytes", "frozen_bytes"),
+    *("module", "signature", "mode", "speedup", "samples", "kinds", "kept", "layers", "bytes", "error_max", "seconds"),
+    *("budget", "argmax_agreement"),
+)
+KINDS = (
+    *("applied", "degraded", "captured", "eager", "metric", "warning", "live"),
+    *("chosen", "weights", "accuracy", "captures"),
+)
 odd_events = st.builds(
     lambda kind, facts: {"event": kind, "pid": 1} | facts,
     st.sampled_from(KINDS),
@@ -123,3 +130,4 @@ def test_no_event_breaks_the_report(events):
     ended = WorkerResult(index=0, pid=1, exit_code=0, signal=None, observation=observation)
     result = LaunchResult(exit_code=0, host="here", workers=(ended,))
     json.dumps(report(plan, result, version="1", plan_json={}), allow_nan=False)
+    assert all(isinstance(line, str) for line in worker_lines(result))

@@ -81,7 +81,9 @@ def test_a_worker_without_events_is_reported():
                 "peak_memory_bytes": None,
                 "plugin": "not loaded",
                 "settings": {},
-                "graph": {"captured": [], "eager": [], "frozen_bytes": 0},
+                "graph": {"captured": [], "eager": [], "frozen_bytes": 0, "seconds": None, "budget_seconds": None},
+                "chosen": [],
+                "weights": [],
                 "binding": None,
                 "metrics": {},
                 "warnings": [],
@@ -93,11 +95,19 @@ def test_a_worker_without_events_is_reported():
 def test_the_facts_of_a_worker_report_are_in_the_run_report():
     settings = {"graph": {"state": "degraded", "detail": "why"}}
     captured = ({"module": "a", "frozen_bytes": 3}, {"module": "b", "frozen_bytes": 4}, {"module": "c"})
-    own = WorkerReport(main_pid=100, settings=settings, captured=captured, warnings=("w",), metrics={"x": 1.0})
+    own = WorkerReport(
+        main_pid=100,
+        settings=settings,
+        captured=captured,
+        captures={100: {"seconds": 2.5, "budget": 60.0}, 101: {"seconds": 1, "budget": 60.0}},
+        warnings=("w",),
+        metrics={"x": 1.0},
+    )
     part = reported(Observation(wall_seconds=1, report=own))
     assert part["plugin"] == "loaded"
     assert part["settings"] == settings
-    assert part["graph"] == {"captured": list(captured), "eager": [], "frozen_bytes": 7}
+    expected = {"captured": list(captured), "eager": [], "frozen_bytes": 7, "seconds": 3.5, "budget_seconds": 60.0}
+    assert part["graph"] == expected
     assert part["warnings"] == ["w"]
     assert part["metrics"] == {"x": 1.0}
 

@@ -14,6 +14,7 @@ IPEX = replace(
     HOST, torch=Torch(version="2.8.0+cpu", path="/t", plugin=True, extensions=("intel_extension_for_pytorch",))
 )
 NEW_IPEX = replace(IPEX, torch=replace(IPEX.torch, version="2.13.0"))
+OLDER = replace(HOST, torch=replace(TORCH, version="2.5.1"))
 ZENTORCH = replace(HOST, torch=replace(TORCH, extensions=("zentorch",)))
 
 
@@ -39,6 +40,8 @@ def cpu(host: Host, *isa: str) -> Host:
         (HOST, "--graph zentorch", ["zentorch is not installed", "--graph zentorch", "--graph onednn"]),
         (HOST, "--compile-mode max-autotune", ["only --graph inductor has compile modes", "--graph inductor"]),
         (HOST, "--graph onednn --compile-mode default", ["only --graph inductor has compile modes"]),
+        (IPEX, "--ipex --weights int8", ["--ipex and --weights cannot be combined", "--ipex --weights int8"]),
+        (HOST, "--release-weights", ["nothing to release without --weights", "--release-weights", "or -O4"]),
     ],
 )
 def test_flags_that_cannot_apply_are_errors(host: Host, flags: str, parts: list[str]) -> None:
@@ -59,6 +62,10 @@ def test_flags_that_cannot_apply_are_errors(host: Host, flags: str, parts: list[
         (HOST, "pin_memory", {"pin_memory": True}),
         (HOST, "cudnn_benchmark", {"cudnn_benchmark": True}),
         (IPEX, "graph", {"graph": "onednn", "ipex": True}),
+        (IPEX, "weights", {"weights": "fp32", "ipex": True}),
+        (IPEX, "release_weights", {"weights": "fp32", "release_weights": True, "ipex": True}),
+        (HOST, "release_weights", {"release_weights": True}),
+        (HOST, "graph_budget", {"graph_budget": 5.0}),
     ],
 )
 def test_settings_of_a_profile_that_cannot_apply_are_noted(host: Host, name: str, values: dict[str, object]) -> None:
@@ -73,6 +80,8 @@ def test_the_command_line_decides_between_two_engines() -> None:
     assert (graph.graph, graph.ipex) == ("onednn", False)
     ipex = settings_of(IPEX, "--ipex", profile={"graph": "onednn"})
     assert (ipex.graph, ipex.ipex) == ("off", True)
+    weights = settings_of(IPEX, "--weights fp32", profile={"ipex": True})
+    assert (weights.weights, weights.ipex) == ("fp32", False)
     assert ipex.graph_memory_bytes is None
     assert note(IPEX, "graph", "--ipex", profile={"graph": "onednn"}).value == "off"
 
@@ -83,6 +92,9 @@ def test_the_command_line_decides_between_two_engines() -> None:
         (IPEX, "--ipex --precision bf16"),
         (ZENTORCH, "--graph zentorch"),
         (HOST, "--graph inductor --compile-mode reduce-overhead"),
+        (HOST, "--weights int4 --release-weights"),
+        (HOST, "--graph onednn --graph-budget 5"),
+        (OLDER, "--weights int8"),
         (GPU, "--cudnn-benchmark --pin-memory"),
     ],
 )
@@ -96,6 +108,27 @@ def test_a_gpu_setting_without_gpus_is_warned_of(flag: str) -> None:
     (warning,) = plan(HOST, flag).warnings
     assert warning == f"{flag} is not applied: no GPU found"
     assert settings_of(HOST, flag) == settings_of(HOST)
+
+
+def test_a_budget_without_graphs_is_warned_of() -> None:
+    (warning,) = plan(HOST, "--graph-budget 5").warnings
+    assert warning == "--graph-budget 5 is not applied: nothing is captured without --graph"
+
+
+@pytest.mark.parametrize(
+    ("host", "flags", "said"),
+    [
+        (cpu(HOST, "avx2"), "--weights bf16", True),
+        (cpu(HOST, "avx512_bf16"), "--weights bf16", False),
+        (cpu(HOST, "neon", "bf16"), "--weights bf16", False),
+        (cpu(HOST), "--weights bf16", False),
+        (cpu(HOST, "avx2"), "--weights int8", False),
+    ],
+)
+def test_bf16_weights_that_the_cpu_converts_are_allowed_and_noted(host: Host, flags: str, said: bool) -> None:
+    assert ("no bf16 instructions" in note(host, "weights", flags).reason) == said
+    assert not plan(host, flags).warnings
+    assert settings_of(host, flags).weights == flags.split()[1]
 
 
 UNREADABLE = replace(TORCH, version="unknown")

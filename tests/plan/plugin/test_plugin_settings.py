@@ -64,6 +64,9 @@ FLAGS = {
     "graph_signatures": "--graph-signatures 3",
     "compile_mode": "--graph inductor --compile-mode max-autotune",
     "precision": "--precision fp32",
+    "weights": "--weights int8",
+    "release_weights": "--weights int8 --release-weights",
+    "graph_budget": "--graph onednn --graph-budget 5",
     "channels_last": "--channels-last",
     "inference_mode": "--inference-mode",
     "flush_denormal": "--flush-denormal",
@@ -147,12 +150,16 @@ def test_children_get_the_users_own_preloads_back(
         (replace(FOUR, memory_bytes=16 * GIB), "--graph inductor --instances 4", GIB),
         (replace(FOUR, memory_bytes=16 * GIB), "--graph onednn --instances 4 --instance-index 1", GIB),
         (replace(FOUR, memory_bytes=16 * GIB), "", None),
-        (replace(FOUR, memory_bytes=16 * GIB), "--precision bf16", None),
+        (replace(FOUR, memory_bytes=16 * GIB), "--precision bf16", 4 * GIB),
+        (replace(FOUR, memory_bytes=16 * GIB), "--precision fp32", None),
+        (replace(FOUR, memory_bytes=16 * GIB), "--weights int8 --instances 2", 2 * GIB),
+        (replace(FOUR, memory_bytes=16 * GIB), "--weights int8 --graph onednn", 4 * GIB),
+        (replace(FOUR, memory_bytes=16 * GIB), "--weights int8 --release-weights --instances 2", 4 * GIB),
         (replace(FOUR, memory_bytes=None), "--graph onednn", None),
         (replace(FOUR, limits=replace(FOUR.limits, memory_bytes=8 * GIB)), "--graph onednn", 2 * GIB),
     ],
 )
-def test_frozen_weights_fill_a_quarter_of_a_workers_memory(host: Host, flags: str, expected: int | None) -> None:
+def test_copies_of_weights_fill_a_part_of_a_workers_memory(host: Host, flags: str, expected: int | None) -> None:
     made = plan(host, flags)
     assert settings_of(made).graph_memory_bytes == expected
     assert bool([entry for entry in made.notes if entry.setting == "graph_memory"]) == (expected is not None)

@@ -1,0 +1,110 @@
+"""What the plugin did to a worker's modules: the documented fields of its events, and lines for the terminal."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    from cpulaunch.launch.monitor.worker_report import WorkerReport
+
+CHOSEN_FIELDS = ("module", "signature", "mode", "speedup", "samples")
+WEIGHTS_FIELDS = (
+    *("module", "type", "layers", "kinds", "bytes_before", "bytes_after", "bytes_released"),
+    *("layer_error_max", "layer_error_rms"),
+    *("error_max", "error_rms", "argmax_agreement", "kept", "reason"),
+)
+_SUMMED = ("layers", "bytes_before", "bytes_after", "bytes_released")
+_LARGEST = ("layer_error_max", "layer_error_rms", "error_max", "error_rms")
+
+
+def graph_report(report: WorkerReport) -> dict[str, Any]:
+    """The captures of a worker, and the seconds that they took."""
+    captures = report.captures.values()
+    return {
+        "captured": list(report.captured),
+        "eager": list(report.eager),
+        "frozen_bytes": sum(int(_number(module.get("frozen_bytes"))) for module in report.captured),
+        "seconds": round(sum(_number(each.get("seconds")) for each in captures), 3) if captures else None,
+        "budget_seconds": max((_number(each.get("budget")) for each in captures), default=None),
+    }
+
+
+def chosen_report(report: WorkerReport) -> list[dict[str, Any]]:
+    """The mode chosen for each module and signature: the last choice."""
+    last = {(str(each.get("module")), str(each.get("signature"))): each for each in report.chosen}
+    return [{name: each.get(name) for name in CHOSEN_FIELDS} for each in last.values()]
+
+
+def weights_report(report: WorkerReport) -> list[dict[str, Any]]:
+    """The weights that each module keeps in another type; the events of one process about one module are merged."""
+    merged: dict[tuple[object, ...], dict[str, Any]] = {}
+    for each in report.weights:
+        key = (each.get("pid"), str(each.get("module")), str(each.get("type")))
+        merged[key] = _merged(merged.get(key, {}), each)
+    found: list[dict[str, Any]] = []
+    for facts in merged.values():
+        entry = {name: facts.get(name) for name in WEIGHTS_FIELDS}
+        if entry not in found:  # Every process of a worker may report it.
+            found.append(entry)
+    return found
+
+
+def _merged(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of several events about one module: sums, the largest errors, the smallest agreement, or the last."""
+    after = dict(event)
+    after["kinds"] = _sums(before.get("kinds"), event.get("kinds"))
+    after["kept"] = [*_list(before.get("kept")), *(each for each in _list(event.get("kept")))]
+    for names, join in ((_SUMMED, sum), (_LARGEST, max), (("argmax_agreement",), min)):
+        for name in names:
+            known = [each[name] for each in (before, event) if _is_number(each.get(name))]
+            after[name] = join(known) if known else None
+    return {**before, **after}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _sums(*counts: object) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for each in counts:
+        for name, count in (each if isinstance(each, dict) else {}).items():
+            total[name] = total.get(name, 0) + _number(count)
+    return total
+
+
+def module_lines(reports: Iterable[WorkerReport]) -> tuple[str, ...]:
+    """A line on the modes of all workers' modules and one on their weights; none where nothing was reported."""
+    known = list(reports)
+    calls = _modes([each for report in known for each in chosen_report(report)])
+    kinds = _sums(*(each["kinds"] for report in known for each in weights_report(report)))
+    lines = [f"modules: {calls}"] if calls else []
+    if kinds:
+        lines.append("weights: " + ", ".join(f"{count:g} in {kind}" for kind, count in kinds.items()))
+    return tuple(lines)
+
+
+def _modes(chosen: Sequence[Mapping[str, Any]]) -> str:
+    """The number of choices of each mode, with the range of their speed-ups over plain calls."""
+    parts = []
+    for mode in dict.fromkeys(str(each["mode"]) for each in chosen):
+        ours = [each for each in chosen if str(each["mode"]) == mode]
+        speedups = sorted(_number(each["speedup"]) for each in ours if _is_number(each["speedup"]))
+        shown = "" if mode == "plain" or not speedups else f" ({_range(speedups)} times plain)"
+        parts.append(f"{len(ours)} {mode}{shown}")
+    return ", ".join(parts)
+
+
+def _range(numbers: Sequence[float]) -> str:
+    first, last = f"{numbers[0]:.2f}", f"{numbers[-1]:.2f}"
+    return first if first == last else f"{first}-{last}"
