@@ -54,7 +54,7 @@ install_packages() {
     local name=$1 stamp fingerprint
     shift
     stamp=$(dirname "$venv_python")/../installed-$name
-    fingerprint=$(cat "$root"/pyproject.toml "$root"/scripts/{environment.bash,build_hook.py} "$root"/cpulaunch/lib/*.c |
+    fingerprint=$(cat "$root"/pyproject.toml "$root"/scripts/{environment.bash,build_hook.py} "$root"/cpulaunch/lib/*.[ch] |
         cksum)" $*"
     [[ -f $stamp && $(<"$stamp") == "$fingerprint" ]] && return
     say "installing $* (pip)"

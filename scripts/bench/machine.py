@@ -9,7 +9,10 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("cpulaunch", "torch", "transformers", "intel-openmp")
-PEER_PACKAGES = ("torch", "intel_extension_for_pytorch", "zentorch", "transformers", "intel-openmp")
+PEER_PACKAGES = (
+    *("torch", "intel_extension_for_pytorch", "zentorch", "transformers", "intel-openmp", "timm"),
+    *("llama_cpp_python", "gguf"),
+)
 ENVIRONMENT_KEYS = (
     "LD_PRELOAD",
     "OMP_NUM_THREADS",

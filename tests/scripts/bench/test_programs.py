@@ -78,6 +78,35 @@ def test_training_writes_rates_and_losses(tmp_path: Path) -> None:
     assert compared["python"]["mean"] == pytest.approx(compared["cpulaunch-bf16"]["mean"], rel=0.05)
 
 
+@pytest.mark.torch
+@needs_models
+@pytest.mark.slow
+def test_programs_writes_tables_and_json(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    arguments = ["--programs", "mlp", "--variants", "python,environment", "--rounds", "1", "--json", str(result)]
+    ended = _bench("programs", *arguments, "--seconds", "0.3", "--warmup-seconds", "0.3", "--no-prepare")
+    assert ended.returncode == 0, ended.stderr
+    assert "below 0.98 of environment: none" in ended.stdout
+    measured = json.loads(result.read_text())
+    assert measured["ratios"]["environment"]["mlp"]["environment"]["median"] == 1.0
+    assert measured["errors"]["mlp"]["python"] == 0.0
+    assert measured["first_seconds"]["mlp"]["environment"][0] > 0
+
+
+@pytest.mark.torch
+@needs_models
+@pytest.mark.slow
+def test_generation_writes_tables_and_json(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    arguments = ["--variants", "environment", "--rounds", "1", "--seconds", "0.2", "--warmup-seconds", "0.2"]
+    ended = _bench("generation", *arguments, "--peers-folder", str(tmp_path), "--json", str(result))
+    assert ended.returncode == 0, ended.stderr
+    assert "not measured: llama.cpp is not installed; to install: scripts/bench/setup-peers" in ended.stdout
+    measured = json.loads(result.read_text())
+    assert measured["samples"]["decode"]["environment"][0] > 0
+    assert measured["bandwidth_gb_per_second"] > 0
+
+
 needs_ccl = pytest.mark.skipif(not HAS_CCL, reason="needs torch and oneCCL: pip install torch oneccl")
 
 
@@ -159,6 +188,8 @@ def test_startup_writes_table_and_json(tmp_path: Path) -> None:
     [
         ("throughput", ["--models", "bart"], "unknown: bart"),
         ("training", ["--peers", "ipexrun"], "unknown: ipexrun"),
+        ("programs", ["--programs", "bart"], "unknown: bart"),
+        ("generation", ["--types", "q2_k"], "unknown: q2_k"),
         ("startup", ["--rounds", "0"], "at least 1: 0"),
         ("collectives", ["--ranks", "0"], "at least 1: 0"),
         ("overlap", ["--width", "none"], "--width"),
@@ -168,3 +199,18 @@ def test_bad_arguments_are_named(name: str, arguments: list[str], message: str) 
     ended = _bench(name, *arguments)
     assert ended.returncode == 2
     assert message in ended.stderr
+
+
+@pytest.mark.torch
+def test_weight_kernels_writes_table_and_json(tmp_path: Path) -> None:
+    library = pytest.importorskip("cpulaunch.worker.weights.library", reason="torch is not installed")
+    if reason := library.missing_reason():
+        pytest.skip(reason)
+    result = tmp_path / "result.json"
+    ended = _bench("weight_kernels", "--quick", "--rounds", "1", "--megabytes", "1", "--json", str(result))
+    assert ended.returncode == 0, ended.stderr
+    assert "1024x1024 int4    16" in ended.stdout
+    entries = json.loads(result.read_text())["entries"]
+    assert len(entries) == 2 * 3 * 4
+    assert all(len(entry["samples_us"]["cpulaunch"]) == 1 for entry in entries)
+    assert {entry["kind"] for entry in entries if "to bf16" in entry["samples_us"]} == {"int8", "int4"}

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Run one of several small PyTorch programs for a fixed time and print `NAME: 12.34 UNIT`.
+
+Each is an ordinary program: random weights from a fixed seed, no downloads, and no settings of threads, allocator,
+binding or compilation. It first prints the seconds from the start of the process to its first result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from cases.program import Program
+from cases.results import compared, results_of
+from cases.text import TEXT
+from cases.training import TRAINED
+from cases.vision import VISION
+from models import SEED
+from pacing import count_steps
+
+PROGRAMS = {**TEXT, **VISION, **TRAINED}
+
+
+def seconds_since_start() -> float:
+    """Seconds since this process started, including a launcher that became this program.
+
+    Source: proc(5), /proc/PID/stat, field 22 (clock ticks from boot to the start of the process).
+    """
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def warm_up(program: Program, seconds: float) -> None:
+    """Effect: runs whole cycles for at least `seconds`, and at least one."""
+    count_steps(lambda: _run_cycle(program), seconds)
+
+
+def _run_cycle(program: Program) -> None:
+    for number in range(program.cycle):
+        program.step(number)
+
+
+def run(name: str, program: Program, options: argparse.Namespace) -> None:
+    """Effect: runs and measures the program, and prints what it measured."""
+    early = results_of(program) if program.training and options.reference else None
+    if early is None:
+        program.step(0)
+    print(f"first result: {seconds_since_start():.3f} s", flush=True)
+    warm_up(program, options.warmup_seconds)
+    cycles, seconds = count_steps(lambda: _run_cycle(program), options.seconds)
+    print(f"{name}: {cycles * program.cycle * program.amount / seconds:.2f} {program.unit}", flush=True)
+    if options.reference:
+        error, agreement = compared(early or results_of(program), torch.load(options.reference))
+        print(f"{name}: {error:.3e} largest error", flush=True)
+        if not program.training:
+            print(f"{name}: {agreement:.5f} agreement", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=PROGRAMS, metavar="NAME", help=", ".join(PROGRAMS))
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of the measured window")
+    parser.add_argument("--warmup-seconds", type=float, default=10.0, help="shortest time before the measured window")
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="also compare the results with those in FILE")
+    parser.add_argument("--write-reference", type=Path, metavar="FILE", help="only write the results to FILE")
+    options = parser.parse_args()
+
+    torch.manual_seed(SEED)
+    program = PROGRAMS[options.name]()
+    with nullcontext() if program.training else torch.no_grad():
+        if options.write_reference:
+            torch.save(results_of(program), options.write_reference)
+        else:
+            run(options.name, program, options)
+
+
+if __name__ == "__main__":
+    main()

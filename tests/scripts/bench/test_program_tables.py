@@ -1,0 +1,98 @@
+"""What scripts/bench/programs prints and computes, without running a program."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from commands import BenchError
+from peers import BenchContext
+from program_runs import PROGRAMS, parse_run
+from program_tables import format_ratios, format_shortfalls, format_values, geometric_means, ratios_to, summarise
+from variants import DEFAULT_VARIANTS, VARIANTS
+
+SAMPLES = {
+    "mlp": {"python": [50.0, 40.0], "environment": [100.0, 80.0], "graph": [90.0, 76.0], "int8": [200.0, 240.0]},
+    "lstm": {"python": [10.0, 10.0], "environment": [10.0, 20.0], "graph": [10.0, 20.0]},
+}
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    ratios = ratios_to(SAMPLES, "environment")
+    assert ratios["mlp"]["graph"].median == pytest.approx((0.9 + 0.95) / 2)
+    assert ratios["lstm"]["python"].largest == 1.0
+    assert ratios_to({"mlp": {"python": [1.0]}}, "environment") == {}
+
+
+def test_a_variant_without_all_rounds_is_left_out() -> None:
+    assert list(ratios_to({"mlp": {"environment": [1.0, 2.0], "graph": [1.0]}}, "environment")["mlp"]) == [
+        "environment"
+    ]
+
+
+def test_means_name_how_many_programs_they_cover() -> None:
+    assert geometric_means(ratios_to(SAMPLES, "environment"))["int8"] == pytest.approx(2.5)
+    assert format_ratios(SAMPLES, "environment").splitlines()[-1].endswith("2.50 (1 of 2)")
+
+
+def test_programs_below_the_line_are_marked_and_listed() -> None:
+    table = format_ratios(SAMPLES, "environment")
+    assert "<0.93 (0.90-0.95)" in table
+    assert "<" not in format_ratios(SAMPLES, "python")
+    assert format_shortfalls(SAMPLES) == "below 0.98 of environment: mlp under graph 0.93 (0.90-0.95)"
+    assert format_shortfalls({"mlp": {"environment": [1.0], "graph": [0.985]}}).endswith("none")
+
+
+def test_summary_has_both_references() -> None:
+    summary = summarise(SAMPLES)
+    assert set(summary["ratios"]) == {"environment", "python"}  # type: ignore[call-overload]
+    assert summary["below"] == ["mlp under graph 0.93 (0.90-0.95)"]
+
+
+def test_a_missing_value_is_a_dash() -> None:
+    table = format_values("error", {"a": {"x": 0.5, "y": 1.0}, "b": {"y": 2.0}}, "%.1f")
+    assert table.splitlines()[-1].split() == ["b", "-", "2.0"]
+
+
+def test_the_output_of_a_program_is_parsed() -> None:
+    run = parse_run("first result: 2.500 s\nt5: 8.53 tokens/s\nt5: 1.0e-03 largest error\n")
+    assert (run.rate, run.unit, run.first_seconds, run.error, run.agreement) == (8.53, "tokens/s", 2.5, 1e-3, None)
+    with pytest.raises(BenchError, match="no rate"):
+        parse_run("first result: 2.5 s\n")
+
+
+@pytest.mark.parametrize(
+    ("variant", "flags"),
+    [
+        ("environment", ""),
+        ("graph+bf16", " --graph onednn --precision bf16"),
+        ("int8", " --weights int8"),
+        ("O3", " -O3"),
+    ],
+)
+def test_a_variant_starts_the_program_with_its_flags(variant: str, flags: str) -> None:
+    (command,) = VARIANTS[variant].launch(["program.py"], BenchContext(instances=1, folder=Path())).commands
+    assert str(command).endswith(f"cpulaunch{flags} program.py")
+    assert "int4" not in DEFAULT_VARIANTS
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs torch and transformers")
+def test_every_program_of_the_list_exists() -> None:
+    import program
+
+    assert tuple(program.PROGRAMS) == PROGRAMS
+    assert len(program.PROGRAMS) >= 16
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs torch and transformers")
+def test_results_are_compared_by_values_and_choices() -> None:
+    import torch
+    from cases.results import compared
+
+    tokens, other = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[1.0, 2.0, 3.0, 9.0]])
+    assert compared([tokens], [other]) == (5.0, 0.75)
+    logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    error, agreement = compared([logits], [logits.flip(1)])
+    assert error == pytest.approx(0.8)
+    assert agreement == 0.0
