@@ -22,17 +22,17 @@ class CpulaunchError(Exception):
 
     def __str__(self) -> str:
         """`what: value (source)`, and a second line `hint: …` if there is one."""
-        return self.summary if self.hint is None else f"{self.summary}\nhint: {_escaped(self.hint)}"
+        return self.summary if self.hint is None else f"{self.summary}\nhint: {escaped(self.hint)}"
 
     @property
     def summary(self) -> str:
         """`what: value (source)`, in one line."""
         value = "" if self.value is None else f": {self.value}"
         source = "" if self.source is None else f" ({self.source})"
-        return _escaped(f"{self.what}{value}{source}")
+        return escaped(f"{self.what}{value}{source}")
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """The text in one line: line ends and control characters, such as those of a file name, are escaped."""
     if text.isprintable():
         return text

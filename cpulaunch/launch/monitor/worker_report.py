@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+LARGEST = 1e300
+"""Larger numbers are no measurements. Sums of all smaller ones are finite, and so are their forms as floats."""
 PROGRAM_EVENTS = ("metric",)
 """Events that do not show that the plugin is loaded: the program causes them."""
 
@@ -49,12 +51,23 @@ def read_worker_report(lines: Iterable[str]) -> WorkerReport:
 def _parse(line: str) -> dict[str, Any] | None:
     """The event in a line; None if it holds none, as after a kill in the middle of a write."""
     try:
-        event = json.loads(line, parse_constant=lambda _: None)  # JSON has no NaN or Infinity.
-    except ValueError:
+        event = json.loads(line, parse_constant=lambda _: None, parse_float=_float, parse_int=_int)
+    except (ValueError, RecursionError):  # The latter for lists in lists, a thousand deep.
         return None
     if not isinstance(event, dict) or not isinstance(event.get("pid"), int):
         return None
     return event if isinstance(event.get("event"), str) else None
+
+
+def _float(text: str) -> float | None:
+    """The number; None if it is too large, such as 1e999, which Python reads as infinite."""
+    value = float(text)
+    return value if abs(value) <= LARGEST else None
+
+
+def _int(text: str) -> int | None:
+    value = int(text)
+    return value if abs(value) <= LARGEST else None
 
 
 class _Collected:
@@ -63,8 +76,8 @@ class _Collected:
     def __init__(self) -> None:
         self.main_pid: int | None = None
         self.settings: dict[str, tuple[int, dict[str, str]]] = {}
-        self.captured: list[dict[str, Any]] = []
-        self.eager: list[dict[str, Any]] = []
+        self.captured: dict[str, dict[str, Any]] = {}
+        self.eager: dict[str, dict[str, Any]] = {}
         self.chosen: list[dict[str, Any]] = []
         self.weights: list[dict[str, Any]] = []
         self.captures: dict[int, dict[str, Any]] = {}
@@ -103,11 +116,10 @@ class _Collected:
             self.settings[name] = (pid, {"state": state, "detail": detail})
 
     @staticmethod
-    def _add_module(modules: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    def _add_module(modules: dict[str, dict[str, Any]], facts: dict[str, Any]) -> None:
         """Effect: lists the module once, although every process of a worker may report it."""
         del facts["pid"]
-        if facts not in modules:
-            modules.append(facts)
+        modules.setdefault(json.dumps(facts, sort_keys=True), facts)
 
     def _add_metric(self, facts: dict[str, Any]) -> None:
         name, value = facts.get("name"), facts.get("value")
@@ -119,8 +131,8 @@ class _Collected:
         return WorkerReport(
             main_pid=self.main_pid,
             settings={name: setting for name, (_, setting) in self.settings.items()},
-            captured=tuple(self.captured),
-            eager=tuple(self.eager),
+            captured=tuple(self.captured.values()),
+            eager=tuple(self.eager.values()),
             chosen=tuple(self.chosen),
             weights=tuple(self.weights),
             captures=self.captures,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+from cpulaunch.records.errors import escaped
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,17 +21,24 @@ WEIGHTS_FIELDS = (
 )
 _SUMMED = ("layers", "bytes_before", "bytes_after", "bytes_released")
 _LARGEST = ("layer_error_max", "layer_error_rms", "error_max", "error_rms")
+MAX_KEPT = 64
+"""Layers of a module that the report names as kept in a higher type."""
+_WORD_LENGTH = 20
+"""The names of modes and types are shorter. The events may be those of any process, and hold anything."""
 
 
 def graph_report(report: WorkerReport) -> dict[str, Any]:
     """The captures of a worker, and the seconds that they took."""
-    captures = report.captures.values()
+    seconds, budgets = (
+        [each[name] for each in report.captures.values() if _is_number(each.get(name))]
+        for name in ("seconds", "budget")
+    )
     return {
         "captured": list(report.captured),
         "eager": list(report.eager),
         "frozen_bytes": sum(int(_number(module.get("frozen_bytes"))) for module in report.captured),
-        "seconds": round(sum(_number(each.get("seconds")) for each in captures), 3) if captures else None,
-        "budget_seconds": max((_number(each.get("budget")) for each in captures), default=None),
+        "seconds": round(sum(seconds), 3) if seconds else None,
+        "budget_seconds": max(budgets, default=None),
     }
 
 
@@ -43,19 +54,16 @@ def weights_report(report: WorkerReport) -> list[dict[str, Any]]:
     for each in report.weights:
         key = (each.get("pid"), str(each.get("module")), str(each.get("type")))
         merged[key] = _merged(merged.get(key, {}), each)
-    found: list[dict[str, Any]] = []
-    for facts in merged.values():
-        entry = {name: facts.get(name) for name in WEIGHTS_FIELDS}
-        if entry not in found:  # Every process of a worker may report it.
-            found.append(entry)
-    return found
+    entries = [{name: facts.get(name) for name in WEIGHTS_FIELDS} for facts in merged.values()]
+    unique = {json.dumps(entry, sort_keys=True): entry for entry in entries}  # Every process of a worker may report it.
+    return list(unique.values())
 
 
 def _merged(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of several events about one module: sums, the largest errors, the smallest agreement, or the last."""
     after = dict(event)
     after["kinds"] = _sums(before.get("kinds"), event.get("kinds"))
-    after["kept"] = [*_list(before.get("kept")), *(each for each in _list(event.get("kept")))]
+    after["kept"] = [*_list(before.get("kept")), *_list(event.get("kept"))][:MAX_KEPT]
     for names, join in ((_SUMMED, sum), (_LARGEST, max), (("argmax_agreement",), min)):
         for name in names:
             known = [each[name] for each in (before, event) if _is_number(each.get(name))]
@@ -90,21 +98,26 @@ def module_lines(reports: Iterable[WorkerReport]) -> tuple[str, ...]:
     kinds = _sums(*(each["kinds"] for report in known for each in weights_report(report)))
     lines = [f"modules: {calls}"] if calls else []
     if kinds:
-        lines.append("weights: " + ", ".join(f"{count:g} in {kind}" for kind, count in kinds.items()))
+        lines.append("weights: " + ", ".join(f"{count:g} in {_word(kind)}" for kind, count in kinds.items()))
     return tuple(lines)
 
 
 def _modes(chosen: Sequence[Mapping[str, Any]]) -> str:
     """The number of choices of each mode, with the range of their speed-ups over plain calls."""
-    parts = []
-    for mode in dict.fromkeys(str(each["mode"]) for each in chosen):
-        ours = [each for each in chosen if str(each["mode"]) == mode]
-        speedups = sorted(_number(each["speedup"]) for each in ours if _is_number(each["speedup"]))
-        shown = "" if mode == "plain" or not speedups else f" ({_range(speedups)} times plain)"
-        parts.append(f"{len(ours)} {mode}{shown}")
-    return ", ".join(parts)
+    speedups: dict[str, list[object]] = {}
+    for each in chosen:
+        speedups.setdefault(_word(each["mode"]), []).append(each["speedup"])
+    return ", ".join(f"{len(values)} {mode}{_range(mode, values)}" for mode, values in speedups.items())
 
 
-def _range(numbers: Sequence[float]) -> str:
-    first, last = f"{numbers[0]:.2f}", f"{numbers[-1]:.2f}"
-    return first if first == last else f"{first}-{last}"
+def _word(value: object) -> str:
+    return escaped(str(value)[:_WORD_LENGTH])
+
+
+def _range(mode: str, speedups: Sequence[object]) -> str:
+    """The smallest and the largest speed-up in brackets; empty for plain calls and if none is known."""
+    numbers = [_number(each) for each in speedups if _is_number(each)]
+    if mode == "plain" or not numbers:
+        return ""
+    first, last = f"{min(numbers):.2f}", f"{max(numbers):.2f}"
+    return f" ({first if first == last else f'{first}-{last}'} times plain)"

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpulaunch.launch.monitor.watch import Observation
@@ -95,13 +95,19 @@ def test_the_last_snapshot_of_each_process_counts():
         '{"event": "metric", "pid": 1, "name": 3, "value": 3}',
         '{"event": "metric", "pid": 1, "name": "a", "value": NaN}',
         '{"event": "metric", "pid": 1, "name": "a", "value": true}',
+        '{"event": "metric", "pid": 1, "name": "a", "value": 1e999}',
+        pytest.param('{"event": "metric", "pid": 1, "name": "a", "value": 1' + "0" * 400 + "}", id="a huge integer"),
+        pytest.param('{"event": "metric", "pid": 1, "name": "a", "value": 1' + "0" * 9000 + "}", id="too many digits"),
+        pytest.param('{"event": "weights", "pid": 1, "kinds": ' + "[" * 100_000, id="lists in lists"),
     ],
 )
 def test_malformed_lines_are_ignored(line):
     assert read_worker_report([line]) == WorkerReport()
 
 
-values = st.sampled_from([None, True, 3, 1.5, "", "0-1", [], ["x"], [{"cpus": "x"}], [{"cpus": 3}], {}, {"a": 1}])
+values = st.sampled_from(
+    [None, True, 3, 1.5, -1, 1e300, 1e308, 10**400, "", "0-1", [], ["x"], [{"cpus": "x"}], [{"cpus": 3}], {}, {"a": 1}]
+)
 NAMES = (
     *("pid", "setting", "detail", "reason", "name", "value", "text", "threads", "peak_memory_bytes", "frozen_bytes"),
     *("module", "signature", "mode", "speedup", "samples", "kinds", "kept", "layers", "bytes", "error_max", "seconds"),
@@ -118,6 +124,14 @@ odd_events = st.builds(
 )
 
 
+INFINITE = {"event": "captured", "pid": 1, "frozen_bytes": float("inf")}
+
+
+@example(
+    [INFINITE, {"event": "captures", "pid": 1, "seconds": 10**400}, {"event": "captures", "pid": 2, "seconds": 1.5}]
+)
+@example([{"event": "weights", "pid": 1, "kinds": {"int8": 10**400}}])
+@example([{"event": "chosen", "pid": 1, "mode": "graph", "speedup": 10**400}])
 @given(st.lists(odd_events, max_size=4))
 def test_no_event_breaks_the_report(events):
     worker = WorkerPlan(

@@ -10,6 +10,7 @@ import cpulaunch.worker
 from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_report
 from cpulaunch.launch.supervision.module_report import (
     CHOSEN_FIELDS,
+    MAX_KEPT,
     WEIGHTS_FIELDS,
     chosen_report,
     graph_report,
@@ -78,6 +79,11 @@ def test_processes_that_say_the_same_are_listed_once():
     assert [entry["layers"] for entry in weights_report(report)] == [2, 5]
 
 
+def test_the_list_of_layers_kept_is_bounded():
+    (entry,) = weights_report(told(*[weights(kept=[f"[{number}, 8]: bf16"] * 8) for number in range(1000)]))
+    assert (entry["layers"], len(entry["kept"])) == (2000, MAX_KEPT)
+
+
 def test_bytes_before_and_after_are_kept():
     (entry,) = weights_report(told(weights(bytes_before=400, bytes_after=100)))
     assert (entry["bytes_before"], entry["bytes_after"]) == (400, 100)
@@ -87,6 +93,11 @@ def test_the_last_word_of_each_process_on_captures_counts():
     events = [{"event": "captures", "seconds": seconds, "budget": 60.0, "pid": pid} for seconds, pid in PAIRS]
     report = graph_report(told(*events))
     assert (report["seconds"], report["budget_seconds"]) == (5.5, 60.0)
+
+
+def test_unknown_seconds_are_null():
+    report = graph_report(told({"event": "captures", "seconds": None, "budget": "60"}))
+    assert (report["seconds"], report["budget_seconds"]) == (None, None)
 
 
 PAIRS = ((1.0, 10), (4.5, 10), (1.0, 11))
@@ -113,6 +124,13 @@ def test_without_events_there_is_nothing_to_say():
 )
 def test_the_lines_at_the_end(events, lines):
     assert module_lines([told(*events)]) == lines
+
+
+@pytest.mark.parametrize("word", ["gr\naph", "\x1b[31mgraph", "\ud800", "x" * 10_000])
+def test_odd_words_stay_in_short_printable_lines(word):
+    for line in module_lines([told(chosen("A", word, 2.0), weights(kinds={word: 1}))]):
+        assert line.isprintable()
+        assert len(line) < 150
 
 
 def test_the_lines_add_up_the_workers():
