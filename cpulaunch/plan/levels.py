@@ -18,14 +18,20 @@ SETTING = "optimize"
 _NO_PRELOADS = {"openmp": "default", "allocator": "default", "mkl_dispatch": "off"}
 _ROUNDING = {"graph": "onednn", "weights": "fp32", "channels_last": True}
 _BF16 = _ROUNDING | {"weights": "bf16", "precision": "bf16"}
-_EFFECTS = (
+_WITHOUT_SETTINGS = (
     "CPU binding, memory and threads only: nothing is preloaded, no profile is added automatically",
     "the default: adds nothing that changes what is computed",
-    "results differ by rounding",
-    "products and weights have 8 bits of precision",
-    "weights have 8 bits",
 )
-"""What each level means, in a few words."""
+"""What levels 0 and 1 mean, in a few words."""
+_EFFECTS = (
+    ({("precision", "bf16"), ("weights", "bf16")}, "products and weights have 8 bits of precision"),
+    ({("precision", "bf16"), ("weights", "int8")}, "products and weights have 8 bits of precision"),
+    ({("precision", "bf16")}, "products have 8 bits of precision"),
+    ({("weights", "bf16")}, "weights have 8 bits of precision"),
+    ({("weights", "int8")}, "weights have 8 bits"),
+    (set(), "results differ by rounding"),
+)
+"""What settings of the higher levels change in the numbers; the first entry whose settings are all chosen holds."""
 
 
 def level_values(level: int, host: Host) -> Mapping[str, Any]:
@@ -62,7 +68,7 @@ def with_level(layers: Sequence[Layer], host: Host) -> tuple[tuple[Layer, ...], 
     own = Layer(
         origin=f"{chooser.origin} -O{level}",
         values=values,
-        reasons=dict.fromkeys(values, "-O0") if level == 0 else {},
+        reasons=dict.fromkeys(values, "level 0 preloads nothing") if level == 0 else {},
     )
     named = [layer for layer in kept if not _below_level(layer)]
     split = max(len(named), position + 1)
@@ -89,17 +95,22 @@ def _explained(chooser: Layer, level: int, host: Host, layers: Sequence[Layer]) 
 def _meaning(level: int, host: Host, layers: Sequence[Layer]) -> str:
     """One line: the options that the level stands for on this host, what they change, and which others win."""
     values = level_values(level, host)
-    missing = missing_bf16(host) if level > 2 else None
-    effect = _EFFECTS[2 if missing and level == 3 else level]
     named = [layer for layer in layers if not _below_level(layer)]
     winners = {name: layer.origin for layer in reversed(named) for name in values if name in layer.values}
-    options = _options({name: value for name, value in values.items() if name not in winners}) if level > 1 else ""
-    parts = [f"{options}: {effect}" if options else effect]
-    if missing is not None:
+    left = {name: value for name, value in values.items() if name not in winners}
+    parts = [_WITHOUT_SETTINGS[level] if level < 2 else _effect(left)]
+    if level > 2 and (missing := missing_bf16(host)) is not None:
         parts.append(f"no bf16: {missing}")
     if winners:
         parts.append("chosen otherwise: " + ", ".join(f"{name} [{origin}]" for name, origin in winners.items()))
     return "; ".join(parts)
+
+
+def _effect(values: Mapping[str, Any]) -> str:
+    """The options, and what they change in the numbers."""
+    if not values:
+        return "adds nothing"
+    return f"{_options(values)}: {next(text for chosen, text in _EFFECTS if chosen <= set(values.items()))}"
 
 
 def _options(values: Mapping[str, Any]) -> str:

@@ -104,7 +104,8 @@ _EFFECTS = {
     ("weights", "fp32"): "modules in eval mode keep their weights packed for oneDNN; results differ by rounding",
     ("weights", "bf16"): "modules in eval mode keep their weights in bf16, half the bytes to read, 8 bits of precision",
     ("weights", "int8"): "modules in eval mode keep their weights in int8, a quarter of the bytes to read",
-    ("weights", "int4"): "modules in eval mode keep their weights in int4, an eighth of the bytes to read",
+    ("weights", "int4"): "modules in eval mode keep their weights in int4, a seventh of the bytes to read",
+    ("graph_budget", 0.0): "nothing is captured",
     ("debug_apis", False): "anomaly detection, emit_nvtx and gradcheck do nothing",
 }
 """What a choice does, where the help describes several choices in one line."""

@@ -84,6 +84,23 @@ def test_what_the_user_names_wins_over_a_level_and_a_level_over_what_is_added() 
     assert "channels_last [cli]" in meaning
 
 
+@pytest.mark.parametrize(
+    ("chosen", "effect"),
+    [
+        ({}, "--graph onednn, --weights int8, --channels-last, --precision bf16: products and weights have 8 bits"),
+        ({"weights": "fp32"}, "--graph onednn, --channels-last, --precision bf16: products have 8 bits of precision"),
+        ({"precision": "fp32"}, "--graph onednn, --weights int8, --channels-last: weights have 8 bits"),
+        ({"weights": "fp32", "precision": "fp32"}, "--graph onednn, --channels-last: results differ by rounding"),
+        ({"weights": "fp32", "precision": "fp32", "graph": "off", "channels_last": False}, "adds nothing"),
+    ],
+    ids=["whole", "other weights", "other precision", "neither", "nothing left"],
+)
+def test_the_effect_of_a_level_is_that_of_the_settings_that_it_still_decides(chosen, effect: str) -> None:
+    reason = note(planned(ZEN, cli(optimize=4, **chosen)), "optimize").reason
+    assert reason.startswith(effect)
+    assert ("chosen otherwise" in reason) == bool(chosen)
+
+
 def test_a_variable_of_the_user_wins_over_a_level() -> None:
     made = planned(ZEN, cli(optimize=0), environ={"OMP_NUM_THREADS": "3", "MALLOC_CONF": "mine"})
     assert shown(made, "OMP_NUM_THREADS") == ("3", "environment")
@@ -98,7 +115,7 @@ def test_level_0_preloads_nothing_and_takes_no_automatic_profile() -> None:
     assert not {"LD_PRELOAD", "SOME_VARIABLE", "MALLOC_CONF"} & dict(made.workers[0].env).keys()
     for name, value in (("openmp", "default"), ("allocator", "default"), ("mkl_dispatch", "off")):
         assert shown(made, name) == (value, "cli -O0")
-        assert note(made, name).reason == "-O0"
+        assert note(made, name).reason == "level 0 preloads nothing"
     assert made.workers[0].cpus
     assert dict(made.workers[0].env)["OMP_NUM_THREADS"] == "4"
 
@@ -159,6 +176,7 @@ def test_a_level_degrades_like_its_settings() -> None:
     made = planned(ipex, cli(optimize=2, ipex=True))
     assert note(made, "graph").reason == "not applied: --ipex handles the same modules"
     assert note(made, "weights").reason == "not applied: --ipex handles the same modules"
+    assert note(made, "optimize").reason.endswith("; not applied: --graph onednn, --weights fp32")
     assert not made.warnings
 
 

@@ -91,8 +91,14 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
         not_applied=not_applied,
         plugin_missing_reason=missing,
         warnings=tuple(warnings),
-        remarks=_converted_weights(host, values["weights"]),
+        remarks=_converted_weights(host, values["weights"]) | _lost_of_level(request, not_applied),
     )
+
+
+def _lost_of_level(request: LaunchRequest, not_applied: Mapping[str, str]) -> dict[str, str]:
+    """Which settings of the optimization level do not apply here; empty if all do. Their own notes say why."""
+    lost = [name for name in not_applied if request.origin(name).endswith(f" -O{request.settings.optimize}")]
+    return {"optimize": "not applied: " + ", ".join(_flag(request, name) for name in lost)} if lost else {}
 
 
 def _flag(request: LaunchRequest, name: str) -> str:
