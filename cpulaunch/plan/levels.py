@@ -23,7 +23,7 @@ _WITHOUT_SETTINGS = (
     "the default: adds nothing that changes what is computed",
 )
 """What levels 0 and 1 mean, in a few words."""
-_EFFECTS = (
+_EFFECTS: tuple[tuple[set[tuple[str, str]], str], ...] = (
     ({("precision", "bf16"), ("weights", "bf16")}, "products and weights have 8 bits of precision"),
     ({("precision", "bf16"), ("weights", "int8")}, "products and weights have 8 bits of precision"),
     ({("precision", "bf16")}, "products have 8 bits of precision"),
