@@ -7,7 +7,7 @@ importing an argument-parsing library takes longer than probing the machine.
 from __future__ import annotations
 
 from cpulaunch.records.command_line import CommandLine
-from cpulaunch.records.errors import UsageError
+from cpulaunch.records.errors import UsageError, quoted
 from cpulaunch.records.request import Program, ProgramKind
 from cpulaunch.records.settings import JOB_SETTINGS, setting_specs
 from cpulaunch.records.value_types import SettingSpec
@@ -152,7 +152,7 @@ def parse(spec: SettingSpec, text: str) -> Any:
         return spec.value_type.from_text(text)
     except ValueError as error:
         raise UsageError(
-            f"invalid value {text!r} for {spec.flag}", value=error, hint=f"{spec.flag} {spec.value_type.metavar}"
+            f"invalid value {quoted(text)} for {spec.flag}", value=error, hint=f"{spec.flag} {spec.value_type.metavar}"
         ) from None
 
 

@@ -9,22 +9,35 @@ if TYPE_CHECKING:
 MAX_ID = 1 << 14
 """Largest id accepted: twice the CPUs of any kernel build. Source: Linux, arch/x86/Kconfig (NR_CPUS_RANGE_END)."""
 
+MAX_CHARACTERS = 1 << 18
+"""Longest list accepted: twice the length of one that names every id by itself."""
+MAX_NAMED = 2 * (MAX_ID + 1)
+"""Ids that the parts of a list may name together, twice named ones counted twice."""
+MAX_DIGITS = 20
+
 
 def parse_cpulist(text: str) -> frozenset[int]:
     """The ids named by a list such as "0-3,8" or "0-31:2/8" (range:used/group) or "0-30:2" (step).
 
-    Raises: ValueError naming the malformed part.
+    Raises: ValueError naming the malformed part, or if the list repeats itself more than once.
     Source: kernel, Documentation/admin-guide/kernel-parameters.rst ("cpu lists").
     """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"a list of {len(text)} characters; at most {MAX_CHARACTERS} are read")
     ids: set[int] = set()
+    named = 0
     for part in text.strip().strip("\0").split(","):
         part = part.strip()
         if part:
-            ids.update(_parse_range(part))
+            found = _parse_range(part)
+            named += len(found)
+            if named > MAX_NAMED:
+                raise ValueError(f"the list names more than {MAX_NAMED} ids, many of them twice")
+            ids.update(found)
     return frozenset(ids)
 
 
-def _parse_range(part: str) -> Iterable[int]:
+def _parse_range(part: str) -> Collection[int]:
     span, colon, stride = part.partition(":")
     first, dash, last = span.partition("-")
     used, slash, group = stride.partition("/")
@@ -34,16 +47,18 @@ def _parse_range(part: str) -> Iterable[int]:
         width = _number(used) if slash else 1
         step = _number(group if slash else used) if colon else 1
     except ValueError:
-        raise ValueError(f"malformed CPU list part {part!r}") from None
+        raise ValueError(f"malformed CPU list part {part[:40]!r}") from None
     if end < start or step < 1 or not 1 <= width <= step:
-        raise ValueError(f"malformed CPU list part {part!r}")
+        raise ValueError(f"malformed CPU list part {part[:40]!r}")
     if end > MAX_ID:
         raise ValueError(f"{end} is above the largest id, {MAX_ID}")
-    return (id_ for base in range(start, end + 1, step) for id_ in range(base, min(base + width, end + 1)))
+    if not colon:
+        return range(start, end + 1)
+    return tuple(id_ for base in range(start, end + 1, step) for id_ in range(base, min(base + width, end + 1)))
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise ValueError(text)
     return int(text)
 

@@ -1,4 +1,7 @@
-"""The errors that end a command, each with its exit code."""
+"""The errors that end a command, each with its exit code, and how text of any origin is quoted in them."""
+
+MAX_QUOTED = 80
+"""Characters of a value that a message shows."""
 
 
 class CpulaunchError(Exception):
@@ -37,6 +40,11 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def quoted(text: str, *, limit: int = MAX_QUOTED) -> str:
+    """The text in quotes and without control characters; of a long one the beginning."""
+    return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
 
 
 class UsageError(CpulaunchError):

@@ -65,7 +65,7 @@ class Settings:
     instances: AutoCount | None = _cli_setting(
         None, types.count(AutoCount), "Placement", "run N independent copies of the program; auto: one per NUMA node"
     )
-    cores_per_instance: int | None = _cli_setting(None, types.integer(minimum=1), "Placement", "cores per instance")
+    cores_per_instance: int | None = _cli_setting(None, types.size(minimum=1), "Placement", "cores per instance")
     cpus: frozenset[int] | None = _cli_setting(
         None, types.CPULIST, "Placement", "use only these logical CPUs, e.g. 0-3,8"
     )
@@ -74,9 +74,7 @@ class Settings:
     )
     smt: bool = _setting(False, types.FLAG, "Placement", "use SMT siblings as well (default: one logical CPU per core)")
     e_cores: bool = _setting(False, types.FLAG, "Placement", "use efficiency cores as well")
-    reserve: int = _setting(
-        0, types.integer(minimum=0), "Placement", "cores per instance to keep free of compute threads"
-    )
+    reserve: int = _setting(0, types.size(minimum=0), "Placement", "cores per instance to keep free of compute threads")
     strategy: Strategy = _setting(
         "spread",
         types.choice(Strategy),
@@ -89,7 +87,7 @@ class Settings:
     oversubscribe: bool = _cli_setting(False, types.FLAG, "Placement", "allow more instances than cores")
 
     threads: int | None = _setting(
-        None, types.integer(minimum=1), "Threads and memory", "compute threads of each worker (default: its cores)"
+        None, types.size(minimum=1), "Threads and memory", "compute threads of each worker (default: its cores)"
     )
     membind: MemoryPolicy | None = _setting(
         None,
@@ -140,7 +138,7 @@ class Settings:
         "compile modules in eval mode: fused oneDNN graphs, torch.compile with freezing, or AMD's zentorch",
     )
     graph_signatures: int = _setting(
-        8, types.integer(minimum=1), "Inside torch", "input signatures to compile per module; others run eagerly"
+        8, types.size(minimum=1), "Inside torch", "input signatures to compile per module; others run eagerly"
     )
     compile_mode: CompileMode | None = _setting(
         None, types.choice(CompileMode), "Inside torch", "mode of torch.compile for --graph inductor"
@@ -171,7 +169,7 @@ class Settings:
     )
     debug_apis: bool = _setting(True, types.FLAG, "Inside torch", "disable anomaly detection, emit_nvtx and gradcheck")
     flush_denormal: bool = _setting(False, types.FLAG, "Inside torch", "flush denormal numbers to zero")
-    interop_threads: int | None = _setting(None, types.integer(minimum=1), "Inside torch", "inter-op threads of torch")
+    interop_threads: int | None = _setting(None, types.size(minimum=1), "Inside torch", "inter-op threads of torch")
     cudnn_benchmark: bool = _setting(
         False, types.FLAG, "Inside torch", "let cuDNN benchmark its algorithms for each input shape (GPU)"
     )
@@ -195,7 +193,7 @@ class Settings:
         False, types.FLAG, "Data loading", "pin the memory of DataLoader batches for copies to a GPU"
     )
     prefetch: int | None = _setting(
-        None, types.integer(minimum=1), "Data loading", "batches that each DataLoader worker loads ahead"
+        None, types.size(minimum=1), "Data loading", "batches that each DataLoader worker loads ahead"
     )
     persistent_workers: bool = _setting(
         False, types.FLAG, "Data loading", "keep DataLoader workers alive between epochs"
@@ -211,7 +209,7 @@ class Settings:
         None, types.RANGE, "Distributed", "hosts of the job, or MIN:MAX for an elastic job"
     )
     node_rank: int | None = _cli_setting(
-        None, types.integer(minimum=0), "Distributed", "rank of this host (static rendezvous)"
+        None, types.integer(minimum=0, maximum=types.MAX_HOSTS), "Distributed", "rank of this host (static rendezvous)"
     )
     master_addr: str | None = _cli_setting(None, types.WORD, "Distributed", "host of rank 0 (static rendezvous)")
     master_port: int | None = _cli_setting(
@@ -282,7 +280,10 @@ class Settings:
         ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), types.WORDS, "Distributed", "signals that end the job"
     )
     shutdown_timeout: int | None = _cli_setting(
-        None, types.integer(minimum=0), "Distributed", "seconds between SIGTERM and SIGKILL (torchrun's --grace)"
+        None,
+        types.integer(minimum=0, maximum=types.MAX_SECONDS),
+        "Distributed",
+        "seconds between SIGTERM and SIGKILL (torchrun's --grace)",
     )
     start_method: StartMethod = _cli_setting(
         "spawn", types.choice(StartMethod), "Distributed", "accepted for compatibility with torchrun; no effect"
@@ -305,7 +306,7 @@ class Settings:
         "backend of CPU collectives if the program requests gloo or none; auto: measured once on this host",
     )
     ccl_workers: int = _setting(
-        0, types.integer(minimum=0), "Collectives", "oneCCL threads of each rank, on cores of their own"
+        0, types.size(minimum=0), "Collectives", "oneCCL threads of each rank, on cores of their own"
     )
     ccl_worker_siblings: bool = _setting(
         False, types.FLAG, "Collectives", "run oneCCL threads on SMT siblings of the rank's cores instead"

@@ -10,6 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+MAX_COUNT = 1 << 14
+"""Largest number of workers, cores or threads: as many as CPUs that a list can name."""
+MAX_HOSTS = 1 << 16
+MAX_NUMBER = (1 << 31) - 1
+MAX_SECONDS = 1_000_000
+"""Eleven days; poll(2) takes at most twice as long."""
+MAX_PATTERN = 2000
+SMALL = 10
+"""A maximum below it is part of the help and of every message."""
+
 
 @record
 class ValueType:
@@ -63,41 +73,47 @@ def _plain(text: str) -> str:
     return text
 
 
-def _integer(minimum: int, text: str, maximum: int | None = None) -> int:
-    expected = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+def _integer(minimum: int, text: str, maximum: int) -> int:
+    expected = f"from {minimum} to {maximum}" if maximum < SMALL else f"of at least {minimum}"
     try:
         value = int(_plain(text))
     except ValueError:
         raise ValueError(f"expected a whole number {expected}") from None
-    if value < minimum or (maximum is not None and value > maximum):
+    if value < minimum or value > maximum:
+        expected = expected if value < minimum else f"from {minimum} to {maximum}"
         raise ValueError(f"expected a whole number {expected}")
     return value
 
 
-def _toml_integer(minimum: int, value: object, maximum: int | None = None) -> int:
+def _toml_integer(minimum: int, value: object, maximum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("expected a whole number")
     return _integer(minimum, str(value), maximum)
 
 
-def integer(*, minimum: int, maximum: int | None = None) -> ValueType:
-    """Whole numbers from `minimum` up to `maximum` (None: any larger one)."""
+def integer(*, minimum: int, maximum: int = MAX_NUMBER) -> ValueType:
+    """Whole numbers from `minimum` up to `maximum`, which is shown in the help if it is small."""
     return ValueType(
-        metavar="N" if maximum is None else f"{minimum}-{maximum}",
+        metavar=f"{minimum}-{maximum}" if maximum < SMALL else "N",
         from_text=lambda text: _integer(minimum, text, maximum),
         from_toml=lambda value: _toml_integer(minimum, value, maximum),
     )
 
 
+def size(*, minimum: int) -> ValueType:
+    """Whole numbers of workers, cores, threads and the like, from `minimum` up to MAX_COUNT."""
+    return integer(minimum=minimum, maximum=MAX_COUNT)
+
+
 def _count(words: tuple[str, ...], text: str) -> int | str:
     try:
-        return text if text in words else _integer(1, text)
+        return text if text in words else _integer(1, text, MAX_COUNT)
     except ValueError as error:
         raise ValueError(f"{error}, or {'one of ' * (len(words) > 1)}{', '.join(words)}") from None
 
 
 def _toml_count(words: tuple[str, ...], value: object) -> int | str:
-    return value if isinstance(value, str) and value in words else _toml_integer(1, value)
+    return value if isinstance(value, str) and value in words else _toml_integer(1, value, MAX_COUNT)
 
 
 def literal_words(annotation: object) -> tuple[str, ...]:
@@ -106,7 +122,7 @@ def literal_words(annotation: object) -> tuple[str, ...]:
 
 
 def count(annotation: object) -> ValueType:
-    """A positive whole number or one of the words of a Literal type."""
+    """A whole number from 1 to MAX_COUNT or one of the words of a Literal type."""
     words = literal_words(annotation)
     return ValueType(
         metavar="|".join(("N", *words)),
@@ -122,6 +138,8 @@ def _number(minimum: float, text: str) -> float:
         raise ValueError(f"expected a number of at least {minimum:g}") from None
     if not minimum <= value < float("inf"):
         raise ValueError(f"expected a finite number of at least {minimum:g}")
+    if value > MAX_SECONDS:
+        raise ValueError(f"expected at most {MAX_SECONDS} seconds")
     return value
 
 
@@ -132,7 +150,7 @@ def _toml_number(minimum: float, value: object) -> float:
 
 
 def number(*, minimum: float) -> ValueType:
-    """Finite numbers from `minimum` up."""
+    """Seconds from `minimum` up to MAX_SECONDS."""
     return ValueType(
         metavar="SECONDS",
         to_text=lambda value: str(value).removesuffix(".0"),
@@ -219,10 +237,10 @@ def _range(text: str) -> tuple[int, int]:
     """The bounds of "MIN:MAX" or of a single number. Source: torchrun --nnodes."""
     first, colon, last = text.partition(":")
     try:
-        low = _integer(1, first)
-        high = _integer(1, last) if colon else low
+        low = _integer(1, first, MAX_HOSTS)
+        high = _integer(1, last, MAX_HOSTS) if colon else low
     except ValueError:
-        raise ValueError("expected N or MIN:MAX, whole numbers of at least 1") from None
+        raise ValueError(f"expected N or MIN:MAX, whole numbers from 1 to {MAX_HOSTS}") from None
     if high < low:
         raise ValueError("expected MIN:MAX with MIN not larger than MAX")
     return low, high
@@ -230,12 +248,9 @@ def _range(text: str) -> tuple[int, int]:
 
 def _port(text: str) -> int:
     try:
-        port = _integer(0, text)
+        return _integer(0, text, 65535)
     except ValueError:
-        port = -1
-    if not 0 <= port <= 65535:
-        raise ValueError("expected a port number from 0 to 65535")
-    return port
+        raise ValueError("expected a port number from 0 to 65535") from None
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
@@ -258,10 +273,14 @@ def _streams(text: str) -> int | tuple[tuple[int, int], ...]:
 def _pattern(text: str) -> str:
     import re
 
+    if len(text) > MAX_PATTERN:
+        raise ValueError(f"expected a regular expression of at most {MAX_PATTERN} characters")
     try:
         groups = re.compile(_text(text)).groups
-    except re.error as error:
+    except (re.error, OverflowError) as error:
         raise ValueError(f"expected a regular expression ({error})") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("expected a regular expression (too many nested groups)") from None
     if groups != 1:
         raise ValueError("expected a regular expression with exactly one group, which matches the number")
     return text

@@ -8,6 +8,11 @@ if TYPE_CHECKING:
 
 MOST_HOSTS = 1 << 16
 """Limit on the hosts of a list, well above any real cluster."""
+MAX_NAME = 255
+"""Characters of a host name. Source: RFC 1035, 2.3.4."""
+MAX_CHARACTERS = 1 << 20
+MAX_DIGITS = 20
+MAX_BRACKETS = 16
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -15,9 +20,15 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
     Raises: ValueError if it is malformed. Source: man scontrol, "show hostnames"; man slurm.conf, NodeName.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"a list of {len(text)} characters; at most {MAX_CHARACTERS} are read")
     names: list[str] = []
     for part in _split(text):
+        if part.count("[") > MAX_BRACKETS:
+            raise ValueError(f"a host name with more than {MAX_BRACKETS} brackets")
         for name in _expand(part):
+            if len(name) > MAX_NAME:
+                raise ValueError(f"a host name of more than {MAX_NAME} characters")
             names.append(name)
             if len(names) > MOST_HOSTS:
                 raise ValueError(f"more than {MOST_HOSTS} hosts")
@@ -58,12 +69,16 @@ def _numbers(text: str) -> Iterator[str]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and int(first) <= int(last)):
-            raise ValueError(f"malformed range {part!r}")
+        if not (_is_number(first) and _is_number(last) and int(first) <= int(last)):
+            raise ValueError(f"malformed range {part[:40]!r}")
         if int(last) - int(first) >= MOST_HOSTS:
             raise ValueError(f"more than {MOST_HOSTS} hosts")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
@@ -75,8 +90,8 @@ def expand_counts(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         number, repeated, times = part.partition("(x")
         repetitions = times.removesuffix(")") if repeated else "1"
-        if not (number.isascii() and number.isdigit() and repetitions.isascii() and repetitions.isdigit()):
-            raise ValueError(f"malformed part {part!r}")
+        if not (_is_number(number) and _is_number(repetitions)):
+            raise ValueError(f"malformed part {part[:40]!r}")
         if int(repetitions) + len(counts) > MOST_HOSTS:
             raise ValueError(f"more than {MOST_HOSTS} hosts")
         counts += [int(number)] * int(repetitions)

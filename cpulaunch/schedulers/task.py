@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cpulaunch.records.errors import UsageError
+from cpulaunch.records.errors import UsageError, quoted
 from cpulaunch.records.record import record
+from cpulaunch.records.value_types import MAX_COUNT, MAX_HOSTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,11 +76,18 @@ def number_of(text: str) -> int:
 
 
 def check_ranks(launcher: str, *, rank: int, world_size: int, local_rank: int, local_world_size: int) -> None:
-    """Raises: UsageError if the numbers are inconsistent (from different steps, or edited by hand)."""
+    """Raises: UsageError if the numbers are inconsistent (from different steps, or edited by hand) or absurd."""
     if not (rank < world_size and local_rank < local_world_size <= world_size):
         raise UsageError(
             f"{launcher}'s variables are inconsistent",
             value=f"rank {rank} of {world_size}, local rank {local_rank} of {local_world_size}",
+            source="environment",
+            hint=IGNORE_HINT,
+        )
+    if local_world_size > MAX_COUNT or world_size > MAX_COUNT * MAX_HOSTS:
+        raise UsageError(
+            f"{launcher} started more processes than can be planned for",
+            value=f"{world_size} in all, {local_world_size} on this host; at most {MAX_COUNT} on one host",
             source="environment",
             hint=IGNORE_HINT,
         )
@@ -119,7 +127,10 @@ class Variables:
             return parse(text)
         except ValueError as error:
             raise UsageError(
-                f"invalid value {text!r} in {self.sources[what]}", value=error, source="environment", hint=IGNORE_HINT
+                f"invalid value {quoted(text)} in {self.sources[what]}",
+                value=error,
+                source="environment",
+                hint=IGNORE_HINT,
             ) from None
 
     def required(self, what: str, *, error: str, hint: str) -> int:

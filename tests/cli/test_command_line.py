@@ -80,7 +80,7 @@ def test_the_exit_code_is_the_programs(cpulaunch, script, options):
         (["--no-python", "no-such-command"], 127, ["no-such-command"]),
         (["--no-python", "./data.txt"], 126, ["data.txt"]),
         (["--instanses", "2", "job.py"], 2, ["--instanses", "did you mean --instances"]),
-        (["--instances", "100000", "job.py"], 2, ["100,000 instances need 100,000 cores"]),
+        (["--instances", "16000", "job.py"], 2, ["16,000 instances need 16,000 cores"]),
         (["--cpus", "99999", "job.py"], 2, ["99999"]),
         (["--numa-nodes", "77", "job.py"], 2, ["77"]),
         (["--cpus", "0-", "job.py"], 2, ["0-"]),

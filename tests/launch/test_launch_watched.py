@@ -181,6 +181,12 @@ def test_a_metric_is_found_wherever_the_output_goes(watched, options):
     assert watched.report()["metrics"] == {"x": {"sum": 8.0, "values": [3.0, 5.0]}}
 
 
+def test_a_pattern_that_backtracks_for_ever_does_not_hold_up_a_launch(watched):
+    outcome = watched.run(shell("echo aab 1; printf %040d 0 | tr 0 a"), metric=r"(?:a+)+b ([0-9])")
+    assert outcome.code == 0
+    assert watched.report()["metrics"] == {"metric": {"sum": 1.0, "values": [1.0]}}
+
+
 READY = """
     import os, pathlib, sys, cpulaunch
     pathlib.Path("waiting-" + sys.argv[1]).write_text(str(os.getpid()))

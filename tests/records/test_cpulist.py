@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.records.cpulist import format_cpulist, parse_cpulist, parse_cpumask
+from cpulaunch.records.cpulist import MAX_ID, format_cpulist, parse_cpulist, parse_cpumask
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,26 @@ def test_lists(text, ids):
 def test_malformed_lists(text):
     with pytest.raises(ValueError, match="malformed CPU list part"):
         parse_cpulist(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0-16384," * 30_000, "names more than 32770 ids"),
+        ("0-16384:1/2," * 20_000, "names more than 32770 ids"),
+        ("0-16384," * 1_000_000, "a list of 8000000 characters"),
+        ("0," * 100_000, "names more than 32770 ids"),
+        ("9" * 5000, "malformed CPU list part '9{40}'"),
+    ],
+    ids=["ranges", "strides", "characters", "ids", "digits"],
+)
+def test_a_list_that_repeats_itself_is_refused_at_once(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_cpulist(text)
+
+
+def test_every_id_may_be_named_by_itself():
+    assert len(parse_cpulist(",".join(map(str, range(MAX_ID + 1))))) == MAX_ID + 1
 
 
 def test_too_large_an_id():

@@ -44,3 +44,26 @@ def test_a_bounded_integer_names_its_bounds(value):
     with pytest.raises(ValueError, match="a whole number"):
         level.from_toml(value)
     assert (level.from_toml(4), level.metavar) == (4, "0-4")
+
+
+ABSURD = {
+    "instances": (types.count('int | Literal["auto"]'), "9999999", "from 1 to 16384"),
+    "ranks": (types.count('int | Literal["auto", "cpu"]'), "99999999999999", "from 1 to 16384"),
+    "cores": (types.size(minimum=1), "16385", "from 1 to 16384"),
+    "digits": (types.size(minimum=1), "9" * 100_000, "expected a whole number"),
+    "restarts": (types.integer(minimum=0), "99999999999", "from 0 to 2147483647"),
+    "hosts": (types.RANGE, "1:99999999", "from 1 to 65536"),
+    "seconds": (types.number(minimum=0.0), "1e300", "at most 1000000 seconds"),
+    "digits of seconds": (types.number(minimum=0.0), "9" * 10_000, "a finite number"),
+    "CPUs": (types.CPULIST, "0-16384," * 16_000, "listed twice"),
+    "repetitions": (types.PATTERN, "a{99999999999}(x)", "expected a regular expression"),
+    "nested groups": (types.PATTERN, "(" * 900 + "x" + ")" * 900, "too many nested groups"),
+    "a long pattern": (types.PATTERN, "(x)" + "y" * 5000, "at most 2000 characters"),
+}
+
+
+@pytest.mark.parametrize(("value_type", "text", "message"), ABSURD.values(), ids=ABSURD)
+def test_an_absurd_value_is_refused_in_a_sentence(value_type, text, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        value_type.from_text(text)
+    assert len(str(caught.value)) < 300

@@ -38,3 +38,25 @@ def test_counts(text, counts):
 def test_malformed_counts(text):
     with pytest.raises(ValueError, match=r"."):
         expand_counts(text)
+
+
+ABSURD = {
+    "zeros": "n[" + "0" * 100_000 + "0-65535]",
+    "brackets": "n" + "[1]" * 5000,
+    "a long name": "n" * 300,
+    "a long list": "a," * 600_000,
+    "a product of ranges": "n" + "[0-65535]" * 16,
+}
+
+
+@pytest.mark.parametrize("text", ABSURD.values(), ids=ABSURD)
+def test_an_absurd_list_is_refused_at_once(text):
+    with pytest.raises(ValueError, match=r"more than|at most|malformed") as caught:
+        expand_hosts(text)
+    assert len(str(caught.value)) < 100
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "1(x" + "9" * 5000], ids=["number", "repetitions"])
+def test_an_absurd_count_is_malformed(text):
+    with pytest.raises(ValueError, match=r"malformed part '.{40}'"):
+        expand_counts(text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from cpulaunch.system.time_limit import OutOfTimeError, cpu_time_limit
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -12,8 +14,10 @@ if TYPE_CHECKING:
 LINE_BYTES = 1 << 16
 """Only the end of a longer line is searched."""
 
-BREAKS = re.compile(rb"[\r\n]+")
-"""\\r too: a progress bar redraws its line after it, and each state counts as a line."""
+SEARCH_SECONDS = 0.5
+"""CPU time for the lines of one read; a pattern such as (a+)+b could take longer than the machine lives."""
+MOST_SKIPPED = 2
+"""A worker's output is searched no more after this many lines that took too long."""
 
 DEFAULT_NAME = "metric"
 TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<|\(\?|\(|\)", re.DOTALL)
@@ -26,21 +30,41 @@ SPECIAL = re.compile(r"[.*+?^$|()\[\]{}\\]")
 class Metric:
     """`value`: the last number that the pattern's group matched in one worker's output; None if there is none yet.
 
-    `rejected`: the last match that is not a finite number.
+    `rejected`: the last match that is not a finite number. `skipped`: lines that took the pattern too long.
     """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern)
         self.value: float | None = None
         self.rejected: str | None = None
+        self.skipped = 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the output is searched no more. `value` is None then: a later line may have had another one."""
+        return self.skipped >= MOST_SKIPPED
 
     def search(self, lines: Iterable[bytes]) -> None:
         """Effect: `value` becomes the last number in these lines, which are in the order of output."""
-        for line in reversed(list(lines)):
-            matches = self._pattern.findall(line.decode(errors="replace"))
-            for text in reversed(matches):
-                if self._accept(text):
-                    return
+        left = [line for line in lines if line]
+        while left and not self.abandoned:
+            try:
+                with cpu_time_limit(SEARCH_SECONDS):
+                    self._search_from_last(left)
+            except (OutOfTimeError, MemoryError):
+                self.skipped += 1
+                left = left[:-1]
+        if self.abandoned:
+            self.value = None
+
+    def _search_from_last(self, left: list[bytes]) -> None:
+        """Effect: removes lines from the end until one has a number, and then all."""
+        while left:
+            matches = self._pattern.findall(left[-1].decode(errors="replace"))
+            if any(self._accept(text) for text in reversed(matches)):
+                left.clear()
+            else:
+                left.pop()
 
     def _accept(self, text: str) -> bool:
         number = _number(text)
@@ -61,7 +85,10 @@ def _number(text: str) -> float | None:
 
 
 class LineReader:
-    """Cuts one stream of a worker into lines for its metric."""
+    """Cuts one stream of a worker into lines for its metric.
+
+    A line ends at \\r too: a progress bar redraws its line after it, and each state counts as a line.
+    """
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -69,9 +96,13 @@ class LineReader:
 
     def feed(self, data: bytes) -> None:
         """Effect: searches the lines that are complete now."""
-        *lines, self._partial = BREAKS.split(self._partial + data)
-        self._partial = self._partial[-LINE_BYTES:]
-        self._metric.search(lines)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if end:
+            first, *lines = data[:end].splitlines()
+            self._metric.search([(self._partial + first)[-LINE_BYTES:], *lines])
+            self._partial = data[end:]
+        else:
+            self._partial = (self._partial + data)[-LINE_BYTES:]
 
     def finish(self) -> None:
         """Effect: searches the last line too, which lacks its newline."""

@@ -6,6 +6,8 @@ from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
 from cpulaunch.launch.supervision.module_report import chosen_report, graph_report, module_lines, weights_report
 from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
+from cpulaunch.records.errors import quoted
+from cpulaunch.records.host import count_text
 from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
 from cpulaunch.records.torch_settings import VARIABLE, decode
 
@@ -130,20 +132,36 @@ def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
     """A line for each metric of the run, and a warning if --metric found none in some worker's output."""
     metrics = totals(_metrics(plan, worker) for worker in result.workers)
     lines = [metric_line(name, total, values) for name, (total, values) in metrics.items()]
-    return (*lines, *_missing_metric(plan, result))
+    return (*lines, *_skipped_lines(result), *_missing_metric(plan, result))
+
+
+def _skipped_lines(result: LaunchResult) -> tuple[str, ...]:
+    """A warning if lines of output took the pattern of --metric too long."""
+    skipped = {w.index: w.metric for w in result.workers if w.metric is not None and w.metric.skipped}
+    if not skipped or result.exit_code:
+        return ()
+    number = sum(metric.skipped for metric in skipped.values())
+    lines = f"{count_text(number, 'line')} of {_workers_text(frozenset(skipped))}"
+    verb = "was" if number == 1 else "were"
+    if any(metric.abandoned for metric in skipped.values()):
+        lines, verb = f"{lines}, and what followed,", "were"
+    return (f"warning: --metric takes too long for the output: {lines} {verb} not searched",)
 
 
 def _missing_metric(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
     if plan.launch.metric is None or result.exit_code:
         return ()
     missing = {w.index: w.metric for w in result.workers if w.metric is not None and w.metric.value is None}
+    missing = {index: metric for index, metric in missing.items() if not metric.abandoned}
     if not missing:
         return ()
-    indexes = format_cpulist(frozenset(missing))
-    workers = f"worker {indexes}" if len(missing) == 1 else f"workers {indexes}"
     rejected = next((metric.rejected for metric in missing.values() if metric.rejected), None)
-    found = "nothing" if rejected is None else f"{rejected!r}, which is not a number,"
-    return (f"warning: --metric matched {found} in the output of {workers}",)
+    found = "nothing" if rejected is None else f"{quoted(rejected)}, which is not a number,"
+    return (f"warning: --metric matched {found} in the output of {_workers_text(frozenset(missing))}",)
+
+
+def _workers_text(indexes: frozenset[int]) -> str:
+    return f"worker{'s' * (len(indexes) != 1)} {format_cpulist(indexes)}"
 
 
 def flags_without_effect(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """--metric: a pattern's name, the last number in the output, sums, and how they are written."""
 
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from cpulaunch.launch.output.metrics import (
     LINE_BYTES,
+    MOST_SKIPPED,
     LineReader,
     Metric,
     metric_line,
@@ -81,6 +83,41 @@ def test_a_long_line_takes_no_more_memory_than_its_end():
     for _ in range(100):
         reader.feed(b"." * LINE_BYTES)
     assert len(reader._partial) <= LINE_BYTES
+
+
+@pytest.fixture
+def short_limit(monkeypatch):
+    monkeypatch.setattr("cpulaunch.launch.output.metrics.SEARCH_SECONDS", 0.05)
+
+
+BACKTRACKING = r"(?:a+)+b ([0-9])"
+
+
+@pytest.mark.usefixtures("short_limit")
+def test_a_pattern_that_backtracks_for_ever_is_given_up_and_leaves_no_value():
+    found = Metric(BACKTRACKING)
+    began = time.process_time()
+    found.search([b"aab 1", *[b"a" * 40] * 5, b"aab 2"])
+    assert (found.value, found.abandoned) == (2, False)
+    found.search([b"aab 1", *[b"a" * 40] * 5])
+    found.search([b"aab 3"])
+    assert (found.value, found.abandoned, found.skipped) == (None, True, MOST_SKIPPED)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.usefixtures("short_limit")
+def test_one_line_that_takes_too_long_is_skipped():
+    found = Metric(BACKTRACKING)
+    found.search([b"aab 1", b"a" * 40])
+    assert (found.value, found.skipped, found.abandoned) == (1, 1, False)
+
+
+def test_a_line_without_end_costs_little_more_than_its_copy():
+    reader, data = LineReader(Metric(r"samples/s: ([0-9.]+)")), b"." * LINE_BYTES
+    began = time.process_time()
+    for _ in range(1 << 12):
+        reader.feed(data)
+    assert time.process_time() - began < 1  # 256 MB; split by a regular expression they took 2.5 s and more
 
 
 def test_a_pattern_is_matched_against_whole_lines():

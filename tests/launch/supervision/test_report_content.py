@@ -230,6 +230,19 @@ def test_a_requested_metric_that_no_output_holds_is_mentioned(lines, exit_code, 
     assert metric_lines(plan(metric="x (.*)"), result(one, exit_code=exit_code)) == said
 
 
+def test_lines_that_the_pattern_took_too_long_for_are_mentioned():
+    skipping, giving_up = read("x (.*)", b"x 1"), read("x (.*)", b"x " + b"n" * 500)
+    skipping.skipped, giving_up.skipped = 1, 2
+    workers = worker(0, metric=skipping), worker(1, metric=giving_up)
+    assert metric_lines(plan(workers=2, metric="x (.*)"), result(*workers)) == (
+        "x: 1",
+        "warning: --metric takes too long for the output: 3 lines of workers 0-1, and what followed, were not searched",
+    )
+    assert metric_lines(plan(workers=2, metric="x (.*)"), result(workers[0]))[1].endswith(
+        "1 line of worker 0 was not searched"
+    )
+
+
 LOADED = Observation(wall_seconds=1, report=WorkerReport(main_pid=100))
 
 
