@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cpulaunch.records.record import record
-from cpulaunch.worker.ledger.decision import HOPELESS, Decision, Verdict
+from cpulaunch.worker.ledger.decision import HOPELESS, LONG_SECONDS, Decision, Verdict
 
 LENGTH = 6
 """Periods in a block: a whole number of steps for programs that call the model 1, 2, 3 or 6 times in a step."""
 
 TRANSITION = 2
-"""Periods that are not counted after a change of the mode."""
+"""Periods that are not counted after a change of the mode, unless they are long."""
+
+BLOCK_SECONDS = 10.0
+"""A block ends early once it has taken so long: the steps of large models take longer than a block may cost."""
 
 
 @record
@@ -65,15 +68,15 @@ class BlockDecision:
         self._last = mode
         if block is None or block.mode != mode or not steady:
             return False
-        if block.skip:
+        if block.skip and seconds < LONG_SECONDS:
             self._block = Block(mode=mode, skip=block.skip - 1)
             return False
         periods = (*block.periods, seconds)
         self._block = Block(mode=mode, skip=0, periods=periods)
-        if len(periods) < LENGTH and not self._is_hopeless(periods):
+        if len(periods) < LENGTH and sum(periods) < BLOCK_SECONDS and not self._is_hopeless(periods):
             return False
         self._block = None
-        return self.decision.add(mode, sum(periods) / len(periods))
+        return self.decision.add(mode, sum(periods) / len(periods), periods=len(periods))
 
     def _is_hopeless(self, periods: tuple[float, ...]) -> bool:
         """Whether even the shortest of these periods is longer than the mean of another mode's by far."""

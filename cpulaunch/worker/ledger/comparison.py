@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cpulaunch.worker.ledger.decision import HOPELESS, MIN_GAIN
+from cpulaunch.worker.ledger.blocks import BLOCK_SECONDS
+from cpulaunch.worker.ledger.decision import HOPELESS, MIN_GAIN, START_SECONDS
 from cpulaunch.worker.ledger.samples import Samples
 
 NEEDED = 4
@@ -20,7 +21,8 @@ Step = Literal["change", "keep", "return"]
 class Comparison:
     """Durations in; when to change the state, and which one to keep, out.
 
-    A sample is the mean of `block` durations. The second state must save MIN_GAIN.
+    A sample is the mean of `block` durations, of fewer if they take BLOCK_SECONDS. The second state must save MIN_GAIN;
+    after START_SECONDS in it, it is left as soon as it is not faster.
     """
 
     def __init__(self, *, block: int = 1) -> None:
@@ -28,19 +30,22 @@ class Comparison:
         self._sums = [0.0, 0]
         self._samples = (Samples(), Samples())
         self._calls = 0
+        self._second_seconds = 0.0
         self.is_second = False
 
     def add(self, seconds: float) -> Step | None:
         """The next step, if it is time for one. Effect: counts a duration, in seconds, in the present state."""
         if seconds_per_call := self._mean(seconds):
             self._samples[self.is_second].add(seconds_per_call)
-        first, second = (samples.estimate() for samples in self._samples)
+        first, second = self.estimates()
         if not self.is_second:
             if self._samples[0].count < NEEDED:
                 return None
             self.is_second = True
             return "change"
-        if self._samples[1].count >= NEEDED:
+        self._second_seconds += seconds
+        is_long = self._second_seconds > START_SECONDS and first <= self._samples[1].shortest < float("inf")
+        if self._samples[1].count >= NEEDED or is_long:
             return "keep" if second <= first * (1 - MIN_GAIN) else "return"
         is_hopeless = self._samples[1].count > 0 and self._samples[1].shortest > HOPELESS * first
         return "return" if is_hopeless else None
@@ -49,7 +54,7 @@ class Comparison:
         """The mean of a block that is complete with this duration; None if it is not."""
         total, number = self._sums
         self._sums = [total + seconds, number + 1]
-        if number + 1 < self._block:
+        if number + 1 < self._block and total + seconds < BLOCK_SECONDS:
             return None
         self._sums = [0.0, 0]
         return (total + seconds) / (number + 1)

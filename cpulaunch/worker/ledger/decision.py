@@ -22,23 +22,33 @@ HOPELESS = 1.5
 FAR_TOO_SLOW = 3.0
 """A mode that took longer by this factor for all signatures so far is sampled for a new one only from the credit."""
 
+NOISE = 0.2
+"""The share of its duration by which a call in another mode may exceed one in the chosen mode by chance alone."""
+
 UNKNOWN = 64.0
 """The factor by which a mode may take longer that no signature has shown yet: text generation has shown as much."""
 
 CONTESTED = 1.1
 """Modes within this factor of the best one get further samples before the choice."""
 
-ROUNDS = (1, 3, 5)
-"""Samples of each mode after each round of sampling; the last round is of contested modes only."""
+ROUNDS = (1, 3, 5, 12)
+"""Samples of each mode after each round of sampling; rounds after the second are of contested modes only."""
 
-LONG_SECONDS = 5.0
+START_SECONDS = 10.0
+"""After calls of so many seconds, only modes that are faster than plain so far get further samples.
+
+It bounds what the first samples of long calls cost: the others are tried again later, from the credit.
+"""
+
+LONG_SECONDS = 1.0
 """Of calls that take at least as long a warm-up is a small part: it shows at once that a mode is hopeless."""
 
 MAX_UNSTEADY = 12
 """Successive calls of a mode that may be under preparation (a graph is captured) before their durations count."""
 
 TRIAL_SAMPLES = 3
-"""Samples of a mode that is tried again, unless the first shows that it is still slower."""
+"""Samples of a mode that is tried again, unless the first shows that it is still slower. A contested one needs twice as
+many: the shortest of a few durations is shorter than the typical one."""
 
 FIRST_WAIT, LAST_WAIT = 128, 1 << 17
 """Calls before a mode that has lost is tried again: doubled each time that it loses."""
@@ -113,13 +123,13 @@ class Decision:
             self._start_trial(credit)
         return self._trial[0] if self._trial is not None else self.chosen
 
-    def add(self, mode: str, seconds: float, *, steady: bool = True) -> bool:
-        """Whether the chosen mode has changed. Effect: counts a call.
+    def add(self, mode: str, seconds: float, *, steady: bool = True, periods: int = 1) -> bool:
+        """Whether the chosen mode has changed. Effect: counts a call, or the mean duration of so many `periods`.
 
         Durations of calls that prepared something (`steady` False) do not count, unless the mode never gets ready.
         """
         self.calls += 1
-        self._seconds += seconds
+        self._seconds += seconds * periods
         if mode not in self.samples:
             return False
         if not steady and self._unsteady[mode] < MAX_UNSTEADY:
@@ -167,9 +177,11 @@ class Decision:
 
     def has_lost(self, mode: str) -> bool:
         """Whether the mode is far slower than the chosen one, or has lost a later trial too."""
-        if self.chosen in (None, mode) or self.is_sampling or not self.samples[mode].count:
+        samples = self.samples[mode]
+        if self.chosen in (None, mode) or self.is_sampling or samples.shortest == float("inf"):
             return False
-        return self._wait[mode] > FIRST_WAIT or self.estimate(mode) > HOPELESS * self.estimate(self.chosen or PLAIN)
+        typical = samples.estimate() if samples.count else samples.shortest
+        return self._wait[mode] > FIRST_WAIT or typical > HOPELESS * self.estimate(self.chosen or PLAIN)
 
     def verdict(self) -> Verdict:
         """The choice as it stands."""
@@ -185,7 +197,7 @@ class Decision:
         best = min(map(self.estimate, self.modes))
         for target in ROUNDS:
             near = [mode for mode in self.modes if self._is_near(mode, best, target)]
-            if target == ROUNDS[-1] and len(near) < 2:
+            if target > ROUNDS[1] and (len(near) < 2 or self._seconds > START_SECONDS):
                 return None
             for mode in self._unseen_first(near):
                 if self.samples[mode].count < target and not self._is_postponed(mode):
@@ -199,9 +211,17 @@ class Decision:
             return False
         if mode != PLAIN and not samples.count and self._is_long_and_hopeless(samples.shortest):
             return False
-        if target == ROUNDS[-1]:
-            return not samples.count or samples.estimate() <= best * CONTESTED
-        return not samples.count or mode == PLAIN or samples.shortest <= best * HOPELESS
+        if not samples.count:
+            return True
+        if self._seconds > START_SECONDS and PLAIN in self.modes:
+            return samples.shortest <= self.samples[PLAIN].shortest and (mode != PLAIN or samples.estimate() > best)
+        if target > ROUNDS[1]:
+            return samples.estimate() <= best * CONTESTED
+        return mode == PLAIN or samples.shortest <= best * HOPELESS
+
+    def _bound(self, mode: str) -> float:
+        """The longest typical duration that the samples of the mode allow for, in seconds: noise must not choose it."""
+        return self.estimate(mode) + (self.samples[mode].uncertainty() if self.samples[mode].count else 0.0)
 
     def _quickest(self) -> float:
         """The shortest duration of any call so far, warm-ups included, in seconds; infinite before the first call."""
@@ -224,13 +244,15 @@ class Decision:
         """The fastest mode; plain if it is not faster by MIN_GAIN. Effect: makes it the chosen one."""
         best = min(self.modes, key=self.estimate)
         needed = KEPT_GAIN if best == self.chosen else MIN_GAIN
-        if PLAIN in self.modes and self.estimate(best) > self.estimate(PLAIN) * (1 - needed):
+        if PLAIN in self.modes and self._bound(best) > self.estimate(PLAIN) * (1 - needed):
             best = PLAIN
         if best != self.chosen:
             self._wait = dict.fromkeys(self._wait, FIRST_WAIT)
         self.chosen, self._reference = best, self.estimate(best)
         for mode in self.modes:
             self._due[mode] = self.calls if mode in self._postponed else self.calls + self._wait[mode]
+        if best != PLAIN:  # A choice that noise has made must not last.
+            self._due[PLAIN] = self.calls + REGIME_WAIT
         return best
 
     # Later trials
@@ -244,14 +266,13 @@ class Decision:
                 continue
             if self._is_postponed(mode):
                 continue
-            if mode in self._postponed or credit >= 2 * self._expected(mode, own):
+            if mode in self._postponed or credit >= 2 * max(self._expected(mode, own) - own, NOISE * own):
                 self._trial = (mode, Samples(warm_up=self._warm_up))
                 return
 
     def _expected(self, mode: str, own: float) -> float:
         """The duration expected of a call in a mode, in seconds. `own`: that of the chosen mode."""
-        known = self.estimate(mode)
-        known = known if known < float("inf") else self.samples[mode].shortest
+        known = self.samples[mode].shortest
         return known if known < float("inf") else own * max(HOPELESS, self._ratio(mode) or UNKNOWN)
 
     def _add_to_trial(self, mode: str, samples: Samples, seconds: float) -> None:
@@ -261,7 +282,8 @@ class Decision:
         own = self.estimate(self.chosen or PLAIN)
         needed = -KEPT_GAIN if mode == PLAIN else MIN_GAIN
         lost = samples.estimate() > own * (1 - needed)
-        if not lost and samples.count < TRIAL_SAMPLES:
+        is_contested = samples.estimate() > own / CONTESTED
+        if not lost and samples.count < TRIAL_SAMPLES * (1 + is_contested):
             return
         self.samples[mode], self._trial = samples, None
         is_first = self._postponed.pop(mode, None) is not None

@@ -10,6 +10,15 @@ WINDOW = 12
 WARM_UP = 1
 """Calls of a mode that are not counted: they make primitives, fill caches and allocate memory."""
 
+MIN_SPREAD = 3
+"""Fewer durations say nothing about the noise."""
+
+MAX_SPREAD = 0.1
+"""Distance of the median to the lower quartile, as a share of it, that is noise; more is a burst of other work."""
+
+UNCERTAINTY = 2.0
+"""The lower quartile's standard error in units of its distance to the median over the root of n."""
+
 
 class Samples:
     """The last WINDOW durations of one mode, in seconds, without its first WARM_UP calls.
@@ -42,3 +51,14 @@ class Samples:
         if not self._recent:
             return float("inf")
         return sorted(self._recent)[(len(self._recent) - 1) // 4]
+
+    def uncertainty(self) -> float:
+        """The error to be expected of `estimate`, in seconds; 0 for less than MIN_SPREAD samples.
+
+        For normally distributed noise it is about the standard error, scaled from the distance to the median.
+        """
+        number, typical = len(self._recent), self.estimate()
+        if number < MIN_SPREAD:
+            return 0.0
+        spread = min(sorted(self._recent)[number // 2] - typical, MAX_SPREAD * typical)
+        return spread * UNCERTAINTY / float(number**0.5)

@@ -35,6 +35,11 @@ def test_a_sample_is_the_mean_of_a_block() -> None:
     assert comparison.estimates() == (1.0, 0.5)
 
 
+def test_steps_that_take_long_are_their_own_blocks_and_a_slower_state_is_left_after_one() -> None:
+    found = steps(Comparison(block=6), 30.0, 36.0)
+    assert found == [(WARM_UP + NEEDED, "change"), (WARM_UP + NEEDED + 1, "return")]
+
+
 def test_calls_that_cannot_be_compared_end_it() -> None:
     comparison = Comparison()
     assert [comparison.pass_by() for _ in range(MAX_CALLS + 1)] == [None] * MAX_CALLS + ["return"]
