@@ -6,7 +6,7 @@ import io
 import os
 import sys
 
-from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.errors import CpulaunchError, escaped_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ def print_json(value: Any) -> None:
 
 
 def notify(text: str, environ: Mapping[str, str]) -> None:
-    """Write `cpulaunch: text` to stderr; a leading `error:` or `warning:` is coloured on a terminal."""
+    """Write `cpulaunch: text` to stderr; a leading `error:` or `warning:` is coloured on a terminal.
+
+    Other escape sequences, such as those of a path or of a worker's message, are shown as text.
+    """
+    text = escaped_lines(text)
     word, space, rest = text.partition(" ")
     if word in COLORS and _is_colored(sys.stderr, environ):
         text = f"{COLORS[word]}{word}{RESET}{space}{rest}"

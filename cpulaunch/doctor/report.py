@@ -10,6 +10,7 @@ from cpulaunch.doctor.facts import Facts, gather_facts
 from cpulaunch.doctor.findings import Check, Finding
 from cpulaunch.doctor.torch_report import Runner, run_program
 from cpulaunch.probe import Root
+from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import Host, count_text
 from cpulaunch.view.text import painter, wrapped
 
@@ -93,5 +94,5 @@ def _lines(name: str, finding: Finding, *, width: int, color: bool) -> list[str]
     if finding.why is not None:
         lines += wrapped(finding.why, width, head=" " * STATUS_WIDTH + "why: ")
     if finding.fix is not None:
-        lines += [f"{' ' * STATUS_WIDTH}fix: {finding.fix}"]
+        lines += [f"{' ' * STATUS_WIDTH}fix: {escaped(finding.fix)}"]
     return lines

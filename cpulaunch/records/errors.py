@@ -42,6 +42,11 @@ def escaped(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
+def escaped_lines(text: str) -> str:
+    """The text with its line ends; its other control characters are escaped."""
+    return "\n".join(map(escaped, text.split("\n")))
+
+
 def quoted(text: str, *, limit: int = MAX_QUOTED) -> str:
     """The text in quotes and without control characters; of a long one the beginning."""
     return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."

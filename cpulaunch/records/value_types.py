@@ -199,6 +199,15 @@ def _text(text: str) -> str:
     return text
 
 
+def _word(text: str) -> str:
+    """The text, which other programs and other hosts get as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("expected text in UTF-8") from None
+    return _text(text)
+
+
 def _cpulist(text: str) -> frozenset[int]:
     ids: set[int] = set()
     for part in text.split(","):
@@ -254,7 +263,7 @@ def _port(text: str) -> int:
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
-    pairs = tuple(part.strip().partition("=") for part in text.split(","))
+    pairs = tuple(part.strip().partition("=") for part in _word(text).split(","))
     if not all(name and equals and value for name, equals, value in pairs):
         raise ValueError("expected one or more K=V separated by commas")
     return tuple((name, value) for name, _, value in pairs)
@@ -318,7 +327,7 @@ FILE = ValueType(metavar="FILE", from_text=_text, from_toml=_toml_text)
 DIRECTORY = ValueType(metavar="DIR", from_text=_text, from_toml=_toml_text)
 PATTERN = ValueType(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = ValueType(metavar="LIST", from_text=_cpulist, from_toml=_never, to_text=format_cpulist)
-WORD = ValueType(metavar="TEXT", from_text=_text, from_toml=_toml_text)
+WORD = ValueType(metavar="TEXT", from_text=_word, from_toml=_toml_text)
 WORDS = ValueType(metavar="TEXT,...", from_text=_names, from_toml=_never, to_text=_joined)
 FILTERS = ValueType(metavar="TEXT,...", from_text=_filters, from_toml=_never, to_text=_filters_to_text)
 RANGE = ValueType(metavar="N|MIN:MAX", from_text=_range, from_toml=_never, to_text=_range_to_text)

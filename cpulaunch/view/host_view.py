@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Limits, count_text, size_text
 from cpulaunch.view.machine_map import machine_map
 from cpulaunch.view.text import painter, wrapped
@@ -111,7 +112,7 @@ def _listed(label: str, lines: list[str], *, color: bool) -> list[str]:
     """A labelled row of lines; "none" if there are no lines."""
     first = label.ljust(LABEL_COLUMNS)
     heads = [painter("bold", color=color)(first), *([" " * LABEL_COLUMNS] * len(lines))]
-    return [head + line for head, line in zip(heads, lines or ["none"], strict=False)]
+    return [head + escaped(line) for head, line in zip(heads, lines or ["none"], strict=False)]
 
 
 def _cpu(host: Host) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import Host, count_text
 from cpulaunch.view.machine_shape import DrawnCore, L3Group, NodeGroup, Owners, SocketGroup, machine_shape, node_title
 
@@ -54,18 +55,23 @@ def machine_svg(host: Host, owners: Owners | None = None) -> str:
     width = max(body.width, len(_heading(host)) * HEADING_DIGIT, *(len(note) * DIGIT for note in notes)) + 32
     parts = [
         f'<rect class="page" width="{width:g}" height="{height:g}"/>',
-        f'<text class="heading" x="16" y="28">{escape(_heading(host))}</text>',
+        f'<text class="heading" x="16" y="28">{_xml(_heading(host))}</text>',
         body.at(16, 44),
         *(
-            f'<text class="note" x="16" y="{44 + body.height + 20 + 18 * index:g}">{escape(note)}</text>'
+            f'<text class="note" x="16" y="{44 + body.height + 20 + 18 * index:g}">{_xml(note)}</text>'
             for index, note in enumerate(notes)
         ),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}" role="img">'
-        f"<title>{escape(_heading(host))}</title><style>{STYLE}</style>{''.join(parts)}</svg>\n"
+        f"<title>{_xml(_heading(host))}</title><style>{STYLE}</style>{''.join(parts)}</svg>\n"
     )
+
+
+def _xml(text: str) -> str:
+    """The text as the content of an element: XML allows no control characters, not even as references."""
+    return escape(escaped(text))
 
 
 class _Cells:
@@ -85,7 +91,7 @@ class _Cells:
         fill = f' style="fill:{_color(core.owners[0])}"' if core.owners else ""
         texts = "".join(
             f'<text class="cell{" strong" if line.startswith("w") else ""}" x="{self.width / 2:g}" '
-            f'y="{4 + LINE * (index + 0.8):g}">{escape(line)}</text>'
+            f'y="{4 + LINE * (index + 0.8):g}">{_xml(line)}</text>'
             for index, line in enumerate(self._lines(core))
         )
         shape = f'<rect class="{" ".join(names)}"{fill} width="{self.width:g}" height="{self.height:g}" rx="4"/>'
@@ -124,7 +130,7 @@ def _panel(kind: str, title: str, boxes: Sequence[_Box], *, gap: float = GAP, wi
     high = top + inner.height + (PADDING if boxes else 0)
     parts = [f'<rect class="{kind}" width="{wide:g}" height="{high:g}" rx="8"/>']
     if title:
-        parts.append(f'<text class="title" x="{PADDING}" y="{PADDING + 10}">{escape(shown)}</text>')
+        parts.append(f'<text class="title" x="{PADDING}" y="{PADDING + 10}">{_xml(shown)}</text>')
     return _Box(width=wide, height=high, parts=(*parts, inner.at(PADDING, top)))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan, Note, WorkerPlan
 from cpulaunch.view.job_view import job_json, job_title
@@ -53,7 +54,7 @@ def plan_text(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
     """The plan for a person: workers, the map of their cores, every value with its reason, warnings."""
     bold = painter("bold", color=color)
     blocks = [
-        bold(_title(plan)),
+        bold(escaped(_title(plan))),
         "\n".join(_worker_table(plan.workers, bold=bold)),
         core_map(plan, host, width=width, color=color),
         *(
@@ -91,7 +92,7 @@ def _worker_table(workers: Sequence[WorkerPlan], *, bold: Any) -> Iterable[str]:
     if workers and workers[0].argv:
         from shlex import join
 
-        yield f"command: {join(workers[0].argv)}"
+        yield escaped(f"command: {join(workers[0].argv)}")
 
 
 def _number(worker: WorkerPlan) -> str:
@@ -152,10 +153,10 @@ def _note_lines(notes: Sequence[Note], *, width: int, color: bool) -> Iterable[s
     for note in notes:
         value = "(unset)" if note.value is None else note.value
         origin = "" if note.origin == "default" else f" [{note.origin}]"
-        head = f"  {note.setting.ljust(name_width)}  {value}{origin}"
+        head = escaped(f"  {note.setting.ljust(name_width)}  {value}{origin}")
         indent = " " * (name_width + 4)
         if len(head) + len(note.reason) + 3 <= width:
-            yield f"{head} {dim('- ' + note.reason)}"
+            yield f"{head} {dim('- ' + escaped(note.reason))}"
             continue
         yield head
         for line in wrapped(note.reason, width - len(indent)):

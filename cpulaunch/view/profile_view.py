@@ -5,7 +5,7 @@ from typing import Any
 
 from cpulaunch.profile.model import Choice, Conditions, Profile
 from cpulaunch.profile.selection import UserProfiles, auto_profiles, presets
-from cpulaunch.records.errors import UsageError
+from cpulaunch.records.errors import UsageError, escaped
 from cpulaunch.records.host import Host, count_text
 from cpulaunch.view.text import wrapped
 
@@ -93,7 +93,7 @@ def show_text(profile: Profile, *, width: int) -> str:
     if profile.not_for is not None:
         lines += wrapped(profile.not_for, width, head="  not for    ")
     if profile.path is not None:
-        lines += [f"  file       {profile.path}"]
+        lines += [escaped(f"  file       {profile.path}")]
     for choice in profile.settings:
         lines += ["", *_choice_lines(f"--{choice.name.replace('_', '-')}", choice, width)]
     for choice in profile.env:
@@ -128,4 +128,4 @@ def _choice_lines(head: str, choice: Choice, width: int) -> Iterable[str]:
 def validate_text(file: str, profile: Profile) -> str:
     """One line saying that the profile read from this file is valid."""
     counts = f"{count_text(len(profile.settings), 'setting')}, {count_text(len(profile.env), 'variable')}"
-    return f"{file}: OK ({profile.kind}, {counts})"
+    return escaped(f"{file}: OK ({profile.kind}, {counts})")

@@ -6,6 +6,8 @@
 import textwrap
 from collections.abc import Callable, Mapping
 
+from cpulaunch.records.errors import escaped
+
 CODES: Mapping[str, int] = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 NARROWEST = 20
 
@@ -19,10 +21,11 @@ def wrapped(text: str, width: int, *, head: str = "", indent: int | None = None)
     """Lines of whole words, at most `width` columns where words allow: paths and commands are never cut.
 
     The first line begins with `head`; the others are indented by `indent` columns, by default as many as `head` has.
+    Control characters, which files of a captured machine may contain, are escaped, except NUL: it joins words.
     """
     indent = len(head) if indent is None else indent
     return textwrap.wrap(
-        text,
+        "\0".join(escaped(" ".join(part.split("\n"))) for part in text.split("\0")),
         max(width, indent + NARROWEST),
         initial_indent=head,
         subsequent_indent=" " * indent,

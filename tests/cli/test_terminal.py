@@ -40,6 +40,11 @@ def test_a_pipe_gets_no_colours(capfd):
     assert capfd.readouterr().err == "cpulaunch: error: no such file\n"
 
 
+def test_escape_sequences_in_a_message_are_shown_as_text(capfd):
+    terminal.notify("error: no \x1b]0;owned\x07: /\udcff\nhint: \x9b", {})
+    assert capfd.readouterr().err == "cpulaunch: error: no \\x1b]0;owned\\x07: /\\udcff\nhint: \\x9b\n"
+
+
 def test_a_launch_can_print_although_no_descriptor_is_left():
     code = (
         "import os, resource; from cpulaunch.cli.run import _notifier; notify = _notifier(os.environ); "

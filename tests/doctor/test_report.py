@@ -11,7 +11,7 @@ from cpulaunch.doctor.facts import Swap, gather_facts, read_bundled_openmp, read
 from cpulaunch.doctor.report import CHECKS, doctor_report, run_checks
 from cpulaunch.doctor.torch_report import REPORT_PROGRAM, BrokenTorch, ProgramResult, read_torch_report, run_program
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.records.host import Torch
+from cpulaunch.records.host import Library, Torch
 from tests.doctor.facts import TORCH, facts, machine
 from tests.roots import RootSpec, write_root
 
@@ -161,6 +161,13 @@ def test_the_report_as_text():
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "no problems, 2 suggestions"
     assert not any("\x1b" in line for line in lines)
+
+
+def test_escape_sequences_in_names_are_shown_as_text():
+    library = Library(kind="allocator", name="tcmalloc", path="/\x1b]0;owned\x07/t.so", untrusted="/\x9b31m")
+    text = run_checks(facts(machine(libraries=(library,)))).as_text(width=80, color=False)
+    assert text.replace("\n", "").isprintable()
+    assert r"/\x1b]0;owned\x07/t.so is not preloaded" in text
 
 
 def test_colours_are_on_the_first_word_only():

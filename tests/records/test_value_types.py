@@ -55,6 +55,8 @@ ABSURD = {
     "hosts": (types.RANGE, "1:99999999", "from 1 to 65536"),
     "seconds": (types.number(minimum=0.0), "1e300", "at most 1000000 seconds"),
     "digits of seconds": (types.number(minimum=0.0), "9" * 10_000, "a finite number"),
+    "a name that is not UTF-8": (types.WORD, "job\udcff", "expected text in UTF-8"),
+    "a pair that is not UTF-8": (types.PAIRS, "a=\udcff", "expected text in UTF-8"),
     "CPUs": (types.CPULIST, "0-16384," * 16_000, "listed twice"),
     "repetitions": (types.PATTERN, "a{99999999999}(x)", "expected a regular expression"),
     "nested groups": (types.PATTERN, "(" * 900 + "x" + ")" * 900, "too many nested groups"),

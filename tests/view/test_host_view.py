@@ -11,7 +11,7 @@ from xml.dom import minidom
 import pytest
 
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.records.host import FEATURES, Torch
+from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Quota, Torch
 from cpulaunch.view.host_view import probe_json, probe_text
 from cpulaunch.view.machine_map import machine_map
 from cpulaunch.view.machine_svg import machine_svg
@@ -183,3 +183,38 @@ def test_captured_machines_can_be_shown(machine: dict[str, Any], captured_root: 
     assert probe_text(host, width=80, color=True)
     minidom.parseString(machine_svg(host))
     json.dumps(probe_json(host))
+
+
+EVIL = "Xeon\x1b]0;owned\x07\x9b31m\u202e<b>\x00\ud8ff&"
+
+
+def evil_host() -> Host:
+    """A machine whose every text is hostile, as that of a captured machine may be."""
+    host = host_of(RootSpec(sockets=2, cgroup="v2", quota_cpus=2.0))
+    library = Library(kind="allocator", name=EVIL, path=f"/{EVIL}.so", untrusted=EVIL)
+    quota = Quota(cpus=2.0, source=EVIL)
+    return replace(
+        host,
+        arch=EVIL,
+        cpu=replace(host.cpu, vendor=EVIL, model_name=EVIL, platform=EVIL),
+        kernel=replace(host.kernel, release=EVIL, governor=EVIL, smt=EVIL, transparent_hugepage=EVIL),
+        limits=replace(host.limits, quota=quota, budget=replace(host.limits.budget, limited_by=EVIL)),
+        libraries=(library,),
+        gpus=(Gpu(index=0, vendor=EVIL, pci=EVIL, model=EVIL),),
+        torch=Torch(version=EVIL, path=f"/{EVIL}", bundled_openmp=EVIL, extensions=(EVIL,)),
+        sysroot=EVIL,
+    )
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_escape_sequences_of_a_captured_machine_are_shown_as_text(color: bool) -> None:
+    text = probe_text(evil_host(), width=80, color=color)
+    assert r"\x1b]0;owned\x07\x9b31m\u202e<b>" in text
+    assert re.sub(r"\033\[\d+m" if color else r"\n", "", text).replace("\n", "").isprintable()
+
+
+def test_the_picture_of_a_hostile_machine_is_well_formed() -> None:
+    picture = machine_svg(evil_host()).encode()
+    title = minidom.parseString(picture).getElementsByTagName("title")[0].firstChild
+    assert title is not None
+    assert r"Xeon\x1b]0;owned\x07" in title.nodeValue

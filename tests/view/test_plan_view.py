@@ -158,3 +158,13 @@ def test_text_of_a_job_writes_settings_as_they_are_typed() -> None:
         "0-1 [cli]",
     ):
         assert shown in words
+
+
+def test_text_shows_escape_sequences_of_variables_and_arguments_as_text() -> None:
+    made = plan(HOST, "--env X=a\x1b]0;owned\x07b", environ={"OMP_NUM_THREADS": "\x1b[31m\udcff"})
+    made = replace(made, workers=tuple(replace(each, argv=("python", "a\x1b[2J\udcff")) for each in made.workers))
+    shown = plan_text(made, HOST, width=80, color=False)
+    assert shown.replace("\n", "").isprintable()
+    assert r"a\x1b]0;owned\x07b [cli]" in shown
+    assert r"command: python 'a\x1b[2J\udcff'" in shown
+    assert r"OMP_NUM_THREADS=\x1b[31m\udcff in your environment" in shown

@@ -78,7 +78,9 @@ def _redirect(pipe: RankPipe) -> None:
 
 
 def _print_error(text: str, code: int) -> int:
-    os.write(2, f"cpulaunch: error: {text}\n".encode(errors="backslashreplace"))
+    from cpulaunch.records.errors import escaped_lines
+
+    os.write(2, f"cpulaunch: error: {escaped_lines(text)}\n".encode(errors="backslashreplace"))
     return code
 
 

@@ -12,7 +12,7 @@ from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
 from cpulaunch.launch.process.descriptors import STDERR, STDOUT, StdioFds
 from cpulaunch.launch.ranks.files import RankFiles, log_error
-from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.errors import LaunchError, escaped
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record
 
@@ -98,8 +98,8 @@ class _AttemptOutput:
             log=_open(self._files.of_rank(local_rank, f"{NAMES[stream]}.log")) if written else None,
             terminal=terminal if visible and (teed or not written) else None,
             filtered=filtered,
-            words=() if filtered is None else tuple(word.encode() for word in streams.filters[stream - 1]),
-            prefix=_with_host(streams.prefixes[local_rank]).encode() if teed else b"",
+            words=() if filtered is None else tuple(os.fsencode(word) for word in streams.filters[stream - 1]),
+            prefix=os.fsencode(_with_host(streams.prefixes[local_rank])) if teed else b"",
             exclusive=len(self._shown) == 1,
         )
 
@@ -119,7 +119,7 @@ class _AttemptOutput:
 
 def _with_host(prefix: str) -> str:
     """The prefix with this host's name in place of its macro. Source: torch 2.15, local_elastic_agent.py."""
-    name = os.uname().nodename
+    name = escaped(os.uname().nodename)
     return prefix.replace("${hostname}", name).replace("$hostname", name)
 
 

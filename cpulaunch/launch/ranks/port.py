@@ -113,7 +113,7 @@ def port_holder(port: int) -> str | None:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except (psutil.Error, OSError):
+    except (psutil.Error, OSError, UnicodeError):  # A name may be any bytes.
         return None
     return None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 
+from cpulaunch.records.errors import escaped
 from cpulaunch.system.signals import SIGKILL, SIGTERM
 
 TYPE_CHECKING = False
@@ -14,12 +16,19 @@ if TYPE_CHECKING:
 TRACEBACK = "Traceback (most recent call last):"
 """The first line of Python's tracebacks. Source: traceback.format_exc."""
 
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+"""Source: ECMA-48, SGR."""
+
 KILLED = 128 + SIGKILL
 """The status of a worker that SIGKILL ended, and of a shell around a program that SIGKILL ended."""
 
 
 def summary(result: LaunchResult) -> tuple[str, ...]:
     """The lines about a launch that failed or was stopped; none after success."""
+    return tuple(map(_shown, _summary(result)))
+
+
+def _summary(result: LaunchResult) -> tuple[str, ...]:
     if result.output_error is not None:
         return tuple(f"cpulaunch: error: {result.output_error}".splitlines())
     if result.first_failure is not None:
@@ -30,6 +39,11 @@ def summary(result: LaunchResult) -> tuple[str, ...]:
     if result.ended_by is not None:
         return (f"cpulaunch: stopped by {signal_text(result.ended_by)}",)
     return ()
+
+
+def _shown(line: str) -> str:
+    """The line without colours, and with other control characters escaped: they are a worker's, or another host's."""
+    return line if line.isprintable() else escaped(COLOR.sub("", line).expandtabs())
 
 
 def _failed_worker(worker: WorkerResult, result: LaunchResult) -> list[str]:

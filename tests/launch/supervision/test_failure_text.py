@@ -5,6 +5,7 @@ import pytest
 from cpulaunch.launch.supervision.error_file import RankError
 from cpulaunch.launch.supervision.failure_text import TRACEBACK, root_cause, summary
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
+from cpulaunch.records.record import replace
 
 AT = 1700000000.5
 
@@ -88,3 +89,16 @@ def test_memory_is_the_reason_if_the_kernel_killed():
     assert lines[0].endswith("failed first: killed by SIGKILL (signal 9: killed)")
     assert lines[1].startswith("cpulaunch: out of memory")
     assert lines[2] == "cpulaunch: the other rank was terminated"
+
+
+def test_escape_sequences_of_workers_and_hosts_are_shown_as_text():
+    text = "ValueError: \x1b]0;owned\x07\n\tin\x9b31m"
+    failed = rank(1, code=1, recorded=1700000000, text=text, last_lines=("\x1b[31mred\x1b[0m\x1b[2J", "a\tb"))
+    lines = summary(replace(job(rank(0, code=0), failed), host="h\x1b[31m\x1b]"))
+    assert lines[0].startswith(r"cpulaunch: rank 1 (local rank 1, pid 101) on h\x1b] failed")
+    assert [line for line in lines if line.startswith("  ")] == [
+        r"  ValueError: \x1b]0;owned\x07",
+        r"        in\x9b31m",
+        r"  red\x1b[2J",
+        "  a     b",
+    ]

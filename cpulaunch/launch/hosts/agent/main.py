@@ -148,7 +148,9 @@ def _exit_after_ranks(read: int) -> None:
 
 
 def _notify(line: str) -> None:
-    os.write(2, f"cpulaunch: {line}\n".encode(errors="backslashreplace"))
+    from cpulaunch.records.errors import escaped_lines
+
+    os.write(2, f"cpulaunch: {escaped_lines(line)}\n".encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

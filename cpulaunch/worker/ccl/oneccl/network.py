@@ -47,13 +47,18 @@ def check_host_names(store: Any, *, rank: int, size: int, host: str | None = Non
     `host` is this host's name and kernel, for tests. Raises: CclError, in all ranks, if two hosts have the same name:
     oneCCL would treat them as one, and wait forever for data in shared memory.
     """
-    store.set(f"hosts/{rank}", host or f"{socket.gethostname()} {_kernel()}")
+    store.set(f"hosts/{rank}", host or f"{_host_name()} {_kernel()}")
     hosts = {each.decode() for each in store.multi_get([f"hosts/{other}" for other in range(size)])}
     names = [each.partition(" ")[0] for each in sorted(hosts)]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         hint = "hint: give every host a unique name (hostname, docker run --hostname), or use gloo"
         raise CclError(f"two hosts have the same name, which oneCCL uses to distinguish them: {repeated}\n{hint}")
+
+
+def _host_name() -> str:
+    """This host's name in ASCII: the store takes UTF-8, and a name may be any bytes."""
+    return ascii(socket.gethostname())[1:-1]
 
 
 def _kernel() -> str:
