@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.aliasing import shared_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
+from cpulaunch.worker.tensors.owners import own_view
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten
 
 
@@ -276,7 +277,7 @@ def _match_sources(recorder: _Recorder, inputs: list[Tensor], frozen: list[Tenso
         if id(argument) in position:
             sources.append(position[id(argument)])
         elif id(argument) in constant:
-            sources.append(argument.detach())
+            sources.append(own_view(argument))
         else:
             what = "a tensor" if isinstance(argument, Tensor) else f"a value of type {type(argument).__name__}"
             raise RefusedError(f"it reads {what} that is neither an argument nor part of the module")

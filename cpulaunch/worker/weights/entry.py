@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.access import watch_access
+from cpulaunch.worker.tensors.owners import is_held_elsewhere
 from cpulaunch.worker.weights.form import Form, Linear
 
 HIGHER = {"int4": "int8", "int8": "bf16", "bf16": "fp32"}
@@ -17,10 +17,6 @@ MAX_ERRORS = {"int4": 0.12, "int8": 0.02, "bf16": 0.01}
 
 MAX_CHANGES = 4
 """After so many changes the weight is being trained: it is not packed again."""
-
-
-OWNERS = 2
-"""Of a weight's storage: the weight, and the Python object with which they are counted."""
 
 
 @record
@@ -119,12 +115,6 @@ def _tried(
         return None, float("inf")
     got = form.multiply(x.reshape(-1, x.shape[-1])[:1], bias, plain)
     return form, relative_error(expected.reshape(-1, expected.shape[-1])[:1], got)
-
-
-def is_held_elsewhere(weight: Tensor) -> bool:
-    """Whether another tensor or array holds the weight's memory, as far as this torch can tell."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return count is None or count(weight.untyped_storage()._cdata) > OWNERS
 
 
 def relative_error(expected: Tensor, got: Tensor) -> float:

@@ -1,0 +1,62 @@
+"""Whose tensors hold a weight's memory: those of a capture, which a graph keeps too, are not the program's."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.worker.graph.trace import trace_call  # noqa: E402
+from cpulaunch.worker.tensors.owners import is_held_elsewhere, own_view  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not hasattr(torch._C, "_storage_Use_Count"), reason="this torch does not count owners"),
+]
+
+
+class Scaled(nn.Module):
+    """A graph that reads a tensor."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self._tensors = (scale,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self._tensors[0]
+
+
+def test_a_view_of_a_capture_is_not_the_programs() -> None:
+    weight = nn.Parameter(torch.randn(8, 8))
+    assert not is_held_elsewhere(weight)
+    views = [own_view(weight), own_view(weight)]
+    assert not is_held_elsewhere(weight)
+    of_program = weight.data
+    assert is_held_elsewhere(weight)
+    del of_program
+    views.pop()
+    assert not is_held_elsewhere(weight)
+    of_program = weight.detach()
+    assert is_held_elsewhere(weight)
+    del of_program
+    assert not is_held_elsewhere(weight)
+
+
+def test_a_view_that_only_a_graph_holds_is_known() -> None:
+    weight = nn.Parameter(torch.randn(8, 8))
+    graph = torch.jit.freeze(torch.jit.trace(Scaled(own_view(weight)).eval(), torch.randn(8)))
+    assert not is_held_elsewhere(weight)
+    torch.testing.assert_close(graph(torch.ones(8)), weight.detach())
+    of_program = weight.data
+    assert is_held_elsewhere(weight)
+    del of_program, graph
+    assert not is_held_elsewhere(weight)
+
+
+def test_a_traced_call_leaves_weights_to_be_packed() -> None:
+    model, value = nn.Linear(8, 8).eval(), torch.randn(1, 8)
+    with torch.no_grad():
+        frozen, eager = list(model.parameters()), model(value)
+        traced = trace_call(model, (value,), {}, inputs=[value], frozen=frozen, eager=eager)
+    assert traced.sources
+    assert not is_held_elsewhere(model.weight)
