@@ -68,6 +68,7 @@ PLUGIN_SETTINGS = (
     PluginSetting(
         "affinity", lambda settings: bool(settings.cpus or settings.loader_cpus), "process.fork_guard:install"
     ),
+    PluginSetting("gloo_threads", lambda settings: True, "process.gloo_threads:install"),
     PluginSetting("threads", lambda settings: settings.threads is not None, "process.threads:set_threads"),
     PluginSetting(
         "interop_threads", lambda settings: settings.interop_threads is not None, "process.threads:set_interop_threads"
