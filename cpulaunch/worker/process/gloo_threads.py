@@ -23,7 +23,7 @@ NAME = "pt_gloo_runloop"
 LIMIT_SECONDS = 5.0
 """Longest wait: a thread that computes longer than this is left to its fate."""
 
-LOOK_SECONDS = 0.001
+POLL_SECONDS = 0.001
 
 
 def install(settings: TorchSettings) -> None:
@@ -32,9 +32,9 @@ def install(settings: TorchSettings) -> None:
 
 
 def wait_until_idle() -> None:
-    """Effect: waits until gloo's threads, if there are any, sleep and have not run between two looks.
+    """Effect: waits until gloo's threads, if there are any, sleep and have not run between two polls.
 
-    The GIL is free between looks, so a thread that needs it is running or has run.
+    The GIL is free between polls, so a thread that needs it is running or has run.
     """
     if "torch.distributed" not in sys.modules:
         return
@@ -44,7 +44,7 @@ def wait_until_idle() -> None:
         if now == before and all(state == "S" for state, _ in now.values()):
             return
         before = now
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _states() -> dict[str, tuple[str, str]]:

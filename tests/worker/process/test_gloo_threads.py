@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -14,6 +16,12 @@ from cpulaunch.worker.process import gloo_threads
 from tests.worker.applying import case, run_cases
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the program had imported torch.distributed."""
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
 
 
 def run_named(name: str, work: Callable[[], None]) -> threading.Thread:
@@ -74,8 +82,8 @@ def test_gives_up_on_a_thread_that_computes_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(gloo_threads.sys.modules, "torch.distributed", raising=False)
-    monkeypatch.setattr(gloo_threads, "TASKS", "/nonexistent")
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    monkeypatch.setattr(os, "listdir", lambda folder: pytest.fail(folder))
     gloo_threads.wait_until_idle()
 
 
