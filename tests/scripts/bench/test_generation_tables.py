@@ -4,7 +4,10 @@ import argparse
 import importlib.util
 import subprocess
 import sys
+import time
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import llama_shape
 import pytest
@@ -58,9 +61,62 @@ def test_every_variant_has_a_type() -> None:
 def test_decoding_leaves_out_the_first_token(capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[int, int]] = []
     options = argparse.Namespace(seconds=0.0, warmup_seconds=0.0, rendezvous=None, copies=1)
-    measure(lambda prompt, tokens: calls.append((prompt, tokens)), options)
+
+    def generate(prompt: int, tokens: int) -> None:
+        calls.append((prompt, tokens))
+        time.sleep(tokens * 1e-4)
+
+    measure(generate, options)
     assert set(calls) == {(64, 48), (64, 1), (256, 1)}
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["decode", "prefill"]
+
+
+def test_a_window_in_which_noise_hides_decoding_is_an_error() -> None:
+    options = argparse.Namespace(seconds=0.0, warmup_seconds=0.0, rendezvous=None, copies=1)
+    with pytest.raises(SystemExit, match="too much noise"):
+        measure(lambda prompt, tokens: time.sleep(0.01 if tokens == 1 else 0.001), options)
+
+
+@pytest.fixture
+def bench() -> ModuleType:
+    loader = SourceFileLoader("generation_bench", str(BENCH / "generation"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = sys.modules[loader.name] = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("failing", "samples", "flags"),
+    [
+        ({(): [1]}, 2, [["--no-repack"], ["--no-repack"]]),
+        ({(): [2]}, None, [[]]),
+        ({(): [1], ("--no-repack",): [1]}, None, []),
+    ],
+    ids=["the first round decides", "no mixture", "both ways fail"],
+)
+def test_all_rounds_of_llama_cpp_are_measured_in_one_way(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, failing, samples: int | None, flags: list[list[str]]
+) -> None:
+    tried: dict[tuple[str, ...], int] = {}
+    measured: list[list[str]] = []
+
+    def run(runner: str, options: object, folder: Path, flags: tuple[str, ...] | list[str] = ()) -> dict[str, float]:
+        tried[tuple(flags)] = tried.get(tuple(flags), 0) + 1
+        if tried[tuple(flags)] in failing.get(tuple(flags), ()):
+            raise bench.BenchError("exit code -4")
+        measured.append(list(flags))
+        return {"decode": 1.0, "prefill": 1.0}
+
+    monkeypatch.setattr(bench, "measure", run)
+    results, runner = bench.Results(), "llama.cpp q8_0"
+    for _ in range(2):
+        bench.add_run(results, runner, argparse.Namespace(), Path())
+    assert len(results.samples["decode"].get(runner, [])) == (samples or 0)
+    assert (runner in results.failures) == (samples is None)
+    assert measured == flags
+    assert (runner in results.notes) == (samples == 2)
 
 
 @pytest.mark.skipif(
