@@ -180,10 +180,15 @@ def test_a_level_degrades_like_its_settings() -> None:
     assert not made.warnings
 
 
-def test_release_weights_needs_no_more_than_a_level() -> None:
-    made = planned(ZEN, cli(optimize=2, release_weights=True))
+def test_release_weights_needs_a_level_with_weights_in_fewer_bits() -> None:
+    made = planned(ZEN, cli(optimize=3, release_weights=True))
     assert shown(made, "release_weights") == ("on", "cli")
+    assert "half of its share" in note(made, "graph_memory").reason
     assert not made.warnings
+    made = planned(ZEN, cli(optimize=2, release_weights=True))
+    assert shown(made, "release_weights") == ("off", "cli")
+    assert "a quarter of its share" in note(made, "graph_memory").reason
+    assert made.warnings == ("--release-weights is not applied: --weights fp32 replaces no originals",)
 
 
 def test_layers_without_a_level_stay_as_they_are() -> None:

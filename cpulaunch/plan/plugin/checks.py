@@ -186,6 +186,8 @@ def _without_basis(request: LaunchRequest, *, graph: str, weights: str | None) -
         why = "there is nothing to release without --weights"
         _check_not_required(request, "release_weights", why, hint="--weights int8, or -O4")
         yield "release_weights", why
+    if settings.release_weights and weights == "fp32":
+        yield "release_weights", "--weights fp32 replaces no originals"
     if graph == "off" and "graph_budget" in request.origins:
         yield "graph_budget", "nothing is captured without --graph"
 
