@@ -39,11 +39,14 @@ class Peer:
     copies: int
 
 
-def start(command: Command, *, output: IO[str] | int, errors: IO[str] | int) -> subprocess.Popen[str]:
-    """The started process. Raises: BenchError if it cannot be started."""
+def start(
+    command: Command, *, output: IO[str] | int, errors: IO[str] | int, requests: int | None = None
+) -> subprocess.Popen[str]:
+    """The started process; `requests` is its standard input. Raises: BenchError if it cannot be started."""
+    environment = {**os.environ, **command.env}
     try:
         return subprocess.Popen(
-            command.argv, env={**os.environ, **command.env}, stdout=output, stderr=errors, text=True
+            command.argv, env=environment, stdin=requests, stdout=output, stderr=errors, text=True, bufsize=1
         )
     except OSError as error:
         raise BenchError(f"cannot start: {command}\n{error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -51,8 +52,12 @@ def run(name: str, program: Program, options: argparse.Namespace) -> None:
         program.step(0)
     print(f"first result: {seconds_since_start():.3f} s", flush=True)
     warm_up(program, options.warmup_seconds)
-    cycles, seconds = count_steps(lambda: _run_cycle(program), options.seconds)
-    print(f"{name}: {cycles * program.cycle * program.amount / seconds:.2f} {program.unit}", flush=True)
+    if options.paced:
+        print("ready", flush=True)
+    for _ in sys.stdin if options.paced else range(1):
+        _run_cycle(program)  # Other programs have used the caches since.
+        cycles, seconds = count_steps(lambda: _run_cycle(program), options.seconds)
+        print(f"{name}: {cycles * program.cycle * program.amount / seconds:.2f} {program.unit}", flush=True)
     if options.reference:
         error, agreement = compared(early or results_of(program), torch.load(options.reference))
         print(f"{name}: {error:.3e} largest error", flush=True)
@@ -65,6 +70,7 @@ def main() -> None:
     parser.add_argument("name", choices=PROGRAMS, metavar="NAME", help=", ".join(PROGRAMS))
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measured window")
     parser.add_argument("--warmup-seconds", type=float, default=10.0, help="shortest time before the measured window")
+    parser.add_argument("--paced", action="store_true", help="measure a window for each line of standard input")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="also compare the results with those in FILE")
     parser.add_argument("--write-reference", type=Path, metavar="FILE", help="only write the results to FILE")
     options = parser.parse_args()

@@ -1,12 +1,13 @@
 """What scripts/bench/programs prints and computes, without running a program."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
-from commands import BenchError
+from commands import BenchError, Command
 from peers import BenchContext
-from program_runs import PROGRAMS, parse_run
+from program_runs import PROGRAMS, PacedRun
 from program_tables import format_ratios, format_shortfalls, format_values, geometric_means, ratios_to, summarise
 from variants import DEFAULT_VARIANTS, VARIANTS
 
@@ -53,11 +54,47 @@ def test_a_missing_value_is_a_dash() -> None:
     assert table.splitlines()[-1].split() == ["b", "-", "2.0"]
 
 
-def test_the_output_of_a_program_is_parsed() -> None:
-    run = parse_run("first result: 2.500 s\nt5: 8.53 tokens/s\nt5: 1.0e-03 largest error\n")
-    assert (run.rate, run.unit, run.first_seconds, run.error, run.agreement) == (8.53, "tokens/s", 2.5, 1e-3, None)
-    with pytest.raises(BenchError, match="no rate"):
-        parse_run("first result: 2.5 s\n")
+PROGRAM = """
+import sys
+print("first result: 2.500 s\\nready", flush=True)
+for _ in sys.stdin:
+    print("t5: 8.53 tokens/s", flush=True)
+print("t5: 1.0e-03 largest error")
+"""
+
+
+def paced(program: str, *, timeout_seconds: float = 20.0) -> PacedRun:
+    return PacedRun(Command(argv=(sys.executable, "-c", program)), timeout_seconds=timeout_seconds)
+
+
+def test_a_program_measures_windows_on_request() -> None:
+    with paced(PROGRAM) as run:
+        assert run.first_seconds == 2.5
+        assert [run.measure(), run.measure()] == [(8.53, "tokens/s")] * 2
+        assert run.compare() == (1e-3, None)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import sys; sys.exit('out of luck')", r"(?s)exit code 1.*out of luck"),
+        ("print('first result: soon s')", "no figure"),
+        ("print('first result: 1.0 s')", "exit code 0"),
+        ("import time; time.sleep(60)", "silent for 0.5 s"),
+    ],
+)
+def test_a_program_that_does_not_get_ready_is_an_error(program: str, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        paced(program, timeout_seconds=0.5 if "sleep" in program else 20.0)
+
+
+def test_a_program_that_fails_later_is_an_error() -> None:
+    with paced(PROGRAM.replace("t5: 8.53 tokens/s", "some/s")) as run, pytest.raises(BenchError, match="no rate"):
+        run.measure()
+    with paced(PROGRAM.split("for")[0]) as run, pytest.raises(BenchError, match=r"it ended|exit code 0"):
+        run.measure()
+    with paced(PROGRAM + "sys.exit(3)") as run, pytest.raises(BenchError, match="exit code 3"):
+        run.compare()
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_training_writes_rates_and_losses(tmp_path: Path) -> None:
 def test_programs_writes_tables_and_json(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     arguments = ["--programs", "mlp", "--variants", "python,environment", "--rounds", "1", "--json", str(result)]
-    ended = _bench("programs", *arguments, "--seconds", "0.3", "--warmup-seconds", "0.3", "--no-prepare")
+    ended = _bench("programs", *arguments, "--seconds", "0.3", "--warmup-seconds", "0.3")
     assert ended.returncode == 0, ended.stderr
     assert "below 0.98 of environment: none" in ended.stdout
     measured = json.loads(result.read_text())
