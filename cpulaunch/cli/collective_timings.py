@@ -6,7 +6,7 @@ import os
 import sys
 
 import cpulaunch
-from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
+from cpulaunch.launch.trial import read_verdicts, write_verdicts
 from cpulaunch.plan.plugin.timings import SIZES, CollectiveMeasurement, Timing, decode, encode
 from cpulaunch.probe import Root
 from cpulaunch.probe.software.oneccl import host_name, oneccl_version

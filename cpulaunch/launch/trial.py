@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.trial_cache import read_verdicts, write_verdicts
 from cpulaunch.records.record import record
+from cpulaunch.system.private_file import read_lines, replace_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,12 @@ TRIAL_SECONDS = 20.0
 TIMED_OUT = f"the trial start did not end within {TRIAL_SECONDS:g} s"
 EXTERNAL_SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGTERM", "SIGXCPU")
 """Signals that say nothing about the library: from Ctrl-C, a batch system, or the kernel when memory runs out."""
+
+HEADER = "cpulaunch trials 1"
+GOOD = "good"
+MAX_BYTES = 1 << 18
+MAX_ENTRIES = 200
+"""Format and limits of the cache, a text file that is trusted only if its owner alone can write it."""
 
 NOT_LOADED = 77
 CHECK = f"import sys; sys.exit({NOT_LOADED} * (sys.argv[1] not in open('/proc/self/maps').read()))"
@@ -152,3 +158,28 @@ def _read_until_closed(fd: int) -> tuple[bytes, bool]:
             return output, True
         output = (output + data)[: 1 << 16]
     return output, False
+
+
+def read_verdicts(path: str) -> dict[str, str | None]:
+    """By key: the verdict, None for a success. Empty if the file is absent, malformed or writable by other users."""
+    verdicts: dict[str, str | None] = {}
+    for line in read_lines(path, header=HEADER, max_bytes=MAX_BYTES):
+        key, tab, verdict = line.partition("\t")
+        if tab:
+            verdicts[key] = None if verdict == GOOD else verdict
+    return verdicts
+
+
+def write_verdicts(path: str, verdicts: Mapping[str, str | None]) -> None:
+    """Effect: replaces the file by one with the latest verdicts, atomically; does nothing if that fails."""
+    entries = list(verdicts.items())[-MAX_ENTRIES:]
+    lines = [f"{key}\t{GOOD if verdict is None else _one_line(verdict)}" for key, verdict in entries]
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+    except OSError:
+        return
+    replace_lines(path, lines, header=HEADER)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:500] or "failed"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.launch.trial import TIMED_OUT, try_preloads
-from cpulaunch.launch.trial_cache import MAX_BYTES, read_verdicts, write_verdicts
+from cpulaunch.launch.trial import MAX_BYTES, TIMED_OUT, read_verdicts, try_preloads, write_verdicts
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +132,7 @@ def test_a_full_disk_leaves_the_old_verdicts(tmp_path):
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30, 30)); "
-        "from cpulaunch.launch.trial_cache import write_verdicts; write_verdicts(sys.argv[1], {'b' * 20: None})"
+        "from cpulaunch.launch.trial import write_verdicts; write_verdicts(sys.argv[1], {'b' * 20: None})"
     )
     subprocess.run([sys.executable, "-c", code, path], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert read_verdicts(path) == {"a": None}
