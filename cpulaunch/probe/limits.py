@@ -65,6 +65,32 @@ def read_memory_limit(root: Root, cgroups: Cgroups) -> tuple[int, str] | None:
     return min(limits, default=None)
 
 
+def free_memory(root: Root, cgroups: Cgroups) -> int:
+    """Bytes that this process can still allocate without swapping, on the machine and in each of its cgroups.
+
+    Page cache that the kernel would rather drop than kill a process counts as free. Raises: ProbeError if malformed.
+    Source: proc(5), MemAvailable; cgroup v2 memory.current, v1 memory.usage_in_bytes, inactive_file of memory.stat.
+    """
+    machine = _amount(root.text("proc/meminfo"), "MemAvailable:") << 10
+    free = _each_folder(root, cgroups, "memory", read=lambda version, folder: _free_of(root, version, folder))
+    return max(0, min([machine, *free]))
+
+
+def _free_of(root: Root, version: int, folder: str) -> int | None:
+    limit = _memory_of(root, version, folder)
+    used = root.integer(f"{folder}/{'memory.current' if version == 2 else 'memory.usage_in_bytes'}")
+    if limit is None or used is None:
+        return None
+    cached = "inactive_file" if version == 2 else "total_inactive_file"
+    return limit[0] - used + _amount(root.text(f"{folder}/memory.stat"), cached)
+
+
+def _amount(text: str | None, name: str) -> int:
+    """The number after the name in lines "NAME NUMBER"; 0 if there is none."""
+    lines = (line.split() for line in (text or "").splitlines())
+    return next((natural(words[1]) or 0 for words in lines if words[:1] == [name] and len(words) > 1), 0)
+
+
 def _memory_events(root: Root, cgroups: Cgroups) -> str | None:
     """Source: cgroup v2 memory.events; v1 memory.oom_control (Linux >= 4.13 counts there)."""
     for version, folders in cgroups.folders(root, "memory"):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.probe.cgroups import read_cgroups
+from cpulaunch.probe.limits import free_memory
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import ProbeError
 from cpulaunch.records.host import Limits
@@ -108,6 +110,22 @@ def test_memory_limit_of_an_ancestor() -> None:
     files = {"sys/fs/cgroup/a/memory.max": str(1 << 30), "sys/fs/cgroup/a/b/memory.max": str(2 << 30)}
     limits = limits_with(files, cgroup="v2", cgroup_path="/a/b", memory_limit_bytes=2 << 30)
     assert (limits.memory_bytes, limits.memory_source) == (1 << 30, "sys/fs/cgroup/a/memory.max")
+
+
+@pytest.mark.parametrize(("version", "free"), [("v1", 1500), ("v2", 1500), (None, 8000)])
+def test_free_memory(tmp_path: Path, version: str | None, free: int) -> None:
+    """The limit less what is used, to which page cache that can be dropped does not count."""
+    folder = {"v1": "sys/fs/cgroup/memory/job", "v2": "sys/fs/cgroup/job", None: "sys/fs/cgroup/other"}[version]
+    used = "memory.usage_in_bytes" if version == "v1" else "memory.current"
+    files = {
+        "proc/meminfo": "MemTotal: 16000 kB\nMemAvailable:    8000 kB\n",
+        f"{folder}/{used}": str(2000 << 10),
+        f"{folder}/memory.stat": f"inactive_file {500 << 10}\ntotal_inactive_file {500 << 10}\n",
+    }
+    limit = {} if version is None else {"cgroup": version, "memory_limit_bytes": 3000 << 10}
+    write_root(tmp_path, RootSpec(files=files, **limit))  # type: ignore[arg-type]
+    root = Root(str(tmp_path))
+    assert free_memory(root, read_cgroups(root)) == free << 10
 
 
 def cgroup(lines: str, mounts: str, **files: str) -> dict[str, str]:
