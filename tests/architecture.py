@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.tensors": {"records"},
     "worker.reporting": {"records", "system"},
     "worker.process": {"records", "system", "worker.reporting"},
-    "worker.fusion": {"records", ""},
+    "worker.fusion": {"records", "system", "probe", ""},
     "worker.graph": {"records", "worker.reporting", "worker.tensors", "worker.fusion"},
     "worker.weights": {"records", "worker.reporting", "worker.tensors"},
     "worker.ledger": {"records", "worker.reporting"},

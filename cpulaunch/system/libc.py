@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 """Source: Linux, include/uapi/linux/prctl.h."""
 
@@ -71,6 +72,16 @@ def adopt_orphans() -> None:
     """
     if is_linux():
         _control(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def refuse_core_dumps() -> None:
+    """Effect: this process and those it forks leave no core dump, to a file or to a program, unless prctl is refused.
+
+    A limit of 0 (RLIMIT_CORE) does not keep the kernel from starting the program that core_pattern names. From now on
+    only root may change the files of this process in /proc. Source: prctl(2) PR_SET_DUMPABLE; core(5).
+    """
+    if is_linux():
+        _control(PR_SET_DUMPABLE, 0)
 
 
 def _control(option: int, value: int) -> bool:

@@ -1,46 +1,89 @@
-"""The program of the helper process: tries graphs that its worker sends, until the worker ends or closes the pipe."""
+"""The program of the helper process: tries graphs that its worker sends, until the worker ends or closes the socket.
+
+This file is run as a script, in three processes. The one that the worker starts forks the helper and ends, so that the
+helper is no child of the worker: a program that waits for all of its children must not find one that it did not start.
+The helper itself only waits for the worker's end. Its child does the work and ends with it, whatever it is doing.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import select
 import signal
+import site
+import socket
 import sys
 from contextlib import suppress
 
 LEAST_PRIORITY = 19
-POLL_SECONDS = 1.0
-CHUNK_BYTES = 1 << 20
 
 
-def main(requests: int, parent: int) -> None:
-    """Effect: reads requests from the socket with this descriptor, answers them, and returns when there are no more.
+def start(requests: int, worker: int) -> None:
+    """Effect: forks the helper, reports its process id and, where there are any, its pidfd, and ends this process.
 
-    The worker's end is noticed by the closed socket, and by the number of the parent process in case a child of the
-    worker has inherited the other end.
+    `requests`: descriptor of the socket. `worker`: a pidfd of the worker; -1 if there is none.
+    """
+    os.setsid()
+    pid = os.fork()
+    if pid == 0:
+        help_until_end(requests, worker)
+    descriptors = []
+    with suppress(OSError, AttributeError):
+        descriptors.append(os.pidfd_open(pid))
+    with socket.socket(fileno=requests) as own:
+        socket.send_fds(own, [f"{pid}\n".encode()], descriptors)
+    os._exit(0)
+
+
+def help_until_end(requests: int, worker: int) -> None:
+    """Effect: answers requests until the worker has ended or closed the socket, or its own child has ended.
+
+    The worker's end is noticed by its pidfd too, in case a child of the worker has inherited the other end.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # A worker that ignores it hands that on.
+    end_first()
+    helper = os.getpid()
+    child_end, kept_open = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer_requests(requests, helper)
+        os._exit(0)
+    os.close(kept_open)
+    poll = select.poll()
+    for descriptor, event in ((requests, select.POLLRDHUP), (worker, select.POLLIN), (child_end, select.POLLIN)):
+        if descriptor >= 0:
+            poll.register(descriptor, event)
+    poll.poll()
+    os.kill(child, signal.SIGKILL)
+    os._exit(0)
+
+
+def answer_requests(requests: int, helper: int) -> None:
+    """Effect: tries graphs until the socket is closed. Its first line is the worker's sys.path, and a folder.
+
+    `helper`: the parent process.
+    """
     yield_cpus()
-    from cpulaunch.worker.fusion.trial import Trial
-    from cpulaunch.worker.fusion.wire import decode_request, encode_outcome
-
-    def gone() -> bool:
-        return os.getppid() != parent or _is_closed(requests)
-
-    pending = b""
-    while not gone():
-        if not _is_readable(requests):
-            continue
-        chunk = os.read(requests, CHUNK_BYTES)
-        if not chunk:
+    with open(requests, "rb") as lines:
+        context = json.loads(lines.readline() or "{}")
+        if not context:
             return
-        *lines, pending = (pending + chunk).split(b"\n")
+        site.main()  # The option -S left it out, so that the worker does not wait for it.
+        sys.path[:] = context["path"]
+        from cpulaunch.system.libc import die_with_parent, refuse_core_dumps
+
+        die_with_parent(signal.SIGKILL, parent=helper)
+        refuse_core_dumps()
+        from cpulaunch.worker.fusion.trial import tried
+        from cpulaunch.worker.fusion.wire import decode_request, encode_outcome
+
         for line in lines:
             fields, described = decode_request(line)
-            answer = encode_outcome(fields["key"], Trial(fields, described, gone).outcome())
+            answer = encode_outcome(fields["key"], tried(context["folder"], fields, described))
             while answer:
                 answer = answer[os.write(requests, answer) :]
 
@@ -57,19 +100,11 @@ def yield_cpus() -> None:
         os.nice(LEAST_PRIORITY)
 
 
-def _is_readable(requests: int) -> bool:
-    """Whether the socket has data or is closed; waits for it, but not long."""
-    poll = select.poll()
-    poll.register(requests, select.POLLIN)
-    return bool(poll.poll(POLL_SECONDS * 1000))
-
-
-def _is_closed(requests: int) -> bool:
-    """Whether the other end of the socket is closed."""
-    poll = select.poll()
-    poll.register(requests, select.POLLRDHUP | select.POLLHUP)
-    return bool(poll.poll(0))
+def end_first() -> None:
+    """Effect: where memory runs out, the kernel ends this process first. Source: proc(5), oom_score_adj."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    start(int(sys.argv[1]), int(sys.argv[2]))

@@ -5,31 +5,35 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
-from cpulaunch.records.torch_settings import OWN_VARIABLES
+from cpulaunch.worker.fusion import helper
 from cpulaunch.worker.fusion.search import TrialOutcome
 from cpulaunch.worker.fusion.wire import decode_outcome
 
-REMOVED = (*OWN_VARIABLES, "LD_BIND_NOW", "PYTHONSTARTUP", "PYTHONINSPECT")
-"""Variables that the helper does not get: the plugin must not apply itself there."""
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "GLIBC_TUNABLES")
+PASSED_ON_PREFIXES = (
+    *("LC_", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "TORCH", "PYTORCH_", "ATEN_", "MALLOC_"),
+)
+"""Variables that decide how torch is found and how it computes. The helper gets no others: some are secret."""
 
+REMOVED = ("LD_BIND_NOW",)
 ADDED = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     "OMP_WAIT_POLICY": "PASSIVE",
     "KMP_BLOCKTIME": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""The helper needs no GPU, and its threads must not spin on the worker's CPUs."""
+"""There the plugin must not apply itself, GPUs are not needed, and threads must not spin on the worker's CPUs."""
 
-PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
-    "from cpulaunch.worker.fusion.helper import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
 CHUNK_BYTES = 1 << 20
+START_SECONDS = 20.0
+"""Limit for the start of the helper, for which the program waits."""
 
 
 class HelperEndedError(Exception):
@@ -39,38 +43,23 @@ class HelperEndedError(Exception):
 class HelperProcess:
     """A process that tries graphs. It ends when this object's socket is closed, at the latest with its worker."""
 
-    def __init__(self) -> None:
-        """Raises: OSError if no process can be started."""
+    def __init__(self, folder: str) -> None:
+        """`folder`: where it keeps outcomes. Raises: OSError if no process can be started."""
         if getattr(sys, "frozen", False) or not sys.executable:
             raise OSError("this program is not run by a Python interpreter of its own")
         self.owner = os.getpid()
-        own, other = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if name not in REMOVED} | ADDED
+        self._socket, other = socket.socketpair()
+        self._socket.setblocking(False)
+        try:
+            with other:
+                _start(self._socket, other)
+            self.pid, self._pidfd = _introduced(self._socket)
+        except BaseException:
+            self._socket.close()
+            raise
         path = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
-        arguments = [str(other.fileno()), str(self.owner), json.dumps(path)]
-        with other:
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", PROGRAM, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=environment,
-                    cwd="/",
-                    pass_fds=[other.fileno()],
-                )
-            except BaseException:
-                own.close()
-                raise
-        own.setblocking(False)
-        self._socket = own
-        self._unsent = b""
+        self._unsent = json.dumps({"path": path, "folder": folder}).encode() + b"\n"
         self._received = b""
-
-    @property
-    def pid(self) -> int:
-        """The process id of the helper."""
-        return self._process.pid
 
     def send(self, line: bytes) -> None:
         """Effect: sends the request now or, as far as the socket is full, at the next `receive`."""
@@ -117,9 +106,67 @@ class HelperProcess:
             raise HelperEndedError(f"its answer is malformed: {error}") from None
 
     def close(self) -> None:
-        """Effect: ends the helper, if this process has started it."""
+        """Effect: ends the helper, also a stopped one, if this process has started it."""
         self._socket.close()
+        if self._pidfd is None:
+            return
         if self.owner == os.getpid():
             with suppress(OSError):
-                self._process.kill()
-            self._process.wait()
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)  # A worker that is process 1 has adopted it.
+        with suppress(OSError):
+            os.close(self._pidfd)
+        self._pidfd = None
+
+
+def _start(own: socket.socket, other: socket.socket) -> None:
+    """Effect: starts a process that starts the helper, and waits until it has ended. Raises: OSError."""
+    worker = _own_pidfd()
+    descriptors = [other.fileno()] if worker is None else [other.fileno(), worker]
+    arguments = [str(other.fileno()), str(-1 if worker is None else worker)]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", helper.__file__, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment(os.environ),
+            cwd="/",
+            pass_fds=descriptors,
+        )
+    finally:
+        if worker is not None:
+            os.close(worker)
+    other.close()
+    poll = select.poll()
+    poll.register(own, select.POLLIN)
+    if not poll.poll(START_SECONDS * 1000):
+        process.kill()
+    process.wait()  # Without an error where the program has waited for this process in another thread.
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the helper gets of these."""
+    passed_on = {
+        name: value
+        for name, value in variables.items()
+        if name in PASSED_ON or (name.startswith(PASSED_ON_PREFIXES) and name not in REMOVED)
+    }
+    return passed_on | ADDED
+
+
+def _own_pidfd() -> int | None:
+    """A pidfd of this process; None where there are none: before Linux 5.3, in some sandboxes."""
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(os.getpid())
+    return None
+
+
+def _introduced(own: socket.socket) -> tuple[int, int | None]:
+    """The process id of the helper, and its pidfd if there are any. Raises: OSError."""
+    line, descriptors, _, _ = socket.recv_fds(own, 64, 1)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    if not line.strip().isdigit():
+        raise OSError("the process ended at its start")
+    return int(line), descriptors[0] if descriptors else None

@@ -1,19 +1,32 @@
-"""What is known about graphs on this machine, in a text file that is trusted only if its owner alone can write it."""
+"""What is known about graphs on this machine, in a text file that is trusted only if its owner alone can write it.
+
+Only helper processes write it. Each graph has a claim, a byte of another file that is locked while a helper tries the
+graph, so that instances that start together learn from each other.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
-import stat
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
+from cpulaunch.system.private_file import is_private, read_lines, replace_lines
 from cpulaunch.worker.fusion.search import TrialOutcome
 
 HEADER = "cpulaunch graphs 1"
+OUTCOMES, CLAIMS = "outcomes", "claims"
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 2000
 MAX_REASON = 300
+
+LOCK_SECONDS = 5.0
+"""How long a writer waits for another one before it writes all the same."""
+
+PAUSE_SECONDS = 0.2
 
 LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)")
 POSITIONS = re.compile(r"(?:\d{1,6}(?:,\d{1,6})*)?")
@@ -31,54 +44,53 @@ def default_folder() -> str:
     return os.path.join(caches, "cpulaunch", "graphs")
 
 
-def open_folder(folder: str) -> None:
-    """Effect: creates the folder. Raises: UnusableError if other users could change what is in it."""
+@contextmanager
+def open_folder(folder: str) -> Iterator[int]:
+    """A descriptor of the folder, until the context ends.
+
+    Effect: creates the folder. Raises: UnusableError if other users could change what is in it.
+    """
     if not os.path.isabs(folder):
         raise UnusableError(f"this user has no home folder ({folder})")
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        status = os.lstat(folder)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise UnusableError(str(error)) from None
-    if not stat.S_ISDIR(status.st_mode):
-        raise UnusableError(f"{folder} is not a folder")
-    if status.st_uid != os.geteuid():
-        raise UnusableError(f"{folder} belongs to another user")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UnusableError(f"other users can write to {folder}")
-    if not os.access(folder, os.W_OK):
+        other = isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
+        raise UnusableError(f"{folder} is not a folder" if other else str(error)) from None
+    try:
+        _check(folder, descriptor)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check(folder: str, descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    if not is_private(status):
+        foreign = status.st_uid != os.geteuid()
+        raise UnusableError(f"{folder} belongs to another user" if foreign else f"other users can write to {folder}")
+    if not os.access(".", os.W_OK, dir_fd=descriptor):
         raise UnusableError(f"{folder} cannot be written to")
 
 
+def version(folder: str) -> tuple[int, int] | None:
+    """What changes whenever the outcomes in the folder do; None if there are none."""
+    with suppress(OSError, ValueError):
+        status = os.lstat(os.path.join(folder, OUTCOMES))
+        return status.st_ino, status.st_mtime_ns
+    return None
+
+
 def read_outcomes(folder: str) -> dict[str, TrialOutcome]:
-    """The outcomes by key; none if the file is absent, malformed, or could have been changed by other users."""
-    try:
-        fd = os.open(_path(folder), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return {}
-    try:
-        return _parse(os.read(fd, MAX_BYTES + 1)) if _is_private(os.fstat(fd)) else {}
-    except OSError:
-        return {}
-    finally:
-        os.close(fd)
+    """The outcomes by key; none if the file is malformed or not private. Raises: UnusableError."""
+    with open_folder(folder) as descriptor:
+        return _read(descriptor)
 
 
-def _path(folder: str) -> str:
-    return os.path.join(folder, "outcomes")
-
-
-def _is_private(status: os.stat_result) -> bool:
-    private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and private
-
-
-def _parse(data: bytes) -> dict[str, TrialOutcome]:
-    header, *lines = data.decode("utf-8", "replace").split("\n")
-    if header != HEADER or len(data) > MAX_BYTES:
-        return {}
+def _read(descriptor: int) -> dict[str, TrialOutcome]:
     outcomes: dict[str, TrialOutcome] = {}
-    for line in lines:
+    for line in read_lines(OUTCOMES, header=HEADER, max_bytes=MAX_BYTES, folder=descriptor):
         match = LINE.fullmatch(line)
         if match is None:
             continue
@@ -90,29 +102,62 @@ def _parse(data: bytes) -> dict[str, TrialOutcome]:
     return outcomes
 
 
-def write_outcomes(folder: str, outcomes: Mapping[str, TrialOutcome]) -> None:
-    """Effect: replaces the file by one with the latest outcomes, atomically; does nothing if that fails."""
-    lines = [HEADER, *(_line(key, outcome) for key, outcome in list(outcomes.items())[-MAX_ENTRIES:]), ""]
-    temporary = f"{_path(folder)}.{os.getpid()}"
-    with suppress(OSError):
-        os.unlink(temporary)  # Left by an earlier process of this number.
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return
-    try:
-        data = "\n".join(lines).encode("utf-8", "backslashreplace")
-        if os.write(fd, data) == len(data):
-            os.replace(temporary, _path(folder))
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
-        with suppress(OSError):
-            os.unlink(temporary)
+def add_outcomes(folder: str, outcomes: Mapping[str, TrialOutcome]) -> None:
+    """Effect: adds the outcomes to the file, as the latest ones; does nothing if that fails. Raises: UnusableError."""
+    end = time.monotonic() + LOCK_SECONDS
+    with open_folder(folder) as descriptor:
+        _wait_for(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB), lambda: time.monotonic() > end)
+        known = {key: outcome for key, outcome in _read(descriptor).items() if key not in outcomes}
+        replace_lines(OUTCOMES, _latest_lines(known | dict(outcomes)), header=HEADER, folder=descriptor)
+
+
+def _latest_lines(outcomes: Mapping[str, TrialOutcome]) -> list[str]:
+    """The lines of the latest outcomes, as many as a reader accepts."""
+    left, lines = MAX_BYTES - len(HEADER) - 1, []
+    for key, outcome in list(outcomes.items())[: -MAX_ENTRIES - 1 : -1]:
+        line = _line(key, outcome)
+        left -= len(line.encode("utf-8", "backslashreplace")) + 1
+        if left < 0:
+            break
+        lines.append(line)
+    return lines[::-1]
 
 
 def _line(key: str, outcome: TrialOutcome) -> str:
     if outcome.refusal is not None:
         return f"{key}\trefused\t{' '.join(outcome.refusal.split())[:MAX_REASON]}"
     return f"{key}\tworks\t{','.join(map(str, sorted(outcome.left_out)))}"
+
+
+@contextmanager
+def claim(folder: str, key: str, is_over: Callable[[], bool]) -> Iterator[None]:
+    """Effect: inside the context this process alone has the claim for the key, unless waiting for it `is_over`.
+
+    The kernel releases it when the process ends; forked processes do not have it. Source: fcntl(2), F_SETLK.
+    Raises: UnusableError.
+    """
+    with open_folder(folder) as directory:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(CLAIMS, flags, 0o600, dir_fd=directory)
+        except OSError as error:
+            raise UnusableError(str(error)) from None
+    place = int(key[:12], 16)
+    try:
+        _wait_for(lambda: fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place), is_over)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for(lock: Callable[[], None], is_over: Callable[[], bool]) -> None:
+    """Effect: waits until `lock` does not find another owner. File systems without locks have none."""
+    while True:
+        try:
+            return lock()
+        except (BlockingIOError, PermissionError):
+            if is_over():
+                return None
+        except OSError:
+            return None
+        time.sleep(PAUSE_SECONDS)

@@ -11,7 +11,11 @@ Attempt = Callable[[frozenset[int]], "str | None"]
 
 
 class ExhaustedError(Exception):
-    """No further attempt is allowed; the message says which limit is reached."""
+    """No further attempt is made; the message says why. `lasting`: another search would stop for the same reason."""
+
+    def __init__(self, reason: str, *, lasting: bool = False) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
 
 
 @record
@@ -49,8 +53,8 @@ def search(attempt: Attempt, known: frozenset[int], groups: Callable[[], Sequenc
             reason = attempt(left_out)
     except ExhaustedError as error:
         if works is None:
-            return TrialOutcome(refusal=str(error), lasting=False)
-        return TrialOutcome(left_out=works)
+            return TrialOutcome(refusal=str(error), lasting=error.lasting)
+        return TrialOutcome(left_out=works, lasting=error.lasting)
     return TrialOutcome(left_out=left_out if reason is None else works)
 
 

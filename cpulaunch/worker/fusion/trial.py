@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import select
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 
+from cpulaunch.probe.cgroups import read_cgroups
+from cpulaunch.probe.limits import free_memory
+from cpulaunch.system.libc import die_with_parent
+from cpulaunch.system.root import Root
 from cpulaunch.worker.fusion.exclusion import FLOATS, fusible, leave_out, misread, observe
+from cpulaunch.worker.fusion.math_settings import apply_math_settings
+from cpulaunch.worker.fusion.outcomes import UnusableError, add_outcomes, claim, read_outcomes
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome, search
 from cpulaunch.worker.fusion.wire import total_bytes, value_of
@@ -23,6 +30,9 @@ WARM_UP_CALLS = 2
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """Signals by which a process ends itself; others come from outside and say nothing about the graph."""
 
+NO_RESOURCES = re.compile(r"allocate memory|bad_alloc|out[ _]of[ _]memory|MemoryError|temporarily unavailable", re.I)
+"""Errors of this moment, which say nothing about the graph. Source: c10/core/CPUAllocator.cpp; errno(3), EAGAIN."""
+
 IDLE_FACTOR = 5
 """A limit in seconds is for an idle machine. This process waits for idle CPUs, so it gets so many times as long."""
 
@@ -32,13 +42,28 @@ NEEDED_COPIES = 3
 """An attempt holds the weights, as many bytes of packed weights, and what the operations compute."""
 
 
-class Trial:
-    """One graph being tried. `gone` says whether the process that wants to know has ended."""
+def tried(folder: str, fields: dict[str, Any], described: list[Any]) -> TrialOutcome:
+    """The outcome of a request, from the folder if it is known by now. Effect: adds a lasting outcome to the folder."""
+    key, end = fields["key"], time.monotonic() + IDLE_FACTOR * float(fields["seconds"])
+    try:
+        with claim(folder, key, is_over=lambda: time.monotonic() > end):
+            known = read_outcomes(folder).get(key)
+            if known is not None:
+                return known
+            outcome = Trial(fields, described).outcome()
+            if outcome.lasting:
+                add_outcomes(folder, {key: outcome})
+            return outcome
+    except UnusableError as error:
+        return TrialOutcome(refusal=str(error), lasting=False)
 
-    def __init__(self, fields: dict[str, Any], described: list[Any], gone: Callable[[], bool]) -> None:
+
+class Trial:
+    """One graph being tried."""
+
+    def __init__(self, fields: dict[str, Any], described: list[Any]) -> None:
         self._fields = fields
         self._described = described
-        self._gone = gone
         self._end = time.monotonic() + IDLE_FACTOR * float(fields["seconds"])
         self._attempts = 0
         self._known: dict[frozenset[int], str | None] = {}
@@ -46,7 +71,7 @@ class Trial:
     def outcome(self) -> TrialOutcome:
         """What is found about the graph, within its limits of time, memory and attempts."""
         needed = total_bytes(self._described) * NEEDED_COPIES
-        if needed > _available_bytes():
+        if needed > available_bytes():
             return TrialOutcome(refusal=f"too little memory to try it ({needed >> 20} MiB are needed)", lasting=False)
         try:
             status, detail = self._in_process(lambda: observed_kinds(*self._built()))
@@ -61,6 +86,7 @@ class Trial:
     def _built(self) -> tuple[PortableGraph, list[Any]]:
         """The graph with its constants, and its inputs. Effect: allocates and fills them."""
         torch.set_num_threads(int(self._fields["threads"]))
+        apply_math_settings(self._fields["math"])
         count = int(self._fields["inputs"])
         values = [value_of(each) for each in self._described]
         graph = PortableGraph(text=self._fields["text"], inputs=count, constants=tuple(values[count:]))
@@ -72,7 +98,7 @@ class Trial:
     def _attempt(self, left_out: frozenset[int]) -> str | None:
         if left_out not in self._known:
             if self._attempts >= MAX_ATTEMPTS:
-                raise ExhaustedError(f"no way to compile it was found in {MAX_ATTEMPTS} attempts")
+                raise ExhaustedError(f"no way to compile it was found in {MAX_ATTEMPTS} attempts", lasting=True)
             self._attempts += 1
             status, detail = self._in_process(lambda: compile_and_run(*self._built(), left_out))
             self._known[left_out] = None if status == "ok" else str(detail)
@@ -83,10 +109,17 @@ class Trial:
         if self._is_over():
             raise ExhaustedError(f"it could not be compiled in {self._fields['seconds']:.0f} s")
         reader, writer = os.pipe()
-        pid = os.fork()
+        helper = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(reader)
+            raise ExhaustedError(f"no process can be started to try it: {error}") from None
+        finally:
+            if os.getpid() == helper:
+                os.close(writer)
         if pid == 0:
-            _run_and_exit(work, writer)
-        os.close(writer)
+            _run_and_exit(work, writer, helper)
         try:
             return self._answer(reader, pid)
         finally:
@@ -95,7 +128,7 @@ class Trial:
     def _answer(self, reader: int, pid: int) -> tuple[str, Any]:
         data = b""
         while True:
-            if self._is_over() or self._gone():
+            if self._is_over():
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 raise ExhaustedError(f"it could not be compiled in {self._fields['seconds']:.0f} s")
@@ -110,8 +143,6 @@ class Trial:
 
 
 def _read_answer(data: bytes, status: int) -> tuple[str, Any]:
-    import json
-
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number not in CRASHES:
@@ -119,16 +150,16 @@ def _read_answer(data: bytes, status: int) -> tuple[str, Any]:
         return "failed", f"oneDNN Graph crashes ({signal.Signals(number).name})"
     try:
         answer, detail = json.loads(data)
-    except ValueError:
-        return "failed", "the process that compiled it ended without an answer"
+    except ValueError:  # An OpenMP runtime, for one, ends a process in which it cannot start threads.
+        raise ExhaustedError("the process that compiled it ended without an answer") from None
+    if answer == "failed" and NO_RESOURCES.search(detail):
+        raise ExhaustedError(f"it could not be compiled now: {detail}")
     return answer, detail
 
 
-def _run_and_exit(work: Callable[[], Any], writer: int) -> None:
-    """Effect: writes the outcome of the work to the pipe and ends this process."""
-    import json
-
-    end_with_parent()
+def _run_and_exit(work: Callable[[], Any], writer: int, helper: int) -> None:
+    """Effect: writes the outcome of the work to the pipe and ends this process, at the latest when the helper ends."""
+    die_with_parent(signal.SIGKILL, parent=helper)
     try:
         try:
             answer = ["ok", work()]
@@ -141,23 +172,10 @@ def _run_and_exit(work: Callable[[], Any], writer: int) -> None:
         os._exit(0)
 
 
-def end_with_parent() -> None:
-    """Effect: the kernel kills this process when its parent ends. Source: prctl(2), PR_SET_PDEATHSIG."""
-    import ctypes
-
-    set_death_signal = 1
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_death_signal, int(signal.SIGKILL), 0, 0, 0)
-
-
-def _available_bytes() -> int:
-    """Memory that can be allocated without swapping, in bytes. Source: proc(5), MemAvailable."""
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return 0
+def available_bytes() -> int:
+    """Memory that can be allocated without swapping, on this machine and in this process's cgroups, in bytes."""
+    root = Root()
+    return free_memory(root, read_cgroups(root))
 
 
 def _groups(signatures: Sequence[str]) -> Sequence[frozenset[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -16,13 +17,8 @@ from torch import Tensor
 from cpulaunch import __version__
 from cpulaunch.worker.fusion.exclusion import everything, has_foreign_operations
 from cpulaunch.worker.fusion.helper_process import HelperEndedError, HelperProcess
-from cpulaunch.worker.fusion.outcomes import (
-    UnusableError,
-    default_folder,
-    open_folder,
-    read_outcomes,
-    write_outcomes,
-)
+from cpulaunch.worker.fusion.math_settings import math_settings
+from cpulaunch.worker.fusion.outcomes import UnusableError, default_folder, read_outcomes, version
 from cpulaunch.worker.fusion.portable import PortableGraph
 from cpulaunch.worker.fusion.search import TrialOutcome
 from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, encode_request
@@ -30,7 +26,7 @@ from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, enc
 MAX_STARTS = 3
 """Helper processes started by one worker: one that ends by itself is started again."""
 
-FORMAT = 2
+FORMAT = 3
 """Changes with what an outcome depends on, so that older outcomes are not used."""
 
 LIBRARY_VARIABLES = ("ONEDNN_", "DNNL_")
@@ -55,7 +51,7 @@ class Trials:
         self._asked: set[str] = set()
         self._helper: HelperProcess | None = None
         self._starts = 0
-        self._loaded = False
+        self._version: tuple[int, int] | None = (0, 0)
         self._unavailable: str | None = None
 
     def outcome(self, graph: PortableGraph, inputs: Sequence[Tensor]) -> TrialOutcome | None:
@@ -76,18 +72,17 @@ class Trials:
                 return self._outcomes[key]
             if self._unavailable is not None:
                 return TrialOutcome(refusal=self._unavailable, lasting=False)
-            request = Request(
-                key=key, graph=graph, inputs=tuple(inputs), threads=torch.get_num_threads(), seconds=self._seconds
-            )
+            request = Request(key=key, graph=graph, threads=torch.get_num_threads(), seconds=self._seconds)
             return self._ask(request, described)
 
     def _load(self) -> None:
-        if self._loaded:
+        """Effect: learns what other processes have written since the last call."""
+        found = version(self._folder)
+        if found == self._version:
             return
-        self._loaded = True
+        self._version = found
         try:
-            open_folder(self._folder)
-            self._outcomes = read_outcomes(self._folder)
+            self._outcomes |= read_outcomes(self._folder)
         except UnusableError as error:
             self._unavailable = f"it cannot be kept in mind which graphs crash: {error}"
 
@@ -99,7 +94,7 @@ class Trials:
                 if request.key not in self._asked:
                     helper.send(encode_request(request, described))
                     self._asked.add(request.key)
-                self._learn(helper.receive(None if wait else 0.0))
+                self._outcomes.update(helper.receive(None if wait else 0.0))
             except HelperEndedError:
                 self._drop()
             except OSError as error:
@@ -116,25 +111,17 @@ class Trials:
         if self._helper is not None and self._helper.owner != os.getpid():  # This process is a fork of its owner.
             self._drop()
         if self._helper is None:
-            self._helper = HelperProcess()
+            self._helper = HelperProcess(self._folder)
             self._starts += 1
+            atexit.register(self._helper.close)
         return self._helper
 
     def _drop(self) -> None:
         """Effect: forgets the helper, which has ended, and what it was asked."""
-        if self._helper is not None:
-            self._helper.close()
-        self._helper = None
+        self._end_helper()
         self._asked.clear()
         if self._starts >= MAX_STARTS:
             self._unavailable = "the process that tries graphs ends by itself"
-
-    def _learn(self, outcomes: list[tuple[str, TrialOutcome]]) -> None:
-        """Effect: keeps the outcomes, the lasting ones on disk too."""
-        self._outcomes.update(outcomes)
-        lasting = {key: outcome for key, outcome in outcomes if outcome.lasting}
-        if lasting:
-            write_outcomes(self._folder, read_outcomes(self._folder) | lasting)
 
     def helper_pid(self) -> int | None:
         """The process id of the helper; None if it is not running."""
@@ -143,27 +130,35 @@ class Trials:
     def close(self) -> None:
         """Effect: ends the helper."""
         with self._lock:
-            if self._helper is not None:
-                self._helper.close()
-            self._helper = None
+            self._end_helper()
+
+    def _end_helper(self) -> None:
+        if self._helper is not None:
+            self._helper.close()
+            atexit.unregister(self._helper.close)
+        self._helper = None
+
+    def after_fork(self) -> None:
+        """Effect: in a forked process, frees the lock, which a thread of the parent may have held, and the helper."""
+        self._lock = threading.Lock()
+        self._end_helper()
+        self._asked.clear()
 
 
 def fingerprint(graph: PortableGraph, described: list[Any]) -> str:
     """A key of the graph, its constants and inputs, and of everything else that oneDNN Graph's behaviour depends on."""
     variables = sorted(item for item in os.environ.items() if item[0].startswith(LIBRARY_VARIABLES))
     machine = [FORMAT, __version__, torch.__version__, str(torch.version.git_version), _cpu(), variables]
-    shapes = [_without_values(value, index < graph.inputs) for index, value in enumerate(described)]
-    text = json.dumps([machine, graph.text, shapes])
+    settings = [torch.get_num_threads(), math_settings()]
+    inputs = [_without_elements(value) for value in described[: graph.inputs]]
+    text = json.dumps([machine, settings, graph.text, inputs, described[graph.inputs :]])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _without_values(described: Any, is_input: bool) -> Any:
-    """A described value of which the elements are left out: of inputs, and of tensors of floats."""
-    if not isinstance(described, dict) or "data" not in described:
+def _without_elements(described: Any) -> Any:
+    if not isinstance(described, dict):
         return described
-    if is_input or "float" in described["dtype"]:
-        return {name: value for name, value in described.items() if name != "data"}
-    return described
+    return {name: value for name, value in described.items() if name != "data"}
 
 
 def _cpu() -> str:

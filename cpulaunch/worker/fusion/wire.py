@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.fusion.math_settings import math_settings
 from cpulaunch.worker.fusion.portable import PortableGraph
 from cpulaunch.worker.fusion.search import TrialOutcome
 
@@ -30,14 +31,10 @@ class UnsendableError(Exception):
 
 @record
 class Request:
-    """A graph to compile, with `inputs` like those of the call, in a process of `threads` threads.
-
-    `seconds`: limit for all attempts together.
-    """
+    """A graph to compile in a process of `threads` threads; `seconds`: limit for all attempts together."""
 
     key: str
     graph: PortableGraph
-    inputs: tuple[Tensor, ...]
     threads: int
     seconds: float
 
@@ -50,6 +47,7 @@ def encode_request(request: Request, described: list[Any]) -> bytes:
         "inputs": request.graph.inputs,
         "values": described,
         "threads": request.threads,
+        "math": math_settings(),
         "seconds": request.seconds,
     }
     return json.dumps(fields).encode() + b"\n"

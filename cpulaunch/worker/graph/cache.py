@@ -21,6 +21,7 @@ from cpulaunch.worker.graph.capture import (
     best_seconds,
     changes_tensors,
     check,
+    forget_prepared,
 )
 from cpulaunch.worker.graph.eligibility import (
     Usage,
@@ -93,6 +94,10 @@ class Captures:
             return self._try_submodules(state, "it takes arguments that cannot be compared", eager)
         return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=inputs), eager)
 
+    def after_fork(self) -> None:
+        """Effect: in a forked process, frees the lock, which a thread of the parent may have held."""
+        self._capture_lock = threading.Lock()
+
     def is_large_enough(self, module: nn.Module) -> bool:
         """Whether a submodule of a module that could not be captured is large enough for a capture of its own."""
         state = self._states.get(id(module))
@@ -162,6 +167,7 @@ class Captures:
         """The eager result of a call. Effect: captures the call if it is time to."""
         reason = state.limit_reason(self.settings.graph_signatures) or self.usage.budget_reason()
         if reason is not None:
+            forget_prepared(state.weights)
             state.record_reason(reason)
             return eager(state.try_submodules)
         self.preparations += 1
@@ -169,12 +175,13 @@ class Captures:
         if state.is_pending(key, now) or not self.usage.affords_capture(now):
             self.pending += 1
             return eager(state.try_submodules)
-        if state.must_wait(key) or not self._capture_lock.acquire(blocking=False):
+        lock = self._capture_lock  # A process forked meanwhile has another one.
+        if state.must_wait(key) or not lock.acquire(blocking=False):
             return eager(state.try_submodules)
         try:
             return self._make(state, key, call, eager)
         finally:
-            self._capture_lock.release()
+            lock.release()
 
     def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""

@@ -72,6 +72,9 @@ class _Prepared:
     seconds: float
 
 
+MAX_PREPARED = 8
+"""Calls of a module that wait for the helper process; the oldest is forgotten, and prepared again when it recurs."""
+
 _prepared: weakref.WeakKeyDictionary[Weights, list[_Prepared]] = weakref.WeakKeyDictionary()
 """Calls whose graphs are being tried in the helper process, by the weights they are frozen with."""
 
@@ -89,13 +92,14 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         if prepared is None:
             prepared = _prepare(call, eager, weights, precision)
             waiting.append(prepared)
-        outcome = trials.outcome(prepared.frozen.graph, prepared.frozen.examples)
+            del waiting[:-MAX_PREPARED]
+        outcome = trials.outcome(prepared.frozen.graph, prepared.frozen.inputs_of(call.inputs))
         if outcome is None:
             raise PendingError("its graph is being tried in another process")
         waiting.remove(prepared)
         if outcome.refusal is not None:
             raise RefusedError(outcome.refusal)
-        outputs_of = compile_graph(prepared.frozen, outcome.left_out, len(call.inputs))
+        outputs_of = compile_graph(prepared.frozen, outcome.left_out, call.inputs)
         run, graph = _with_fresh_results(call, prepared, outputs_of)
         error = check(eager, graph, low_precision=prepared.low)
         _check_sharing(call, weights, eager, graph, run(call))
@@ -107,6 +111,17 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         bytes=prepared.frozen.bytes,
         low_precision=prepared.low,
     )
+
+
+def prepared_bytes() -> int:
+    """Memory of the graphs that are being tried in the helper process, besides the modules' own."""
+    return sum(each.frozen.bytes for waiting in list(_prepared.values()) for each in waiting)
+
+
+def forget_prepared(weights: Weights | None) -> None:
+    """Effect: calls that wait for the helper process, with these weights, will not be captured."""
+    if weights is not None:
+        _prepared.pop(weights, None)
 
 
 def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision) -> _Prepared:

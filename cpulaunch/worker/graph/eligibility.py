@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.graph.capture import Call
+from cpulaunch.worker.graph.capture import Call, prepared_bytes
 from cpulaunch.worker.reporting.events import report_event
 
 MIN_WEIGHTED_PARTS = 2
@@ -55,7 +55,7 @@ class Usage:
     def module_limit_reason(self, module: nn.Module | None) -> str | None:
         """Which limit a first capture of the module would exceed; None if none."""
         limit = self._settings.graph_memory_bytes
-        if limit is not None and module is not None and self.bytes + weight_bytes(module) > limit:
+        if limit is not None and module is not None and self.bytes + prepared_bytes() + weight_bytes(module) > limit:
             return f"its frozen weights would exceed the limit of {limit >> 20} MiB for captures"
         return f"{MAX_MODULES} modules of this process are captured already" if self.modules >= MAX_MODULES else None
 

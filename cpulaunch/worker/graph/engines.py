@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.fusion.trials import Trials
 from cpulaunch.worker.graph.cache import Captures
 from cpulaunch.worker.graph.capture import Call, Captured, capture
+from cpulaunch.worker.graph.onednn import after_fork
 from cpulaunch.worker.graph.precision import Precision
 from cpulaunch.worker.graph.weights import Weights
 
@@ -16,7 +18,10 @@ def captures(settings: TorchSettings, precision: Precision) -> Captures:
     """An empty cache of captures, made by the engine that the settings name."""
     if settings.graph == "onednn":
         trials = Trials(settings.graph_budget)
-        return Captures(settings, lambda call, eager, weights: capture(call, eager, weights, precision, trials))
+        made = Captures(settings, lambda call, eager, weights: capture(call, eager, weights, precision, trials))
+        for renew in (made.after_fork, trials.after_fork, after_fork):
+            os.register_at_fork(after_in_child=renew)
+        return made
     from cpulaunch.worker.graph.compiled import Compiler
 
     compiler = Compiler(settings, precision)

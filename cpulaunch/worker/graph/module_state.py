@@ -100,7 +100,9 @@ class ModuleState:
 
     def postpone(self, key: Key, now: float) -> None:
         """Effect: the capture of this signature is tried again after a pause, twice as long each time."""
-        _, pause = self._pending.get(key, (0.0, FIRST_PAUSE))
+        _, pause = self._pending.pop(key, (0.0, FIRST_PAUSE))
+        if len(self._pending) >= MAX_KEYS:
+            del self._pending[next(iter(self._pending))]
         self._pending[key] = (now + pause, min(2 * pause, LAST_PAUSE))
 
     def drop(self) -> None:

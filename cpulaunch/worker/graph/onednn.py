@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,17 +25,26 @@ from cpulaunch.worker.graph.precision import widened
 _compiling = threading.RLock()
 
 
+def after_fork() -> None:
+    """Effect: in a forked process, frees the lock, which a thread of the parent may have held."""
+    global _compiling
+    _compiling = threading.RLock()
+
+
 @record
 class Frozen:
-    """A graph with its weights as constants, for inputs like `examples`, which are those inputs of the call in `used`.
+    """A graph with its weights as constants; its inputs are those of the call in `used`.
 
     `bytes`: memory of its constants besides the module's own.
     """
 
     graph: PortableGraph
     used: tuple[int, ...]
-    examples: tuple[Tensor, ...]
     bytes: int
+
+    def inputs_of(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The inputs of the graph, of a call with these inputs."""
+        return tuple(inputs[index] for index in self.used)
 
 
 def freeze(
@@ -59,11 +68,11 @@ def freeze(
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = portable(torch.jit.freeze(traced))
     own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
-    return Frozen(graph=frozen, used=used, examples=examples, bytes=_constant_bytes(frozen, own))
+    return Frozen(graph=frozen, used=used, bytes=_constant_bytes(frozen, own))
 
 
-def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: int) -> Function:
-    """A function that runs the graph, for calls with so many inputs; operations at these positions are not fused.
+def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: Sequence[Tensor]) -> Function:
+    """A function that runs the graph for calls with inputs like these; operations at these positions are not fused.
 
     The warm-up calls run without autocast: a graph that is called under a different autocast state is optimized again,
     without fusion (seen with torch 2.13).
@@ -75,15 +84,10 @@ def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: int) -> Func
         leave_out(graph, left_out)
         function = function_of(graph)
         for _ in range(WARM_UP_CALLS):
-            function(*frozen.examples)
-    return function if frozen.used == tuple(range(inputs)) else _with_used_inputs(function, frozen.used)
-
-
-def _with_used_inputs(function: Function, used: tuple[int, ...]) -> Function:
-    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return function(*[inputs[index] for index in used])
-
-    return run
+            function(*frozen.inputs_of(inputs))
+    if frozen.used == tuple(range(len(inputs))):
+        return function
+    return lambda *given: function(*frozen.inputs_of(given))
 
 
 class _Bound(nn.Module):

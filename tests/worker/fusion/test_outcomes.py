@@ -1,6 +1,10 @@
 """The file of outcomes: what is written is read again, and nothing is believed that another user could have written."""
 
+import fcntl
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cpulaunch.worker.fusion import outcomes  # noqa: E402
-from cpulaunch.worker.fusion.outcomes import UnusableError, open_folder, read_outcomes, write_outcomes  # noqa: E402
+from cpulaunch.worker.fusion.outcomes import (  # noqa: E402
+    UnusableError,
+    add_outcomes,
+    claim,
+    open_folder,
+    read_outcomes,
+    version,
+)
 from cpulaunch.worker.fusion.search import TrialOutcome  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -23,12 +34,17 @@ KNOWN = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "cpulaunch" / "graphs"
-    open_folder(str(path))
+    open_once(path)
     return path
 
 
+def open_once(path: Path) -> None:
+    with open_folder(str(path)):
+        pass
+
+
 def test_outcomes_are_read_as_written(folder: Path) -> None:
-    write_outcomes(str(folder), KNOWN)
+    add_outcomes(str(folder), KNOWN)
     assert read_outcomes(str(folder)) == KNOWN
     assert (folder / "outcomes").stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -37,7 +53,7 @@ def test_outcomes_are_read_as_written(folder: Path) -> None:
 
 def test_the_latest_outcomes_are_kept(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(outcomes, "MAX_ENTRIES", 2)
-    write_outcomes(str(folder), {key: TrialOutcome() for key in KEYS})
+    add_outcomes(str(folder), {key: TrialOutcome() for key in KEYS})
     assert list(read_outcomes(str(folder))) == KEYS[-2:]
 
 
@@ -55,13 +71,13 @@ def test_forged_contents_are_ignored(folder: Path, text: str) -> None:
 
 
 def test_a_file_that_others_could_have_written_is_ignored(folder: Path) -> None:
-    write_outcomes(str(folder), KNOWN)
+    add_outcomes(str(folder), KNOWN)
     (folder / "outcomes").chmod(0o620)
     assert read_outcomes(str(folder)) == {}
 
 
 def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    write_outcomes(str(folder), KNOWN)
+    add_outcomes(str(folder), KNOWN)
     (folder / "outcomes").rename(tmp_path / "elsewhere")
     (folder / "outcomes").symlink_to(tmp_path / "elsewhere")
     assert read_outcomes(str(folder)) == {}
@@ -75,17 +91,99 @@ def test_a_pipe_does_not_block(folder: Path) -> None:
 def test_a_folder_that_others_can_write_to_is_refused(folder: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(UnusableError, match="other users can write"):
-        open_folder(str(folder))
+        open_once(folder)
 
 
 def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(UnusableError, match="belongs to another user"):
-        open_folder(str(folder))
+        open_once(folder)
 
 
 def test_a_link_to_a_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
     with pytest.raises(UnusableError, match="is not a folder"):
-        open_folder(str(link))
+        open_once(link)
+
+
+def test_outcomes_are_added_to_those_of_other_processes(folder: Path) -> None:
+    add_outcomes(str(folder), {KEYS[0]: TrialOutcome()})
+    before = version(str(folder))
+    add_outcomes(str(folder), {KEYS[1]: TrialOutcome()})
+    assert list(read_outcomes(str(folder))) == KEYS[:2]
+    assert version(str(folder)) != before
+
+
+WRITER = """
+import sys
+from cpulaunch.worker.fusion.outcomes import add_outcomes
+from cpulaunch.worker.fusion.search import TrialOutcome
+for number in range(20):
+    add_outcomes(sys.argv[1], {f"{int(sys.argv[2]) * 20 + number:064x}": TrialOutcome()})
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(number)]) for number in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(read_outcomes(str(folder))) == 60
+    assert [path.name for path in folder.iterdir()] == ["outcomes"]
+
+
+def test_a_temporary_file_of_the_same_process_id_elsewhere_is_not_touched(folder: Path) -> None:
+    other = folder / f"outcomes.{os.getpid()}"
+    other.write_text("half")
+    add_outcomes(str(folder), KNOWN)
+    assert other.read_text() == "half"
+
+
+def test_a_line_that_is_cut_off_is_ignored(folder: Path) -> None:
+    add_outcomes(str(folder), {KEYS[0]: TrialOutcome(), KEYS[1]: TrialOutcome(left_out=frozenset({3, 17}))})
+    path = folder / "outcomes"
+    path.write_text(path.read_text()[:-2])  # "3,1" would be another set of operations.
+    assert list(read_outcomes(str(folder))) == KEYS[:1]
+
+
+def test_a_file_is_read_to_its_end(folder: Path, monkeypatch) -> None:
+    add_outcomes(str(folder), KNOWN)
+    plain = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: plain(fd, min(size, 50)))
+    assert read_outcomes(str(folder)) == KNOWN
+
+
+def test_no_more_is_written_than_is_read(folder: Path) -> None:
+    many = frozenset(range(10_000, 20_000))
+    add_outcomes(str(folder), {f"{number:064x}": TrialOutcome(left_out=many) for number in range(30)})
+    assert f"{29:064x}" in read_outcomes(str(folder))
+
+
+def test_a_claim_is_held_by_one_process(folder: Path) -> None:
+    code = (
+        "import sys; from cpulaunch.worker.fusion.outcomes import claim\n"
+        "with claim(sys.argv[1], sys.argv[2], lambda: False): print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(folder), KEYS[0]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        asked: list[None] = []
+        with claim(str(folder), KEYS[1], lambda: bool(asked.append(None))):
+            assert not asked
+        with claim(str(folder), KEYS[0], lambda: not asked.append(None)):
+            assert asked
+        holder.send_signal(signal.SIGKILL)
+    asked.clear()
+    with claim(str(folder), KEYS[0], lambda: bool(asked.append(None))):
+        assert not asked
+
+
+def test_file_systems_without_locks_can_be_used(folder: Path, monkeypatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with claim(str(folder), KEYS[0], lambda: False):
+        add_outcomes(str(folder), KNOWN)
+    assert read_outcomes(str(folder)) == KNOWN

@@ -54,3 +54,16 @@ def test_a_search_cut_short_uses_what_worked(limit: int, expected: frozenset[int
         assert (outcome.refusal, outcome.lasting) == ("no more attempts", False)
     else:
         assert outcome.left_out == expected
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_what_depends_on_the_moment_does_not_last(lasting: bool) -> None:
+    attempts = iter(["defect", None])
+
+    def attempt(left_out: frozenset[int]) -> str | None:
+        for reason in attempts:
+            return reason
+        raise ExhaustedError("a limit", lasting=lasting)
+
+    outcome = search(attempt, frozenset(), lambda: GROUPS)
+    assert (outcome.left_out, outcome.lasting) == (frozenset(range(40)), lasting)

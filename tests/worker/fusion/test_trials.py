@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,9 +18,12 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
 from cpulaunch.worker.fusion.exclusion import fusible, leave_out  # noqa: E402
+from cpulaunch.worker.fusion.helper_process import environment  # noqa: E402
+from cpulaunch.worker.fusion.math_settings import apply_math_settings, math_settings  # noqa: E402
+from cpulaunch.worker.fusion.outcomes import add_outcomes  # noqa: E402
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of, portable  # noqa: E402
-from cpulaunch.worker.fusion.search import ExhaustedError  # noqa: E402
-from cpulaunch.worker.fusion.trial import Trial  # noqa: E402
+from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome  # noqa: E402
+from cpulaunch.worker.fusion.trial import Trial, tried  # noqa: E402
 from cpulaunch.worker.fusion.trials import Trials  # noqa: E402
 from cpulaunch.worker.fusion.wire import describe, value_of  # noqa: E402
 
@@ -33,6 +37,7 @@ def frozen(function: Callable[..., Tensor], *inputs: Tensor) -> PortableGraph:
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(16, 16)
+            nn.init.ones_(self.layer.bias)  # So small that its values count.
 
         def forward(self, *values: Tensor) -> tuple[Tensor]:
             return (function(self.layer(values[0]), *values[1:]),)
@@ -219,39 +224,88 @@ def test_without_a_safe_folder_nothing_is_captured(tmp_path: Path) -> None:
         (lambda: 7, ("ok", 7)),
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), ("failed", "oneDNN Graph crashes (SIGSEGV)")),
         (os.abort, ("failed", "oneDNN Graph crashes (SIGABRT)")),
-        (lambda: os._exit(3), ("failed", "the process that compiled it ended without an answer")),
         (lambda: {}["missing"], ("failed", "'missing'")),
     ],
 )
 def test_a_crash_ends_only_the_process_of_the_attempt(work: Callable[[], object], expected: tuple[str, object]) -> None:
-    trial = Trial({"seconds": 300.0}, [], gone=lambda: False)
+    trial = Trial({"seconds": 300.0}, [])
     assert trial._in_process(work) == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGRTMIN])
 def test_a_signal_from_outside_says_nothing_about_the_graph(number: int) -> None:
-    trial = Trial({"seconds": 300.0}, [], gone=lambda: False)
+    trial = Trial({"seconds": 300.0}, [])
     with pytest.raises(ExhaustedError, match=f"ended by signal {int(number)}"):
         trial._in_process(lambda: os.kill(os.getpid(), number))
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: torch.empty(1 << 60, dtype=torch.uint8),
+        lambda: bytearray(1 << 60),
+        lambda: os._exit(1),  # As OpenMP runtimes do that cannot start their threads.
+    ],
+)
+def test_a_lack_of_resources_says_nothing_about_the_graph(work: Callable[[], object]) -> None:
+    trial = Trial({"seconds": 300.0}, [])
+    with pytest.raises(ExhaustedError) as caught:
+        trial._in_process(work)
+    assert not caught.value.lasting
+
+
+def test_a_process_that_cannot_be_forked_says_nothing_about_the_graph(monkeypatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    with pytest.raises(ExhaustedError, match="no more processes"):
+        Trial({"seconds": 300.0}, [])._in_process(lambda: 7)
+
+
+def test_what_another_instance_has_found_meanwhile_is_not_tried_again(tmp_path: Path) -> None:
+    key, found = "a" * 64, TrialOutcome(left_out=frozenset({3}))
+    add_outcomes(str(tmp_path), {key: found})
+    assert tried(str(tmp_path), {"key": key, "seconds": 300.0}, []) == found
+
+
+def test_instances_learn_from_each_other(tmp_path: Path) -> None:
+    value = torch.randn(8, 16)
+    graph = frozen(torch.tanh, value)
+    first, second = (Trials(300.0, folder=str(tmp_path / "graphs"), wait=wait) for wait in (True, False))
+    try:
+        assert second.outcome(graph, [value]) is None
+        outcome = first.outcome(graph, [value])
+        second._helper = None if second._helper is None else second._helper.close()
+        second._load()
+        assert outcome in second._outcomes.values()
+    finally:
+        first.close()
+        second.close()
+
+
 def test_an_attempt_without_end_is_killed() -> None:
-    trial = Trial({"seconds": 0.5}, [], gone=lambda: False)
+    trial = Trial({"seconds": 0.5}, [])
     with pytest.raises(ExhaustedError):
         trial._in_process(lambda: time.sleep(600))
 
 
-def test_an_attempt_is_killed_when_the_worker_has_ended() -> None:
-    trial = Trial({"seconds": 600.0}, [], gone=lambda: True)
-    with pytest.raises(ExhaustedError):
-        trial._in_process(lambda: time.sleep(600))
+def test_all_processes_of_the_helper_end_with_its_worker_whatever_they_do(tmp_path: Path) -> None:
+    """They import torch, wait for a claim, or compile: here the third."""
+    worker, helper = started(tmp_path, "time.sleep(600)")
+    with worker:
+        processes = {helper}
+        while len(processes) < 3:
+            processes = {helper, *(child.pid for child in psutil.Process(helper).children(recursive=True))}
+            time.sleep(0.01)
+        worker.kill()
+    for process in processes:
+        wait_for_end(process)
 
 
 WORKER = """
-import sys, time, torch
+import os, signal, sys, time, torch
 from cpulaunch.worker.fusion.portable import portable
-from cpulaunch.worker.fusion.search import ExhaustedError
-from cpulaunch.worker.fusion.trial import Trial
 from cpulaunch.worker.fusion.trials import Trials
 
 value = torch.randn(6, 16)
@@ -261,21 +315,105 @@ with torch.no_grad():
 trials = Trials(300.0, folder=sys.argv[1])
 trials.outcome(graph, [value])
 print(trials.helper_pid(), flush=True)
-time.sleep(600)
 """
 
 
-def test_the_helper_ends_with_its_worker(tmp_path: Path) -> None:
-    worker = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", WORKER, str(tmp_path / "graphs")], stdout=subprocess.PIPE, text=True
-    )
+def started(tmp_path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
+    """A worker that does the rest after it has started a helper, and the helper's process id."""
+    command = [sys.executable, "-W", "ignore", "-c", WORKER + rest, str(tmp_path / "graphs")]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
-    with worker.stdout:
-        helper = int(worker.stdout.readline())
-    worker.kill()
-    worker.wait()
+    return worker, int(worker.stdout.readline())
+
+
+def wait_for_end(helper: int) -> None:
     while is_running(helper):  # Ends by the time limit of the test run if the helper does not.
         time.sleep(0.05)
+
+
+def test_the_helper_ends_with_its_worker(tmp_path: Path) -> None:
+    worker, helper = started(tmp_path, "time.sleep(600)")
+    with worker:
+        worker.kill()
+    wait_for_end(helper)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the end of a process is seen by its pidfd")
+def test_the_helper_ends_although_a_child_of_the_worker_has_inherited_the_socket(tmp_path: Path) -> None:
+    rest = "child = os.fork() or time.sleep(600)\nprint(child, flush=True)\ntime.sleep(600)"
+    worker, helper = started(tmp_path, rest)
+    with worker:
+        assert worker.stdout is not None
+        child = int(worker.stdout.readline())
+        worker.kill()
+        try:
+            wait_for_end(helper)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_stopped_helper_ends_with_its_worker(tmp_path: Path) -> None:
+    worker, helper = started(tmp_path, "sys.stdin.read()")
+    os.kill(helper, signal.SIGSTOP)
+    with worker:
+        pass
+    wait_for_end(helper)
+
+
+def test_the_helper_is_no_child_of_its_worker(tmp_path: Path) -> None:
+    rest = """
+import psutil
+print([process.pid for process in psutil.Process().children(recursive=True)])
+try:
+    print(os.wait())
+except ChildProcessError:
+    print("no children")
+sys.stdin.read()
+"""
+    worker, helper = started(tmp_path, rest)
+    with worker:
+        assert worker.stdout is not None
+        assert [worker.stdout.readline() for _ in range(2)] == ["[]\n", "no children\n"]
+        assert is_running(helper)
+    wait_for_end(helper)
+
+
+def test_the_helper_ends_first_where_memory_runs_out_and_shows_no_paths(tmp_path: Path) -> None:
+    worker, helper = started(tmp_path, "sys.stdin.read()")
+    proc = Path(f"/proc/{helper}")
+    with worker:
+        while (proc / "oom_score_adj").read_text().strip() != "1000":
+            time.sleep(0.05)
+        assert str(tmp_path) not in (proc / "cmdline").read_text()
+        assert "site-packages" not in (proc / "cmdline").read_text()
+
+
+def test_a_forked_process_does_not_wait_for_a_lock_of_its_parent(tmp_path: Path) -> None:
+    rest = """
+os.register_at_fork(after_in_child=trials.after_fork)
+trials._lock.acquire()
+child = os.fork()
+if not child:
+    trials.outcome(graph, [value])
+    print(trials.helper_pid(), flush=True)
+    trials.close()
+    os._exit(0)
+os.waitpid(child, 0)
+print(trials.helper_pid())
+"""
+    worker, helper = started(tmp_path, rest)
+    with worker:
+        assert worker.stdout is not None
+        own, parents = (int(worker.stdout.readline()) for _ in range(2))
+        assert own != helper == parents
+
+
+def test_the_helper_gets_what_torch_needs_and_no_secrets() -> None:
+    needed = {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "OMP_NUM_THREADS": "4", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    given = environment({**needed, "AWS_SECRET": "x", "LD_BIND_NOW": "1", "CPULAUNCH_WORKER": "{}", "PYTHONPATH": "/x"})
+    assert needed.items() <= given.items()
+    assert not {"AWS_SECRET", "LD_BIND_NOW", "CPULAUNCH_WORKER", "PYTHONPATH"} & set(given)
+    assert given["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
 
 
 def is_running(pid: int) -> bool:
@@ -305,6 +443,45 @@ def test_the_fingerprint_depends_on_shapes_and_values_of_integers() -> None:
         )
         == 4
     )
+
+
+def test_the_fingerprint_depends_on_small_constants_and_settings_of_torch() -> None:
+    value = torch.randn(4, 16)
+
+    def key(bound: float = 1.0) -> str:
+        graph = frozen(lambda value: torch.maximum(value, torch.full((1,), bound)), value)
+        return trials_module.fingerprint(graph, describe((value, *graph.constants)))
+
+    keys, threads, before = [key(), key(2.0)], torch.get_num_threads(), math_settings()
+    try:
+        torch.set_num_threads(threads + 1)
+        keys.append(key())
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("medium")
+        keys.append(key())
+        apply_math_settings(before)
+        torch.backends.mkldnn.enabled = False
+        keys.append(key())
+        apply_math_settings(before)
+        assert key() == keys[0]
+    finally:
+        torch.set_num_threads(threads)
+        apply_math_settings(before)
+    assert len(set(keys)) == 5
+
+
+def test_settings_of_torch_are_those_of_the_worker() -> None:
+    before = math_settings()
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.mkldnn.deterministic = True
+        wanted = math_settings()
+        apply_math_settings(before)
+        assert math_settings() == before != wanted
+        apply_math_settings(wanted)
+        assert math_settings() == wanted
+    finally:
+        apply_math_settings(before)
 
 
 @pytest.mark.parametrize("seed", range(6))

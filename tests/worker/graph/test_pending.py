@@ -1,0 +1,91 @@
+"""Captures whose graphs are being tried in the helper process: what they keep alive, and what forked processes get."""
+
+import gc
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.fusion.search import TrialOutcome  # noqa: E402
+from cpulaunch.worker.graph import capture as capture_module  # noqa: E402
+from cpulaunch.worker.graph.cache import Captures  # noqa: E402
+from cpulaunch.worker.graph.capture import (  # noqa: E402
+    MAX_PREPARED,
+    Call,
+    PendingError,
+    capture,
+    forget_prepared,
+    prepared_bytes,
+)
+from cpulaunch.worker.graph.engines import captures  # noqa: E402
+from cpulaunch.worker.graph.precision import Precision  # noqa: E402
+from cpulaunch.worker.graph.weights import Weights  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Answers:
+    """Trials with this answer; `asked` counts the questions."""
+
+    def __init__(self) -> None:
+        self.answer: TrialOutcome | None = None
+        self.asked = 0
+
+    def outcome(self, graph: object, inputs: Sequence[Tensor]) -> TrialOutcome | None:
+        self.asked += 1
+        return self.answer
+
+
+def attempt(model: nn.Module, weights: Weights, value: Tensor, answers: Answers) -> Any:
+    call = Call(module=model, args=(value,), kwargs={}, inputs=[value])
+    with torch.no_grad():
+        return capture(call, model(value), weights, Precision(None), answers)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval()
+
+
+def test_a_pending_capture_keeps_no_arguments(model: nn.Module) -> None:
+    answers, weights = Answers(), Weights(model)
+    value = torch.randn(2, 3, 8, 8)
+    seen = weakref.ref(value)
+    with pytest.raises(PendingError):
+        attempt(model, weights, value, answers)
+    del value
+    gc.collect()
+    assert seen() is None
+    answers.answer = TrialOutcome()
+    other = torch.randn(2, 3, 8, 8)
+    captured = attempt(model, weights, other, answers)
+    torch.testing.assert_close(captured.run(Call(module=model, args=(), kwargs={}, inputs=[other])), model(other))
+
+
+def test_pending_captures_are_counted_and_few(model: nn.Module) -> None:
+    answers, weights = Answers(), Weights(model)
+    before = prepared_bytes()
+    for rows in range(1, MAX_PREPARED + 3):
+        with pytest.raises(PendingError):
+            attempt(model, weights, torch.randn(rows, 3, 4, 4), answers)
+    assert prepared_bytes() > before  # Weights that are folded into others are new ones.
+    assert len(capture_module._prepared[weights]) == MAX_PREPARED
+    forget_prepared(weights)
+    assert prepared_bytes() == before
+
+
+def test_a_forked_process_captures_although_a_thread_of_its_parent_does() -> None:
+    made = captures(TorchSettings(graph="onednn"), Precision(None))
+    assert isinstance(made, Captures)
+    with made._capture_lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if made._capture_lock.acquire(blocking=False) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
