@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from cpulaunch.worker.fusion import helper
 from cpulaunch.worker.fusion.search import TrialOutcome
 from cpulaunch.worker.fusion.wire import decode_outcome
 
@@ -31,6 +30,7 @@ ADDED = {
 }
 """There the plugin must not apply itself, GPUs are not needed, and threads must not spin on the worker's CPUs."""
 
+PROGRAM = os.path.join(os.path.dirname(__file__), "helper.py")
 CHUNK_BYTES = 1 << 20
 START_SECONDS = 20.0
 """Limit for the start of the helper, for which the program waits."""
@@ -108,15 +108,14 @@ class HelperProcess:
     def close(self) -> None:
         """Effect: ends the helper, also a stopped one, if this process has started it."""
         self._socket.close()
-        if self._pidfd is None:
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is None:
             return
-        if self.owner == os.getpid():
-            with suppress(OSError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)  # A worker that is process 1 has adopted it.
-        with suppress(OSError):
-            os.close(self._pidfd)
-        self._pidfd = None
+        with suppress(OSError):  # A program may close descriptors that it does not know; then this one is another file.
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL if self.owner == os.getpid() else 0)
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, pidfd, os.WEXITED)  # A worker that is process 1 has adopted it.
+            os.close(pidfd)
 
 
 def _start(own: socket.socket, other: socket.socket) -> None:
@@ -126,7 +125,7 @@ def _start(own: socket.socket, other: socket.socket) -> None:
     arguments = [str(other.fileno()), str(-1 if worker is None else worker)]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", helper.__file__, *arguments],
+            [sys.executable, "-I", "-S", PROGRAM, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ graph, so that instances that start together learn from each other.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import time
@@ -104,6 +103,8 @@ def _read(descriptor: int) -> dict[str, TrialOutcome]:
 
 def add_outcomes(folder: str, outcomes: Mapping[str, TrialOutcome]) -> None:
     """Effect: adds the outcomes to the file, as the latest ones; does nothing if that fails. Raises: UnusableError."""
+    import fcntl  # Here and below, because the worker imports this module on systems without it too.
+
     end = time.monotonic() + LOCK_SECONDS
     with open_folder(folder) as descriptor:
         _wait_for(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB), lambda: time.monotonic() > end)
@@ -136,6 +137,8 @@ def claim(folder: str, key: str, is_over: Callable[[], bool]) -> Iterator[None]:
     The kernel releases it when the process ends; forked processes do not have it. Source: fcntl(2), F_SETLK.
     Raises: UnusableError.
     """
+    import fcntl
+
     with open_folder(folder) as directory:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

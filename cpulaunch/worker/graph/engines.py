@@ -19,8 +19,9 @@ def captures(settings: TorchSettings, precision: Precision) -> Captures:
     if settings.graph == "onednn":
         trials = Trials(settings.graph_budget)
         made = Captures(settings, lambda call, eager, weights: capture(call, eager, weights, precision, trials))
-        for renew in (made.after_fork, trials.after_fork, after_fork):
-            os.register_at_fork(after_in_child=renew)
+        if hasattr(os, "register_at_fork"):  # Not on Windows.
+            for renew in (made.after_fork, trials.after_fork, after_fork):
+                os.register_at_fork(after_in_child=renew)
         return made
     from cpulaunch.worker.graph.compiled import Compiler
 

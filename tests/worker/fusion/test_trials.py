@@ -18,7 +18,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
 from cpulaunch.worker.fusion.exclusion import fusible, leave_out  # noqa: E402
-from cpulaunch.worker.fusion.helper_process import environment  # noqa: E402
+from cpulaunch.worker.fusion.helper_process import HelperProcess, environment  # noqa: E402
 from cpulaunch.worker.fusion.math_settings import apply_math_settings, math_settings  # noqa: E402
 from cpulaunch.worker.fusion.outcomes import add_outcomes  # noqa: E402
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of, portable  # noqa: E402
@@ -206,6 +206,24 @@ def test_a_user_without_a_home_has_no_folder(monkeypatch) -> None:
     assert outcome is not None
     assert "has no home folder" in str(outcome.refusal)
     assert not os.path.exists("/~")
+
+
+def test_a_descriptor_that_the_program_has_replaced_stays_open(tmp_path: Path) -> None:
+    """As daemons do, which close all descriptors."""
+    helper = HelperProcess(str(tmp_path))
+    assert helper._pidfd is not None
+    with open(os.devnull) as file:
+        os.dup2(file.fileno(), helper._pidfd)
+        descriptor = helper._pidfd
+        helper.close()
+        os.close(descriptor)
+    wait_for_end(helper.pid)
+
+
+def test_systems_without_locks_and_limits_import_this_too() -> None:
+    """Windows, on which `--graph inductor` works."""
+    code = "import sys; sys.modules.update(fcntl=None, resource=None); import cpulaunch.worker.graph.engines"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 def test_without_a_safe_folder_nothing_is_captured(tmp_path: Path) -> None:
