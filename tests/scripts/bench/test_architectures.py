@@ -161,3 +161,14 @@ def test_the_sweep_writes_table_and_json(tmp_path: Path) -> None:
     (outcome,) = json.loads(result.read_text())["outcomes"]["transformers"]
     assert outcome["name"] == "bert"
     assert outcome["kind"] not in ("wrong", "failed", "died", "not built"), outcome
+
+
+@pytest.mark.torch
+@needs_models
+@pytest.mark.skipif(sys.platform != "linux", reason="the benches read /proc")
+def test_a_sweep_of_no_model_is_an_error() -> None:
+    arguments = ["--libraries", "transformers", "--only", "no-such-model"]
+    command = [sys.executable, str(BENCH / "architectures"), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: no model is named no-such-model; --list prints the names\n"
