@@ -78,7 +78,7 @@ def trace_call(
     recorder = _Recorder(inputs + frozen)
     # A new code object: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
-    with warnings.catch_warnings(), _dynamo_settings(), _fake_tensor_log_off():
+    with warnings.catch_warnings(), _dynamo_settings(), _logs_off():
         warnings.simplefilter("ignore")
         try:
             result = _compiled(function, recorder)(module, args, kwargs)
@@ -186,15 +186,22 @@ def _dynamo_settings() -> Any:
     return config.patch(skip_nnmodule_hook_guards=False, automatic_dynamic_shapes=False, suppress_errors=False)
 
 
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch._dynamo.variables.ctx_manager", "torch._dynamo.variables.torch")
+"""What these write about a trace is about nothing that the program has asked for; the refusal names what matters."""
+
+
 @contextmanager
-def _fake_tensor_log_off() -> Iterator[None]:
-    """Effect: Dynamo prints no stack traces on stderr for operations that it cannot trace; the refusal names them."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
+def _logs_off() -> Iterator[None]:
+    """Effect: Dynamo prints no stack traces and no notes on profilers on stderr."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = disabled
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 def _side_effects() -> str:
