@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import cpulaunch
 from cpulaunch.doctor.torch_report import BrokenTorch, Runner, TorchFacts, read_torch_report
 from cpulaunch.probe import Root
+from cpulaunch.probe.contradictions import read_contradictions
 from cpulaunch.probe.gpus.nvml import with_nvml
 from cpulaunch.probe.portable import read_cpuid_features
 from cpulaunch.probe.software.oneccl import oneccl_version
@@ -49,7 +50,8 @@ class Facts:
     `may_copy`: whether the system calls that copy between processes are permitted; None if the kernel lacks them.
     `ptrace_scope`: the setting of Yama that restricts them further; None without Yama. `missing_library_reason`: why
     cpulaunch's library of collectives is not used; empty if it is. `cpuid_features`: those of FEATURES
-    (records/host.py) that the processor reports by CPUID; None for a captured machine.
+    (records/host.py) that the processor reports by CPUID; None for a captured machine. `contradictions`: clauses on
+    kernel files that contradict one another.
     """
 
     host: Host
@@ -65,6 +67,7 @@ class Facts:
     ptrace_scope: int | None = None
     missing_library_reason: str = ""
     cpuid_features: frozenset[str] | None = None
+    contradictions: tuple[str, ...] = ()
 
 
 def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
@@ -83,6 +86,7 @@ def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[s
         ptrace_scope=read_ptrace_scope(root),
         missing_library_reason=missing_library_reason(own_file(MEMORY_LIBRARY)) if root.live else "",
         cpuid_features=read_cpuid_features() if root.live else None,
+        contradictions=read_contradictions(root, host),
     )
 
 

@@ -12,6 +12,7 @@ INSTALL = {
     "arch": "pacman -S gperftools",
 }
 """Family of distributions -> the command that installs tcmalloc."""
+MOST_CONTRADICTIONS = 4
 
 
 def _install_command(facts: Facts) -> str:
@@ -232,4 +233,17 @@ def cpu_features(facts: Facts) -> tuple[Finding, ...]:
         f"the kernel hides {', '.join(hidden)}",
         why="the processor reports them and /proc/cpuinfo does not: torch may not run its kernels for them",
         fix="a newer kernel, and no clearcpuid= in /proc/cmdline",
+    )
+
+
+def cpu_topology(facts: Facts) -> tuple[Finding, ...]:
+    """Whether the kernel's files on sockets, cores, caches and NUMA nodes agree, and if not, which ones count."""
+    if not facts.contradictions:
+        return ok("the kernel's files agree")
+    shown = facts.contradictions[:MOST_CONTRADICTIONS]
+    more = len(facts.contradictions) - len(shown)
+    return advice(
+        "; ".join(shown) + (f"; {more} more" if more else ""),
+        why="workers are placed by these files, and some of them are wrong",
+        fix="compare with lscpu -e; if cpulaunch probe shows another machine than yours, use --cpus and --numa-nodes",
     )

@@ -24,6 +24,7 @@ CHECKS: Mapping[str, Check] = {
     "MKL on AMD": software.mkl_on_amd,
     "AMX": software.hidden_amx,
     "CPU features": machine.cpu_features,
+    "CPU topology": machine.cpu_topology,
     "environment": software.environment,
     "CPU quota": machine.cpu_quota,
     "SMT siblings": machine.smt_siblings,

@@ -4,7 +4,8 @@ Source: kernel, Documentation/ABI/testing/sysfs-devices-system-cpu (/sys/devices
 """
 
 from cpulaunch.probe.topology import CPU, CpuIds, Grouping, Groups, core_members
-from cpulaunch.records.host import Cache, CacheType
+from cpulaunch.records.host import Cache, CacheType, LogicalCpu
+from cpulaunch.records.record import replace
 from cpulaunch.system.root import Root, natural
 
 UNIT = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -47,6 +48,42 @@ def read_caches(root: Root, ids: CpuIds) -> tuple[tuple[Cache, ...], Grouping]:
     caches.sort(key=lambda cache: (cache.level, cache.type, min(cache.cpus)))
     l3 = found.get((3, "Unified")) or found.get((3, "Data")) or Groups()
     return tuple(caches), l3.of
+
+
+def join_split_l3(
+    caches: tuple[Cache, ...], cpus: tuple[LogicalCpu, ...]
+) -> tuple[tuple[Cache, ...], tuple[LogicalCpu, ...]]:
+    """The caches and CPUs, with those L3s made one whose files part the CPUs of a core."""
+    l3s = _l3_by_core(cpus)
+    if all(l3s.get(cpu.core) == cpu.l3 for cpu in cpus):
+        return caches, cpus
+    joined_cpus = tuple(replace(cpu, l3=l3s.get(cpu.core)) for cpu in cpus)
+    l3_of = {cpu.id: cpu.l3 for cpu in joined_cpus}
+    kept: dict[object, Cache] = {}
+    for cache in caches:
+        low = l3_of[min(cache.cpus)] if cache.level == 3 else None
+        key: object = cache if low is None else (cache.type, low)
+        members = cache.cpus if low is None else frozenset(cpu for cpu, l3 in l3_of.items() if l3 == low)
+        kept.setdefault(key, replace(cache, cpus=members))
+    return tuple(kept.values()), joined_cpus
+
+
+def _l3_by_core(cpus: tuple[LogicalCpu, ...]) -> Grouping:
+    """The L3 of each core that has one; L3s with a common core have the lowest id of them."""
+    first: Grouping = {}
+    joined: Grouping = {}
+
+    def last(l3: int) -> int:
+        while l3 in joined:
+            l3 = joined[l3]
+        return l3
+
+    for cpu in cpus:
+        if cpu.l3 is not None:
+            low, high = sorted((last(first.setdefault(cpu.core, cpu.l3)), last(cpu.l3)))
+            if low != high:
+                joined[high] = low
+    return {core: last(l3) for core, l3 in first.items()}
 
 
 def _directories(root: Root, cpu: int) -> list[str]:

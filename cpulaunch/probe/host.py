@@ -6,7 +6,7 @@ import os
 import sys
 from types import MappingProxyType
 
-from cpulaunch.probe.caches import read_caches, read_l3
+from cpulaunch.probe.caches import join_split_l3, read_caches, read_l3
 from cpulaunch.probe.cgroups import read_cgroups
 from cpulaunch.probe.isa import read_arch, read_cpu_info
 from cpulaunch.probe.kernel import read_kernel
@@ -14,7 +14,7 @@ from cpulaunch.probe.limits import read_limits
 from cpulaunch.probe.numa import read_memory, read_numa_nodes
 from cpulaunch.probe.software.libraries import mkl_dispatch_library, read_libraries
 from cpulaunch.probe.software.torch_files import environment_prefix, read_torch
-from cpulaunch.probe.topology import read_cpu_ids, read_cpus
+from cpulaunch.probe.topology import read_cpu_ids, read_cpus, read_kinds
 from cpulaunch.records.host import CpuInfo, Gpu, Host, Library
 from cpulaunch.records.record import replace
 from cpulaunch.system.root import Root
@@ -52,13 +52,16 @@ def probe_host(
     ids = read_cpu_ids(root)
     nodes = read_numa_nodes(root, ids)
     caches, l3 = read_caches(root, ids) if full else read_l3(root, ids)
+    cpu = read_cpu_info(root)
+    cpus = read_cpus(root, ids, nodes=nodes, l3=l3, kinds=read_kinds(root, ids, cpu))
+    caches, cpus = join_split_l3(caches, cpus)
     arch = os.uname().machine if root.live else read_arch(root)
     cgroups = read_cgroups(root)
     prefix = environment_prefix(root, interpreter)
     return Host(
         arch=arch,
-        cpu=_with_frequencies(read_cpu_info(root)) if full and root.live else read_cpu_info(root),
-        cpus=read_cpus(root, ids, nodes=nodes, l3=l3),
+        cpu=_with_frequencies(cpu) if full and root.live else cpu,
+        cpus=cpus,
         limits=read_limits(root, ids.online, cgroups),
         offline_cpus=ids.offline,
         numa_nodes=nodes,

@@ -26,14 +26,29 @@ def _numa_node(root: Root, node: int, ids: CpuIds, node_ids: list[int]) -> NumaN
     base = f"{NODE}/node{node}"
     listed = root.cpulist(f"{base}/cpulist")
     cpus = root.cpumask(f"{base}/cpumap") if listed is None else listed
+    online = (cpus or frozenset()) & ids.online
     memory = _meminfo(root, f"{base}/meminfo")
     return NumaNode(
         id=node,
-        cpus=(cpus or frozenset()) & ids.online,
+        cpus=online,
         memory_bytes=memory.get("MemTotal"),
         free_bytes=memory.get("MemFree"),
         distances=_distances(root, f"{base}/distance", node_ids),
+        initiators=frozenset() if online else _initiators(root, base),
     )
+
+
+def _initiators(root: Root, base: str) -> frozenset[int]:
+    """The NUMA nodes whose CPUs reach this node's memory fastest; empty if the kernel does not say.
+
+    Source: kernel, Documentation/admin-guide/mm/numaperf.rst (access1 names nodes with CPUs, access0 devices too).
+    """
+    for access in ("access1", "access0"):
+        numbers = (natural(name[4:]) for name in root.names(f"{base}/{access}/initiators") if name.startswith("node"))
+        found = frozenset(number for number in numbers if number is not None)
+        if found:
+            return found
+    return frozenset()
 
 
 def _distances(root: Root, name: str, node_ids: list[int]) -> tuple[tuple[int, int], ...]:

@@ -1,12 +1,13 @@
-"""Logical CPUs and the groups they form: cores, sockets, dies, L3s, kinds.
+"""Logical CPUs, the groups they form (cores, dies, sockets), and their kinds.
 
-One file is read per group, not per CPU: a group's file names all its members.
+One file is read per group, not per CPU: a group's file names all its members. docs/architecture.md has the rules for
+files that contradict one another.
 Source: kernel, Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/sysfs-devices-system-cpu.
 """
 
 from __future__ import annotations
 
-from cpulaunch.records.host import CoreKind, LogicalCpu, NumaNode
+from cpulaunch.records.host import CoreKind, CpuInfo, LogicalCpu, NumaNode
 from cpulaunch.records.record import record
 from cpulaunch.system.root import Root, natural
 
@@ -17,15 +18,23 @@ if TYPE_CHECKING:
 CPU = "sys/devices/system/cpu"
 Grouping = dict[int, int]
 """A CPU's group by CPU; a group's id is its lowest member, offline ones included."""
+Kinds = dict[int, CoreKind]
+Package = tuple[int | None, int | None, int]
+"""The ids of a package's drawer and book (s390; else None), and its own."""
 
 PACKAGE_FILES = ("core_siblings", "package_cpus")
+DIE_FILES = ("die_cpus",)
 CORE_FILES = ("thread_siblings", "core_cpus")
+"""The older name first: it is there in every kernel. Of each, the list counts before the mask."""
 
 MAX_HYBRID_CPUS = 128
 """Hybrid Arm machines are small; capacities of a large server's CPUs are not worth a read each."""
 
 EFFICIENCY_SHARE = 0.5
 """Arm CPUs below this share of the largest cpu_capacity count as efficiency cores (little cores have a third)."""
+
+LAKEFIELD = ("GenuineIntel", 6, 0x8A)
+"""The only hybrid x86 processor of before Linux 5.13, which added cpu_core and cpu_atom."""
 
 
 @record(kw_only=False)
@@ -67,12 +76,13 @@ def read_cpu_ids(root: Root) -> CpuIds:
     return CpuIds(present=present | online, online=online)
 
 
-def read_cpus(root: Root, ids: CpuIds, *, nodes: tuple[NumaNode, ...], l3: Grouping) -> tuple[LogicalCpu, ...]:
-    """Every online logical CPU with its groups, by id."""
-    cores = group(ids, lambda cpu: _members(root, cpu, CORE_FILES)).of
+def read_cpus(
+    root: Root, ids: CpuIds, *, nodes: tuple[NumaNode, ...], l3: Grouping, kinds: Kinds
+) -> tuple[LogicalCpu, ...]:
+    """Every online logical CPU with its groups, by id. A core is inside one die, and a die inside one socket."""
     sockets = _sockets(root, ids)
-    dies = group(ids, lambda cpu: _die(root, cpu)).of if _has_dies(root, ids) else {}
-    kinds = _kinds(root, ids)
+    dies = _dies(root, ids, sockets)
+    cores = _inside(dies or sockets, group(ids, lambda cpu: _members(root, cpu, CORE_FILES)).of, ids)
     node_of = _node_of(nodes)
     return tuple(
         LogicalCpu(
@@ -132,47 +142,94 @@ def _members(root: Root, cpu: int, files: tuple[str, ...]) -> frozenset[int] | N
 
 
 def _sockets(root: Root, ids: CpuIds) -> Grouping:
-    """Sockets by core_siblings; where these contradict one another, by physical_package_id if that is known.
+    """The sockets: the CPUs of one package id, or where a CPU has none, those of one sibling list.
 
-    physical_package_id alone is not enough: it may be -1 or repeated.
+    Old kernels end sibling lists at a NUMA node (Cluster-on-Die). Ids are read of the first and last CPU of each list,
+    and of all CPUs where lists contradict these or one another.
     """
     if _members(root, min(ids.online), PACKAGE_FILES) is None:
-        return dict.fromkeys(ids.present, min(ids.present))
+        return _by_package(root, ids) or dict.fromkeys(ids.present, min(ids.present))
     groups = group(ids, lambda cpu: _members(root, cpu, PACKAGE_FILES))
-    if groups.conflict:
-        packages = {cpu: root.integer(f"{CPU}/cpu{cpu}/topology/physical_package_id") for cpu in sorted(ids.online)}
-        if all(package is not None and package >= 0 for package in packages.values()):
-            lowest = {package: cpu for cpu, package in reversed(packages.items())}
-            return {cpu: lowest[package] for cpu, package in packages.items()}
-    return groups.of
+    members: dict[int, list[int]] = {}
+    for cpu in sorted(ids.online):
+        members.setdefault(groups.of[cpu], []).append(cpu)
+    ends = {low: (package_of(root, cpus[0]), package_of(root, cpus[-1])) for low, cpus in members.items()}
+    if groups.conflict or any(first != last for first, last in ends.values()):
+        return _by_package(root, ids) or groups.of
+    if None in (first for first, _ in ends.values()):
+        return groups.of
+    lowest: dict[Package | None, int] = {}
+    for low, (package, _) in sorted(ends.items()):
+        lowest.setdefault(package, low)
+    return {cpu: lowest[ends[groups.of[cpu]][0]] for cpu in ids.online}
 
 
-def _has_dies(root: Root, ids: CpuIds) -> bool:
+def _by_package(root: Root, ids: CpuIds) -> Grouping | None:
+    """Groups of the online CPUs by package id; None if a CPU has none."""
+    packages = {cpu: package_of(root, cpu) for cpu in sorted(ids.online)}
+    if None in packages.values():
+        return None
+    lowest = {package: cpu for cpu, package in reversed(packages.items())}
+    return {cpu: lowest[package] for cpu, package in packages.items()}
+
+
+def package_of(root: Root, cpu: int) -> Package | None:
+    """The CPU's package id, on s390 with the ids of its drawer and book; None if it is absent or -1 (unknown)."""
+    base = f"{CPU}/cpu{cpu}/topology"
+    package = root.integer(f"{base}/physical_package_id")
+    if package is None or package < 0:
+        return None
+    return (root.integer(f"{base}/drawer_id"), root.integer(f"{base}/book_id"), package)
+
+
+def _dies(root: Root, ids: CpuIds, sockets: Grouping) -> Grouping:
+    """The dies: the CPUs of one die list inside one socket; empty where the kernel knows no dies (die_id -1)."""
     die = root.integer(f"{CPU}/cpu{min(ids.online)}/topology/die_id")
-    return die is not None and die >= 0
+    if die is None or die < 0:
+        return {}
+    return _inside(sockets, group(ids, lambda cpu: _members(root, cpu, DIE_FILES)).of, ids)
 
 
-def _die(root: Root, cpu: int) -> frozenset[int] | None:
-    return _members(root, cpu, ("die_cpus",))
+def _inside(outer: Grouping, inner: Grouping, ids: CpuIds) -> Grouping:
+    """The inner groups of the online CPUs; those that cross the border of an outer group are cut there."""
+    named: dict[tuple[int, int], int] = {}
+    used: set[int] = set()
+    for cpu in sorted(ids.online):
+        part = outer[cpu], inner[cpu]
+        if part not in named:
+            named[part] = cpu if inner[cpu] in used else inner[cpu]
+            used.add(inner[cpu])
+    return {cpu: named[outer[cpu], inner[cpu]] for cpu in ids.online}
 
 
-def _kinds(root: Root, ids: CpuIds) -> dict[int, CoreKind]:
-    """Performance and efficiency CPUs; empty where all are alike. Never judged by clock rates.
+def read_kinds(root: Root, ids: CpuIds, cpu: CpuInfo) -> Kinds:
+    """The kind of each online CPU; empty where all are alike.
 
+    Clock rates tell nothing of other processors: those of equal cores differ too.
     Source: /sys/devices/cpu_core, cpu_atom, cpu_lowpower (Intel); cpu_capacity (Arm, Documentation/devicetree).
     """
     fast = root.cpulist("sys/devices/cpu_core/cpus")
     slow = root.cpulist("sys/devices/cpu_atom/cpus") or frozenset()
     if fast and slow:
         slow |= root.cpulist("sys/devices/cpu_lowpower/cpus") or frozenset()
-        return {cpu: "efficiency" if cpu in slow else "performance" for cpu in ids.online}
+        return {cpu_id: "efficiency" if cpu_id in slow else "performance" for cpu_id in ids.online}
+    if (cpu.vendor, cpu.family, cpu.model) == LAKEFIELD:
+        return _below(_numbers_in(root, ids, "cpufreq/base_frequency"), share=1.0)
     if len(ids.online) > MAX_HYBRID_CPUS or not root.exists(f"{CPU}/cpu{min(ids.online)}/cpu_capacity"):
         return {}
-    capacity = {cpu: root.integer(f"{CPU}/cpu{cpu}/cpu_capacity") or 0 for cpu in ids.online}
-    limit = max(capacity.values()) * EFFICIENCY_SHARE
-    if min(capacity.values()) >= limit:
+    return _below(_numbers_in(root, ids, "cpu_capacity"), share=EFFICIENCY_SHARE)
+
+
+def _numbers_in(root: Root, ids: CpuIds, name: str) -> dict[int, int]:
+    return {cpu: root.integer(f"{CPU}/cpu{cpu}/{name}") or 0 for cpu in ids.online}
+
+
+def _below(numbers: dict[int, int], *, share: float) -> Kinds:
+    """Efficiency for the CPUs whose number is below this share of the largest; empty if there are none."""
+    limit = max(numbers.values()) * share
+    if min(numbers.values()) >= limit:
         return {}
-    return {cpu: "efficiency" if value < limit else "performance" for cpu, value in capacity.items()}
+    return {cpu: "efficiency" if number < limit else "performance" for cpu, number in numbers.items()}
 
 
 def _node_of(nodes: tuple[NumaNode, ...]) -> Grouping:

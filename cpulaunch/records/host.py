@@ -33,13 +33,17 @@ class LogicalCpu:
 
 @record
 class NumaNode:
-    """One NUMA node: its online CPUs, its memory, and (id, distance) of every NUMA node, itself included."""
+    """One NUMA node: its online CPUs, its memory, and (id, distance) of every NUMA node, itself included.
+
+    `initiators`: of a node without CPUs, the nodes whose CPUs reach its memory fastest; empty if unknown.
+    """
 
     id: int
     cpus: frozenset[int]
     memory_bytes: int | None = None
     free_bytes: int | None = None
     distances: tuple[tuple[int, int], ...] = ()
+    initiators: frozenset[int] = frozenset()
 
     @property
     def memory_only(self) -> bool:

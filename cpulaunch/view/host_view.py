@@ -56,6 +56,7 @@ def _node_json(host: Host, index: int) -> dict[str, Any]:
         "free_bytes": node.free_bytes,
         "distances": {str(other): distance for other, distance in node.distances},
         "memory_only": node.memory_only,
+        "initiators": format_cpulist(node.initiators),
     }
 
 

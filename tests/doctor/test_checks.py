@@ -16,6 +16,14 @@ WRITABLE = "/opt may be written by everyone"
 
 TABLE = {
     # name: (check, facts, status, part of the finding, part of the fix)
+    "files that agree": ("CPU topology", facts(), "ok", "the kernel's files agree", None),
+    "files that contradict one another": (
+        "CPU topology",
+        facts(contradictions=("one: the list counts", *(f"number {n}" for n in range(5)))),
+        "advice",
+        "one: the list counts; number 0; number 1; number 2; 2 more",
+        "lscpu -e",
+    ),
     "tcmalloc": ("allocator", facts(), "ok", "tcmalloc (/usr/lib/libtcmalloc.so.4)", None),
     "no allocator": ("allocator", facts(machine(libraries=())), "advice", "C library", "apt-get install"),
     "no allocator, Ubuntu": (

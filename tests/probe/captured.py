@@ -44,8 +44,8 @@ def util_linux_machines() -> list[dict[str, Any]]:
 
 READ = re.compile(
     r"[^/]+(/fsroot)?/(proc/|dev/cpuset/|sys/fs/cgroup/[^/]*$|sys/fs/cgroup/cpuset/|sys/kernel/mm/transparent_hugepage/"
-    r"|sys/devices/system/cpu/([^/]+$|cpu\d+/(online$|cpu_capacity$|topology/(die_id|phys|[a-z]+_(cpus|siblings))|cache/index\d/(level|type|size|shared)|cpufreq/scaling_governor$))"
-    r"|sys/devices/system/node/([^/]+$|node\d+/(cpumap|cpulist|meminfo|distance)$))"
+    r"|sys/devices/system/cpu/([^/]+$|cpu\d+/(online$|cpu_capacity$|topology/(die_id|phys|[a-z]+_(cpus|siblings))|cache/index\d/(level|type|size|shared)|cpufreq(/scaling_governor)?$)|cpufreq/policy\d+/base_frequency$)"
+    r"|sys/devices/system/node/([^/]+$|node\d+/(cpumap|cpulist|meminfo|distance|access\d/initiators/node\d+)$))"
 )
 """The files that a probe reads. Unpacking the rest (every PCI device, idle state, memory block) takes minutes."""
 
@@ -101,6 +101,10 @@ def _same(name: str, fact: Any, answer: Any) -> bool:
         return sorted(fact) == sorted(answer)
     if name == "numa_nodes":
         return all(node in answer and parse_cpulist(cpus) == parse_cpulist(answer[node]) for node, cpus in fact.items())
+    if name == "memory_locality":
+        return {node: parse_cpulist(cpus) for node, cpus in fact.items()} == {
+            node: parse_cpulist(cpus) for node, cpus in answer.items()
+        }
     if name == "numa_memory":
         return all(node in answer and _near(known, answer[node]) for node, known in fact.items())
     if name == "numa_distance":

@@ -62,7 +62,14 @@ def _nodes(host: Host) -> dict[str, Any]:
     if not host.numa_nodes:
         return {}
     nodes = host.numa_nodes
+    cpus_of = {node.id: node.cpus for node in nodes}
+    near = {
+        str(node.id): format_cpulist(cpu for other in node.initiators for cpu in cpus_of[other])
+        for node in nodes
+        if node.initiators
+    }
     return {
+        **({"memory_locality": near} if near else {}),
         "n_numa_nodes": len(nodes),
         "numa_nodes": {str(node.id): format_cpulist(node.cpus) for node in nodes},
         "cpuless_nodes": [node.id for node in nodes if not node.cpus],

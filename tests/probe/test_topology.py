@@ -103,11 +103,56 @@ def test_contradictory_sockets_are_resolved_by_package_ids(tmp_path: Path) -> No
     assert groups(probe_host(Root(str(root))), "socket") == {0: "0-1", 2: "2-3"}
 
 
-def test_repeated_package_ids_do_not_join_sockets(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("packages", "sockets"),
+    [
+        ((0, 0, 1, 1), {0: "0-3", 4: "4-7"}),
+        ((0, 1, 0, 1), {0: "0-1,4-5", 2: "2-3,6-7"}),
+        ((3, 3, 3, 3), {0: "0-7"}),
+        ((0, 0, -1, -1), {0: "0-1", 2: "2-3", 4: "4-5", 6: "6-7"}),
+    ],
+)
+def test_sibling_lists_that_end_at_a_numa_node_do_not_split_a_package(
+    packages: tuple[int, ...], sockets: dict[int | None, str]
+) -> None:
+    files = {f"{CPU}/cpu{cpu}/topology/physical_package_id": str(packages[cpu // 2]) for cpu in range(8)}
+    assert groups(host_of(RootSpec(sockets=4, cores_per_l3=2, files=files)), "socket") == sockets
+
+
+def test_a_sibling_list_of_all_cpus_does_not_join_packages() -> None:
+    files = {f"{CPU}/cpu{cpu}/topology/core_siblings_list": "0-7" for cpu in range(8)}
+    assert groups(host_of(RootSpec(sockets=2, cores_per_l3=4, files=files)), "socket") == {0: "0-3", 4: "4-7"}
+
+
+def test_without_sibling_lists_package_ids_make_sockets(tmp_path: Path) -> None:
     root = write_root(tmp_path, RootSpec(sockets=2, cores_per_l3=2))
-    for cpu in range(4):
-        (root / f"{CPU}/cpu{cpu}/topology/physical_package_id").write_text("0\n")
+    for path in root.glob(f"{CPU}/cpu*/topology/core_siblings*"):
+        path.unlink()
     assert groups(probe_host(Root(str(root))), "socket") == {0: "0-1", 2: "2-3"}
+
+
+def test_package_ids_repeat_in_other_books() -> None:
+    files = {f"{CPU}/cpu{cpu}/topology/book_id": str(cpu // 2) for cpu in range(4)}
+    files |= {f"{CPU}/cpu{cpu}/topology/physical_package_id": "0" for cpu in range(4)}
+    assert groups(host_of(RootSpec(sockets=2, cores_per_l3=2, files=files)), "socket") == {0: "0-1", 2: "2-3"}
+
+
+def test_dies_and_cores_end_at_their_socket() -> None:
+    files = {f"{CPU}/cpu{cpu}/topology/die_id": "0" for cpu in range(4)}
+    files |= {f"{CPU}/cpu{cpu}/topology/die_cpus_list": "0-3" for cpu in range(4)}
+    files |= {f"{CPU}/cpu{cpu}/topology/thread_siblings_list": "1-2" for cpu in (1, 2)}
+    host = host_of(RootSpec(sockets=2, cores_per_l3=2, files=files))
+    assert groups(host, "die") == {0: "0-1", 2: "2-3"}
+    assert groups(host, "core") == {0: "0", 1: "1", 2: "2", 3: "3"}
+
+
+@pytest.mark.parametrize("detail", ["launch", "full"])
+def test_an_l3_never_parts_a_core(detail: Literal["launch", "full"]) -> None:
+    masks = {0: "1", 1: "6", 2: "6", 3: "8"}
+    files = {f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_map": mask for cpu, mask in masks.items()}
+    host = host_of(RootSpec(cores_per_l3=2, smt=2, files=files), detail=detail)  # Cores 0,2 and 1,3.
+    assert groups(host, "l3") == {0: "0-3"}
+    assert [cache.cpus for cache in host.caches if cache.level == 3] == [frozenset(range(4))]
 
 
 @pytest.mark.parametrize(("die_id", "dies"), [("0", {0: "0-1", 2: "2-3"}), ("-1", {None: "0-3"})])

@@ -11,8 +11,12 @@ from cpulaunch.profile.selection import chosen_layers, presets
 from tests.probe.captured import hwloc_machines
 from tests.roots import ArmCpu, RootSpec, X86Cpu, host_of
 
-CAPTURED = {"32intel64-2p8co2t+8ve": "xeon-skylake", "fakeheterocpunuma": "hybrid-desktop"}
-"""No preset applies to the other machines; the old kernel of Lakefield does not distinguish its kinds of cores."""
+CAPTURED = {
+    "32intel64-2p8co2t+8ve": "xeon-skylake",
+    "fakeheterocpunuma": "hybrid-desktop",
+    "5intel64-hybrid-lakefield": "hybrid-desktop",
+}
+"""No preset applies to the other machines."""
 
 EC2 = {"sys/class/dmi/id/sys_vendor": "Amazon EC2"}
 NVIDIA = {"sys/class/dmi/id/sys_vendor": "NVIDIA"}
@@ -44,7 +48,7 @@ def assert_picked(host, label):
 
 
 NEEDED = re.compile(
-    r"/proc/(cpuinfo|sys|self|meminfo)|/sys/devices/(cpu_|system/cpu/(\w+$|cpu\d+/(online|cpu_capacity|topology/)))|/dmi/"
+    r"/proc/(cpuinfo|sys|self|meminfo)|/sys/devices/(cpu_|system/cpu/(\w+$|cpu\d+/(online|cpu_capacity|cpufreq$|topology/)|cpufreq/policy\d+/base_frequency))|/dmi/"
 )
 """The only files to unpack: unpacking all would take most of the time of these tests."""
 
