@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten
 
 
 class ChannelsLast:
@@ -40,8 +42,9 @@ class ChannelsLast:
             return None
         if trial is None:
             is_measured = self._measured and device_of(module) == "cpu"
-            trial = self._trials[module] = LayoutTrial(self._settings, measured=is_measured)
+            trial = LayoutTrial(self._settings, measured=is_measured)
             trial.has_ended = not _can_convert(module)
+            trial = self._trials.setdefault(module, trial)  # Another thread may have been faster.
         return None if trial.has_ended else trial
 
 
@@ -50,7 +53,8 @@ class LayoutTrial:
 
     Calls in training are measured by whole steps, as in Chooser. Calls with other arguments or in another mode than the
     first one do not count. If a call fails with converted weights (because the model views a result as contiguous, for
-    example), the weights get their old layout back and the model is called again with the same random numbers.
+    example), the weights get their old layout back and the model is called again with the same random numbers. So they
+    do if a result that the program sees has another layout than before, and if several threads call the model.
     """
 
     def __init__(self, settings: TorchSettings, *, measured: bool) -> None:
@@ -60,21 +64,39 @@ class LayoutTrial:
         self._signature: Any = None
         self._comparison = Comparison()
         self._step_started: float | None = None
-        self._is_proven = False
+        self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
+        self._layouts: set[Layout] = set()
         self.has_ended = False
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """The result of `run`, the call. Effect: converts the weights, or ends the trial, when it is time to."""
+        if not self._call_lock.acquire(blocking=False):
+            if self._give_up(module):
+                report_event("eager", module=type(module).__name__, reason="several threads call it: no channels_last")
+            return self._converted(module, run) if self._comparison.is_second else run()
+        try:
+            return self._call(module, args, kwargs, run)
+        finally:
+            self._call_lock.release()
+
+    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        if self.has_ended:
+            return run()
         if not self._measured:
             self._convert(module)
+            result = self._converted(module, run)
+            if not self.has_ended:
+                report_event("applied", setting="channels_last", detail=type(module).__name__)
             self.has_ended = True
-            return self._first_converted(module, run)
+            return result
         started, is_step = _clock(), module.training and torch.is_grad_enabled()
         counts = self._is_alike((module.training, torch.is_grad_enabled(), self._signatures.of(args, kwargs)), is_step)
         self._end_step(module, started)
-        if self._comparison.is_second and not self._is_proven and not self.has_ended:
-            return self._first_converted(module, run)
-        result = run()
+        if self._comparison.is_second and not self.has_ended:
+            result = self._converted(module, run)
+        else:
+            result = run()
+            self._layouts.update(_layouts(result))
         if counts and is_step:
             self._step_started = started
         elif counts:
@@ -111,32 +133,66 @@ class LayoutTrial:
             self._return(module)
         report_event("eager", module=name, reason=f"channels_last is not faster: {converted}, its own layout {own}")
 
-    def _first_converted(self, module: nn.Module, run: Callable[[], Any]) -> Any:
+    def _converted(self, module: nn.Module, run: Callable[[], Any]) -> Any:
+        """The result of a call with converted weights, in a layout that the program knows."""
         name, state = type(module).__name__, torch.get_rng_state()
         try:
             result = run()
         except RuntimeError as error:
-            self.has_ended = True
-            self._return(module)
+            if self._give_up(module):
+                degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
             torch.set_rng_state(state)
-            degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
             return run()
-        self._is_proven = True
-        if self.has_ended:
-            report_event("applied", setting="channels_last", detail=name)
+        tensors = [tensor for tensor in _tensors(result) if not tensor.is_contiguous()]
+        changed = [tensor for tensor in tensors if _layout(tensor) not in self._layouts]
+        if changed and self._give_up(module):
+            degraded(self._settings, "channels_last", f"results of {name} would have another memory layout")
+        for tensor in changed:
+            tensor.data = tensor.detach().contiguous()
         return result
+
+    def _give_up(self, module: nn.Module) -> bool:
+        """Whether the trial was going on. Effect: ends it; the weights get their own layout back."""
+        if self.has_ended:
+            return False
+        self.has_ended = True
+        if self._comparison.is_second or not self._measured:
+            self._return(module)
+        return True
 
     def _convert(self, module: nn.Module) -> None:
         try:
-            align_optimizers(_weights(module))
-            module.to(memory_format=torch.channels_last)
+            align_optimizers()
+            with self._conversion_lock:
+                if not self.has_ended:
+                    module.to(memory_format=torch.channels_last)
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
             self.has_ended = True
             degraded(self._settings, "channels_last", f"{type(module).__name__} cannot be converted: {error}")
 
-    @staticmethod
-    def _return(module: nn.Module) -> None:
-        module.to(memory_format=torch.contiguous_format)
+    def _return(self, module: nn.Module) -> None:
+        with self._conversion_lock:
+            module.to(memory_format=torch.contiguous_format)
+
+
+Layout = tuple[torch.Size, tuple[int, ...]]
+"""Sizes and strides of a tensor."""
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return tensor.shape, tensor.stride()
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    """The dense tensors in a result, as far as its structure is known."""
+    tensors: list[Tensor] = []
+    with suppress(UnknownStructureError):
+        flatten(result, tensors)
+    return [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
+
+
+def _layouts(result: Any) -> list[Layout]:
+    return list(map(_layout, _tensors(result)))
 
 
 def _weights(module: nn.Module) -> list[Tensor]:

@@ -7,34 +7,26 @@ fused=True.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-_converted: dict[int, weakref.ref[Tensor]] = {}
-"""By address, the parameters whose order in memory has changed."""
-
 _installed: list[bool] = []
 
 
-def align_optimizers(parameters: Iterable[Tensor]) -> None:
-    """Effect: before each optimizer step, gradients and state of these parameters get the parameters' order."""
+def align_optimizers() -> None:
+    """Effect: before each optimizer step, gradients and state of four-dimensional parameters get their order."""
     if not _installed:
         register_optimizer_step_pre_hook(_align)
         _installed.append(True)
-    for parameter in parameters:
-        _converted[id(parameter)] = weakref.ref(parameter)
 
 
 def _align(optimizer: Any, *_: Any) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            reference = _converted.get(id(parameter))
-            if reference is not None and reference() is parameter:
+            if parameter.dim() == 4 and parameter.layout is torch.strided:
                 _align_parameter(parameter, optimizer.state.get(parameter, {}))
 
 

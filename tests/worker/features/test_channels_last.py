@@ -1,5 +1,7 @@
 """--channels-last: weights are converted where that is faster; durations are made up by a false clock."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,68 @@ def test_training_is_the_same_whatever_the_layout(tmp_path: Path, monkeypatch, o
         result = trained(model, 80, **options)
     assert model.is_converted is (converted < 1)
     torch.testing.assert_close(result.contiguous(), expected, rtol=1e-3, atol=1e-3)
+
+
+class Maps(Images):
+    def forward(self, value: Tensor) -> Tensor:
+        return self.convolution(value)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_results_have_the_layout_that_the_program_knows(tmp_path: Path, monkeypatch, capfd, measured, training) -> None:
+    model, value = Maps().train(training), torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    with installed(tmp_path, SETTINGS, measured=measured) as plugin, torch.set_grad_enabled(training):
+        expected = plugin.eager(model, value).flatten()
+        for _ in range(60):
+            result = model(value)
+            close(result.view(-1), expected)
+            if training:
+                result.view(-1).sum().backward()
+        assert not model.is_converted
+    assert capfd.readouterr().err.count("results of Maps would have another memory layout") == 1
+
+
+def test_results_in_channels_last_of_such_images_are_the_programs_own(tmp_path: Path, monkeypatch) -> None:
+    model, value = Maps().eval(), torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    with installed(tmp_path, SETTINGS, measured=True):
+        for _ in range(20):
+            model(value)
+    assert model.is_converted
+
+
+class Slow(Images):
+    """Views its result as contiguous; a call lasts until the other thread's has begun."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        result = self.convolution(value)
+        time.sleep(0.002)
+        return result.view(result.shape[0], -1)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("alone", [0, 5, 7])
+def test_threads_may_call_the_same_model(tmp_path: Path, measured: bool, alone: int) -> None:
+    model, value, failures = (Slow() if alone == 0 else Images()).eval(), torch.randn(2, 3, 8, 8), []
+    with installed(tmp_path, SETTINGS, measured=measured) as plugin:
+        expected = plugin.eager(model, value)
+
+        def work(number: int) -> None:
+            try:
+                with torch.no_grad():
+                    for _ in range(number):
+                        close(model(value), expected)
+            except BaseException as error:  # noqa: BLE001  The test shows it.
+                failures.append(error)
+
+        work(alone)
+        threads = [threading.Thread(target=work, args=(30,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    if alone == 0:
+        assert not model.is_converted
