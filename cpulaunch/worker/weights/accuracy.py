@@ -17,6 +17,10 @@ from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten
 MEASURED_CALLS = 2
 """Calls of each module that are compared: each costs one more call in the program's own precision."""
 
+LIBRARIES = ("torch.nn.modules.", "torchvision.models.", "transformers.models.")
+"""Modules of these may run twice: they change nothing but themselves and their arguments. A program's own `forward` may
+print, count or append to a list, and torch's parallel modules exchange messages."""
+
 
 @record
 class Difference:
@@ -47,6 +51,10 @@ class Accuracy:
         if self._left.get(module, MEASURED_CALLS) <= 0:
             self._states.pop(module, None)
             return False
+        if not all(map(_may_repeat, module.modules())):
+            self._left[module] = 0
+            self._report(module, reason="not measured: its own code would run twice")
+            return False
         before, state = self._states.get(module), _state(module)
         self._states[module] = state
         if before is not None and before[0] == state[0] and not _has_hooks(module):
@@ -63,24 +71,40 @@ class Accuracy:
         """
         self._left[module] = self._left.get(module, MEASURED_CALLS) - 1
         try:
+            _check_library_objects(arguments)
             args, kwargs = copy.deepcopy(arguments)
             expected = _repeatable(lambda: plain(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  The comparison must not become an error of the program.
             self._left[module] = 0
-            report_event("accuracy", module=type(module).__name__, type=self._kind, reason=f"not measured: {error}")
+            self._report(module, reason=f"not measured: {error}")
             return run()
         result = run()
         found = difference(expected, result)
         if found is not None:
-            report_event(
-                "accuracy",
-                module=type(module).__name__,
-                type=self._kind,
+            self._report(
+                module,
                 error_max=float(f"{found.largest:.3g}"),
                 error_rms=float(f"{found.rms:.3g}"),
                 argmax_agreement=found.argmax_agreement,
             )
         return result
+
+    def _report(self, module: nn.Module, **found: Any) -> None:
+        report_event("accuracy", module=type(module).__name__, type=self._kind, **found)
+
+
+def _may_repeat(part: nn.Module) -> bool:
+    """Whether the part's class is of one of LIBRARIES, and its `forward` the class's."""
+    return f"{type(part).__module__}.".startswith(LIBRARIES) and "forward" not in vars(part)
+
+
+def _check_library_objects(value: Any) -> None:
+    """Raises: TypeError for an object of the program's own class, whose methods would run twice too."""
+    if isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_library_objects(item)
+    elif type(value).__module__.partition(".")[0] not in ("builtins", "torch", "transformers"):
+        raise TypeError(f"it is given an object of type {type(value).__name__}")
 
 
 def _state(module: nn.Module) -> tuple[list[tuple[Any, ...]], list[Tensor]]:

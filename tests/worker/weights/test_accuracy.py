@@ -3,7 +3,8 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -86,6 +87,7 @@ def test_arguments_that_cannot_be_copied_are_left_alone(events: Any) -> None:
         def __deepcopy__(self, memo: Any) -> Any:
             raise TypeError("no copies of this")
 
+    Stubborn.__module__ = "transformers.cache_utils"
     accuracy, module = Accuracy("int4"), nn.Identity()
     given = Stubborn()
     assert accuracy.compare(module, ((given,), {}), lambda: module(given), module) is given
@@ -121,6 +123,61 @@ def test_modules_that_keep_results_run_once_for_each_call(in_place: bool, tmp_pa
     with installed(tmp_path, TorchSettings(weights="int8")):
         got = [module(x) for x in inputs]
     torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
+
+
+class Counting(nn.Module):
+    """Has effects that cannot be seen in its attributes."""
+
+    log: ClassVar[list[int]] = []
+    counter = SimpleNamespace(calls=0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counter.calls += 1
+        self.log.append(1)
+        print("called")
+        return self.linear(x)
+
+
+class Counter:
+    """Counts what its deep copies do too."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __len__(self) -> int:
+        self.calls.append(1)
+        return 1
+
+
+class Measuring(nn.Identity):
+    def forward(self, counter: Counter) -> int:  # type: ignore[override]
+        return len(counter)
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_program_s_own_forward_runs_once_for_each_call(tmp_path: Any, capsys, precision, measured) -> None:
+    module = nn.Sequential(Counting()).eval()
+    Counting.log.clear()
+    before = Counting.counter.calls
+    settings = TorchSettings(weights="int8", precision=precision)
+    with installed(tmp_path, settings, measured=measured) as plugin:
+        for _ in range(30):
+            module(torch.randn(1, WIDTH))
+        assert [event["reason"] for event in plugin.events("accuracy")] == [
+            "not measured: its own code would run twice"
+        ]
+    assert len(Counting.log) == Counting.counter.calls - before == capsys.readouterr().out.count("called") == 30
+
+
+def test_objects_of_the_programs_own_are_used_once(events: Any) -> None:
+    accuracy, module, counter = Accuracy("int8"), Measuring(), Counter()
+    assert accuracy.compare(module, ((counter,), {}), lambda: module(counter), module) == 1
+    assert len(Counter.calls) == 1
+    assert "it is given an object of type Counter" in events()[0]["reason"]
 
 
 def test_hooks_run_once_for_each_call(tmp_path: Any) -> None:
