@@ -48,6 +48,21 @@ def _residents(settings: TorchSettings) -> Any:
         return None
 
 
+class Unwrapped:
+    """A context in which calls of submodules run without the wrapper in this thread, or with it again."""
+
+    __slots__ = ("_before", "_state", "_value")
+
+    def __init__(self, state: Any, value: bool) -> None:
+        self._state, self._value = state, value
+
+    def __enter__(self) -> None:
+        self._before, self._state.unwrapped = self._state.unwrapped, self._value
+
+    def __exit__(self, *details: object) -> None:
+        self._state.unwrapped = self._before
+
+
 class CallModes:
     """Runs calls of modules in one of the modes. Each mode computes in the types that the settings allow.
 
@@ -64,6 +79,7 @@ class CallModes:
         self.residents: Any = _residents(settings)
         self._stateful: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._keeping: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._lost: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         self._only: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.changed: Callable[[nn.Module], None] = lambda module: None
 
@@ -155,9 +171,16 @@ class CallModes:
 
     def retire(self, module: nn.Module, mode: str) -> bool:
         """Whether the mode is over for this module, because it holds memory for it. Effect: frees that memory."""
-        if mode != GRAPH or self.captures is None:
+        if mode == GRAPH:
+            self.captures.retire(module, "calls without captured graphs are faster")
+            return True
+        if not self._has_residents(module):
             return False
-        self.captures.retire(module, "calls without captured graphs are faster")
+        lost = self._lost.setdefault(module, set())
+        lost.add(mode)
+        if not lost.issuperset({WEIGHTS, AUTOCAST}.intersection(self.candidates(module))):
+            return False  # The other mode reads resident weights too.
+        self.residents.free(module)
         return True
 
     def run(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -241,11 +264,8 @@ class CallModes:
         )
 
     def _capturing(self, module: nn.Module, args: Any, kwargs: Any, eager: Any, *, outermost: bool) -> Any:
-        before, self._state.unwrapped = self._state.unwrapped, True
-        try:
+        with Unwrapped(self._state, True):
             return self.captures.call(module, args, kwargs, eager, outermost=outermost)
-        finally:
-            self._state.unwrapped = before
 
     def _in_autocast(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool
@@ -257,8 +277,5 @@ class CallModes:
         return widened(result) if mode.widen else result
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool) -> Any:
-        before, self._state.unwrapped = self._state.unwrapped, not try_submodules
-        try:
+        with Unwrapped(self._state, not try_submodules):
             return self._original(module, *args, **kwargs)
-        finally:
-            self._state.unwrapped = before

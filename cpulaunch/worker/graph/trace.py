@@ -12,7 +12,7 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -87,7 +87,19 @@ def trace_call(
                 raise RefusedError(f"it returns {shared}")
             return _traced_call(recorder, result, function.__code__, inputs=inputs, frozen=frozen)
         finally:
+            _drop_weak_references(recorder.graph)
             recorder.release()
+
+
+def _drop_weak_references(graph: torch.fx.GraphModule | None) -> None:
+    """Effect: the fake tensors in the graph no longer refer to real ones, which torch could not swap otherwise.
+
+    Source: torch/_subclasses/meta_utils.py, MetaTensorDescriber; torch/utils/__init__.py, swap_tensors.
+    """
+    values = [] if graph is None else [node.meta.get("example_value") for node in graph.graph.nodes]
+    with suppress(AttributeError, AssertionError):  # Other versions of torch.
+        mode: Any = torch._guards.detect_fake_mode(values)
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
 def _skips_padding(part: nn.Module) -> bool:

@@ -1,8 +1,9 @@
-"""Detection of accesses to `.data` and `.numpy()`, which allow changes without autograd's version counter."""
+"""Detection of accesses to `.data`, `.numpy()` and DLPack, which allow changes without autograd's version counter."""
 
 from __future__ import annotations
 
 import weakref
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
@@ -22,11 +23,20 @@ _watchers: dict[int, weakref.WeakSet[Any]] = {}
 """Address of a watched tensor's storage -> the watchers of tensors in it."""
 
 
+MIN_PRUNED = 64
+_size_to_prune = [MIN_PRUNED]
+"""Storages are forgotten whose watchers no longer exist, once there are twice as many as the last time."""
+
+
 def watch_access(watcher: Watcher, tensors: list[Tensor]) -> None:
     """Effect: from now on an access to `.data` or `.numpy()` of these tensors sets `watcher.changed`."""
     _install_once()
     for storage in set(map(storage_of, tensors)):
         _watchers.setdefault(storage, weakref.WeakSet()).add(watcher)
+    if len(_watchers) > _size_to_prune[0]:
+        for storage in [storage for storage, watchers in tuple(_watchers.items()) if not watchers]:
+            _watchers.pop(storage, None)
+        _size_to_prune[0] = 2 * max(MIN_PRUNED, len(_watchers))
 
 
 def _record_access(tensor: Tensor) -> None:
@@ -42,7 +52,7 @@ _installed: list[bool] = []
 
 
 def _install_once() -> None:
-    """Effect: wraps torch.Tensor's `data` and `numpy`, so that accesses to watched tensors are detected.
+    """Effect: wraps torch.Tensor's `data`, `numpy` and `__dlpack__`, so that accesses to watched tensors are detected.
 
     Source: torch/csrc/autograd/python_variable.cpp: `data` does not share the version counter.
     """
@@ -65,6 +75,14 @@ def _install_once() -> None:
         _record_access(self)
         return plain_numpy(self, force=force)
 
+    plain_dlpack: Any = torch.Tensor.__dlpack__
+
+    @wraps(plain_dlpack)
+    def dlpack(self: Tensor, *given: Any, **options: Any) -> Any:
+        _record_access(self)
+        return plain_dlpack(self, *given, **options)
+
+    torch.Tensor.__dlpack__ = dlpack
     numpy.__doc__ = plain_numpy.__doc__
     torch.Tensor.data = property(data, set_data)
     torch.Tensor.numpy = numpy

@@ -69,6 +69,11 @@ class ResidentWeight:
         self._uses_to_wait = 1 << self.changes
         self._remember(weight)
 
+    def free(self) -> None:
+        """Effect: drops the form; it is made again at the second use from now on."""
+        self.form = None
+        self._uses_to_wait = max(1, self._uses_to_wait)
+
     def accepts(self, x: Tensor, bias: Tensor | None, *, is_autocast: bool) -> bool:
         """Whether torch accepts this product too, and the bias is one for each row of the weight."""
         if not x.dim() or x.shape[-1] != self._columns or not (is_autocast or x.dtype is self._dtype):

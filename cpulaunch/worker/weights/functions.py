@@ -35,7 +35,6 @@ class Store(Protocol):
 
 class _ActiveStore(threading.local):
     store: Store | None = None
-    calls = 0
 
 
 _thread = _ActiveStore()
@@ -127,16 +126,24 @@ _in_force: list[tuple[Any, str, Any, Any, bool]] = []
 _lock = threading.RLock()
 """A signal handler or a destructor, which may run at any place, may call a module."""
 
-_active_calls = [0]
+_active: set[Replaced] = set()
+"""The contexts that are open, in all threads."""
 
 
 def _begin_again() -> None:
     """Effect: in a forked child, which has none of the other threads, forgets their calls and their lock."""
     global _lock
     _lock = threading.RLock()
-    _active_calls[0] = _thread.calls
-    if not _thread.calls:
+    _active.intersection_update([each for each in _active if each.thread == threading.get_ident()])
+    if not _active:
         _restore()
+
+
+def _replace() -> None:
+    for owner, name, function, original in _replaced:
+        if getattr(owner, name) is original:
+            _in_force.append((owner, name, function, original, name in vars(owner)))
+            setattr(owner, name, function)
 
 
 def _restore() -> None:
@@ -168,29 +175,33 @@ def replace_forward(kind: type, plain: Callable[..., Any]) -> None:
 class Replaced:
     """A context in which torch's functions use the weights of a store, in this thread. `at_end` is called last."""
 
-    __slots__ = ("_at_end", "_before", "_store")
+    __slots__ = ("_at_end", "_before", "_store", "thread")
 
     def __init__(self, store: Store, at_end: Callable[[], object]) -> None:
         self._store = store
         self._at_end = at_end
 
     def __enter__(self) -> None:
-        self._before = _thread.store
-        _thread.store = self._store
-        with _lock:
-            _active_calls[0] += 1
-            _thread.calls += 1
-            if _active_calls[0] == 1:
-                free = [each for each in _replaced if getattr(each[0], each[1]) is each[3]]
-                _in_force.extend((*each, each[1] in vars(each[0])) for each in free)
-                for owner, name, function, *_ in _in_force:
-                    setattr(owner, name, function)
+        self._before, self.thread = _thread.store, threading.get_ident()
+        try:
+            with _lock:
+                if self._before is None:  # An interrupted __exit__ may have left contexts of this thread.
+                    _active.difference_update([each for each in _active if each.thread == self.thread])
+                _active.add(self)
+                if not _in_force:
+                    _replace()
+            _thread.store = self._store
+        except BaseException:  # No __exit__ follows, not even after a KeyboardInterrupt.
+            self._leave()
+            raise
 
     def __exit__(self, *details: object) -> None:
+        self._leave()
+        self._at_end()
+
+    def _leave(self) -> None:
         _thread.store = self._before
         with _lock:
-            _active_calls[0] -= 1
-            _thread.calls -= 1
-            if _active_calls[0] == 0:
+            _active.discard(self)
+            if not _active:
                 _restore()
-        self._at_end()

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.tensors.access import watch_access
+from cpulaunch.worker.tensors.foreign import is_foreign
+from cpulaunch.worker.tensors.references import allow_swaps, at_end
 from cpulaunch.worker.weights.accuracy import Accuracy
 from cpulaunch.worker.weights.entry import ResidentWeight
 from cpulaunch.worker.weights.functions import Replaced, plain_linear
@@ -49,7 +51,8 @@ class ResidentWeights:
         self._releases = settings.release_weights
         self._released_bytes = 0
         self._weights: dict[int, ResidentWeight | None] = {}
-        self._references: dict[int, Any] = {}
+        self._references: set[int] = set()
+        self._refused: set[int] = set()
         self._casts: dict[int, Cast] = {}
         self._covered: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._norms = Norms()
@@ -57,14 +60,21 @@ class ResidentWeights:
         self.progress = 0
         self._lock = threading.Lock()
         self._new: list[tuple[ResidentWeight, int]] = []
-        self.bytes = 0
+        allow_swaps()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all forms and casts besides the original weights, in bytes."""
+        forms = (entry.form for entry in tuple(self._weights.values()) if entry is not None)
+        casts = sum(cast.low.nbytes for cast in tuple(self._casts.values()))
+        return sum(form.bytes for form in forms if form is not None) + casts
 
     def covers(self, module: nn.Module) -> bool:
         """Whether the module has weights that may become resident. It is found out once for each module."""
         known = self._covered.get(module)
         if known is None:
             with suppress(Exception):  # A class may override `parameters`.
-                known = any(is_eligible(parameter) for parameter in module.parameters())
+                known = any(is_eligible(weight) and not is_foreign(weight) for weight in module.parameters())
             self._covered[module] = known = bool(known)
             if known:
                 self._norms.add(module)
@@ -97,21 +107,36 @@ class ResidentWeights:
     def _admit(self, weight: nn.Parameter, *, transposed: bool) -> ResidentWeight | None:
         """The entry of a weight that is used for the first time; None if it cannot be resident."""
         key = id(weight)
-        fits = weight.dim() == 2 and weight.is_contiguous() and is_eligible(weight)
+        fits = weight.dim() == 2 and weight.is_contiguous() and is_eligible(weight) and not is_foreign(weight)
         entry = ResidentWeight(weight, self.kind, transposed=transposed) if fits else None
         self._weights[key] = entry
-        self._references[key] = weakref.ref(weight, lambda _: self._forget(key))
+        self._refer(weight)
         return entry
 
+    def _refer(self, weight: Tensor) -> None:
+        """Effect: what is kept for the weight is forgotten with it."""
+        key = id(weight)
+        if key not in self._references:
+            self._references.add(key)
+            at_end(weight, partial(self._forget, key))
+
     def _forget(self, key: int) -> None:
-        entry = self._weights.pop(key, None)
-        if entry is not None and entry.form is not None:
-            self.bytes -= entry.form.bytes
-        self._references.pop(key, None)
+        self._weights.pop(key, None)
         self._casts.pop(key, None)
+        self._references.discard(key)
+        self._refused.clear()
+
+    def free(self, module: nn.Module) -> None:
+        """Effect: drops the forms and casts of the module's weights; they are made again if they are used again."""
+        for weight in module.parameters():
+            self._casts.pop(id(weight), None)
+            entry = self._weights.get(id(weight))
+            if entry is not None:
+                entry.free()
+        self._refused.clear()
 
     def _make(self, entry: ResidentWeight, weight: nn.Parameter, x: Tensor, bias: Tensor | None) -> Tensor | None:
-        if self._limit_bytes is not None and self.bytes + weight.numel() * weight.element_size() > self._limit_bytes:
+        if not self._has_room(weight) or is_foreign(weight):
             return None
         if not is_eligible(weight) or not self._lock.acquire(blocking=False):  # It may have moved to shared memory.
             return None
@@ -120,12 +145,19 @@ class ResidentWeights:
         finally:
             self._lock.release()
         self.progress += 1
-        if entry.form is not None:
-            self.bytes += entry.form.bytes
         self._new.append((entry, weight.numel() * weight.element_size()))
         if self._releases and entry.form is not None and entry.form.kind != "fp32" and entry.form.bytes:
             self._release(weight)
         return y
+
+    def _has_room(self, weight: Tensor) -> bool:
+        """Whether the limit of memory allows for a copy of the weight; if not, that stays so until some is freed."""
+        if self._limit_bytes is None or id(weight) in self._refused:
+            return self._limit_bytes is None
+        if self.bytes + weight.nbytes > self._limit_bytes:
+            self._refused.add(id(weight))
+            return False
+        return True
 
     def _release(self, weight: nn.Parameter) -> None:
         """Effect: maps the weight's memory from a file; a failure ends all releasing."""
@@ -142,8 +174,10 @@ class ResidentWeights:
         key = id(weight)
         cast = self._casts.get(key)
         if cast is None or not cast.holds(weight, dtype):
-            if key not in self._references:
-                self._references[key] = weakref.ref(weight, lambda _: self._forget(key))
+            self._casts.pop(key, None)
+            if not self._has_room(weight) or is_foreign(weight):
+                return None
+            self._refer(weight)
             cast = self._casts[key] = Cast(weight, dtype)
         return cast.low
 

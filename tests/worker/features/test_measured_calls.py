@@ -16,6 +16,7 @@ from cpulaunch.worker.features import module_calls as calls  # noqa: E402
 from cpulaunch.worker.features.call_modes import CallModes  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
+from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
 from tests.worker.capturing import PLAIN_CALL, Plugin, installed, plain_calls  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -291,6 +292,70 @@ def test_making_resident_weights_does_not_count(tmp_path: Path, clocked) -> None
         assert choices(plugin) == [("Wide", "weights")]
         assert plugin.events("weights")[0]["kinds"] == {"int8": 1}
     assert clock.ran[-1] == "weights"
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_packed_weights_are_freed_where_they_are_slower(tmp_path: Path, clocked, monkeypatch, precision) -> None:
+    clock, stores = clocked({"weights": 3e-4, "autocast": 3e-4, "plain": 1e-4}), []
+    begin = ResidentWeights.__init__
+    monkeypatch.setattr(ResidentWeights, "__init__", lambda *given: (stores.append(given[0]), begin(*given))[1])
+    model, sizes = Wide().eval(), []
+    with installed(tmp_path, TorchSettings(weights="int8", precision=precision), measured=True) as plugin:
+        for _ in range(3000):
+            model(torch.randn(2, 256))
+            sizes.append(stores[0].bytes)
+        assert set(mode for _, mode in choices(plugin)) == {"plain"}
+    assert max(sizes) >= 256 * 256
+    assert sizes[-1] == 0
+    assert clock.ran.count("weights") < 10
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        TorchSettings(graph="onednn"),
+        TorchSettings(weights="int8"),
+        TorchSettings(precision="bf16"),
+        TorchSettings(graph="onednn", precision="bf16", weights="bf16"),
+    ],
+    ids=["graph", "weights", "autocast", "all"],
+)
+@pytest.mark.parametrize("where", ["module", "part", "every module"])
+def test_hooks_added_later_run_in_every_mode(tmp_path: Path, settings, where: str) -> None:
+    model, seen = nn.Sequential(Wide(), nn.ReLU()).eval(), []
+    with installed(tmp_path, settings) as plugin:
+        for _ in range(5):
+            model(torch.randn(2, 256))
+        assert plugin.captured() or settings.graph == "off"
+        if where == "every module":
+            hook = nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(part))
+        else:
+            hook = (model if where == "module" else model[0]).register_forward_hook(lambda *_: seen.append(model))
+        for number in range(1, 6):
+            model(torch.randn(2, 256))
+            assert seen.count(model) == number
+        hook.remove()
+        model(torch.randn(2, 256))
+        assert seen.count(model) == 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [TorchSettings(graph="onednn"), TorchSettings(weights="int8"), TorchSettings(precision="bf16")],
+    ids=["graph", "weights", "autocast"],
+)
+def test_modules_may_swap_their_parameters(tmp_path: Path, settings) -> None:
+    model, before = nn.Sequential(Wide(), nn.ReLU()).eval(), torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with installed(tmp_path, settings) as plugin:
+            for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float32):
+                model.to(dtype)
+                for _ in range(4):
+                    value = torch.randn(2, 256, dtype=dtype)
+                    torch.testing.assert_close(model(value), plugin.eager(model, value), rtol=0.05, atol=0.05)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 class Decoder(nn.Module):

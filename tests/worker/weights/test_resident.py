@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import Tensor, nn  # noqa: E402
@@ -153,6 +155,10 @@ def _numpy(module: nn.Module) -> None:
     array *= 3
 
 
+def _dlpack(module: nn.Module) -> None:
+    torch.from_dlpack(module[0].weight.detach()).mul_(3)  # type: ignore[index,union-attr,operator]
+
+
 def _replaced(module: nn.Module) -> None:
     module[0].weight = nn.Parameter(module[0].weight.detach() * 3)  # type: ignore[index,union-attr,operator]
 
@@ -183,7 +189,7 @@ def _merged(module: nn.Module) -> None:
     module[0].weight.data += delta  # type: ignore[index,union-attr,operator]
 
 
-CHANGES = (_in_place, _data, _new_data, _numpy, _replaced, _loaded, _trained, _bias, _bias_data, _merged)
+CHANGES = (_in_place, _data, _new_data, _numpy, _dlpack, _replaced, _loaded, _trained, _bias, _bias_data, _merged)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -365,7 +371,7 @@ def test_forms_die_with_their_weights() -> None:
     module = model()
     near(weights, module, torch.randn(1, WIDTH))
     del module
-    assert (weights._weights, weights._references, weights.bytes) == ({}, {}, 0)
+    assert (weights._weights, weights._references, weights.bytes) == ({}, set(), 0)
 
 
 def test_small_and_odd_weights_stay_torchs() -> None:
@@ -504,6 +510,108 @@ def test_weights_in_shared_memory_can_be_changed_by_other_processes() -> None:
 def _entries(weights: ResidentWeights, module: nn.Module) -> list[Any]:
     near(weights, module, torch.randn(1, WIDTH))
     return list(weights._weights.values())
+
+
+def _of_numpy() -> tuple[nn.Module, Any]:
+    array, module = numpy.random.rand(WIDTH, WIDTH).astype("float32"), nn.Linear(WIDTH, WIDTH).eval()
+    module.weight = nn.Parameter(torch.from_numpy(array))
+    return module, array
+
+
+def _of_buffer() -> tuple[nn.Module, Any]:
+    array = numpy.random.rand(WIDTH, WIDTH).astype("float32")
+    module = nn.Linear(WIDTH, WIDTH).eval()
+    module.weight = nn.Parameter(torch.frombuffer(array.data, dtype=torch.float32).view(WIDTH, WIDTH))
+    return module, array
+
+
+def _assigned_later() -> tuple[nn.Module, Any]:
+    module, array = nn.Linear(WIDTH, WIDTH).eval(), numpy.random.rand(WIDTH, WIDTH).astype("float32")
+    module.weight.data = torch.from_numpy(array)
+    return module, array
+
+
+@pytest.mark.parametrize("make", [_of_numpy, _of_buffer, _assigned_later])
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+def test_weights_in_the_memory_of_an_array_stay_torchs(make: Any, kind: str) -> None:
+    weights, x = store(kind), torch.randn(1, WIDTH)
+    module, array = make()
+    near(weights, module, x)
+    array *= 3
+    near(weights, module, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert weights.low(module.weight, torch.bfloat16) is None
+    assert not forms(weights)
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_weights_that_torch_has_read_from_a_file_are_packed(tmp_path: Path, mmap: bool) -> None:
+    module, weights = nn.Linear(WIDTH, WIDTH).eval(), store()
+    torch.save(module.state_dict(), tmp_path / "weights")
+    module.load_state_dict(torch.load(tmp_path / "weights", mmap=mmap), assign=True)
+    near(weights, module, torch.randn(1, WIDTH))
+    assert forms(weights) == 1
+
+
+@pytest.fixture
+def swapping() -> Iterator[None]:
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@pytest.mark.usefixtures("swapping")
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_parameters_may_be_swapped(precision: str | None) -> None:
+    weights, module, x = store(), model(), torch.randn(1, WIDTH)
+    near(weights, module, x)
+    if precision:
+        with torch.no_grad():
+            weights.low(module[0].weight, torch.bfloat16)  # type: ignore[index,arg-type]
+    other = {name: value * 3 for name, value in module.state_dict().items()}
+    module.load_state_dict(other)
+    near(weights, module, x)
+    assert forms(weights) == 2
+    module.to(torch.bfloat16)
+    near(weights, module, x.bfloat16())
+    assert forms(weights) == 2
+
+
+def test_freed_forms_leave_no_memory_and_are_made_again() -> None:
+    weights, module, x = store(), model(), torch.randn(1, WIDTH)
+    near(weights, module, x)
+    packed = [weakref.ref(entry.form._packed.data) for entry in weights._weights.values() if entry and entry.form]
+    weights.free(module)
+    assert [each() for each in packed] == [None, None]
+    assert weights.bytes == 0
+    near(weights, module, x)
+    assert forms(weights) == 2
+
+
+def test_changed_weights_do_not_use_up_the_memory_limit() -> None:
+    weights, module = store("int8", limit=3 * WIDTH * WIDTH * 4), nn.Linear(WIDTH, WIDTH).eval()
+    for _ in range(3):
+        near(weights, module, torch.randn(1, WIDTH), calls=20)
+        _in_place(nn.Sequential(module))
+    assert weights.bytes < 2 * WIDTH * WIDTH
+
+
+def test_an_interrupt_on_entry_leaves_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            raise KeyboardInterrupt
+
+    class Owner(metaclass=Interrupting):
+        function = "plain"
+
+    monkeypatch.setattr(functions, "_replaced", [*functions._replaced, (Owner, "function", "other", "plain")])
+    with pytest.raises(KeyboardInterrupt):
+        call(store(), model(), torch.randn(1, WIDTH))
+    assert F.linear is functions.plain_linear
+    assert functions._thread.store is None
+    monkeypatch.undo()
+    near(store(), model(), torch.randn(1, WIDTH))
 
 
 def test_only_a_weights_own_pages_are_released(tmp_path: Any) -> None:
