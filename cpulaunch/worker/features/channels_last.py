@@ -165,14 +165,21 @@ class LayoutTrial:
             align_optimizers()
             with self._conversion_lock:
                 if not self.has_ended:
-                    module.to(memory_format=torch.channels_last)
+                    _reorder(module, torch.channels_last)
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
             self.has_ended = True
             degraded(self._settings, "channels_last", f"{type(module).__name__} cannot be converted: {error}")
 
     def _return(self, module: nn.Module) -> None:
         with self._conversion_lock:
-            module.to(memory_format=torch.contiguous_format)
+            _reorder(module, torch.contiguous_format)
+
+
+def _reorder(module: nn.Module, layout: torch.memory_format) -> None:
+    """Effect: the weights get the layout. In inference mode they would become inference tensors, which cannot train."""
+    is_inference = any(parameter.is_inference() for parameter in module.parameters())
+    with torch.inference_mode(is_inference), torch.no_grad():
+        module.to(memory_format=layout)
 
 
 Layout = tuple[torch.Size, tuple[int, ...]]

@@ -127,6 +127,21 @@ def test_training_is_the_same_whatever_the_layout(tmp_path: Path, monkeypatch, o
     torch.testing.assert_close(result.contiguous(), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("converted", [0.5, 1.4])
+def test_weights_converted_in_inference_mode_can_be_trained(tmp_path: Path, monkeypatch, converted: float) -> None:
+    model, value = Images().eval(), torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, converted))
+    with installed(tmp_path, SETTINGS, measured=True):
+        with torch.inference_mode():
+            for _ in range(20):
+                model(value)
+        assert model.is_converted is (converted < 1)
+        with torch.enable_grad():
+            model(value).sum().backward()
+    assert not model.convolution.weight.is_inference()
+    assert model.convolution.weight.grad is not None
+
+
 class Maps(Images):
     def forward(self, value: Tensor) -> Tensor:
         return self.convolution(value)
