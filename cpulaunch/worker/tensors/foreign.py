@@ -1,4 +1,4 @@
-"""Whether a tensor's memory belongs to something else than torch, such as a NumPy array, which can change it unseen."""
+"""Whether a tensor's memory belongs to another owner than torch, such as a NumPy array, which changes it unnoticed."""
 
 from __future__ import annotations
 
