@@ -18,7 +18,7 @@ from cpulaunch.worker.graph.onednn import Frozen, compile_graph, freeze
 from cpulaunch.worker.graph.precision import Mode, Precision
 from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights
-from cpulaunch.worker.tensors.aliasing import sharing_differs
+from cpulaunch.worker.tensors.aliasing import View, sharing_differs, views
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
 from cpulaunch.worker.tensors.mutation import storage_of
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, without_constants
@@ -62,10 +62,15 @@ class Captured:
 
 @record
 class _Prepared:
-    """A traced call whose graph need only be compiled. `low`: it computes in bf16 or fp16."""
+    """A traced call whose graph need only be compiled.
+
+    `views`: the results that are views of an input or another result, by their positions in both together. `low`: it
+    computes in bf16 or fp16.
+    """
 
     traced: TracedCall
     spec: Spec
+    views: dict[int, View]
     frozen: Frozen
     low: bool
     holds: Callable[[Call], bool]
@@ -136,6 +141,7 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision) -> 
     return _Prepared(
         traced=traced,
         spec=_eager_spec(eager, traced.spec),
+        views=views([*call.inputs, *_parts(eager)[1]]),
         frozen=freeze(traced.graph, traced.sources, call.inputs, enter_precision),
         low=mode[0].low or traced.low,
         holds=_guard_check(traced),
@@ -153,7 +159,7 @@ def _with_fresh_results(call: Call, prepared: _Prepared, outputs_of: Function) -
     constant = [index for index, storage in enumerate(second) if storage in first and storage not in given]
     if constant:
         outputs_of = _copying(outputs_of, frozenset(constant))
-    run = _runner(prepared.traced, prepared.spec, outputs_of)
+    run = _runner(prepared, outputs_of, len(call.inputs))
     return run, run(call)
 
 
@@ -187,16 +193,28 @@ def _eager_spec(eager: Any, traced: Spec) -> Spec:
     return spec
 
 
-def _runner(traced: TracedCall, spec: Spec, outputs_of: Function) -> Callable[[Call], Any]:
-    """A function that runs the graph for a call and rebuilds the result from its outputs and the call's inputs."""
-    places = [(result.is_input, result.index) for result in traced.results]
-    if spec == ("tensor",) and not traced.results[0].is_input:
-        index = traced.results[0].index
+def _runner(prepared: _Prepared, outputs_of: Function, inputs: int) -> Callable[[Call], Any]:
+    """A function that runs the graph for a call and rebuilds the result from its outputs and the call's inputs.
+
+    oneDNN Graph gives each output memory of its own; where the eager result has views, so has the captured one.
+    """
+    results = prepared.traced.results
+    places = [(result.is_input, result.index) for result in results]
+    made = {
+        position: view
+        for position, view in prepared.views.items()
+        if position >= inputs and not results[position - inputs].is_input
+    }
+    if prepared.spec == ("tensor",) and not results[0].is_input and not made:
+        index = results[0].index
         return lambda call: outputs_of(*call.inputs)[index]
 
     def run(call: Call) -> Any:
         outputs = outputs_of(*call.inputs)
-        return rebuild(spec, [(call.inputs if is_input else outputs)[index] for is_input, index in places])
+        tensors = [*call.inputs, *((call.inputs if is_input else outputs)[index] for is_input, index in places)]
+        for position, view in made.items():
+            tensors[position] = view.of(tensors[view.base])
+        return rebuild(prepared.spec, tensors[inputs:])
 
     return run
 

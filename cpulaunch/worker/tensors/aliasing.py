@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.mutation import storage_of
 from cpulaunch.worker.tensors.pytree import CONSTANTS, is_plain
 
@@ -41,6 +42,54 @@ def _objects(value: Any) -> list[object]:
             return []
     own = [] if isinstance(value, tuple) else [value]
     return own + [item for part in parts for item in _objects(part)]
+
+
+@record
+class View:
+    """A tensor as a view of another one: `offset` counts elements from the other one's first element."""
+
+    base: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, base: Tensor) -> Tensor:
+        """The view of a tensor with the strides that the base had."""
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+def views(tensors: list[Tensor]) -> dict[int, View]:
+    """The tensors that are views of another one of them, by position; `base` is that one's position.
+
+    Of tensors that share memory, the largest one without gaps is the base; one that reaches beyond it is no view.
+    """
+    groups: dict[int, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        if tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
+            groups.setdefault(storage_of(tensor), []).append(position)
+    found = {}
+    for group in groups.values():
+        whole = [position for position in group if tensors[position].numel() == _extent(tensors[position])]
+        if len(group) < 2 or not whole:
+            continue
+        base = max(whole, key=lambda position: (tensors[position].numel(), -position))
+        for position in group:
+            view = _view(tensors[position], tensors[base], base)
+            if position != base and view is not None:
+                found[position] = view
+    return found
+
+
+def _view(tensor: Tensor, base: Tensor, position: int) -> View | None:
+    offset = tensor.storage_offset() - base.storage_offset()
+    if tensor.dtype != base.dtype or offset < 0 or offset + _extent(tensor) > base.numel():
+        return None
+    return View(base=position, size=tuple(tensor.shape), stride=tensor.stride(), offset=offset)
+
+
+def _extent(tensor: Tensor) -> int:
+    """The number of elements between the first and the last one of a tensor that has elements, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def sharing_differs(

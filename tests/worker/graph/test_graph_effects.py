@@ -73,6 +73,41 @@ def test_a_copy_of_an_argument_stays_a_copy(plugin: Plugin) -> None:
         close(value, before)
 
 
+class WithViews(Net):
+    def forward(self, value: Tensor) -> object:
+        scores = self.layers(value)
+        return scores, scores.t(), scores[1], value.view(-1)
+
+
+def test_views_of_a_result_or_an_argument_stay_views(plugin: Plugin) -> None:
+    model = WithViews().eval()
+    for _ in range(4):
+        value = torch.randn(4, 16)
+        scores, transposed, row, flat = model(value)
+        close((scores, transposed, row, flat), plugin.eager(model, value))
+        scores.fill_(2)
+        flat[0] = 7
+        assert transposed.eq(2).all()
+        assert row.eq(2).all()
+        assert value[0, 0] == 7
+    assert plugin.captured() == ["WithViews"]
+
+
+class Flat(Net):
+    def forward(self, value: Tensor) -> object:
+        return (self.layers(value) * 0 + value).view(-1).view_as(value), value.t()
+
+
+def test_an_argument_with_gaps_is_followed(plugin: Plugin) -> None:
+    model = Flat().eval()
+    for _ in range(4):
+        value = torch.randn(8, 32)[::2, ::2]
+        result, transposed = model(value)
+        value.fill_(3)
+        assert transposed.eq(3).all()
+        assert not result.eq(3).all()
+
+
 class Noting(Net):
     def forward(self, value: Tensor, options: dict[str, int] | None = None) -> object:
         return self.layers(value), options if options is not None else self.notes
