@@ -4,6 +4,7 @@ Source: kernel, Documentation/ABI/stable/sysfs-devices-node.
 """
 
 from cpulaunch.probe.topology import CpuIds
+from cpulaunch.records.cpulist import MAX_ID
 from cpulaunch.records.host import NumaNode
 from cpulaunch.system.root import Root, natural
 
@@ -13,7 +14,7 @@ NODE = "sys/devices/system/node"
 def read_numa_nodes(root: Root, ids: CpuIds) -> tuple[NumaNode, ...]:
     """Every NUMA node by id; empty where the kernel has no NUMA."""
     numbers = (natural(name[4:]) for name in root.names(NODE) if name.startswith("node"))
-    node_ids = sorted(number for number in numbers if number is not None)
+    node_ids = sorted(number for number in numbers if number is not None and number <= MAX_ID)
     return tuple(_numa_node(root, node, ids, node_ids) for node in node_ids)
 
 

@@ -7,6 +7,7 @@ Source: kernel, Documentation/admin-guide/cputopology.rst, Documentation/ABI/sta
 
 from __future__ import annotations
 
+from cpulaunch.records.cpulist import MAX_ID
 from cpulaunch.records.host import CoreKind, CpuInfo, LogicalCpu, NumaNode
 from cpulaunch.records.record import record
 from cpulaunch.system.root import Root, natural
@@ -115,7 +116,7 @@ def core_members(root: Root, cpu: int) -> frozenset[int] | None:
 def _numbered(names: list[str], prefix: str) -> list[int]:
     size = len(prefix)
     numbers = (natural(name[size:]) for name in names if name.startswith(prefix))
-    return [number for number in numbers if number is not None]
+    return [number for number in numbers if number is not None and number <= MAX_ID]
 
 
 def _switched_on(root: Root, directories: frozenset[int]) -> frozenset[int]:
@@ -130,7 +131,7 @@ def _cpus_of_stat(root: Root) -> frozenset[int]:
 def _cpus_of_cpuinfo(root: Root) -> frozenset[int]:
     pairs = (line.partition(":") for line in (root.text("proc/cpuinfo") or "").splitlines())
     numbers = (natural(value.strip()) for key, _, value in pairs if key.strip() == "processor")
-    return frozenset(number for number in numbers if number is not None)
+    return frozenset(number for number in numbers if number is not None and number <= MAX_ID)
 
 
 def _members(root: Root, cpu: int, files: tuple[str, ...]) -> frozenset[int] | None:

@@ -8,10 +8,10 @@ from typing import Literal
 import pytest
 
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.cpulist import MAX_ID, format_cpulist
 from cpulaunch.records.errors import ProbeError
 from cpulaunch.records.host import Host
-from tests.roots import EPYC, GRACE, RootSpec, host_of, write_root
+from tests.roots import EPYC, GRACE, MemoryRoot, RootSpec, host_of, write_root
 
 CPU = "sys/devices/system/cpu"
 
@@ -273,6 +273,14 @@ def test_names_with_other_digits_are_no_ids() -> None:
     host = host_of(RootSpec(files={f"{CPU}/cpu²/online": "1", "sys/devices/system/node/node²/cpulist": "0"}))
     assert [node.id for node in host.numa_nodes] == [0]
     assert host.offline_cpus == frozenset()
+
+
+def test_ids_that_no_kernel_has_are_left_out() -> None:
+    large = str(MAX_ID + 1)
+    stat = f"cpu  1\ncpu0 1\ncpu{large} 1\ncpu99999999999 1"
+    host = probe_host(MemoryRoot({"proc/stat": stat, f"sys/devices/system/node/node{large}/cpulist": "0"}))
+    assert [cpu.id for cpu in host.cpus] == [0]
+    assert host.numa_nodes == ()
 
 
 class CountingRoot(Root):
