@@ -14,6 +14,7 @@ MAX_COUNT = 1 << 14
 """Largest number of workers, cores or threads: as many as CPUs that a list can name."""
 MAX_HOSTS = 1 << 16
 MAX_NUMBER = (1 << 31) - 1
+MAX_DIGITS = 20
 MAX_SECONDS = 1_000_000
 """Eleven days; poll(2) takes at most twice as long."""
 MAX_PATTERN = 2000
@@ -266,6 +267,9 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     pairs = tuple(part.strip().partition("=") for part in _word(text).split(","))
     if not all(name and equals and value for name, equals, value in pairs):
         raise ValueError("expected one or more K=V separated by commas")
+    for name, _, value in pairs:
+        if value.isdecimal() and (len(value) > MAX_DIGITS or int(value) > MAX_NUMBER):
+            raise ValueError(f"expected {name} of at most {MAX_NUMBER}")
     return tuple((name, value) for name, _, value in pairs)
 
 

@@ -206,6 +206,10 @@ def request_of(
     words = iter(flags.split())
     for word in words:
         name = word.removeprefix("--").replace("-", "_")
+        positive = name.removeprefix("no_")
+        if name not in known and known[positive].value_type.flag:
+            values[positive] = False
+            continue
         kind = known[name].value_type
         if kind.flag:
             values[name] = True

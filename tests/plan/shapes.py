@@ -25,6 +25,7 @@ SHAPES = {
     "nps1": machine(l3s=8, cores=8, vendor="AuthenticAMD"),
     "l3-as-numa": machine(sockets=2, nodes=8, cores=4, smt=2, vendor="AuthenticAMD"),
     "hybrid": hybrid(machine(cores=6), "2-5"),
+    "one-performance-core": hybrid(machine(cores=5), "1-4"),
     "only-efficiency-cores": hybrid(machine(cores=4), "0-3"),
     "offline-cpus": offline(machine(sockets=2, cores=4, smt=2), "1,8,12-13"),
     "hbm-nodes": memory(memory(machine(sockets=2, cores=4), 2, GIB), 3, GIB),

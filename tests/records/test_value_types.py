@@ -57,6 +57,8 @@ ABSURD = {
     "digits of seconds": (types.number(minimum=0.0), "9" * 10_000, "a finite number"),
     "a name that is not UTF-8": (types.WORD, "job\udcff", "expected text in UTF-8"),
     "a pair that is not UTF-8": (types.PAIRS, "a=\udcff", "expected text in UTF-8"),
+    "seconds in a pair": (types.PAIRS, "a=b,timeout=99999999999", "expected timeout of at most 2147483647"),
+    "digits in a pair": (types.PAIRS, "timeout=" + "9" * 5000, "expected timeout of at most 2147483647"),
     "CPUs": (types.CPULIST, "0-16384," * 16_000, "listed twice"),
     "repetitions": (types.PATTERN, "a{99999999999}(x)", "expected a regular expression"),
     "nested groups": (types.PATTERN, "(" * 900 + "x" + ")" * 900, "too many nested groups"),

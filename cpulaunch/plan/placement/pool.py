@@ -141,8 +141,8 @@ def _without_slow(
     if isolated and isolated != chosen:
         chosen -= isolated
         skipped.append(f"isolated {cpus_text(isolated)}")
-    slow = frozenset(cpu.id for cpu in host.cpus if cpu.kind == "efficiency") & chosen
-    if slow and slow != chosen and not request.settings.e_cores:
+    slow = _efficiency_cpus(host, request, chosen)
+    if slow:
         chosen -= slow
         skipped.append(f"efficiency cores ({cpus_text(slow)})")
     empty_nodes = frozenset(node.id for node in host.numa_nodes if node.memory_bytes == 0)
@@ -153,6 +153,17 @@ def _without_slow(
         nodes = f"NUMA node{'s' * (len(without) > 1)} {format_cpulist(without)}"
         warnings.append(f"{cpus_are(remote)} not used: {nodes} without memory (--cpus overrides this)")
     return chosen, tuple(skipped), tuple(warnings)
+
+
+def _efficiency_cpus(host: Host, request: LaunchRequest, chosen: frozenset[int]) -> frozenset[int]:
+    """Those of the chosen CPUs that are left out as efficiency cores.
+
+    None beside a single performance core (Lakefield), which alone is slower than all, unless the user leaves them out.
+    """
+    slow = frozenset(cpu.id for cpu in host.cpus if cpu.kind == "efficiency") & chosen
+    fast_cores = {cpu.core for cpu in host.cpus if cpu.id in chosen - slow}
+    required = 1 if request.origin("e_cores") == "cli" else 2
+    return slow if len(fast_cores) >= required and not request.settings.e_cores else frozenset()
 
 
 def _cores(cpus: Iterable[LogicalCpu], *, smt: bool) -> tuple[Core, ...]:
