@@ -39,10 +39,14 @@ TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu", "ppc64
 
 
 def read_libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[str, str]) -> tuple[Library, ...]:
-    """Every library found, best first within its kind: environment, LD_LIBRARY_PATH, loader cache, usual folders."""
+    """Every library found, best first within its kind: environment, LD_LIBRARY_PATH, loader cache, usual folders.
+
+    Control characters in a path of a captured machine would reach the scripts that --emit writes: it is left out.
+    """
     paths = [path for folder in _environment_folders(prefix, environ) for path in _matching(root, folder)]
     paths += sorted(read_ld_cache(root, NAMES), key=_preference)
     paths += [path for folder in _system_folders(arch) for path in _matching(root, folder)]
+    paths = paths if root.live else [path for path in paths if path.isprintable()]
     found: dict[str, Library] = {}
     for path in paths:
         stem, _ = _parts(path)

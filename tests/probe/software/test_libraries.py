@@ -75,6 +75,14 @@ def test_the_environment_comes_before_the_system(root: Path) -> None:
     ]
 
 
+def test_a_path_with_escape_sequences_is_left_out_of_a_captured_machine(root: Path) -> None:
+    path = "/opt/\x1b]0;owned\x07/libtcmalloc.so.4"
+    library(root, path)
+    (root / "etc").mkdir()
+    (root / "etc/ld.so.cache").write_bytes(ld_cache([("libtcmalloc.so.4", path)]))
+    assert found(root) == []
+
+
 def test_libraries_are_listed_in_preload_order(root: Path) -> None:
     for name in ("libgomp.so.1", "libiomp5.so", "libmimalloc.so", "libjemalloc.so.2", "libtcmalloc.so.4"):
         library(root, f"{MULTIARCH}/{name}")
