@@ -57,10 +57,23 @@ def replace_lines(name: str, lines: Iterable[str], *, header: str, folder: int |
     except (OSError, ValueError):
         return
     try:
-        while data:
-            data = data[os.write(fd, data) :]
+        _write(fd, data)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        os.unlink(temporary, dir_fd=folder)
+        _remove(temporary, folder)
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Effect: writes the data and closes the file. Raises: OSError, on network file systems when it is closed."""
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
     finally:
         os.close(fd)
+
+
+def _remove(name: str, folder: int | None) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        return

@@ -1,5 +1,6 @@
 """The file of outcomes: what is written is read again, and nothing is believed that another user could have written."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -187,3 +188,32 @@ def test_file_systems_without_locks_can_be_used(folder: Path, monkeypatch) -> No
     with claim(str(folder), KEYS[0], lambda: False):
         add_outcomes(str(folder), KNOWN)
     assert read_outcomes(str(folder)) == KNOWN
+
+
+@pytest.mark.parametrize("name", ["write", "close", "replace", "unlink"])
+def test_a_full_disk_keeps_what_is_known(folder: Path, monkeypatch, name: str) -> None:
+    """Network file systems report it when the file is closed."""
+    add_outcomes(str(folder), KNOWN)
+    refused = {"write", "unlink"} if name == "unlink" else {name}
+    written: list[int] = []
+    plain_open, plain_close = os.open, os.close
+
+    def opened(path: str, flags: int, *arguments: int, **named: int) -> int:
+        fd = plain_open(path, flags, *arguments, **named)
+        written.extend([fd] if flags & os.O_CREAT else [])
+        return fd
+
+    def refuse(fd: object, *arguments: object, **named: object) -> None:
+        if name == "close":
+            plain_close(fd)
+            if fd not in written:
+                return
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "open", opened)
+    for each in refused:
+        monkeypatch.setattr(os, each, refuse)
+    add_outcomes(str(folder), {KEYS[3]: TrialOutcome()})
+    monkeypatch.undo()
+    assert read_outcomes(str(folder)) == KNOWN
+    assert len(list(folder.iterdir())) == (2 if name == "unlink" else 1)
