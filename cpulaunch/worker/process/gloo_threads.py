@@ -52,7 +52,7 @@ def _states() -> dict[str, tuple[str, str]]:
     states = {}
     with suppress(OSError):
         for thread in os.listdir(TASKS):
-            with suppress(OSError), open(f"{TASKS}/{thread}/status") as file:
+            with suppress(OSError), open(f"{TASKS}/{thread}/status", errors="replace") as file:
                 fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
                 if fields["Name"] == NAME:
                     states[thread] = (fields["State"][:1], fields.get("voluntary_ctxt_switches", ""))

@@ -81,6 +81,15 @@ def test_gives_up_on_a_thread_that_computes_on(monkeypatch: pytest.MonkeyPatch) 
     thread.join()
 
 
+def test_reads_names_of_threads_that_are_no_text() -> None:
+    """The kernel cuts names at 15 bytes, also within a character."""
+    stop = threading.Event()
+    thread = run_named("fünfzehn_bytesö", lambda: bool(stop.wait()))
+    gloo_threads.wait_until_idle()
+    stop.set()
+    thread.join()
+
+
 def test_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed")
     monkeypatch.setattr(os, "listdir", lambda folder: pytest.fail(folder))
