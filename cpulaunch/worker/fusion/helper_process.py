@@ -57,6 +57,7 @@ class HelperProcess:
         except BaseException:
             self._socket.close()
             raise
+        self._status = os.fstat(self._socket.fileno())
         path = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
         self._unsent = json.dumps({"path": path, "folder": folder}).encode() + b"\n"
         self._received = b""
@@ -70,6 +71,8 @@ class HelperProcess:
 
         Effect: sends what is unsent. Raises: HelperEndedError.
         """
+        if not self._is_connected():
+            raise HelperEndedError("the program has closed its socket")
         outcomes: list[tuple[str, TrialOutcome]] = []
         while True:
             poll = select.poll()  # Not select(), which takes no descriptor above 1,023.
@@ -105,14 +108,27 @@ class HelperProcess:
         except (ValueError, KeyError, TypeError) as error:
             raise HelperEndedError(f"its answer is malformed: {error}") from None
 
+    def _is_connected(self) -> bool:
+        """Whether the socket is still open. Programs close descriptors that they do not know; their numbers recur."""
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self._socket.fileno()), self._status)
+        return False
+
     def close(self) -> None:
-        """Effect: ends the helper, also a stopped one, if this process has started it."""
-        self._socket.close()
+        """Effect: ends the helper, also a stopped one, if this process has started it.
+
+        Where the program has closed the socket, the helper ends by itself, and both descriptors may be other files.
+        """
         pidfd, self._pidfd = self._pidfd, None
+        if not self._is_connected():
+            self._socket.detach()
+            return
+        self._socket.close()
         if pidfd is None:
             return
-        with suppress(OSError):  # A program may close descriptors that it does not know; then this one is another file.
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL if self.owner == os.getpid() else 0)
+        with suppress(OSError):  # This one alone may be another file, too.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL if self.owner == os.getpid() else 0)
             with suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED)  # A worker that is process 1 has adopted it.
             os.close(pidfd)

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -148,7 +149,8 @@ class Trials:
 def fingerprint(graph: PortableGraph, described: list[Any]) -> str:
     """A key of the graph, its constants and inputs, and of everything else that oneDNN Graph's behaviour depends on."""
     variables = sorted(item for item in os.environ.items() if item[0].startswith(LIBRARY_VARIABLES))
-    machine = [FORMAT, __version__, torch.__version__, str(torch.version.git_version), _cpu(), variables]
+    built = [torch.__version__, str(torch.version.git_version), torch.__config__.show()]
+    machine = [FORMAT, __version__, built, _cpu(), variables]
     settings = [torch.get_num_threads(), math_settings()]
     inputs = [_without_elements(value) for value in described[: graph.inputs]]
     text = json.dumps([machine, settings, graph.text, inputs, described[graph.inputs :]])
@@ -161,6 +163,7 @@ def _without_elements(described: Any) -> Any:
     return {name: value for name, value in described.items() if name != "data"}
 
 
+@cache  # The kernel takes milliseconds for it where there are many CPUs.
 def _cpu() -> str:
     """The model and the instruction sets of this machine's CPUs. Source: proc(5), cpuinfo."""
     wanted = ("model name", "flags", "Features", "CPU part")

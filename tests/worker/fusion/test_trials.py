@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
 from cpulaunch.worker.fusion.exclusion import fusible, leave_out  # noqa: E402
-from cpulaunch.worker.fusion.helper_process import HelperProcess, environment  # noqa: E402
+from cpulaunch.worker.fusion.helper_process import HelperEndedError, HelperProcess, environment  # noqa: E402
 from cpulaunch.worker.fusion.math_settings import apply_math_settings, math_settings  # noqa: E402
 from cpulaunch.worker.fusion.outcomes import add_outcomes  # noqa: E402
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of, portable  # noqa: E402
@@ -217,6 +218,27 @@ def test_a_descriptor_that_the_program_has_replaced_stays_open(tmp_path: Path) -
         descriptor = helper._pidfd
         helper.close()
         os.close(descriptor)
+    wait_for_end(helper.pid)
+
+
+def test_a_socket_that_the_program_has_closed_is_no_longer_used(tmp_path: Path) -> None:
+    """Neither written to, nor read, nor closed: its number may be that of the program's own connection."""
+    helper = HelperProcess(str(tmp_path))
+    first, second = socket.socketpair()
+    with first, second:
+        assert helper._pidfd is not None
+        for descriptor in (helper._socket.fileno(), helper._pidfd):
+            os.dup2(first.fileno(), descriptor)
+        second.send(b"of the program")
+        descriptors = [helper._socket.fileno(), helper._pidfd]
+        with pytest.raises(HelperEndedError):
+            helper.receive(0.0)
+        helper.close()
+        assert socket.socket(fileno=descriptors[0]).recv(100) == b"of the program"
+        os.close(descriptors[1])
+        second.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            second.recv(1)  # No request was written to it.
     wait_for_end(helper.pid)
 
 
@@ -486,6 +508,15 @@ def test_the_fingerprint_depends_on_small_constants_and_settings_of_torch() -> N
         torch.set_num_threads(threads)
         apply_math_settings(before)
     assert len(set(keys)) == 5
+
+
+def test_the_fingerprint_depends_on_how_torch_was_built(monkeypatch) -> None:
+    """Distributions build the same version with another oneDNN."""
+    graph = frozen(torch.tanh, X)
+    described = describe((X, *graph.constants))
+    before = trials_module.fingerprint(graph, described)
+    monkeypatch.setattr(torch.__config__, "show", lambda: "Intel(R) MKL-DNN v3.8.0")
+    assert trials_module.fingerprint(graph, described) != before
 
 
 def test_settings_of_torch_are_those_of_the_worker() -> None:
