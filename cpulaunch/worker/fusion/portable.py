@@ -89,7 +89,7 @@ def graph_of(source: PortableGraph) -> Any:
     graph = torch._C.parse_ir(source.text)
     moved = list(graph.inputs())[source.inputs :]
     if moved:
-        with graph.insert_point_guard(next(iter(graph.nodes()))):
+        with graph.insert_point_guard(next(iter(graph.nodes()), graph.return_node())):
             for value, constant in zip(moved, source.constants, strict=True):
                 value.replaceAllUsesWith(graph.insertConstant(constant))
     for index in reversed(range(source.inputs, source.inputs + len(moved))):

@@ -555,6 +555,12 @@ def test_leaving_operations_out_changes_no_value(seed: int) -> None:
         torch.testing.assert_close(run(value)[0], expected)
 
 
+def test_a_graph_of_constants_alone() -> None:
+    run = function_of(graph_of(frozen(lambda value: torch.arange(16), X)))
+    for _ in range(3):
+        assert torch.equal(run(X)[0], torch.arange(16))
+
+
 def test_an_operation_in_place_does_not_change_a_constant() -> None:
     """TorchScript replaces x + 0 by x, so that the later addition would change the constant x."""
     table = torch.arange(16)
