@@ -106,8 +106,8 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
             raise RefusedError(outcome.refusal)
         outputs_of = compile_graph(prepared.frozen, outcome.left_out, call.inputs)
         run, graph = _with_fresh_results(call, prepared, outputs_of)
-        error = check(eager, graph, low_precision=prepared.low)
         _check_sharing(call, weights, eager, graph, run(call))
+        error = check(eager, graph, low_precision=prepared.low)
     return Captured(
         run=run,
         holds=prepared.holds,
@@ -141,7 +141,7 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision) -> 
     return _Prepared(
         traced=traced,
         spec=_eager_spec(eager, traced.spec),
-        views=views([*call.inputs, *_parts(eager)[1]]),
+        views=views(call.inputs, _parts(eager)[1]) if traced.has_relative_views() else {},
         frozen=freeze(traced.graph, traced.sources, call.inputs, enter_precision),
         low=mode[0].low or traced.low,
         holds=_guard_check(traced),
@@ -154,7 +154,7 @@ def _with_fresh_results(call: Call, prepared: _Prepared, outputs_of: Function) -
 
     Results that are constants of the graph are copied at every call, because the program may change them.
     """
-    first, second = (list(map(storage_of, outputs_of(*call.inputs))) for _ in range(2))
+    first, second = ([*map(storage_of, outputs)] for outputs in [outputs_of(*call.inputs) for _ in range(2)])
     given = {storage_of(tensor) for tensor in call.inputs} | {0}
     constant = [index for index, storage in enumerate(second) if storage in first and storage not in given]
     if constant:
@@ -196,25 +196,22 @@ def _eager_spec(eager: Any, traced: Spec) -> Spec:
 def _runner(prepared: _Prepared, outputs_of: Function, inputs: int) -> Callable[[Call], Any]:
     """A function that runs the graph for a call and rebuilds the result from its outputs and the call's inputs.
 
-    oneDNN Graph gives each output memory of its own; where the eager result has views, so has the captured one.
+    oneDNN Graph gives each output memory of its own; where the eager result has views, so has the captured one. A
+    tensor that is returned in several places stays one tensor.
     """
-    results = prepared.traced.results
-    places = [(result.is_input, result.index) for result in results]
-    made = {
-        position: view
-        for position, view in prepared.views.items()
-        if position >= inputs and not results[position - inputs].is_input
-    }
-    if prepared.spec == ("tensor",) and not results[0].is_input and not made:
-        index = results[0].index
+    places = [(result.is_input, result.index) for result in prepared.traced.results]
+    order = [index if is_input else inputs + places.index((False, index)) for is_input, index in places]
+    made = [(position, prepared.views[position]) for position in prepared.views.keys() & order if position >= inputs]
+    if prepared.spec == ("tensor",) and not places[0][0] and not made:
+        index = places[0][1]
         return lambda call: outputs_of(*call.inputs)[index]
 
     def run(call: Call) -> Any:
         outputs = outputs_of(*call.inputs)
         tensors = [*call.inputs, *((call.inputs if is_input else outputs)[index] for is_input, index in places)]
-        for position, view in made.items():
+        for position, view in made:
             tensors[position] = view.of(tensors[view.base])
-        return rebuild(prepared.spec, tensors[inputs:])
+        return rebuild(prepared.spec, [tensors[position] for position in order])
 
     return run
 

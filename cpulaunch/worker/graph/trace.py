@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.aliasing import shared_object
@@ -53,6 +54,10 @@ class TracedCall:
     low: bool
     guards: Any
     code: types.CodeType
+
+    def has_relative_views(self) -> bool:
+        """Whether each view is at a fixed distance from the tensor it is taken of, wherever that one begins."""
+        return not any("as_strided" in str(node.target) for node in self.graph.graph.nodes)
 
 
 def _template(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,6 +148,9 @@ class _Recorder:
         effects = _side_effects()
         if effects:  # Refused here, because Dynamo's bytecode would repeat the changes.
             raise RefusedError(f"it changes {effects}")
+        results = [node.meta.get("example_value") for node in graph.graph.nodes]
+        if any(map(_depends_on_values, pytree.tree_leaves(results))):  # TorchScript would make it a constant.
+            raise RefusedError("its shapes or views depend on the values of a tensor")
         self.graph = graph
 
         def run(*arguments: Any) -> tuple[Any, ...]:
@@ -159,6 +167,13 @@ class _Recorder:
     def release(self) -> None:
         """Effect: releases the graph and its tensors."""
         self.graph, self.outputs, self.arguments, self._foreign = None, None, (), []
+
+
+def _depends_on_values(value: object) -> bool:
+    """Whether the result of an operation has a size or a place in memory that is not the same for all values."""
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        return any(isinstance(part, torch.SymInt) for part in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _compiled(function: Callable[..., Any], recorder: _Recorder) -> Callable[..., Any]:

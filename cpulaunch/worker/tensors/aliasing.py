@@ -58,11 +58,13 @@ class View:
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
 
 
-def views(tensors: list[Tensor]) -> dict[int, View]:
-    """The tensors that are views of another one of them, by position; `base` is that one's position.
+def views(inputs: list[Tensor], results: list[Tensor]) -> dict[int, View]:
+    """The results that are views of an input or another result, by their positions in both together, as is `base`.
 
     Of tensors that share memory, the largest one without gaps is the base; one that reaches beyond it is no view.
+    Where two inputs share memory, a result may belong to either one, which need not share it in the next call.
     """
+    tensors = [*inputs, *results]
     groups: dict[int, list[int]] = {}
     for position, tensor in enumerate(tensors):
         if tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
@@ -70,12 +72,12 @@ def views(tensors: list[Tensor]) -> dict[int, View]:
     found = {}
     for group in groups.values():
         whole = [position for position in group if tensors[position].numel() == _extent(tensors[position])]
-        if len(group) < 2 or not whole:
+        if len(group) < 2 or not whole or sum(position < len(inputs) for position in group) > 1:
             continue
         base = max(whole, key=lambda position: (tensors[position].numel(), -position))
         for position in group:
             view = _view(tensors[position], tensors[base], base)
-            if position != base and view is not None:
+            if position not in (base, *range(len(inputs))) and view is not None:
                 found[position] = view
     return found
 
@@ -104,6 +106,8 @@ def sharing_differs(
         return "a tensor that does not depend on its arguments"
     if _pattern(given + results[0]) != _pattern(given + results[1]):
         return "tensors that share memory differently"
+    if _pattern([*map(id, inputs + eager)]) != _pattern([*map(id, inputs + graph)]):
+        return "one tensor in place of two"
     for expected, got in zip(eager, graph, strict=True):
         if expected.requires_grad != got.requires_grad:
             return "a tensor with another requires_grad"

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph import capture  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -91,6 +92,84 @@ def test_views_of_a_result_or_an_argument_stay_views(plugin: Plugin) -> None:
         assert row.eq(2).all()
         assert value[0, 0] == 7
     assert plugin.captured() == ["WithViews"]
+
+
+class Calling(Net):
+    """Returns what a function makes of its result and its arguments."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values: Tensor) -> object:
+        return self.function(self.layers(values[0]), *values)
+
+
+def apart(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.randn, shapes))
+
+
+def shared(rows: int) -> tuple[Tensor, Tensor]:
+    value = torch.randn(rows, 16)
+    return value, value[2:]
+
+
+CHANGED_CALLS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], tuple[Tensor, ...]]] = {
+    "arguments that no longer share memory": (
+        lambda result, value, part: (result, part.view(-1)),
+        shared(8),
+        apart((8, 16), (6, 16)),
+    ),
+    "an argument that begins later in its memory": (
+        lambda result, value: (result, value.as_strided((4,), (1,), 0)),
+        apart((8, 16)),
+        (torch.randn(9, 16)[1:],),
+    ),
+    "another row": (
+        lambda result, value, row: (result, torch.select(result, 0, row)),
+        (*apart((8, 16)), torch.tensor(1)),
+        (*apart((8, 16)), torch.tensor(3)),
+    ),
+    "other rows": (
+        lambda result, value, row: (result, value[row : row + 1]),
+        (*apart((8, 16)), torch.tensor(1)),
+        (*apart((8, 16)), torch.tensor(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_CALLS)
+def test_views_follow_calls_that_have_the_same_signature(plugin: Plugin, name: str) -> None:
+    function, first, later = CHANGED_CALLS[name]
+    model = Calling(function).eval()
+    for values in (first, first, first, first, later, later):
+        close(model(*values), plugin.eager(model, *values))
+    assert plugin.captured()
+
+
+def test_a_result_in_two_places_is_one_tensor(plugin: Plugin) -> None:
+    model = Calling(lambda result, value: (result, [result])).eval()
+    for _ in range(4):
+        first, [second] = model(torch.randn(4, 16))
+        assert first is second
+    assert plugin.captured() == ["Calling"]
+
+
+def test_an_argument_in_place_of_its_alias_is_not_returned(plugin: Plugin) -> None:
+    """TorchScript leaves detach out; gaps keep the alias from being made again."""
+    model = Calling(lambda result, value: (result, value.detach())).eval()
+    for _ in range(4):
+        value = torch.randn(4, 32)[:, ::2]
+        assert model(value)[1] is not value
+
+
+def test_large_results_are_not_copied(plugin: Plugin, monkeypatch) -> None:
+    """The memory of a large tensor that is freed is that of the next one."""
+    monkeypatch.setattr(capture, "_copying", lambda *arguments: pytest.fail("copied"))
+    model = mlp()
+    for _ in range(4):
+        model(torch.randn(1 << 16, 16))
+    assert plugin.captured() == ["Sequential"]
 
 
 class Flat(Net):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 
 def remade(tensors: list[Tensor], found: dict[int, object]) -> None:
     """Asserts that each view, made again of a copy of its base, equals the original and follows its base."""
-    for position, view in views(tensors).items():
+    for position, view in views([], tensors).items():
         base = tensors[view.base]
         copy = torch.empty_strided(base.size(), base.stride(), dtype=base.dtype).copy_(base)
         again = view.of(copy)
@@ -23,7 +23,7 @@ def remade(tensors: list[Tensor], found: dict[int, object]) -> None:
         assert again.stride() == tensors[position].stride()
         copy.add_(1)
         assert torch.equal(again, tensors[position] + 1)
-    assert sorted(views(tensors)) == sorted(found)
+    assert sorted(views([], tensors)) == sorted(found)
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,13 @@ def test_views_of_a_base_that_begins_later_in_its_memory() -> None:
 def test_conjugated_tensors_are_no_views() -> None:
     value = torch.randn(4, dtype=torch.complex64)
     remade([value, value.conj()], {})
+
+
+def test_views_of_an_argument_are_found() -> None:
+    value = torch.arange(12.0).view(3, 4)
+    assert sorted(views([value], [value.t(), value[1]])) == [1, 2]
+
+
+def test_a_view_of_arguments_that_share_memory_belongs_to_none_of_them() -> None:
+    value = torch.arange(12.0).view(3, 4)
+    assert views([value, value[1:]], [value[2]]) == {}
