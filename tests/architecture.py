@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.process": {"records", "system", "worker.reporting"},
     "worker.fusion": {"records", "system", "probe", ""},
     "worker.graph": {"records", "worker.reporting", "worker.tensors", "worker.fusion"},
-    "worker.weights": {"records", "worker.reporting", "worker.tensors"},
+    "worker.weights": {"records", "system", "probe", "worker.reporting", "worker.tensors"},
     "worker.ledger": {"records", "worker.reporting"},
     "worker.features": {
         *("records", "worker.reporting", "worker.tensors", "worker.graph", "worker.weights", "worker.ledger"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cpulaunch.plan.plugin.checks import FEATURES
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import Layer
 from cpulaunch.records.settings import setting_specs
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 SETTING = "optimize"
 _NO_PRELOADS = {"openmp": "default", "allocator": "default", "mkl_dispatch": "off"}
 _ROUNDING = {"graph": "onednn", "weights": "fp32", "channels_last": True}
-_BF16 = _ROUNDING | {"weights": "bf16", "precision": "bf16"}
+_BF16_WEIGHTS = _ROUNDING | {"weights": "bf16"}
+_BF16 = _BF16_WEIGHTS | {"precision": "bf16"}
 _WITHOUT_SETTINGS = (
     "CPU binding, memory and threads only: nothing is preloaded, no profile is added automatically",
     "the default: adds nothing that changes what is computed",
@@ -38,16 +38,20 @@ def level_values(level: int, host: Host) -> Mapping[str, Any]:
     """The settings that a level (0 to 4) stands for on this host, in the order of the help."""
     if level < 2:
         return _NO_PRELOADS if level == 0 else {}
-    values = _ROUNDING if level == 2 or missing_bf16(host) else _BF16
+    values = _ROUNDING
+    if level > 2 and host.cpu.has_bf16:
+        values = _BF16 if host.cpu.multiplies_bf16_faster else _BF16_WEIGHTS
     return values | {"weights": "int8"} if level == 4 else values
 
 
-def missing_bf16(host: Host) -> str | None:
-    """Why bf16 does not pay on this host; None if its CPU has instructions for it."""
+def _missing_bf16(host: Host) -> str | None:
+    """What bf16 is not used for on this host, and why; None if it pays."""
     if not host.cpu.isa:
-        return "it is not known whether this CPU has bf16 instructions"
-    if host.cpu.isa.isdisjoint(FEATURES["bf16"]):
-        return "this CPU has no bf16 instructions (avx512_bf16, amx_bf16, Arm's bf16)"
+        return "no bf16: it is not known whether this CPU has bf16 instructions"
+    if not host.cpu.has_bf16:
+        return "no bf16: this CPU has no bf16 instructions (avx512_bf16, amx_bf16, Arm's bf16)"
+    if not host.cpu.multiplies_bf16_faster:
+        return "no products in bf16: without AMX they are slower than fp32 on this CPU"
     return None
 
 
@@ -99,8 +103,8 @@ def _meaning(level: int, host: Host, layers: Sequence[Layer]) -> str:
     winners = {name: layer.origin for layer in reversed(named) for name in values if name in layer.values}
     left = {name: value for name, value in values.items() if name not in winners}
     parts = [_WITHOUT_SETTINGS[level] if level < 2 else _effect(left)]
-    if level > 2 and (missing := missing_bf16(host)) is not None:
-        parts.append(f"no bf16: {missing}")
+    if level > 2 and (missing := _missing_bf16(host)) is not None:
+        parts.append(missing)
     if winners:
         parts.append("chosen otherwise: " + ", ".join(f"{name} [{origin}]" for name, origin in winners.items()))
     return "; ".join(parts)

@@ -8,11 +8,13 @@ from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan, Note
 from cpulaunch.records.request import EnvDefault, Layer, merge
 from tests.plan.machines import SCRIPT, TORCH, libraries, machine, replace
-from tests.roots import EPYC, GRACE, RootSpec, X86Cpu, host_of
+from tests.roots import EPYC, GRACE, XEON, RootSpec, X86Cpu, host_of
 
 OLD = X86Cpu(flags="fpu sse2 avx2 fma avx512f")
 ZEN = replace(host_of(RootSpec(cpu=EPYC)), torch=TORCH)
 PLAIN = replace(host_of(RootSpec(cpu=OLD)), torch=TORCH)
+WITH_AMX = replace(host_of(RootSpec(cpu=XEON)), torch=TORCH)
+WITHOUT_AMX = replace(host_of(RootSpec(cpu=X86Cpu(flags="fpu sse2 avx2 fma avx512f avx512_bf16"))), torch=TORCH)
 ARM = replace(host_of(RootSpec(cpu=GRACE)), torch=TORCH)
 UNKNOWN = replace(machine(cores=4), torch=TORCH)
 
@@ -30,6 +32,9 @@ NO_PRELOADS = {"openmp": "default", "allocator": "default", "mkl_dispatch": "off
         (ZEN, 3, BF16),
         (ARM, 3, BF16),
         (PLAIN, 3, ROUNDING),
+        (WITHOUT_AMX, 3, ROUNDING | {"weights": "bf16"}),
+        (WITHOUT_AMX, 4, ROUNDING | {"weights": "int8"}),
+        (WITH_AMX, 3, BF16),
         (UNKNOWN, 3, ROUNDING),
         (ZEN, 4, BF16 | {"weights": "int8"}),
         (ARM, 4, BF16 | {"weights": "int8"}),
@@ -137,6 +142,7 @@ def test_level_1_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("host", "level", "part"),
     [
+        (WITHOUT_AMX, 3, "weights have 8 bits of precision; no products in bf16: without AMX they are slower"),
         (PLAIN, 3, "results differ by rounding; no bf16: this CPU has no bf16 instructions"),
         (PLAIN, 4, "weights have 8 bits; no bf16: this CPU has no bf16 instructions"),
         (UNKNOWN, 3, "it is not known whether this CPU has bf16 instructions"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import BF16_FEATURES, Host
 from cpulaunch.records.record import field, record
 from cpulaunch.records.request import LaunchRequest
 from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
@@ -22,7 +22,7 @@ LAST_IPEX_TORCH = (2, 8)
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 GPU_SETTINGS = ("pin_memory", "cudnn_benchmark")
 FEATURES = {
-    "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "bf16": BF16_FEATURES,
     "fp16": ("avx512_fp16", "amx_fp16", "fp16"),
 }
 """CPU features that make products of the type faster than those of fp32; the last one is Arm's."""
@@ -214,20 +214,23 @@ def _overridden_engines(request: LaunchRequest, *, graph: bool, weights: bool) -
 
 def _converted_weights(host: Host, weights: str | None) -> dict[str, str]:
     """What is known of bf16 weights on a CPU without bf16 instructions; empty where there is nothing to say."""
-    if weights != "bf16" or not host.cpu.isa or not host.cpu.isa.isdisjoint(FEATURES["bf16"]):
+    if weights != "bf16" or not host.cpu.isa or host.cpu.has_bf16:
         return {}
     return {"weights": "this CPU has no bf16 instructions, so kernels convert each weight before they multiply"}
 
 
 def _slow_precision(host: Host, request: LaunchRequest) -> tuple[str, ...]:
-    """A warning if the CPU has no instructions for the requested precision, unless the host has GPUs.
+    """A warning if the requested precision is not faster than fp32 on the CPU, unless the host has GPUs.
 
     Source of the figure: 8 linear layers of width 512, batch 1, torch 2.13.0, AMD Zen 5: a third of fp32's speed.
     """
     precision = request.settings.precision or ""
     features = FEATURES.get(precision)
-    if features is None or host.gpus or not host.cpu.isa or not host.cpu.isa.isdisjoint(features):
+    if features is None or host.gpus or not host.cpu.isa:
         return ()
+    if not host.cpu.isa.isdisjoint(features):
+        slow = precision == "bf16" and not host.cpu.multiplies_bf16_faster
+        return ("--precision bf16 is slower than fp32 on an Intel CPU without AMX",) if slow else ()
     return (
         f"--precision {precision} is emulated on this CPU, which has neither {features[0]}, {features[1]} nor Arm's "
         f"{features[2]}: expect it to be several times slower than fp32 (small models in eager mode can be 3 times "

@@ -17,7 +17,7 @@ from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten
 MEASURED_CALLS = 2
 """Calls of each module that are compared: each costs one more call in the program's own precision."""
 
-LIBRARIES = ("torch.nn.modules.", "torchvision.models.", "transformers.models.")
+LIBRARIES = ("torch.nn.modules.", "torchvision.", "transformers.", "timm.")
 """Modules of these may run twice: they change nothing but themselves and their arguments. A program's own `forward` may
 print, count or append to a list, and torch's parallel modules exchange messages."""
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cpulaunch.probe.isa import read_cpu_info
+from cpulaunch.system.root import Root
 from cpulaunch.worker.tensors.access import watch_access
 from cpulaunch.worker.weights.packing import Packed, few_rows, many_rows, pack
 
@@ -70,7 +72,7 @@ class Form:
 
     def _many_rows(self, x: Tensor, bias: Tensor | None, plain: Linear, dtype: torch.dtype) -> Tensor:
         """The product for many rows: limited by arithmetic, so in bf16 where the CPU multiplies bf16 fast."""
-        low = bf16_is_fast() if self.kind != "fp32" else dtype is torch.bfloat16
+        low = dtype is torch.bfloat16 or (self.kind != "fp32" and bf16_is_fast())
         if not low or dtype is torch.float16:
             return plain(x, self._original, bias)
         weight = many_rows(self._packed) if self.kind in ("int8", "int4") else self.low(torch.bfloat16)
@@ -91,8 +93,7 @@ _fast: list[bool] = []
 
 
 def bf16_is_fast() -> bool:
-    """Whether the CPU has instructions for bf16 products (AVX512_BF16 or AMX), so that they beat fp32 ones."""
+    """Whether the CPU multiplies bf16 faster than fp32."""
     if not _fast:
-        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        _fast.append(any(getattr(torch.cpu, name, bool)() for name in checks))
+        _fast.append(read_cpu_info(Root()).multiplies_bf16_faster)
     return _fast[0]

@@ -27,8 +27,8 @@ def note(host: Host, setting: str, flags: str = "", **more: object) -> Note:
     return found
 
 
-def cpu(host: Host, *isa: str) -> Host:
-    return replace(host, cpu=CpuInfo(vendor="GenuineIntel", isa=frozenset(isa)))
+def cpu(host: Host, *isa: str, vendor: str = "GenuineIntel") -> Host:
+    return replace(host, cpu=CpuInfo(vendor=vendor, isa=frozenset(isa)))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,9 @@ def test_an_unknown_torch_causes_no_errors_or_warnings() -> None:
     [
         (cpu(HOST, "avx2", "avx512f"), "--precision bf16", True),
         (cpu(HOST, "avx2", "avx512_bf16"), "--precision fp16", True),
-        (cpu(HOST, "avx512_bf16"), "--precision bf16", False),
+        (cpu(HOST, "avx512_bf16"), "--precision bf16", True),
+        (cpu(HOST, "avx512_bf16", vendor="AuthenticAMD"), "--precision bf16", False),
+        (cpu(HOST, "avx512_bf16", "amx_bf16"), "--precision bf16", False),
         (cpu(HOST, "amx_tile", "amx_bf16"), "--precision bf16", False),
         (cpu(HOST, "neon", "bf16"), "--precision bf16", False),
         (cpu(HOST, "avx512_fp16"), "--precision fp16", False),
