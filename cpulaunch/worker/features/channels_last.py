@@ -20,7 +20,10 @@ from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
-from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten
+from cpulaunch.worker.tensors.foreign import is_foreign
+from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.owners import is_held_elsewhere
+from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
 
 
 class ChannelsLast:
@@ -73,7 +76,7 @@ class LayoutTrial:
         if not self._call_lock.acquire(blocking=False):
             if self._give_up(module):
                 report_event("eager", module=type(module).__name__, reason="several threads call it: no channels_last")
-            return self._converted(module, run) if self._comparison.is_second else run()
+            return self._converted(module, args, kwargs, run) if self._comparison.is_second else run()
         try:
             return self._call(module, args, kwargs, run)
         finally:
@@ -84,7 +87,7 @@ class LayoutTrial:
             return run()
         if not self._measured:
             self._convert(module)
-            result = self._converted(module, run)
+            result = self._converted(module, args, kwargs, run)
             if not self.has_ended:
                 report_event("applied", setting="channels_last", detail=type(module).__name__)
             self.has_ended = True
@@ -93,7 +96,7 @@ class LayoutTrial:
         counts = self._is_alike((module.training, torch.is_grad_enabled(), self._signatures.of(args, kwargs)), is_step)
         self._end_step(module, started)
         if self._comparison.is_second and not self.has_ended:
-            result = self._converted(module, run)
+            result = self._converted(module, args, kwargs, run)
         else:
             result = run()
             self._layouts.update(_layouts(result))
@@ -133,7 +136,9 @@ class LayoutTrial:
             self._return(module)
         report_event("eager", module=name, reason=f"channels_last is not faster: {converted}, its own layout {own}")
 
-    def _converted(self, module: nn.Module, run: Callable[[], Any]) -> Any:
+    def _converted(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]
+    ) -> Any:
         """The result of a call with converted weights, in a layout that the program knows."""
         name, state = type(module).__name__, torch.get_rng_state()
         try:
@@ -143,13 +148,14 @@ class LayoutTrial:
                 degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
             torch.set_rng_state(state)
             return run()
-        tensors = [tensor for tensor in _tensors(result) if not tensor.is_contiguous()]
-        changed = [tensor for tensor in tensors if _layout(tensor) not in self._layouts]
-        if changed and self._give_up(module):
+        given = set(map(storage_of, _tensors((args, kwargs))))
+        results = [tensor for tensor in _tensors(result) if storage_of(tensor) not in given]
+        changed = [each for each in results if not each.is_contiguous() and _layout(each) not in self._layouts]
+        if not changed:
+            return result
+        if self._give_up(module):
             degraded(self._settings, "channels_last", f"results of {name} would have another memory layout")
-        for tensor in changed:
-            tensor.data = tensor.detach().contiguous()
-        return result
+        return _contiguous(result, set(map(id, changed)))
 
     def _give_up(self, module: nn.Module) -> bool:
         """Whether the trial was going on. Effect: ends it; the weights get their own layout back."""
@@ -164,6 +170,8 @@ class LayoutTrial:
         try:
             align_optimizers()
             with self._conversion_lock:
+                if not self.has_ended and not _can_convert(module):  # The program has taken hold of its weights.
+                    self.has_ended = True
                 if not self.has_ended:
                     _reorder(module, torch.channels_last)
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
@@ -177,9 +185,11 @@ class LayoutTrial:
 
 def _reorder(module: nn.Module, layout: torch.memory_format) -> None:
     """Effect: the weights get the layout. In inference mode they would become inference tensors, which cannot train."""
-    is_inference = any(parameter.is_inference() for parameter in module.parameters())
-    with torch.inference_mode(is_inference), torch.no_grad():
-        module.to(memory_format=layout)
+    for weight in _weights(module):
+        with torch.inference_mode(weight.is_inference()), torch.no_grad():
+            weight.data = weight.detach().contiguous(memory_format=layout)
+            if weight.grad is not None:
+                weight.grad.data = weight.grad.detach().contiguous(memory_format=layout)
 
 
 Layout = tuple[torch.Size, tuple[int, ...]]
@@ -202,14 +212,37 @@ def _layouts(result: Any) -> list[Layout]:
     return list(map(_layout, _tensors(result)))
 
 
+def _contiguous(result: Any, changed: set[int]) -> Any:
+    """The result with contiguous copies of the tensors with these ids, as far as its structure is known."""
+    tensors: list[Tensor] = []
+    try:
+        spec = flatten(result, tensors)
+    except UnknownStructureError:
+        return result
+    return rebuild(spec, [tensor.contiguous() if id(tensor) in changed else tensor for tensor in tensors])
+
+
 def _weights(module: nn.Module) -> list[Tensor]:
-    """The parameters that a conversion reorders."""
-    return [parameter for parameter in module.parameters() if parameter.dim() == 4]
+    """The weights of two-dimensional convolutions, also where torch computes them from other parameters."""
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
+    parameters = {id(weight): weight for part in convolutions for weight in part.parameters() if weight.dim() == 4}
+    return list(parameters.values())
 
 
 def _can_convert(module: nn.Module) -> bool:
-    """Whether the module has two-dimensional convolutions, none of which the program itself has converted."""
+    """Whether the module has two-dimensional convolutions whose weights only it holds, in torch's own layout.
+
+    A conversion moves a weight to other memory. What the program, or another process, then writes to the memory that it
+    holds would be lost.
+    """
     with suppress(Exception):  # A class may override `modules` or `parameters`.
-        if any(isinstance(part, nn.Conv2d | nn.ConvTranspose2d) for part in module.modules()):
-            return all(weight.is_contiguous() for weight in _weights(module))
+        weights = _weights(module)
+        return bool(weights) and all(map(_may_move, weights))
     return False
+
+
+def _may_move(weight: Tensor) -> bool:
+    if not weight.is_contiguous() or type(weight) is not nn.Parameter:
+        return False
+    is_shared = weight.is_cpu and weight.is_shared()  # On a GPU, torch says so of every tensor.
+    return not (is_shared or is_foreign(weight) or is_held_elsewhere(weight))

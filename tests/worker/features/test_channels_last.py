@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 from torch import Tensor, nn  # noqa: E402
 
@@ -205,3 +206,115 @@ def test_threads_may_call_the_same_model(tmp_path: Path, measured: bool, alone: 
     assert failures == []
     if alone == 0:
         assert not model.is_converted
+
+
+class Tables(Images):
+    """Next to convolutions of images, one of volumes, and buffers of four dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.volumes = nn.Conv3d(1, 2, 3)
+        self.register_buffer("table", torch.randn(1, 2, 3, 4))
+        self.register_buffer("wide", torch.ones(1, 1, 1, 1).expand(2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("converted", [0.5, 1.5])
+def test_only_convolutions_of_images_are_converted(tmp_path: Path, monkeypatch, capfd, converted: float) -> None:
+    model, value = Tables().eval(), torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, converted))
+    buffers = [(buffer, buffer.stride()) for buffer in model.buffers()]
+    with installed(tmp_path, SETTINGS, measured=True):
+        for _ in range(20):
+            model(value)
+    assert model.is_converted is (converted < 1)
+    assert model.volumes.weight.is_contiguous()
+    for buffer, (before, strides) in zip(model.buffers(), buffers, strict=True):
+        assert buffer is before
+        assert buffer.stride() == strides
+    assert capfd.readouterr().err == ""
+
+
+def _shared(model: Images) -> Tensor:
+    return model.share_memory().convolution.weight
+
+
+def _flat(model: Images) -> Tensor:
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    return flat
+
+
+def _array(model: Images) -> object:
+    array = numpy.random.rand(8, 3, 3, 3).astype("float32")
+    model.convolution.weight = nn.Parameter(torch.from_numpy(array))
+    return array
+
+
+def _held(model: Images) -> object:
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("hold", [_shared, _flat, _array, _held])
+@pytest.mark.parametrize("measured", [False, True])
+def test_weights_whose_memory_is_held_elsewhere_stay_in_it(tmp_path: Path, monkeypatch, hold, measured) -> None:
+    model, value = Images().eval(), torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    held, pointer = hold(model), model.convolution.weight.data_ptr()
+    with installed(tmp_path, SETTINGS, measured=measured):
+        for _ in range(20):
+            model(value)
+    assert model.convolution.weight.data_ptr() == pointer
+    assert held is not None
+
+
+def test_weights_that_a_program_takes_hold_of_later_stay_in_their_memory(tmp_path: Path, monkeypatch) -> None:
+    model, value = Images().eval(), torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    with installed(tmp_path, SETTINGS, measured=True):
+        model(value)
+        held = model.convolution.weight.data
+        for _ in range(20):
+            model(value)
+        held.zero_()
+    assert not model.convolution.weight.any()
+
+
+class Half(Images):
+    """Returns a view of the convolution's result."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.convolution(value)[:, :4]
+
+
+def test_results_that_get_another_layout_have_the_same_gradients(tmp_path: Path, monkeypatch) -> None:
+    model, value, gradients = Half().train(), torch.randn(2, 3, 8, 8), []
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    with installed(tmp_path, SETTINGS, measured=True), torch.enable_grad():
+        for _ in range(60):
+            model.zero_grad()
+            result = model(value)
+            result.mul_(torch.arange(result.numel()).view_as(result)).sum().backward()
+            gradients.append(model.convolution.weight.grad)
+    assert not model.is_converted
+    for gradient in gradients:
+        close(gradient / gradients[0].norm(), gradients[0] / gradients[0].norm())
+
+
+class Echo(Images):
+    """Returns its argument next to the images' features."""
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return value, super().forward(value)
+
+
+def test_arguments_that_are_returned_stay_as_they_are(tmp_path: Path, monkeypatch) -> None:
+    model = Echo().eval()
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    with installed(tmp_path, SETTINGS, measured=True):
+        for _ in range(20):
+            model(torch.randn(2, 3, 8, 8))
+            images = torch.randn(2, 5, 5, 3).permute(0, 3, 1, 2)
+            strides = images.stride()
+            assert model(images)[0] is images
+            assert images.stride() == strides
+    assert model.is_converted
