@@ -48,25 +48,11 @@ def _residents(settings: TorchSettings) -> Any:
         return None
 
 
-class Unwrapped:
-    """A context in which calls of submodules run without the wrapper in this thread, or with it again."""
-
-    __slots__ = ("_before", "_state", "_value")
-
-    def __init__(self, state: Any, value: bool) -> None:
-        self._state, self._value = state, value
-
-    def __enter__(self) -> None:
-        self._before, self._state.unwrapped = self._state.unwrapped, self._value
-
-    def __exit__(self, *details: object) -> None:
-        self._state.unwrapped = self._before
-
-
 class CallModes:
     """Runs calls of modules in one of the modes. Each mode computes in the types that the settings allow.
 
-    `state`: of the thread; its `unwrapped` says whether calls of submodules run without the wrapper.
+    `state`: of the thread; its `unwrapped` says whether calls of submodules run without the wrapper. It is set back by
+    `finally`, which no KeyboardInterrupt can keep from running, unlike an `__exit__`.
     `changed` is called when a module has fewer modes than before.
     """
 
@@ -243,8 +229,10 @@ class CallModes:
         return self._run(module, args, kwargs, try_submodules=False)
 
     def run_submodule(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call inside a module that could not be captured as a whole."""
-        if not self.captures.is_large_enough(module):
+        """The result of a call inside another one: of a module that could not be captured as a whole, or by a signal
+        handler, a destructor, or a method that the wrapper calls.
+        """
+        if self.captures is None or not self.captures.is_large_enough(module):
             return self._run(module, args, kwargs, try_submodules=True)
         return self._capturing(
             module,
@@ -264,8 +252,12 @@ class CallModes:
         )
 
     def _capturing(self, module: nn.Module, args: Any, kwargs: Any, eager: Any, *, outermost: bool) -> Any:
-        with Unwrapped(self._state, True):
+        state = self._state
+        before, state.unwrapped = state.unwrapped, True
+        try:
             return self.captures.call(module, args, kwargs, eager, outermost=outermost)
+        finally:
+            state.unwrapped = before
 
     def _in_autocast(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool
@@ -277,5 +269,9 @@ class CallModes:
         return widened(result) if mode.widen else result
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, try_submodules: bool) -> Any:
-        with Unwrapped(self._state, not try_submodules):
+        state = self._state
+        before, state.unwrapped = state.unwrapped, not try_submodules
+        try:
             return self._original(module, *args, **kwargs)
+        finally:
+            state.unwrapped = before

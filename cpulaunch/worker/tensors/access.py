@@ -82,7 +82,15 @@ def _install_once() -> None:
         _record_access(self)
         return plain_dlpack(self, *given, **options)
 
+    plain_capsule: Any = torch.utils.dlpack.to_dlpack
+
+    @wraps(plain_capsule)
+    def to_dlpack(tensor: Tensor, *given: Any, **options: Any) -> Any:
+        _record_access(tensor)
+        return plain_capsule(tensor, *given, **options)
+
     torch.Tensor.__dlpack__ = dlpack
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = to_dlpack
     numpy.__doc__ = plain_numpy.__doc__
     torch.Tensor.data = property(data, set_data)
     torch.Tensor.numpy = numpy

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -94,8 +96,12 @@ class Accuracy:
 
 
 def _may_repeat(part: nn.Module) -> bool:
-    """Whether the part's class is of one of LIBRARIES, and its `forward` the class's."""
-    return f"{type(part).__module__}.".startswith(LIBRARIES) and "forward" not in vars(part)
+    """Whether the part's class is of one of LIBRARIES, and no function among its attributes is the program's."""
+    if not f"{type(part).__module__}.".startswith(LIBRARIES) or "forward" in vars(part):
+        return False
+    kept = [value for value in vars(part).values() if isinstance(value, FunctionType | MethodType | partial)]
+    functions = [value.func if isinstance(value, partial) else value for value in kept]
+    return all(f"{each.__module__}.".startswith(("torch.", "torchvision.", "transformers.")) for each in functions)
 
 
 def _check_library_objects(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.record import record
@@ -96,10 +97,17 @@ class ResidentWeight:
         return self._uses_to_wait < 0 and not is_held_elsewhere(weight)
 
     def make(self, weight: Tensor, x: Tensor, bias: Tensor | None, plain: Linear) -> Tensor:
-        """The product in the program's own precision. Effect: makes the form, in a higher type if it loses too much."""
+        """The product in the program's own precision. Effect: makes the form, in a higher type if it loses too much.
+
+        What a type loses does not show where the input is zero, such as padding: such a product makes no form.
+        """
         original = (weight.t() if self.transposed else weight).detach()
-        expected = plain(x, original, bias)
+        y = plain(x, original, bias)
+        row, is_telling = _largest_row(x)
         kind = self.kind
+        if not is_telling and kind != "fp32":
+            return y
+        x, expected = (tensor.reshape(-1, tensor.shape[-1])[row : row + 1] for tensor in (x, y))
         form, first = _tried(original, kind, x, expected, bias=bias, plain=plain)
         error = first
         while kind != "fp32" and error > MAX_ERRORS[kind]:
@@ -107,19 +115,26 @@ class ResidentWeight:
             form, error = _tried(original, kind, x, expected, bias=bias, plain=plain)
         self.loss = Loss(error=error, kind=kind, rejected=first, layer=str(list(original.shape)))
         self.form = form
-        return expected
+        return y
+
+
+def _largest_row(x: Tensor) -> tuple[int, bool]:
+    """The index of the row with the largest norm, and whether that is finite and not zero."""
+    norms = torch.linalg.vector_norm(x.reshape(-1, x.shape[-1]), dim=-1, dtype=torch.float32)
+    norms = norms.nan_to_num(nan=0.0, posinf=0.0)
+    row = int(norms.argmax())
+    return row, bool(norms[row] > 0)
 
 
 def _tried(
     original: Tensor, kind: str, x: Tensor, expected: Tensor, *, bias: Tensor | None, plain: Linear
 ) -> tuple[Form | None, float]:
-    """The form of this type, and the error of its product for the first row, relative to the expected one."""
+    """The form of this type, and the error of its product for a row, relative to the expected one."""
     try:
         form = Form(original, kind)
     except ValueError:
         return None, float("inf")
-    got = form.multiply(x.reshape(-1, x.shape[-1])[:1], bias, plain)
-    return form, relative_error(expected.reshape(-1, expected.shape[-1])[:1], got)
+    return form, relative_error(expected, form.multiply(x, bias, plain))
 
 
 def relative_error(expected: Tensor, got: Tensor) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from cpulaunch.probe.isa import read_cpu_info
 from cpulaunch.system.root import Root
 from cpulaunch.worker.tensors.access import watch_access
+from cpulaunch.worker.tensors.owners import is_held_elsewhere
 from cpulaunch.worker.weights.packing import Packed, few_rows, many_rows, pack
 
 Linear = Callable[..., Tensor]
@@ -67,6 +68,8 @@ class Form:
             self.changed = False
             if bias is not None and bias.dtype is not torch.float32:  # It is copied.
                 watch_access(self, [bias])
+                if is_held_elsewhere(bias) or bias.is_shared():
+                    return few_rows(self._packed, bias)
             prepared = self._few = (bias, state, few_rows(self._packed, bias))
         return prepared[2]
 

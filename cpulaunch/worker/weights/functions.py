@@ -120,6 +120,9 @@ _replaced: list[tuple[Any, str, Any, Any]] = [
 ]
 """Owner, name, replacement and original of each replaced function."""
 
+MAX_REPLACED = 64
+"""A program may make a class for each model, and each one that is replaced here is kept and costs time at each call."""
+
 _in_force: list[tuple[Any, str, Any, Any, bool]] = []
 """Those that are replaced at the moment, and whether the owner has the function itself: a class may inherit it."""
 
@@ -168,25 +171,27 @@ def replace_forward(kind: type, plain: Callable[..., Any]) -> None:
         return plain(self, *given, **options)
 
     with _lock:
-        if not any(owner is kind for owner, *_ in _replaced):
+        if len(_replaced) < MAX_REPLACED and not any(owner is kind for owner, *_ in _replaced):
             _replaced.append((kind, "forward", forward, plain))
 
 
 class Replaced:
-    """A context in which torch's functions use the weights of a store, in this thread. `at_end` is called last."""
+    """A context in which torch's functions use the weights of a store, in this thread. `at_end` is called last.
 
-    __slots__ = ("_at_end", "_before", "_store", "thread")
+    A thread is in one such context at most: another one of it is of a call whose __exit__ was interrupted.
+    """
+
+    __slots__ = ("_at_end", "_store", "thread")
 
     def __init__(self, store: Store, at_end: Callable[[], object]) -> None:
         self._store = store
         self._at_end = at_end
 
     def __enter__(self) -> None:
-        self._before, self.thread = _thread.store, threading.get_ident()
+        self.thread = threading.get_ident()
         try:
             with _lock:
-                if self._before is None:  # An interrupted __exit__ may have left contexts of this thread.
-                    _active.difference_update([each for each in _active if each.thread == self.thread])
+                _active.difference_update([each for each in _active if each.thread == self.thread])
                 _active.add(self)
                 if not _in_force:
                     _replace()
@@ -200,7 +205,7 @@ class Replaced:
         self._at_end()
 
     def _leave(self) -> None:
-        _thread.store = self._before
+        _thread.store = None
         with _lock:
             _active.discard(self)
             if not _active:

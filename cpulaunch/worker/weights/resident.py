@@ -144,9 +144,11 @@ class ResidentWeights:
             y = entry.make(weight, x, bias, plain_linear)
         finally:
             self._lock.release()
+        if entry.form is None:
+            return y
         self.progress += 1
         self._new.append((entry, weight.numel() * weight.element_size()))
-        if self._releases and entry.form is not None and entry.form.kind != "fp32" and entry.form.bytes:
+        if self._releases and entry.form.kind != "fp32" and entry.form.bytes:
             self._release(weight)
         return y
 

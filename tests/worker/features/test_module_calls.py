@@ -1,7 +1,8 @@
 """Settings applied around top-level calls: precision, gradients, memory layout, the first call, compiled engines."""
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,51 @@ def test_threads_have_their_own_state(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert [dtype for dtype, _ in model.seen] == [torch.bfloat16] * 4
+
+
+class Calling(nn.Module):
+    """Calls a part of it to find its parameters, as a signal handler or a destructor may do at any place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        self.layer(torch.zeros(1, 256))
+        return super().parameters(recurse)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.layer(value)
+
+
+def test_a_call_in_the_midst_of_the_wrapper_is_the_programs_own(tmp_path: Path) -> None:
+    model = Calling().eval()
+    with installed(tmp_path, TorchSettings(weights="fp32")) as plugin:
+        for _ in range(4):
+            value = torch.randn(1, 256)
+            close(model(value), plugin.eager(model, value))
+        assert plugin.events("weights")
+
+
+def test_an_interrupt_at_the_end_of_a_call_does_not_switch_the_wrapper_off(tmp_path: Path) -> None:
+    """KeyboardInterrupt is raised where a Python function begins: an `__exit__` may so be left out."""
+
+    def interrupt(frame: object, event: str, _: object) -> None:
+        code = frame.f_code  # type: ignore[attr-defined]
+        if event == "call" and code.co_name == "__exit__" and code.co_filename.endswith("call_modes.py"):
+            raise KeyboardInterrupt
+
+    model = Recording()
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        try:
+            sys.setprofile(interrupt)
+            model(torch.randn(4, 16))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        model(torch.randn(4, 16))
+    assert model.seen[-1] == (torch.bfloat16, False)
 
 
 # Faults: after any failure the program continues as without the setting; --strict stops it.

@@ -187,3 +187,17 @@ def test_hooks_run_once_for_each_call(tmp_path: Any) -> None:
         for _ in range(6):
             module(torch.randn(1, WIDTH))
     assert len(seen) == 6
+
+
+def test_functions_of_the_program_inside_a_librarys_module_run_once_for_each_call(tmp_path: Any) -> None:
+    seen: list[int] = []
+
+    def activation(x: Tensor) -> Tensor:
+        seen.append(1)
+        return x.relu()
+
+    module = nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, activation=activation, batch_first=True).eval()
+    with installed(tmp_path, TorchSettings(weights="int8")):
+        for _ in range(6):
+            module(torch.randn(1, 3, WIDTH))
+    assert len(seen) == 6

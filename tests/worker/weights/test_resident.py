@@ -159,6 +159,10 @@ def _dlpack(module: nn.Module) -> None:
     torch.from_dlpack(module[0].weight.detach()).mul_(3)  # type: ignore[index,union-attr,operator]
 
 
+def _capsule(module: nn.Module) -> None:
+    torch.from_dlpack(torch.utils.dlpack.to_dlpack(module[0].weight.detach())).mul_(3)  # type: ignore[index,union-attr,arg-type,operator]
+
+
 def _replaced(module: nn.Module) -> None:
     module[0].weight = nn.Parameter(module[0].weight.detach() * 3)  # type: ignore[index,union-attr,operator]
 
@@ -189,7 +193,20 @@ def _merged(module: nn.Module) -> None:
     module[0].weight.data += delta  # type: ignore[index,union-attr,operator]
 
 
-CHANGES = (_in_place, _data, _new_data, _numpy, _dlpack, _replaced, _loaded, _trained, _bias, _bias_data, _merged)
+CHANGES = (
+    _in_place,
+    _data,
+    _new_data,
+    _numpy,
+    _dlpack,
+    _capsule,
+    _replaced,
+    _loaded,
+    _trained,
+    _bias,
+    _bias_data,
+    _merged,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -662,3 +679,52 @@ def test_memory_of_an_allocator_that_expects_zeros_is_not_released(tmp_path: Any
     environment = {**os.environ, "LD_PRELOAD": str(JEMALLOC[0])}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert "allocator" in ended.stdout
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_what_a_type_loses_is_measured_where_the_input_is_not_zero(kind: str) -> None:
+    module, weights, x = nn.Linear(WIDTH, WIDTH, bias=False).eval(), store(kind), torch.randn(3, WIDTH)
+    with torch.no_grad():
+        module.weight[:, 0] *= 3000
+    x[:, 0] = 0
+    padded = torch.cat([torch.zeros(1, WIDTH), x])
+    near(weights, module, torch.zeros(2, WIDTH) * float("nan"), calls=0)
+    for value in (torch.zeros(2, WIDTH), torch.full((2, WIDTH), float("nan"))):
+        for _ in range(4):
+            call(weights, module, value)
+    assert not forms(weights)
+    for _ in range(4):
+        assert error(call(weights, module, padded), plain(module, padded)) < 0.02
+    assert forms(weights)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_bias_that_the_program_holds_otherwise_is_read_as_it_is_now(rows: int) -> None:
+    weights, module = store(), nn.Linear(WIDTH, WIDTH).to(torch.bfloat16).eval()
+    held, x = module.bias.data, torch.randn(rows, WIDTH, dtype=torch.bfloat16)
+    near(weights, module, x)
+    held.fill_(100.0)
+    near(weights, module, x)
+    assert forms(weights)
+
+
+def test_an_interrupt_on_exit_is_forgotten_at_the_next_call() -> None:
+    weights, module, x = store(), model(), torch.randn(1, WIDTH)
+    interrupted = weights.active(module)
+    interrupted.__enter__()
+    near(weights, module, x)
+    assert F.linear is functions.plain_linear
+    assert functions._thread.store is None
+
+
+def test_classes_without_end_are_not_kept() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return x
+
+    before = list(functions._replaced)
+    try:
+        for _ in range(2 * functions.MAX_REPLACED):
+            functions.replace_forward(type("Norm", (nn.Module,), {"forward": forward}), forward)
+        assert len(functions._replaced) == functions.MAX_REPLACED
+    finally:
+        functions._replaced[:] = before
