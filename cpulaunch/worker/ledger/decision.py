@@ -307,8 +307,8 @@ class Decision:
         self._due = {
             each: self.calls if each in self._postponed else self.calls + self._wait[each] for each in self._due
         }
-        if mode != PLAIN and plain < self._reference < own:
-            self._due[PLAIN] = self.calls
+        if mode != PLAIN:  # As in `_choose`.
+            self._due[PLAIN] = self.calls + (0 if plain < self._reference < own else REGIME_WAIT)
 
     def _review(self) -> None:
         """Effect: if the chosen mode has become slower than another one was, the other one is tried next."""

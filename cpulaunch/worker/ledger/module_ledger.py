@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from random import Random
 
 from cpulaunch.worker.ledger.account import Account
 from cpulaunch.worker.ledger.blocks import BlockDecision
 from cpulaunch.worker.ledger.decision import PLAIN, Decision
 
-MAX_SIGNATURES = 32
-"""Signatures with a decision of their own; the least recently used one is forgotten."""
+MAX_SIGNATURES = 64
+"""Signatures with a decision of their own; of more, any one is forgotten.
+
+The least recently used one would be the next one to be called in a program that takes its shapes in turn.
+"""
+
+_numbers = Random(0)
+"""Apart from the random numbers of the program."""
 
 UNDECIDED_SHARE = 0.5
 """A mode is of no use to a module once no signature has chosen it and undecided ones take less than this share."""
@@ -30,7 +36,7 @@ class ModuleLedger:
 
     def __init__(self) -> None:
         self.account = Account()
-        self.decisions: OrderedDict[Hashable, AnyDecision] = OrderedDict()
+        self.decisions: dict[Hashable, AnyDecision] = {}
         self._seconds: dict[Hashable, float] = {}
         self._removed: set[str] = set()
         self._once: set[Hashable] = set()
@@ -108,7 +114,6 @@ class ModuleLedger:
         left = tuple(mode for mode in modes if mode not in self._removed) or (PLAIN,)
         kind = BlockDecision if in_blocks else Decision
         if decision is not None:
-            self.decisions.move_to_end(signature)
             if signature in self._once:
                 self._once.discard(signature)
                 if self.account.start_up(modes):
@@ -122,10 +127,11 @@ class ModuleLedger:
             self.account.start_up(modes)
         decision = kind(left, prior=prior, ratio=lambda mode: self._ratio(mode, kind))
         self.decisions[signature] = decision
-        while len(self.decisions) > MAX_SIGNATURES:
-            oldest, _ = self.decisions.popitem(last=False)
-            self._seconds.pop(oldest, None)
-            self._once.discard(oldest)
+        if len(self.decisions) > MAX_SIGNATURES:
+            forgotten = _numbers.choice(list(self.decisions)[:-1])
+            del self.decisions[forgotten]
+            self._seconds.pop(forgotten, None)
+            self._once.discard(forgotten)
         return decision
 
     def _prior(self, modes: tuple[str, ...], in_blocks: bool) -> str:

@@ -186,6 +186,15 @@ def test_plain_is_found_again_where_all_other_modes_have_become_slower(calls: in
     assert program.calls[PLAIN] > 0.8 * calls
 
 
+def test_plain_is_found_again_soon_after_it_was_slower_for_a_while() -> None:
+    program = Program(BOTH)
+    program.run(60, times(graph=1.1, plain=1.0))
+    program.run(40, times(graph=1.1, plain=2.0))
+    assert program.chosen() == "graph"
+    program.run(90, times(graph=1.1, plain=1.0))
+    assert program.chosen() == PLAIN
+
+
 def test_a_machine_that_becomes_slower_altogether_changes_nothing() -> None:
     program = Program(BOTH)
     program.run(200, times(graph=0.5, plain=1.0))
@@ -291,6 +300,19 @@ def test_thousands_of_signatures_share_one_start_up() -> None:
         program.run(1, times(graph=5.0, plain=1.0), signature=number)
     assert len(program.ledger.decisions) == MAX_SIGNATURES
     assert program.seconds < 5000 * 1.01 + 4 * 10
+
+
+@pytest.mark.parametrize("number", [MAX_SIGNATURES + 1, MAX_SIGNATURES + 8])
+@pytest.mark.parametrize("graph", [0.7, 1.3])
+def test_signatures_in_turn_find_the_faster_mode(number: int, graph: float) -> None:
+    program = Program(BOTH)
+    program.run(300, times(graph=1 / graph, plain=1.0), signature=0)
+    before = 0
+    for call in range(40_000):
+        before = before if call >= 20_000 else program.calls["graph"]
+        program.run(1, times(graph=graph, plain=1.0), signature=call % number)
+    share = (program.calls["graph"] - before) / 20_000
+    assert share > 0.9 if graph < 1 else share < 0.1
 
 
 def test_later_signatures_begin_with_the_mode_of_the_others() -> None:
