@@ -29,4 +29,5 @@ def _living(weight: Tensor) -> list[TensorWeakRef]:
 def is_held_elsewhere(weight: Tensor) -> bool:
     """Whether another tensor or array of the program holds the weight's memory, as far as this torch can tell."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    return count is None or count(weight.untyped_storage()._cdata) > OWNERS + len(_living(weight))
+    storage = weight.untyped_storage()  # It counts as long as it exists; with torch 2.13 afterwards, too.
+    return count is None or count(storage._cdata) > OWNERS + len(_living(weight))
