@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,9 @@ from cpulaunch.worker.tensors.foreign import is_foreign
 from cpulaunch.worker.tensors.mutation import storage_of
 from cpulaunch.worker.tensors.owners import is_held_elsewhere
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
+
+DRAIN_SECONDS = 10.0
+"""So long a thread waits for the end of others' calls, which may themselves wait for this thread's."""
 
 
 class ChannelsLast:
@@ -69,28 +73,29 @@ class LayoutTrial:
         self._step_started: float | None = None
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
         self._layouts: set[Layout] = set()
-        self.has_ended = False
+        self._running = 0
+        self._is_ending = self.has_ended = False
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """The result of `run`, the call. Effect: converts the weights, or ends the trial, when it is time to."""
         if not self._call_lock.acquire(blocking=False):
             if self._give_up(module):
                 report_event("eager", module=type(module).__name__, reason="several threads call it: no channels_last")
-            return self._converted(module, args, kwargs, run) if self._comparison.is_second else run()
+            return run()
         try:
             return self._call(module, args, kwargs, run)
         finally:
             self._call_lock.release()
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
-        if self.has_ended:
+        if self.has_ended or self._is_ending:
+            self._give_up(module)
             return run()
         if not self._measured:
             self._convert(module)
             result = self._converted(module, args, kwargs, run)
-            if not self.has_ended:
+            if self._keep():
                 report_event("applied", setting="channels_last", detail=type(module).__name__)
-            self.has_ended = True
             return result
         started, is_step = _clock(), module.training and torch.is_grad_enabled()
         counts = self._is_alike((module.training, torch.is_grad_enabled(), self._signatures.of(args, kwargs)), is_step)
@@ -98,7 +103,7 @@ class LayoutTrial:
         if self._comparison.is_second and not self.has_ended:
             result = self._converted(module, args, kwargs, run)
         else:
-            result = run()
+            result = self._counted(run)
             self._layouts.update(_layouts(result))
         if counts and is_step:
             self._step_started = started
@@ -106,6 +111,16 @@ class LayoutTrial:
             self._take(module, self._comparison.add(_clock() - started))
         self._take(module, self._comparison.pass_by())
         return result
+
+    def _counted(self, run: Callable[[], Any]) -> Any:
+        """The result of a call, which no conversion disturbs: a kernel reads the memory that one would free."""
+        with self._conversion_lock:
+            self._running += 1
+        try:
+            return run()
+        finally:
+            with self._conversion_lock:
+                self._running -= 1
 
     def _is_alike(self, signature: Any, is_step: bool) -> bool:
         """Whether a call is like the first one."""
@@ -121,19 +136,18 @@ class LayoutTrial:
 
     def _take(self, module: nn.Module, step: Step | None) -> None:
         """Effect: does the next step of the comparison."""
-        if step is None or self.has_ended:
+        if step is None or self.has_ended or self._is_ending:
             return
         if step == "change":
             self._convert(module)
             return
-        self.has_ended = True
         name = type(module).__name__
         own, converted = (f"{seconds * 1e3:.3g} ms" for seconds in self._comparison.estimates())
         if step == "keep":
-            report_event("applied", setting="channels_last", detail=f"{name}: {converted}, {own} before")
+            if self._keep():
+                report_event("applied", setting="channels_last", detail=f"{name}: {converted}, {own} before")
             return
-        if self._comparison.is_second:
-            self._return(module)
+        self._give_up(module)
         report_event("eager", module=name, reason=f"channels_last is not faster: {converted}, its own layout {own}")
 
     def _converted(
@@ -142,7 +156,7 @@ class LayoutTrial:
         """The result of a call with converted weights, in a layout that the program knows."""
         name, state = type(module).__name__, torch.get_rng_state()
         try:
-            result = run()
+            result = self._counted(run)
         except RuntimeError as error:
             if self._give_up(module):
                 degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
@@ -157,30 +171,42 @@ class LayoutTrial:
             degraded(self._settings, "channels_last", f"results of {name} would have another memory layout")
         return _contiguous(result, set(map(id, changed)))
 
+    def _keep(self) -> bool:
+        """Whether the weights stay converted. Effect: the trial ends, unless another thread is about to end it."""
+        with self._conversion_lock:
+            stays = not (self._is_ending or self.has_ended)
+            self.has_ended = self.has_ended or stays
+        return stays
+
     def _give_up(self, module: nn.Module) -> bool:
-        """Whether the trial was going on. Effect: ends it; the weights get their own layout back."""
-        if self.has_ended:
-            return False
-        self.has_ended = True
-        if self._comparison.is_second or not self._measured:
-            self._return(module)
-        return True
+        """Whether the trial was going on. Effect: ends it; the weights get their own layout back.
+
+        It waits until no other thread's call uses them.
+        """
+        with self._conversion_lock:
+            is_first, self._is_ending = not (self._is_ending or self.has_ended), True
+        until = time.monotonic() + DRAIN_SECONDS
+        while not self.has_ended:
+            with self._conversion_lock:
+                if not self.has_ended and (not self._running or time.monotonic() > until):
+                    if self._comparison.is_second or not self._measured:
+                        _reorder(module, torch.contiguous_format)
+                    self.has_ended = True
+            if not self.has_ended:
+                time.sleep(0.001)
+        return is_first
 
     def _convert(self, module: nn.Module) -> None:
         try:
             align_optimizers()
             with self._conversion_lock:
-                if not self.has_ended and not _can_convert(module):  # The program has taken hold of its weights.
+                if not self._is_ending and not _can_convert(module):  # The program has taken hold of its weights.
                     self.has_ended = True
-                if not self.has_ended:
+                if not (self.has_ended or self._is_ending):
                     _reorder(module, torch.channels_last)
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
             self.has_ended = True
             degraded(self._settings, "channels_last", f"{type(module).__name__} cannot be converted: {error}")
-
-    def _return(self, module: nn.Module) -> None:
-        with self._conversion_lock:
-            _reorder(module, torch.contiguous_format)
 
 
 def _reorder(module: nn.Module, layout: torch.memory_format) -> None:
