@@ -160,10 +160,21 @@ def _efficiency_cpus(host: Host, request: LaunchRequest, chosen: frozenset[int])
 
     None beside a single performance core (Lakefield), which alone is slower than all, unless the user leaves them out.
     """
-    slow = frozenset(cpu.id for cpu in host.cpus if cpu.kind == "efficiency") & chosen
+    slow = _efficient(host) & chosen
     fast_cores = {cpu.core for cpu in host.cpus if cpu.id in chosen - slow}
     required = 1 if request.origin("e_cores") == "cli" else 2
     return slow if len(fast_cores) >= required and not request.settings.e_cores else frozenset()
+
+
+def _kept_efficiency_cpus(host: Host, request: LaunchRequest, chosen: frozenset[int]) -> frozenset[int]:
+    """The efficiency CPUs of a pool with performance cores that neither --cpus nor --e-cores asked for."""
+    slow = _efficient(host) & chosen
+    asked = request.settings.e_cores or request.settings.cpus is not None
+    return frozenset() if asked or slow == chosen else slow
+
+
+def _efficient(host: Host) -> frozenset[int]:
+    return frozenset(cpu.id for cpu in host.cpus if cpu.kind == "efficiency")
 
 
 def _cores(cpus: Iterable[LogicalCpu], *, smt: bool) -> tuple[Core, ...]:
@@ -229,6 +240,8 @@ def _notes(
         parts.append(f"one logical CPU per core; SMT siblings {format_cpulist(siblings)} stay free (--smt uses them)")
     if skipped:
         parts.append("not used: " + ", ".join(skipped))
+    if slow := _kept_efficiency_cpus(host, request, cpus):
+        parts.append(f"efficiency cores ({cpus_text(slow)}) too: one performance core alone is slower")
     if not pinned:
         parts.append("a CPU quota does not reserve particular CPUs, so workers are not pinned to cores")
     return (Note(setting="pool", value=format_cpulist(cpus), origin=origin, reason="; ".join(parts)),)
