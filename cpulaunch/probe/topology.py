@@ -154,15 +154,16 @@ def _sockets(root: Root, ids: CpuIds) -> Grouping:
     members: dict[int, list[int]] = {}
     for cpu in sorted(ids.online):
         members.setdefault(groups.of[cpu], []).append(cpu)
-    ends = {low: (package_of(root, cpus[0]), package_of(root, cpus[-1])) for low, cpus in members.items()}
-    if groups.conflict or any(first != last for first, last in ends.values()):
+    packages = {low: package_of(root, cpus[0]) for low, cpus in members.items()}
+    ends = ((cpus[-1], packages[low]) for low, cpus in members.items() if len(cpus) > 1)
+    if groups.conflict or any(package_of(root, last) != package for last, package in ends):
         return _by_package(root, ids) or groups.of
-    if None in (first for first, _ in ends.values()):
+    if None in packages.values():
         return groups.of
     lowest: dict[Package | None, int] = {}
-    for low, (package, _) in sorted(ends.items()):
+    for low, package in sorted(packages.items()):
         lowest.setdefault(package, low)
-    return {cpu: lowest[ends[groups.of[cpu]][0]] for cpu in ids.online}
+    return {cpu: lowest[packages[groups.of[cpu]]] for cpu in ids.online}
 
 
 def _by_package(root: Root, ids: CpuIds) -> Grouping | None:

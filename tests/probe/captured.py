@@ -44,7 +44,7 @@ def util_linux_machines() -> list[dict[str, Any]]:
 
 READ = re.compile(
     r"[^/]+(/fsroot)?/(proc/|dev/cpuset/|sys/fs/cgroup/[^/]*$|sys/fs/cgroup/cpuset/|sys/kernel/mm/transparent_hugepage/"
-    r"|sys/devices/system/cpu/([^/]+$|cpu\d+/(online$|cpu_capacity$|topology/(die_id|phys|[a-z]+_(cpus|siblings))|cache/index\d/(level|type|size|shared)|cpufreq(/scaling_governor)?$)|cpufreq/policy\d+/base_frequency$)"
+    r"|sys/devices/system/cpu/([^/]+$|cpu\d+/(online$|cpu_capacity$|topology/((die|book|drawer)_id|phys|[a-z]+_(cpus|siblings))|cache/index\d/(level|type|size|shared)|cpufreq(/scaling_governor)?$)|cpufreq/policy\d+/base_frequency$)"
     r"|sys/devices/system/node/([^/]+$|node\d+/(cpumap|cpulist|meminfo|distance|access\d/initiators/node\d+)$))"
 )
 """The files that a probe reads. Unpacking the rest (every PCI device, idle state, memory block) takes minutes."""

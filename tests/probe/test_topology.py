@@ -307,3 +307,9 @@ def test_a_launch_reads_each_group_once(tmp_path: Path) -> None:
     assert len([name for name in root.read if name == "proc/cpuinfo"]) <= 2
     assert not any("pci" in name for name in root.read)
     assert len(root.read) - len(of_siblings) < 100
+
+
+def test_a_virtual_machine_whose_cpus_are_sockets_has_each_package_id_read_once(tmp_path: Path) -> None:
+    root = CountingRoot(str(write_root(tmp_path, RootSpec(sockets=16, cores_per_l3=1))))
+    assert len(groups(probe_host(root, detail="launch"), "socket")) == 16
+    assert len([name for name in root.read if name.endswith("physical_package_id")]) == 16
