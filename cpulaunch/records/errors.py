@@ -3,6 +3,9 @@
 MAX_QUOTED = 80
 """Characters of a value that a message shows."""
 
+SPACES = "\xa0\u202f\u3000"
+"""Spaces of French and Japanese text; str.isprintable knows the ASCII space alone."""
+
 
 class CpulaunchError(Exception):
     """Something cpulaunch cannot do: what, the value seen, its source, and a hint on what to do."""
@@ -39,7 +42,7 @@ def escaped(text: str) -> str:
     """The text in one line: line ends and control characters, such as those of a file name, are escaped."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(each if each.isprintable() or each in SPACES else ascii(each)[1:-1] for each in text)
 
 
 def escaped_lines(text: str) -> str:

@@ -91,6 +91,11 @@ def test_memory_is_the_reason_if_the_kernel_killed():
     assert lines[2] == "cpulaunch: the other rank was terminated"
 
 
+def test_spaces_of_other_languages_stay_as_they_are():
+    text = "読み込み\u3000エラー", "10\u202f000 octets\xa0: trop"
+    assert summary(job(rank(1, code=1, last_lines=text)))[-2:] == tuple(f"  {line}" for line in text)
+
+
 def test_escape_sequences_of_workers_and_hosts_are_shown_as_text():
     text = "ValueError: \x1b]0;owned\x07\n\tin\x9b31m"
     failed = rank(1, code=1, recorded=1700000000, text=text, last_lines=("\x1b[31mred\x1b[0m\x1b[2J", "a\tb"))
