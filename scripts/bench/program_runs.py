@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import tempfile
+from contextlib import suppress
 from types import TracebackType
 
 from commands import BenchError, Command, end, start
@@ -81,7 +82,8 @@ class PacedRun:
         end(self._process)
         for file in (self._process.stdin, self._process.stdout, self._errors):
             if file and not file.closed:
-                file.close()
+                with suppress(BrokenPipeError):  # A request that the program has not lived to read.
+                    file.close()
 
     def _figure(self, unit: str) -> float:
         line = self._line_with(f" {unit}")

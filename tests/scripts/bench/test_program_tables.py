@@ -88,6 +88,13 @@ def test_a_program_that_does_not_get_ready_is_an_error(program: str, message: st
         paced(program, timeout_seconds=0.5 if "sleep" in program else 20.0)
 
 
+def test_a_program_that_ended_between_windows_is_an_error_and_no_more() -> None:
+    with paced(PROGRAM.split("for")[0]) as run:
+        run._process.wait()
+        with pytest.raises(BenchError, match="it ended"):
+            run.measure()
+
+
 def test_a_program_that_fails_later_is_an_error() -> None:
     with paced(PROGRAM.replace("t5: 8.53 tokens/s", "some/s")) as run, pytest.raises(BenchError, match="no rate"):
         run.measure()
