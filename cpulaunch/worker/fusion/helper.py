@@ -17,16 +17,7 @@ import socket
 import sys
 from contextlib import suppress
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 LEAST_PRIORITY = 19
-SOME_PRIORITY = 10
-"""A tenth of a CPU that other programs want too. Source: kernel/sched/core.c, sched_prio_to_weight (110 of 1024)."""
-
-NEEDED_IDLE_SHARE = 0.1
-OBSERVED_SECONDS = 1.0
 
 
 def start(requests: int, worker: int) -> None:
@@ -56,22 +47,16 @@ def help_until_end(requests: int, worker: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # A worker that ignores it hands that on.
     end_first()
     helper = os.getpid()
-    poll = select.poll()
-    for descriptor, event in ((requests, select.POLLRDHUP), (worker, select.POLLIN)):
-        if descriptor >= 0:
-            poll.register(descriptor, event)
-    before = idle_and_total(sorted(os.sched_getaffinity(0)))
-    if poll.poll(OBSERVED_SECONDS * 1000):
-        os._exit(0)
-    are_idle = idle_share(before, idle_and_total(sorted(os.sched_getaffinity(0)))) >= NEEDED_IDLE_SHARE
     child_end, kept_open = os.pipe()
     child = os.fork()
     if child == 0:
-        yield_cpus(are_idle=are_idle)
         answer_requests(requests, helper)
         os._exit(0)
     os.close(kept_open)
-    poll.register(child_end, select.POLLIN)
+    poll = select.poll()
+    for descriptor, event in ((requests, select.POLLRDHUP), (worker, select.POLLIN), (child_end, select.POLLIN)):
+        if descriptor >= 0:
+            poll.register(descriptor, event)
     poll.poll()
     os.kill(child, signal.SIGKILL)
     os._exit(0)
@@ -82,6 +67,7 @@ def answer_requests(requests: int, helper: int) -> None:
 
     `helper`: the parent process.
     """
+    yield_cpus()
     with open(requests, "rb") as lines:
         context = json.loads(lines.readline() or "{}")
         if not context:
@@ -102,40 +88,16 @@ def answer_requests(requests: int, helper: int) -> None:
                 answer = answer[os.write(requests, answer) :]
 
 
-def yield_cpus(*, are_idle: bool) -> None:
+def yield_cpus() -> None:
     """Effect: this process, and the threads and processes it starts, run on CPUs that are idle otherwise.
 
     A lower priority alone would not do: a thread of the worker that loses its CPU for a moment lets all others wait.
-    Where no CPU is ever idle, though, as with one busy instance for each, the work would never be done: there it gets a
-    tenth of a CPU for its few seconds. A process cannot return from SCHED_IDLE later. Source: sched(7).
+    Source: sched(7), SCHED_IDLE.
     """
-    if are_idle:
-        with suppress(OSError, AttributeError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
-        os.nice(LEAST_PRIORITY if are_idle else SOME_PRIORITY)
-
-
-def idle_share(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """The share of the time between two results of `idle_and_total` for which CPUs were idle; 1 if unknown."""
-    idle, total = (later - earlier for later, earlier in zip(after, before, strict=True))
-    return idle / total if total > 0 else 1.0
-
-
-def idle_and_total(cpus: Sequence[int], path: str = "/proc/stat") -> tuple[int, int]:
-    """Time that these CPUs were idle, and all of their time, in ticks; zeros if unknown.
-
-    Source: proc(5), /proc/stat: fields of cpuN are user, nice, system, idle, iowait, irq, softirq, steal (then guest,
-    which user includes).
-    """
-    names = {f"cpu{cpu}" for cpu in cpus}
-    idle = total = 0
-    with suppress(OSError, ValueError, IndexError), open(path) as file:
-        for name, *fields in map(str.split, file):
-            if name in names:
-                ticks = list(map(int, fields[:8]))
-                idle, total = idle + ticks[3] + ticks[4], total + sum(ticks)
-    return idle, total
+        os.nice(LEAST_PRIORITY)
 
 
 def end_first() -> None:
