@@ -1,6 +1,7 @@
-"""Makes the plugin use every capture that it makes, so that results are compared even where eager execution is faster.
+"""Makes the plugin make and use every capture, so that results are compared even where eager execution is faster.
 
-Small models are seldom faster by a capture, and cpulaunch uses none that does not pay.
+Small models are seldom faster by a capture, and cpulaunch uses none that does not pay; nor does it make one after
+another without a pause, as a process that runs several models needs it to.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from typing import Any
 
 
 def use_every_capture() -> None:
-    """Effect: in this process, calls run by captured graphs wherever there are any, whatever they take.
+    """Effect: in this process, calls run by captured graphs wherever they are possible, whatever they take.
 
     Raises: ImportError or AttributeError if cpulaunch chooses in another way.
     """
-    from cpulaunch.worker.graph import cache
+    from cpulaunch.worker.graph import cache, eligibility
     from cpulaunch.worker.ledger.chooser import Chooser
 
     names: Any = Chooser.__init__.__code__.co_names
-    if "_measured" not in names or not cache.TOLERATED_SLOWDOWN > 1:
+    if "_measured" not in names or not cache.TOLERATED_SLOWDOWN > 1 or not eligibility.FREE_SECONDS > 0:
         raise AttributeError("cpulaunch compares captures with eager execution in another way")
     # The instance exists since `import torch`; a property of its class precedes its own attribute.
     Chooser._measured = property(lambda chooser: False)  # type: ignore[assignment]
-    cache.TOLERATED_SLOWDOWN = float("inf")
+    cache.TOLERATED_SLOWDOWN = eligibility.FREE_SECONDS = float("inf")
