@@ -17,7 +17,8 @@ NO_GPU = "torch.version.cuda = torch.version.hip = None"
 
 FAULTS = {
     # row: (the settings that request it, what makes it fail, the name in the warning)
-    "report": ({}, "import atexit; atexit.register = broken", "--report"),
+    "report": ({}, "sys.modules['cpulaunch.worker.reporting.exit_report'] = None", "--report"),
+    "gloo_threads": ({}, "sys.modules['cpulaunch.worker.process.gloo_threads'] = None", "gloo threads"),
     "children": ({"cpus": "0"}, "import subprocess; del subprocess._fork_exec", "children"),
     "affinity": ({"loader_cpus": "0"}, "del torch.utils.data._utils.worker._worker_loop", "--affinity"),
     "threads": ({"threads": 3}, "torch.set_num_threads = broken", "--threads"),

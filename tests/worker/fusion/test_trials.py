@@ -403,11 +403,11 @@ def test_a_stopped_helper_ends_with_its_worker(tmp_path: Path) -> None:
 def test_the_helper_is_no_child_of_its_worker(tmp_path: Path) -> None:
     rest = """
 import psutil
-print([process.pid for process in psutil.Process().children(recursive=True)])
+print([process.pid for process in psutil.Process().children(recursive=True)], flush=True)
 try:
-    print(os.wait())
+    print(os.wait(), flush=True)
 except ChildProcessError:
-    print("no children")
+    print("no children", flush=True)
 sys.stdin.read()
 """
     worker, helper = started(tmp_path, rest)
