@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from interleave import Spread, geometric_mean, paired_ratios, spread
 from report import format_spread, format_table
-from variants import BASE
+from variants import BASE, CONTROL
 
 LOWEST_RATIO = 0.98
 """A variant below this share of the rate of `environment` is slower than a setting may be; noise is above it."""
@@ -64,12 +64,12 @@ def geometric_means(ratios: Spreads) -> dict[str, float]:
 
 
 def shortfalls(samples: Samples) -> list[Shortfall]:
-    """The programs whose median ratio to `environment` is below LOWEST_RATIO; plain python is not judged."""
+    """The programs below LOWEST_RATIO of `environment`, by median; plain python and the control are not judged."""
     return [
         Shortfall(program=program, variant=variant, ratio=ratio)
         for program, by_variant in ratios_to(samples, BASE).items()
         for variant, ratio in by_variant.items()
-        if ratio.median < LOWEST_RATIO and variant not in ("python", BASE)
+        if ratio.median < LOWEST_RATIO and variant not in ("python", BASE, CONTROL)
     ]
 
 

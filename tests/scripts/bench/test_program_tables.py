@@ -2,8 +2,11 @@
 
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
+import program_tables
 import pytest
 from commands import BenchError, Command
 from peers import BenchContext
@@ -43,6 +46,12 @@ def test_programs_below_the_line_are_marked_and_listed() -> None:
     assert format_shortfalls({"mlp": {"environment": [1.0], "graph": [0.985]}}).endswith("none")
 
 
+def test_the_control_shows_noise_and_is_never_a_shortfall() -> None:
+    samples = {"mlp": {"environment": [1.0, 1.0], "control": [0.9, 0.9], "graph": [0.9, 0.9]}}
+    assert format_shortfalls(samples) == "below 0.98 of environment: mlp under graph 0.90 (0.90-0.90)"
+    assert format_ratios(samples, "environment").splitlines()[-2].split()[-4:-2] == ["0.90", "(0.90-0.90)"]
+
+
 def test_summary_has_both_references() -> None:
     summary = summarise(SAMPLES)
     assert set(summary["ratios"]) == {"environment", "python"}  # type: ignore[call-overload]
@@ -72,6 +81,52 @@ def test_a_program_measures_windows_on_request() -> None:
         assert run.first_seconds == 2.5
         assert [run.measure(), run.measure()] == [(8.53, "tokens/s")] * 2
         assert run.compare() == (1e-3, None)
+
+
+def bench() -> ModuleType:
+    loader = SourceFileLoader("programs_bench", str(Path(program_tables.__file__).parent / "programs"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = sys.modules[loader.name] = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+class Endless:
+    def __init__(self) -> None:
+        self.windows = 0
+
+    def measure(self) -> tuple[float, str]:
+        self.windows += 1
+        return 1.0, "tokens/s"
+
+    def compare(self) -> tuple[None, None]:
+        return None, None
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> "Endless":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    first_seconds = 1.0
+
+
+@pytest.mark.parametrize(("round_seconds", "windows"), [("0", 5), ("1000", 7)])
+def test_rounds_end_with_the_time_for_them_but_not_before_the_fifth(
+    monkeypatch: pytest.MonkeyPatch, round_seconds: str, windows: int
+) -> None:
+    run = Endless()
+    module = bench()
+    monkeypatch.setattr(module, "start_program", lambda *_: run)
+    options = module.parse_arguments(["--rounds", "7", "--round-seconds", round_seconds, "--variants", "environment"])
+    tables = ("samples", "first_seconds", "errors", "agreements", "failures")
+    results = module.Results(**{name: {"mlp": {}} for name in tables})
+    module.measure_program(results, "mlp", options, None)
+    assert results.samples["mlp"]["environment"] == [1.0] * windows
 
 
 @pytest.mark.parametrize(
