@@ -23,7 +23,8 @@ CHUNK_BYTES = 1 << 16
 class PacedRun:
     """A running program that has warmed up, measures one window after another on request, and then compares results.
 
-    `first_seconds`: seconds from the start of the process to its first result.
+    `first_seconds`: seconds from the start of the process to its first result. `bypassed_ratios`: rates divided by
+    those of adjacent windows of the same process in which calls bypass the plugin, if the command asks for them.
     """
 
     def __init__(self, command: Command, *, timeout_seconds: float) -> None:
@@ -35,7 +36,9 @@ class PacedRun:
         self._process = start(command, output=subprocess.PIPE, errors=self._errors, requests=subprocess.PIPE)
         try:
             self.first_seconds = self._figure("s")
-            self._line_with("ready")
+            self.bypassed_ratios: list[float] = []
+            while "ready" not in (line := self._line_with("")):
+                self.bypassed_ratios += [ratio for _, ratio in parse_figures(line, "of bypassed")]
         except BaseException:
             self.close()
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interleave import Spread, geometric_mean, paired_ratios, spread
+from interleave import Spread, geometric_mean, median_interval, paired_ratios, spread
 from report import format_spread, format_table
 from variants import BASE, CONTROL
 
@@ -103,6 +103,20 @@ def format_ratios(samples: Samples, base: str) -> str:
 def _coverage(ratios: Spreads, variant: str) -> str:
     measured = sum(variant in by_variant for by_variant in ratios.values())
     return "" if measured == len(ratios) else f" ({measured} of {len(ratios)})"
+
+
+def format_bypassed(ratios: Samples) -> str:
+    """A table of the ratios to windows of the same process whose calls bypass the plugin."""
+    cells = {
+        program: {
+            variant: f"{found.median:.3f} ({found.smallest:.3f}-{found.largest:.3f})"
+            for variant, values in by_variant.items()
+            if values
+            for found in (median_interval(values),)
+        }
+        for program, by_variant in ratios.items()
+    }
+    return _format("ratio to bypassed calls: median (95 % interval)", {name: row for name, row in cells.items() if row})
 
 
 def format_shortfalls(samples: Samples) -> str:

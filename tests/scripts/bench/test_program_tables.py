@@ -11,7 +11,15 @@ import pytest
 from commands import BenchError, Command
 from peers import BenchContext
 from program_runs import PROGRAMS, PacedRun
-from program_tables import format_ratios, format_shortfalls, format_values, geometric_means, ratios_to, summarise
+from program_tables import (
+    format_bypassed,
+    format_ratios,
+    format_shortfalls,
+    format_values,
+    geometric_means,
+    ratios_to,
+    summarise,
+)
 from variants import DEFAULT_VARIANTS, VARIANTS
 
 SAMPLES = {
@@ -76,6 +84,14 @@ def paced(program: str, *, timeout_seconds: float = 20.0) -> PacedRun:
     return PacedRun(Command(argv=(sys.executable, "-c", program)), timeout_seconds=timeout_seconds)
 
 
+def test_ratios_to_bypassed_calls_are_collected_while_a_program_warms_up() -> None:
+    program = PROGRAM.replace("ready", "t5: 0.9850 of bypassed\\nt5: 1.0150 of bypassed\\nready")
+    with paced(program) as run:
+        assert run.bypassed_ratios == [0.985, 1.015]
+        table = format_bypassed({"t5": {"graph": run.bypassed_ratios, "bf16": []}, "mlp": {"graph": []}})
+    assert [line.split() for line in table.splitlines()[1:]] == [["t5", "1.000", "(0.985-1.015)"]]
+
+
 def test_a_program_measures_windows_on_request() -> None:
     with paced(PROGRAM) as run:
         assert run.first_seconds == 2.5
@@ -113,6 +129,7 @@ class Endless:
         self.close()
 
     first_seconds = 1.0
+    bypassed_ratios = (0.5, 0.75)
 
 
 @pytest.mark.parametrize(("round_seconds", "windows"), [("0", 5), ("1000", 7)])
@@ -123,10 +140,11 @@ def test_rounds_end_with_the_time_for_them_but_not_before_the_fifth(
     module = bench()
     monkeypatch.setattr(module, "start_program", lambda *_: run)
     options = module.parse_arguments(["--rounds", "7", "--round-seconds", round_seconds, "--variants", "environment"])
-    tables = ("samples", "first_seconds", "errors", "agreements", "failures")
+    tables = ("samples", "first_seconds", "bypassed", "errors", "agreements", "failures")
     results = module.Results(**{name: {"mlp": {}} for name in tables})
     module.measure_program(results, "mlp", options, None)
     assert results.samples["mlp"]["environment"] == [1.0] * windows
+    assert results.bypassed["mlp"]["environment"] == [0.5, 0.75]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,22 @@
 """The arithmetic of the benches, without running anything."""
 
 import argparse
+import random
 from pathlib import Path
 
 import pytest
 from arguments import at_least_one, comma_separated
 from baselines import Baseline, format_errors, format_shares, shares
-from interleave import Spread, geometric_mean, measure_rounds, paired_differences, paired_ratios, rotated, spread
+from interleave import (
+    Spread,
+    geometric_mean,
+    measure_rounds,
+    median_interval,
+    paired_differences,
+    paired_ratios,
+    rotated,
+    spread,
+)
 from rates import fastest, format_samples, parse_figures, parse_rates, summarise
 from report import format_table
 
@@ -135,3 +145,13 @@ def test_lists_and_counts_are_checked() -> None:
         comma_separated(["a", "b"])("a,c")
     with pytest.raises(argparse.ArgumentTypeError, match="at least 1: 0"):
         at_least_one("0")
+
+
+def test_the_interval_of_a_median_holds_it_in_95_of_100_cases() -> None:
+    rng = random.Random(3)
+    hits = 0
+    for _ in range(400):
+        found = median_interval([rng.gauss(1.0, 0.2) for _ in range(40)])
+        hits += found.smallest <= 1.0 <= found.largest
+    assert 372 <= hits <= 396
+    assert median_interval([3.0, 1.0, 2.0]) == Spread(median=2.0, smallest=1.0, largest=3.0)
