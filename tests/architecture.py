@@ -66,7 +66,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("records", "system", "probe", "probe.software", "probe.gpus"),
         *("plan.placement", "plan.plugin", "view", ""),
     },
+    "cli.corrections": {"records", "launch.process"},
     "cli": {
+        "cli.corrections",
         *("records", "system", "profile", "schedulers", "probe", "probe.software", "probe.gpus"),
         *("plan", "plan.gpus", "plan.plugin", "launch", "launch.process", "launch.supervision"),
         *("view", "emit", "doctor", ""),

@@ -16,7 +16,10 @@ from cpulaunch.profile.selection import find_profile, user_profile_dir, user_pro
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=HELP_OPTIONS
+)
 profiles = typer.Typer(rich_markup_mode=None, help="List, show or validate profiles.")
 app.add_typer(profiles, name="profiles")
 

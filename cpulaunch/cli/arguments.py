@@ -42,6 +42,10 @@ EMPTY_IS_UNSET = ("rdzv_endpoint", "rdzv_conf", "local_ranks_filter")
 """Settings that an empty text leaves unset: it is torchrun's default for them, and scripts pass it."""
 
 
+class UnknownOptionError(UsageError):
+    """An option that cpulaunch does not have."""
+
+
 class _Reader:
     """Reads tokens one after the other and collects the options."""
 
@@ -72,8 +76,8 @@ class _Reader:
         if token[:2] in ATTACHED and len(name) > 2:
             name, equals, text = token[:2], "=", token[2:]
         flag = canonical(name)
-        if self.abbreviated:
-            flag = unabbreviated(flag)
+        if self.abbreviated or not (flag in SWITCHES or flag in TEXT_OPTIONS or _is_setting(flag)):
+            flag = unabbreviated(flag) if self.abbreviated else self._job_option(flag)
         inline = text if equals else None
         if flag in SWITCHES:
             if inline is not None:
@@ -84,6 +88,20 @@ class _Reader:
             self.texts[flag] = self._value(flag, inline, TEXT_OPTIONS[flag][0])
         else:
             self._read_setting(flag, inline)
+
+    def _job_option(self, flag: str) -> str:
+        """The job option that this text abbreviates, as under torchrun; the text itself if there is none.
+
+        An abbreviation that fits other options too counts only where an option has already made this a job.
+        """
+        try:
+            full = unabbreviated(flag)
+        except UsageError:
+            return flag
+        if full[2:].replace("-", "_") not in JOB_SETTINGS:
+            return flag
+        others = any(spec.flag.startswith(flag) for spec in setting_specs().values() if spec.name not in JOB_SETTINGS)
+        return flag if others and not any(name in self.values for name in JOB_SETTINGS) else full
 
     def _value(self, flag: str, inline: str | None, metavar: str) -> str:
         """The text after `flag`. Raises: UsageError if there is none."""
@@ -131,10 +149,15 @@ def unabbreviated(flag: str) -> str:
     return matches[0] if matches else flag
 
 
+def _is_setting(flag: str) -> bool:
+    """Whether this is the name of a setting, or its negative form."""
+    return flag.startswith("--") and flag[2:].removeprefix("no-").replace("-", "_") in setting_specs()
+
+
 def setting_of(flag: str) -> tuple[SettingSpec, bool]:
     """The setting of a flag, and whether the flag is the negative form (`--no-smt`).
 
-    Raises: UsageError for an unknown option.
+    Raises: UnknownOptionError.
     """
     name = flag[2:].replace("-", "_")
     table = setting_specs()
@@ -143,7 +166,7 @@ def setting_of(flag: str) -> tuple[SettingSpec, bool]:
     positive = table.get(name.removeprefix("no_")) if flag.startswith("--no-") else None
     if positive is not None and positive.value_type.flag:
         return positive, True
-    raise UsageError("unknown option", value=flag, hint=_suggestion(flag))
+    raise UnknownOptionError("unknown option", value=flag)
 
 
 def parse(spec: SettingSpec, text: str) -> Any:
@@ -151,30 +174,50 @@ def parse(spec: SettingSpec, text: str) -> Any:
     try:
         return spec.value_type.from_text(text)
     except ValueError as error:
+        from cpulaunch.cli.corrections.options import value_hint
+
+        hint = value_hint(spec.name, spec.flag, text, spec.value_type.choices)
         raise UsageError(
-            f"invalid value {quoted(text)} for {spec.flag}", value=error, hint=f"{spec.flag} {spec.value_type.metavar}"
+            f"invalid value {quoted(text)} for {spec.flag}",
+            value=error,
+            hint=hint or f"{spec.flag} {spec.value_type.metavar}",
         ) from None
 
 
-def _suggestion(flag: str) -> str:
-    """The hint for an unknown option: the closest known one, if any."""
-    import difflib
+def _unknown_options(tokens: Sequence[str]) -> UsageError:
+    """The error for the unknown options among the tokens before the program."""
+    from cpulaunch.cli.corrections.options import unknown_options_error
 
     specs = setting_specs().values()
     known = [spec.flag for spec in specs] + [spec.negative_flag for spec in specs if spec.value_type.flag]
-    known += [*SWITCHES, *TEXT_OPTIONS]
-    completions = [each for each in known if len(flag) > 3 and each.startswith(flag)]
-    close = completions or difflib.get_close_matches(flag, known, n=1, cutoff=0.7)
-    if close and flag.startswith("--"):
-        return f"did you mean {close[0]}? options for your script go after the script name"
-    return "cpulaunch --help lists all options; options for your script go after the script name"
+    return unknown_options_error(
+        tokens, canonical=canonical, values=_value_count, known=[*known, *SWITCHES, *TEXT_OPTIONS]
+    )
+
+
+def _value_count(flag: str) -> int | None:
+    """How many values follow this option; None if there is no such option."""
+    if flag in SWITCHES:
+        return 0
+    if flag in TEXT_OPTIONS:
+        return 1
+    if flag[:2] in ATTACHED and flag[1:2] != "-":
+        return 0
+    try:
+        spec, _ = setting_of(flag)
+    except UnknownOptionError:
+        return None
+    return 0 if spec.value_type.flag else 1
 
 
 def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: bool = False) -> CommandLine:
     """The parsed command line of run, plan or `torchrun`. Raises: UsageError."""
     reader = _Reader(tokens, abbreviated=torchrun)
-    while (token := reader.next_option()) is not None:
-        reader.read(token)
+    try:
+        while (token := reader.next_option()) is not None:
+            reader.read(token)
+    except UnknownOptionError:
+        raise _unknown_options(tokens) from None
     output_format = reader.texts.get("--emit")
     if output_format is not None and output_format not in FORMATS:
         raise UsageError(
@@ -204,6 +247,8 @@ def _program(reader: _Reader, interpreter: str) -> Program | None:
     kind: ProgramKind = "script"
     if "--module" in reader.switches and not run_path:
         kind = "module"
+        if rest[0][:1].isdigit():  # No module has such a name: it is numactl's -m.
+            raise _unknown_options(reader.tokens)
     elif "--no-python" in reader.switches and not run_path:
         kind = "command"
     return Program(

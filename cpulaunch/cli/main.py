@@ -56,4 +56,4 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from cpulaunch.cli.run import run
 
     rest = arguments[1:] if first in LAUNCH_COMMANDS else arguments or ["--help"]
-    return run(rest, environ, only_plan=first == "plan", torchrun=first == "torchrun")
+    return run(rest, environ, only_plan=first == "plan", torchrun=first == "torchrun", dispatch=dispatch)

@@ -16,7 +16,7 @@ from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
-from cpulaunch.records.request import LaunchRequest, Layer, merge
+from cpulaunch.records.request import LaunchRequest, Layer, Program, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +27,29 @@ TORCHRUN_DEFAULTS = Layer(origin="default", values={"nproc_per_node": 1})
 PROFILE_FOLDER_VARIABLES = ("HOME", "XDG_CONFIG_HOME")
 
 
-def run(tokens: Sequence[str], environ: Mapping[str, str], *, only_plan: bool, torchrun: bool = False) -> int:
-    """The exit code of `run`, `plan` or `torchrun` with these arguments. Raises: CpulaunchError."""
+def run(
+    tokens: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    only_plan: bool,
+    torchrun: bool = False,
+    dispatch: Callable[[Sequence[str], Mapping[str, str]], int] | None = None,
+) -> int:
+    """The exit code of `run`, `plan` or `torchrun` with these arguments. Raises: CpulaunchError.
+
+    `dispatch` runs a whole command line: that of a command which is typed behind options.
+    """
     line = read_command_line(tokens, environ, torchrun=torchrun)
     if line.switches & {"--help", "--version"}:
         return _print_help(line)
     only_plan = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
+    if _may_be_no_script(line.program):
+        from cpulaunch.cli.corrections.recognize import other_command, recognized
+
+        other = other_command(line, tokens, only_plan=only_plan)
+        if other is not None and dispatch is not None:
+            return dispatch(other, environ)
+        line = recognized(line, tokens, environ, only_plan=only_plan)
     if not only_plan:
         _check_runnable(line, environ)
     notify = _notifier(environ)
@@ -83,6 +100,13 @@ def worker_python(environ: Mapping[str, str]) -> str:
         return os.path.abspath(find_executable(requested, environ))
     except CpulaunchError:
         return requested
+
+
+def _may_be_no_script(program: Program | None) -> bool:
+    """Whether the target may be a command of cpulaunch, another program, or a script that does not exist."""
+    if program is None or program.kind != "script" or program.target == "-":
+        return False
+    return not (program.target.endswith(".py") and os.path.exists(program.target))
 
 
 def _print_help(line: CommandLine) -> int:
@@ -172,7 +196,7 @@ def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> La
         program=line.program,
         profile=label,
         environ=environ,
-        warnings=profile_warnings(names, host, config_dir=folder),
+        warnings=(*line.warnings, *profile_warnings(names, host, config_dir=folder)),
         notices=line.notices,
     )
 

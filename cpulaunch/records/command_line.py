@@ -16,13 +16,15 @@ class CommandLine:
     """The settings by name, the program, and how to print the plan.
 
     `torchrun`: the command line is torchrun's, so the launch is a job of ranks. `layers` have a lower precedence than
-    `values`, the first the highest; `notices` name the values that others override, one line each.
+    `values`, the first the highest; `notices` name the values that others override, one line each. `warnings` are
+    about the program.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     layers: tuple[Layer, ...] = ()
     notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     torchrun: bool = False
     program: Program | None = None
     switches: frozenset[str] = frozenset()

@@ -90,6 +90,7 @@ PLUGIN_SETTINGS = (
     PluginSetting("persistent_workers", lambda settings: settings.persistent_workers, "features.loaders:keep_workers"),
     PluginSetting("fused_optimizers", lambda settings: settings.fused_optimizers, "features.optimizers:install"),
     PluginSetting("ipex", lambda settings: settings.ipex, "features.ipex:install"),
+    PluginSetting("rank_hint", lambda settings: True, "features.rank_hint:install"),
     PluginSetting("ccl", lambda settings: True, "ccl.registration:offer"),
     PluginSetting("dist_backend", lambda settings: bool(settings.dist_backend), "ccl.registration:choose"),
     PluginSetting("calls", _calls_requested, "apply:install_calls"),

@@ -167,7 +167,7 @@ def test_torchruns_command_line(words: str, name: str, value: object) -> None:
     [
         ("--no 2 x.py", True, "it may mean --node-rank, --no-python"),
         ("--r 2 x.py", True, "ambiguous option: --r"),
-        ("--nproc 2 x.py", False, "did you mean --nproc-per-node"),
+        ("--nprocs 2 x.py", False, "--nprocs 2 is --nproc-per-node 2"),
         ("--no-python -m x", True, "-m and --no-python"),
         ("--nproc-per-node 0 x.py", True, "at least 1"),
     ],

@@ -86,6 +86,8 @@ def _similar_file(path: str) -> str | None:
     """A hint: the file of the same directory with the most similar name; None if there is none."""
     from difflib import get_close_matches
 
+    if os.path.isfile(f"{path}.py"):
+        return f"did you mean {printable(path)}.py?"
     directory, name = os.path.split(path)
     try:
         names = sorted(os.listdir(directory or "."))

@@ -1,0 +1,91 @@
+"""Commands of cpulaunch that are typed behind options, in another form, or with a slip of the finger."""
+
+from __future__ import annotations
+
+from cpulaunch.records.errors import NotFoundError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INSPECTION = ("probe", "profiles", "doctor")
+LAUNCH = ("run", "plan", "torchrun")
+OTHER_FORMS = {
+    "profile": "profiles",
+    "preset": "profiles",
+    "presets": "profiles",
+    "check": "doctor",
+    "diagnose": "doctor",
+    "topology": "probe",
+    "info": "probe",
+    "hw": "probe",
+    "explain": "plan",
+    "launch": "run",
+    "start": "run",
+    "exec": "run",
+}
+"""Words that other tools use -> the command. Nothing runs for them: the message names the command."""
+SAME = {"profile": "profiles"}
+"""Forms that run, because they can mean nothing else."""
+SHARED_OPTIONS = {"--json": 0, "--sysroot": 1}
+"""Options that inspection commands have too, with the number of their values."""
+SIMILAR = 0.7
+
+
+def restated(word: str, before: Sequence[str], after: Sequence[str], *, plans: bool, ranks: bool) -> list[str] | None:
+    """The command line, its command first, if the program's name is a command; None if it is not.
+
+    `before`, `after`: what was typed before and after the word. `plans`: nothing is to be started; `ranks`: torchrun
+    was typed. Raises: UsageError if the command has no such options.
+    """
+    word = SAME.get(word, word)
+    if word == "version":
+        return ["--version"]
+    if word == "help":
+        return _help(after)
+    if word in LAUNCH:
+        command = "torchrun" if ranks or word == "torchrun" else "run"
+        return [command, *(["--dry-run"] if plans or word == "plan" else []), *before, *after]
+    if word in INSPECTION:
+        _check_shared(word, before, after)
+        return [word, *after, *before]
+    return None
+
+
+def _help(words: Sequence[str]) -> list[str]:
+    """The command line that shows the help of these words. Raises: NotFoundError if there is no such command."""
+    if not words:
+        return ["--help"]
+    command = SAME.get(words[0], words[0])
+    if command in ("help", "version"):
+        return ["--help"]
+    if command in (*LAUNCH, *INSPECTION):
+        return [command, *(word for word in words[1:] if not word.startswith("-")), "--help"]
+    raise NotFoundError(f"no command named {words[0]!r}", hint=suggestion(words[0], (), ()) or _ALL)
+
+
+_ALL = f"the commands are {', '.join((*LAUNCH, *INSPECTION))}"
+
+
+def _check_shared(command: str, before: Sequence[str], after: Sequence[str]) -> None:
+    """Raises: UsageError if an option in front of an inspection command is one of a launch."""
+    position = 0
+    while position < len(before):
+        name, equals, _ = before[position].partition("=")
+        if name not in SHARED_OPTIONS:
+            right = " ".join(("cpulaunch", command, *after))
+            raise UsageError(f"{command} takes no {name}", hint=right)
+        position += 1 if equals else 1 + SHARED_OPTIONS[name]
+
+
+def suggestion(word: str, before: Sequence[str], after: Sequence[str]) -> str | None:
+    """A hint with the command line that was probably meant; None if the word is not like any command."""
+    from difflib import get_close_matches
+    from shlex import join
+
+    known = [*LAUNCH, *INSPECTION, *OTHER_FORMS, "help", "version"]
+    close = get_close_matches(word.lower(), known, n=1, cutoff=SIMILAR)
+    if not close:
+        return None
+    command = OTHER_FORMS.get(close[0], close[0])
+    return f"did you mean {join(('cpulaunch', command, *before, *after))}?"
