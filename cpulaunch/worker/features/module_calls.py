@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.call_modes import GRAPH, CallModes
@@ -209,10 +210,10 @@ class CallWrapper:
 
 
 def _must_run_unwrapped(module: nn.Module) -> bool:
-    """Whether tracing, compiling, a function transform or a dispatch mode must see the original call."""
+    """Whether tracing, compiling, a function transform, forward AD or a dispatch mode must see the original call."""
     if _tracing_state() is not None or _is_compiling():
         return True
-    if _dispatch_modes() or _transforms() is not None:
+    if _dispatch_modes() or _transforms() is not None or getattr(forward_ad, "_current_level", -1) >= 0:
         return True
     if isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None:
         return True

@@ -18,6 +18,7 @@ from cpulaunch.worker.graph.capture import (
     Captured,
     MismatchError,
     PendingError,
+    are_finite,
     best_seconds,
     changes_tensors,
     check,
@@ -185,6 +186,8 @@ class Captures:
 
     def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""
+        if not are_finite(call, captured.finite):
+            return eager(False)
         try:
             result = captured.run(call)
         except Exception as error:  # noqa: BLE001  After any failure of a graph the eager result is still right.
@@ -208,6 +211,7 @@ class Captures:
             not_on_cpu = uses_other_device(call)
             refusal = None if state.captures else self.usage.module_limit_reason(call.module)
             weights = state.weights if not_on_cpu or state.weights else Weights(call.module)
+            is_held = weights is not None and not not_on_cpu and weights.are_held_elsewhere()
         except Exception as error:  # noqa: BLE001  Tensors without storage or version, or an overridden `parameters`.
             self._refuse(state, key, f"changes of its tensors cannot be detected: {error}")
             return eager(True)
@@ -217,6 +221,11 @@ class Captures:
             return eager(False)
         if refusal is not None or weights is None:
             state.finish(refusal or "changes of its tensors cannot be detected")
+            return eager(False)
+        if is_held:
+            state.record_reason("the program holds the memory of its weights by other tensors, which may change it")
+            self.pending += 1
+            state.postpone(key, time.perf_counter())
             return eager(False)
         result, change = changes_tensors(call, weights, lambda: eager(False))
         if change:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import isfinite
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Captured:
 
     `run` gives the result of a call; `holds` says whether the capture is valid for it. `error`: largest absolute
     difference from the eager result. `seconds`: duration of the capture. `bytes`: memory of its constants.
-    `saved_seconds`: by how much a call is shorter than an eager one.
+    `saved_seconds`: by how much a call is shorter than an eager one. `finite`: inputs that must be finite.
     """
 
     run: Callable[[Call], Any]
@@ -58,6 +59,7 @@ class Captured:
     bytes: int
     low_precision: bool
     saved_seconds: float = 0.0
+    finite: tuple[int, ...] = ()
 
 
 @record
@@ -115,7 +117,22 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         seconds=time.perf_counter() - started + prepared.seconds,
         bytes=prepared.frozen.bytes,
         low_precision=prepared.low,
+        finite=_finite(call),
     )
+
+
+def are_finite(call: Call, positions: Iterable[int]) -> bool:
+    """Whether the inputs at these positions hold neither NaN nor infinity; large ones whose sum overflows count as not.
+
+    A fused relu, clamp or pooling makes a number of NaN.
+    """
+    return all(isfinite(call.inputs[position].sum(dtype=torch.float32)) for position in positions)
+
+
+def _finite(call: Call) -> tuple[int, ...]:
+    """The positions of floating-point inputs that are finite: not those of masks, which hold infinity."""
+    floats = (index for index, tensor in enumerate(call.inputs) if tensor.is_floating_point() and tensor.numel())
+    return tuple(index for index in floats if are_finite(call, (index,)))
 
 
 def prepared_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from operator import attrgetter, getitem, is_
 from types import FunctionType
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from cpulaunch.worker.tensors.access import watch_access
+from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.owners import counts_owners, is_held_elsewhere
 
 _version = attrgetter("_version")
 
@@ -19,7 +22,7 @@ class Weights:
     Detected changes: a method of a class is replaced; a tensor or submodule is replaced, added to or removed from a
     module; a tensor is changed in place (autograd's version counter) or gets another storage (`.to`, `.data = …`);
     `.data` or `.numpy()` is accessed, which allows changes without the version counter. Not detected: writes through
-    arrays made by `.numpy()` before construction, and through pointers.
+    pointers, and through what was made by `.data` or `.numpy()` before construction; see `are_held_elsewhere`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -62,6 +65,21 @@ class Weights:
                 self._dicts.append(table)
                 self._names.append(name)
                 self._values.append(value)
+
+    def are_held_elsewhere(self) -> bool:
+        """Whether the program holds the weights' memory by other tensors or arrays too, as far as this torch can tell.
+
+        They may be what `.data` returned before construction. A view has the version counter of its base.
+        """
+        if not counts_owners():
+            return False
+        tensors = {id(tensor): tensor for tensor in self.tensors}.values()
+        own = Counter(map(storage_of, tensors))
+        return any(
+            is_held_elsewhere(tensor, known=own[storage_of(tensor)] - 1)
+            for tensor in tensors
+            if tensor.is_floating_point() and tensor._base is None
+        )
 
     def unchanged(self) -> bool:
         """Whether nothing has changed since construction; once False, always False."""

@@ -23,6 +23,9 @@ _watchers: dict[int, weakref.WeakSet[Any]] = {}
 """Address of a watched tensor's storage -> the watchers of tensors in it."""
 
 
+_arrays: dict[int, list[weakref.ref[Any]]] = {}
+"""Address of a storage that was watched -> the NumPy arrays made of its memory. An array's views keep it alive."""
+
 MIN_PRUNED = 64
 _size_to_prune = [MIN_PRUNED]
 """Storages are forgotten whose watchers no longer exist, once there are twice as many as the last time."""
@@ -46,6 +49,23 @@ def _record_access(tensor: Tensor) -> None:
             watcher = reference()
             if watcher is not None:
                 watcher.changed = True
+
+
+def _record_array(tensor: Tensor, array: Any) -> None:
+    if _watchers and type(tensor) in (Tensor, nn.Parameter) and (storage := storage_of(tensor)) in _watchers:
+        _arrays[storage] = [*_living_arrays(storage), weakref.ref(array)]
+
+
+def _living_arrays(storage: int) -> list[weakref.ref[Any]]:
+    living = [reference for reference in _arrays.get(storage, ()) if reference() is not None]
+    if not living:
+        _arrays.pop(storage, None)
+    return living
+
+
+def is_in_array(tensor: Tensor) -> bool:
+    """Whether the program holds a NumPy array, made since the tensor was watched, in the tensor's memory."""
+    return bool(_arrays) and bool(_living_arrays(storage_of(tensor)))
 
 
 _installed: list[bool] = []
@@ -73,7 +93,9 @@ def _install_once() -> None:
 
     def numpy(self: Tensor, *, force: bool = False) -> Any:
         _record_access(self)
-        return plain_numpy(self, force=force)
+        array = plain_numpy(self, force=force)
+        _record_array(self, array)
+        return array
 
     plain_dlpack: Any = torch.Tensor.__dlpack__
 

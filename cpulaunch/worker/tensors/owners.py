@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from cpulaunch.worker.tensors.access import is_in_array
 from cpulaunch.worker.tensors.mutation import storage_of
 
 OWNERS = 2
@@ -17,8 +18,12 @@ _own: dict[int, list[TensorWeakRef]] = {}
 
 def own_view(weight: Tensor) -> Tensor:
     """A tensor without gradients in the weight's memory. It is counted as cpulaunch's, not as the program's."""
-    view = weight.detach()
-    _own[storage_of(weight)] = [*_living(weight), TensorWeakRef(view)]
+    return owned(weight.detach())
+
+
+def owned(view: Tensor) -> Tensor:
+    """The tensor, which cpulaunch has made in a weight's memory. Effect: it is counted as cpulaunch's."""
+    _own[storage_of(view)] = [*_living(view), TensorWeakRef(view)]
     return view
 
 
@@ -26,8 +31,16 @@ def _living(weight: Tensor) -> list[TensorWeakRef]:
     return [reference for reference in _own.get(storage_of(weight), ()) if reference() is not None]
 
 
-def is_held_elsewhere(weight: Tensor) -> bool:
-    """Whether another tensor or array of the program holds the weight's memory, as far as this torch can tell."""
+def counts_owners() -> bool:
+    """Whether this torch can tell how many tensors hold a weight's memory."""
+    return hasattr(torch._C, "_storage_Use_Count")
+
+
+def is_held_elsewhere(weight: Tensor, *, known: int = 0) -> bool:
+    """Whether another tensor or array of the program holds the weight's memory, besides `known` ones.
+
+    It is so where this torch cannot tell.
+    """
     count = getattr(torch._C, "_storage_Use_Count", None)
     storage = weight.untyped_storage()  # It counts as long as it exists; with torch 2.13 afterwards, too.
-    return count is None or count(storage._cdata) > OWNERS + len(_living(weight))
+    return count is None or count(storage._cdata) > OWNERS + known + len(_living(weight)) or is_in_array(weight)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.access import watch_access
-from cpulaunch.worker.tensors.owners import is_held_elsewhere
+from cpulaunch.worker.tensors.owners import is_held_elsewhere, own_view, owned
 from cpulaunch.worker.weights.form import Form, Linear
 
 HIGHER = {"int4": "int8", "int8": "bf16", "bf16": "fp32"}
@@ -101,7 +101,9 @@ class ResidentWeight:
 
         What a type loses does not show where the input is zero, such as padding: such a product makes no form.
         """
-        original = (weight.t() if self.transposed else weight).detach()
+        original = own_view(weight)
+        if self.transposed:
+            original = owned(original.t())
         y = plain(x, original, bias)
         row, is_telling = _largest_row(x)
         kind = self.kind

@@ -48,7 +48,7 @@ def pack(weight: Tensor, kind: Kind) -> Packed:
     Raises: ValueError for a weight that cannot be packed so.
     """
     _check(weight, kind)
-    weight = weight.detach()
+    weight = weight.detach() if weight.requires_grad else weight
     scales = None
     if kind == "int8":
         data, scales = _quantize_by_chunks(weight, _to_int8)

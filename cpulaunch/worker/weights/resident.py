@@ -18,6 +18,7 @@ from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.tensors.access import watch_access
 from cpulaunch.worker.tensors.foreign import is_foreign
+from cpulaunch.worker.tensors.owners import own_view
 from cpulaunch.worker.tensors.references import allow_swaps, at_end
 from cpulaunch.worker.weights.accuracy import Accuracy
 from cpulaunch.worker.weights.entry import ResidentWeight
@@ -216,7 +217,7 @@ class Cast:
     """A weight cast to a dtype of autocast, valid while the weight does not change."""
 
     def __init__(self, weight: nn.Parameter, dtype: torch.dtype) -> None:
-        self.low = weight.detach().to(dtype)
+        self.low = own_view(weight).to(dtype)
         self.changed = False
         self._state = (weight._version, weight.data_ptr(), dtype)
         watch_access(self, [weight])

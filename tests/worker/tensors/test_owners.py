@@ -8,6 +8,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.graph.trace import trace_call  # noqa: E402
 from cpulaunch.worker.tensors.owners import is_held_elsewhere, own_view  # noqa: E402
+from cpulaunch.worker.weights.entry import ResidentWeight  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -60,3 +61,17 @@ def test_a_traced_call_leaves_weights_to_be_packed() -> None:
         traced = trace_call(model, (value,), {}, inputs=[value], frozen=frozen, eager=eager)
     assert traced.sources
     assert not is_held_elsewhere(model.weight)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_packed_weight_is_not_held_by_the_program(kind: str, transposed: bool) -> None:
+    weight, x = nn.Parameter(torch.randn(64, 64)), torch.randn(2, 64)
+    entry = ResidentWeight(weight, kind, transposed=transposed)
+    with torch.no_grad():
+        entry.make(weight, x, None, nn.functional.linear)
+    assert entry.form is not None
+    assert not is_held_elsewhere(weight)
+    of_program = weight.data
+    assert is_held_elsewhere(weight)
+    del of_program

@@ -1,0 +1,155 @@
+"""Changes and values that a captured graph or a packed weight cannot see by itself: each must have its effect."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numpy")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph import module_state  # noqa: E402
+from tests.worker.capturing import Plugin, close, installed  # noqa: E402
+
+counts_owners = hasattr(torch._C, "_storage_Use_Count")
+needs_counts = pytest.mark.skipif(not counts_owners, reason="this torch does not count owners")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch) -> Iterator[Plugin]:
+    torch.manual_seed(0)
+    monkeypatch.setattr(module_state, "FIRST_PAUSE", 0.0)
+    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
+        yield plugin
+
+
+def mlp(size: int = 16) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size)).eval()
+
+
+def _flat(model: nn.Sequential) -> Tensor:
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    return flat
+
+
+HOLDERS: dict[str, Any] = {"data": lambda model: model[0].weight.data, "a flat buffer": _flat}
+
+
+@needs_counts
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_weights_change_through_memory_that_the_program_held_before(plugin: Plugin, holder: str) -> None:
+    model, value = mlp(), torch.randn(4, 16)
+    held = HOLDERS[holder](model)
+    for _ in range(4):
+        for _ in range(3):
+            close(model(value), plugin.eager(model, value))
+        held.mul_(2)
+    assert plugin.captured() == []
+    assert "holds the memory of its weights" in plugin.reasons()
+
+
+@needs_counts
+def test_a_module_is_captured_once_the_program_holds_its_memory_no_more(plugin: Plugin) -> None:
+    model, value = mlp(), torch.randn(4, 16)
+    held = [parameter.data for parameter in model.parameters()]
+    for _ in range(3):
+        model(value)
+    held.clear()
+    for _ in range(3):
+        close(model(value), plugin.eager(model, value))
+    assert plugin.captured() == ["Sequential"]
+
+
+class Tied(nn.Module):
+    """One weight in two parameters, a weight as a view, and buffers as views of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+        self.head = nn.Linear(16, 16, bias=False)
+        self.head.weight = nn.Parameter(self.layers[0].weight)
+        self.register_buffer("table", torch.ones(32, 16).view(2, 16, 16))
+        self.register_buffer("row", self.table[0, :1])
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.head(self.layers(value)) + self.row
+
+
+def test_a_modules_own_ties_do_not_keep_it_from_being_captured(plugin: Plugin) -> None:
+    model = Tied().eval()
+    for rows in (4, 5):
+        for _ in range(3):
+            value = torch.randn(rows, 16)
+            close(model(value), plugin.eager(model, value))
+    assert plugin.captured() == ["Tied"] * 2
+    model.table.mul_(3)
+    value = torch.randn(4, 16)
+    close(model(value), plugin.eager(model, value))
+
+
+@pytest.mark.parametrize("settings", [TorchSettings(graph="onednn"), TorchSettings(weights="fp32")])
+def test_weights_change_through_an_array_that_the_program_took_later(tmp_path: Path, settings: TorchSettings) -> None:
+    model, value = mlp(128), torch.randn(2, 128)
+    with installed(tmp_path, settings) as plugin:
+        for _ in range(4):
+            close(model(value), plugin.eager(model, value))
+        array = model[0].weight.numpy()
+        part = array[:2]
+        del array
+        for _ in range(4):
+            close(model(value), plugin.eager(model, value))
+        part *= 3
+        close(model(value), plugin.eager(model, value))
+
+
+def test_forward_derivatives_pass_through_a_captured_module(plugin: Plugin) -> None:
+    model, value = mlp(), torch.randn(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Sequential"]
+
+    def tangent() -> Tensor | None:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(value, torch.ones_like(value))
+            found: Tensor | None = forward_ad.unpack_dual(model(dual)).tangent
+            return found
+
+    close(tangent(), plugin.eager(tangent))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_not_lost(plugin: Plugin, odd: float) -> None:
+    model, value = mlp(), torch.randn(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Sequential"]
+    broken = value.clone()
+    broken[1, 3] = odd
+    torch.testing.assert_close(model(broken), plugin.eager(model, broken), equal_nan=True)
+    close(model(value), plugin.eager(model, value))
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, value: Tensor, mask: Tensor) -> Tensor:
+        return (self.layers(value) + mask).softmax(-1)
+
+
+def test_infinity_in_a_mask_does_not_keep_graphs_from_being_used(plugin: Plugin, monkeypatch) -> None:
+    model, value = Masked().eval(), torch.randn(4, 16)
+    mask = torch.zeros(16).index_fill(0, torch.arange(8), -float("inf"))
+    for _ in range(4):
+        close(model(value, mask), plugin.eager(model, value, mask))
+    assert plugin.captured() == ["Masked"]
+    monkeypatch.setattr(nn.Module, "_call_impl", None)  # What an eager call would run.
+    model(value, mask)
