@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import os
 import threading
 import time
 import weakref
@@ -27,7 +29,10 @@ from cpulaunch.worker.tensors.owners import is_held_elsewhere
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
 
 DRAIN_SECONDS = 10.0
-"""So long a thread waits for the end of others' calls, which may themselves wait for this thread's."""
+"""So long threads wait for the end of others' calls, which may themselves wait for theirs."""
+
+LAYOUT_WORDS = ("stride", "contiguous", "view", "layout", "channels", "format")
+"""One of these is in the message of an error of a program that checks the layout of a tensor itself."""
 
 
 class ChannelsLast:
@@ -73,24 +78,32 @@ class LayoutTrial:
         self._step_started: float | None = None
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
         self._layouts: set[Layout] = set()
-        self._running = 0
+        self._running: set[int] = set()
         self._is_ending = self.has_ended = False
+        self._drained_by = float("inf")
+        _trials.add(self)
+
+    def after_fork(self) -> None:
+        """Effect: in a forked child, forgets the calls of other threads and their locks, which would last forever."""
+        self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
+        self._running &= {threading.get_ident()}
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """The result of `run`, the call. Effect: converts the weights, or ends the trial, when it is time to."""
-        if not self._call_lock.acquire(blocking=False):
+        lock = self._call_lock  # A process forked meanwhile has another one.
+        if not lock.acquire(blocking=False):
             if self._give_up(module):
                 report_event("eager", module=type(module).__name__, reason="several threads call it: no channels_last")
-            return run()
+            return self._counted(run)
         try:
             return self._call(module, args, kwargs, run)
         finally:
-            self._call_lock.release()
+            lock.release()
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         if self.has_ended or self._is_ending:
             self._give_up(module)
-            return run()
+            return self._counted(run)
         if not self._measured:
             self._convert(module)
             result = self._converted(module, args, kwargs, run)
@@ -114,13 +127,14 @@ class LayoutTrial:
 
     def _counted(self, run: Callable[[], Any]) -> Any:
         """The result of a call, which no conversion disturbs: a kernel reads the memory that one would free."""
+        thread = threading.get_ident()
         with self._conversion_lock:
-            self._running += 1
+            self._running.add(thread)
         try:
             return run()
         finally:
             with self._conversion_lock:
-                self._running -= 1
+                self._running.discard(thread)
 
     def _is_alike(self, signature: Any, is_step: bool) -> bool:
         """Whether a call is like the first one."""
@@ -158,10 +172,12 @@ class LayoutTrial:
         try:
             result = self._counted(run)
         except RuntimeError as error:
+            if _is_programs(error):
+                raise
             if self._give_up(module):
                 degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
             torch.set_rng_state(state)
-            return run()
+            return self._counted(run)
         given = set(map(storage_of, _tensors((args, kwargs))))
         results = [tensor for tensor in _tensors(result) if storage_of(tensor) not in given]
         changed = [each for each in results if not each.is_contiguous() and _layout(each) not in self._layouts]
@@ -181,20 +197,24 @@ class LayoutTrial:
     def _give_up(self, module: nn.Module) -> bool:
         """Whether the trial was going on. Effect: ends it; the weights get their own layout back.
 
-        It waits until no other thread's call uses them.
+        It waits until no other thread's call uses them; if that takes too long, a later call does it.
         """
         with self._conversion_lock:
-            is_first, self._is_ending = not (self._is_ending or self.has_ended), True
-        until = time.monotonic() + DRAIN_SECONDS
-        while not self.has_ended:
-            with self._conversion_lock:
-                if not self.has_ended and (not self._running or time.monotonic() > until):
-                    if self._comparison.is_second or not self._measured:
-                        _reorder(module, torch.contiguous_format)
-                    self.has_ended = True
-            if not self.has_ended:
-                time.sleep(0.001)
+            is_first = not (self._is_ending or self.has_ended)
+            if is_first:
+                self._is_ending, self._drained_by = True, time.monotonic() + DRAIN_SECONDS
+        while not self._return(module) and time.monotonic() < self._drained_by:
+            time.sleep(0.001)
         return is_first
+
+    def _return(self, module: nn.Module) -> bool:
+        """Whether the trial has ended. Effect: ends it unless a call is running; moves no weight that is held."""
+        with self._conversion_lock:
+            if not (self.has_ended or self._running):
+                if self._comparison.is_second or not self._measured:
+                    _reorder(list(filter(_is_own, _weights(module))), torch.contiguous_format)
+                self.has_ended = True
+            return self.has_ended
 
     def _convert(self, module: nn.Module) -> None:
         try:
@@ -203,15 +223,36 @@ class LayoutTrial:
                 if not self._is_ending and not _can_convert(module):  # The program has taken hold of its weights.
                     self.has_ended = True
                 if not (self.has_ended or self._is_ending):
-                    _reorder(module, torch.channels_last)
+                    _reorder(_weights(module), torch.channels_last)
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
             self.has_ended = True
             degraded(self._settings, "channels_last", f"{type(module).__name__} cannot be converted: {error}")
 
 
-def _reorder(module: nn.Module, layout: torch.memory_format) -> None:
+_trials: weakref.WeakSet[LayoutTrial] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for trial in _trials:
+        trial.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _is_programs(error: RuntimeError) -> bool:
+    """Whether a `raise` of Python code made the error, which says nothing of a layout: the call is not repeated."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or any(word in str(error).lower() for word in LAYOUT_WORDS):
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _reorder(weights: list[Tensor], layout: torch.memory_format) -> None:
     """Effect: the weights get the layout. In inference mode they would become inference tensors, which cannot train."""
-    for weight in _weights(module):
+    for weight in weights:
         with torch.inference_mode(weight.is_inference()), torch.no_grad():
             weight.data = weight.detach().contiguous(memory_format=layout)
             if weight.grad is not None:
@@ -268,7 +309,15 @@ def _can_convert(module: nn.Module) -> bool:
 
 
 def _may_move(weight: Tensor) -> bool:
-    if not weight.is_contiguous() or type(weight) is not nn.Parameter:
-        return False
-    is_shared = weight.is_cpu and weight.is_shared()  # On a GPU, torch says so of every tensor.
-    return not (is_shared or is_foreign(weight) or is_held_elsewhere(weight))
+    return weight.is_contiguous() and _is_own(weight)
+
+
+def _is_own(weight: Tensor) -> bool:
+    """Whether nothing else holds the memory of a weight, nor that of its gradient: it may be part of a flat buffer."""
+    tensors = [weight] if weight.grad is None else [weight, weight.grad]
+    return type(weight) is nn.Parameter and not any(map(_is_in_use, tensors))
+
+
+def _is_in_use(tensor: Tensor) -> bool:
+    is_shared = tensor.is_cpu and tensor.is_shared()  # On a GPU, torch says so of every tensor.
+    return is_shared or is_foreign(tensor) or is_held_elsewhere(tensor)

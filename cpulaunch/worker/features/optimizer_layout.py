@@ -7,32 +7,58 @@ fused=True.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from cpulaunch.worker.tensors.owners import is_held_elsewhere
 
 _installed: list[bool] = []
+
+_held: weakref.WeakKeyDictionary[Any, list[tuple[Tensor, Any]]] = weakref.WeakKeyDictionary()
+"""By optimizer, parameters whose gradients are copies during a step, and the gradients that they have otherwise."""
 
 
 def align_optimizers() -> None:
     """Effect: before each optimizer step, gradients and state of four-dimensional parameters get their order."""
     if not _installed:
         register_optimizer_step_pre_hook(_align)
+        register_optimizer_step_post_hook(_give_back)
         _installed.append(True)
 
 
 def _align(optimizer: Any, *_: Any) -> None:
+    _give_back(optimizer)  # The step before may have failed.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.dim() == 4 and parameter.layout is torch.strided:
-                _align_parameter(parameter, optimizer.state.get(parameter, {}))
+                _align_gradient(optimizer, parameter)
+                _align_state(parameter, optimizer.state.get(parameter, {}))
 
 
-def _align_parameter(parameter: Tensor, state: dict[str, Any]) -> None:
-    if _differs(parameter.grad, parameter):
-        parameter.grad = _ordered(parameter.grad, parameter)
+def _align_gradient(optimizer: Any, parameter: Tensor) -> None:
+    """Effect: the gradient gets the order: for the step only, if the program holds its memory, as of a flat buffer."""
+    gradient = parameter.grad
+    if gradient is None or not _differs(gradient, parameter):
+        return
+    if type(gradient) is Tensor and not is_held_elsewhere(gradient):
+        gradient.data = _ordered(gradient, parameter)  # The program may hold the tensor itself.
+        return
+    _held.setdefault(optimizer, []).append((parameter, gradient))
+    parameter.grad = _ordered(gradient, parameter)
+
+
+def _give_back(optimizer: Any, *_: Any) -> None:
+    """Effect: parameters have the gradients again that the program gave them."""
+    for parameter, gradient in _held.pop(optimizer, ()):
+        if parameter.grad is not None:
+            parameter.grad = gradient
+
+
+def _align_state(parameter: Tensor, state: dict[str, Any]) -> None:
     for name, value in state.items():
         if _differs(value, parameter):
             state[name] = _ordered(value, parameter)
