@@ -38,10 +38,10 @@ class KeptTensors:
 
     def found(self, result: Any, arguments: Any) -> bool:
         """Whether the call has left tensors behind that are not only in its result."""
-        own = _ids(result) - _ids(arguments)
-        bases = {id(tensor._base) for tensor in _tensors(result)}  # What a view in the result is a view of.
-        known = {*map(id, self._before), *own, *bases}
         with _lock:
+            own = _ids(result) - _ids(arguments)
+            bases = {id(tensor._base) for tensor in _tensors(result)}  # What a view in the result is a view of.
+            known = {*map(id, self._before), *own, *bases}
             kept = tuple([tensor for tensor in _young_tensors() if id(tensor) not in known])
             self._before = ()
             if not kept or threading.active_count() == 1:

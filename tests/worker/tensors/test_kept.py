@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cpulaunch.worker.tensors import kept  # noqa: E402
 from cpulaunch.worker.tensors.kept import KeptTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -61,3 +62,23 @@ def test_tensors_in_containers_are_found_while_other_threads_compute(function, e
     finally:
         done.set()
         thread.join()
+
+
+def test_lists_of_another_threads_search_keep_no_tensors(monkeypatch) -> None:
+    """Nor do those that it makes of its own result."""
+    listed, plain, argument = threading.Event(), kept.flatten, {"old": torch.ones(2)}
+
+    def flatten(value: Any, tensors: list[Any], **options: int) -> Any:
+        spec = plain(value, tensors, **options)
+        if threading.current_thread() is not threading.main_thread():
+            listed.set()
+            threading.Event().wait(0.2)
+        return spec
+
+    monkeypatch.setattr(kept, "flatten", flatten)
+    thread = threading.Thread(target=lambda: KeptTensors().found(torch.ones(2), ()))
+    before = KeptTensors()
+    thread.start()
+    assert listed.wait(60)
+    assert not before.found(compute(argument), argument)
+    thread.join()
