@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+
+_function_modes: Any = getattr(torch._C, "_len_torch_function_stack", int)
+_no_function_modes: Any = torch._C.DisableTorchFunction
 
 EXACT = 8
 """Dimensions up to this size count exactly, larger ones are rounded up to a power of two."""
@@ -28,7 +32,16 @@ class Signatures:
         self._known: dict[Any, Signature] = {}
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
-        """The signature of a call. Tensors without a shape (nested ones) do not count."""
+        """The signature of a call. Tensors without a shape (nested ones) do not count.
+
+        The program's torch function modes do not see what is read here.
+        """
+        if _function_modes():
+            with _no_function_modes():
+                return self._of(args, kwargs)
+        return self._of(args, kwargs)
+
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         try:
             values = args if not kwargs else (*args, *kwargs.values())
             exact = tuple([(value.dtype, value.shape) for value in values if isinstance(value, Tensor)])
