@@ -73,29 +73,41 @@ def untrusted_part(root: Root, path: str) -> str | None:
 
     A sticky directory (/tmp) is fine: others cannot replace what is there. So is a group-writable one of root's
     group, or of the group that has only its owner in it (group id = user id, as many distributions set up).
+    File systems are checked from the second one on the path: that of / belongs to root.
     """
+    device: int | None = None
     for inside in root.resolve_links(path):
         where = f"{root.path.rstrip('/')}{inside}"
         try:
             status = os.lstat(where)
-        except OSError:
+        except FileNotFoundError:
             continue
-        reason = _writable_by(status)
+        except OSError as error:
+            return f"{where} cannot be checked ({error.strerror})"
+        reason = _writable_by(where, status)
+        if reason is None and device not in (None, status.st_dev):
+            from cpulaunch.system.trust import foreign_mount  # Here and below: most libraries need neither.
+
+            reason = foreign_mount(root, status.st_dev)
         if reason is not None:
             return f"{where} {reason}"
+        device = status.st_dev
     return None
 
 
-def _writable_by(status: os.stat_result) -> str | None:
-    user = os.geteuid()
-    if status.st_uid not in (0, user):
+def _writable_by(where: str, status: os.stat_result) -> str | None:
+    """Which other user or group may change this file or directory; None if none may."""
+    if status.st_uid not in (0, os.geteuid()):
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return None
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everyone"
-    own_group = status.st_gid == 0 or status.st_gid == status.st_uid
-    return f"may be written by group {status.st_gid}" if status.st_mode & stat.S_IWGRP and not own_group else None
+    if not status.st_mode & stat.S_IWGRP:
+        return None  # Of an ACL, these bits are the mask (acl(5)): it lets nobody else write either.
+    from cpulaunch.system.trust import group_writer
+
+    return group_writer(where, owner=status.st_uid, group=status.st_gid)
 
 
 def _environment_folders(prefix: str | None, environ: Mapping[str, str]) -> Iterator[str]:

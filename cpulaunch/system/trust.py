@@ -1,0 +1,130 @@
+"""Whether other users can change a file beyond what its owner and mode say: by a POSIX ACL, or by a mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cpulaunch.system.root import Root
+
+ACL = "system.posix_acl_access"
+ACL_VERSION = 2
+ACL_HEADER_BYTES, ACL_ENTRY_BYTES = 4, 8
+ACL_USER, ACL_GROUP_OWNER, ACL_GROUP, ACL_MASK = 0x02, 0x04, 0x08, 0x10
+"""An ACL is a version (32 bits) and entries of a tag (16 bits), permissions (16) and an id (32), little-endian.
+
+Source: Linux, include/uapi/linux/posix_acl.h and posix_acl_xattr.h."""
+WRITE = 2
+ABSENT = tuple(getattr(errno, name) for name in ("ENODATA", "ENOATTR", "EOPNOTSUPP") if hasattr(errno, name))
+
+MOUNTS, USER_MOUNTS = "proc/self/mountinfo", "run/mount/utab"
+
+
+def group_writer(path: str, *, owner: int, group: int) -> str | None:
+    """Which other user or group may change a file or directory that its group may write; None if none may."""
+    try:
+        acl = _acl(path)
+    except OSError as error:
+        return f"has an ACL that cannot be read ({error.strerror})"
+    if acl is not None:
+        return acl_writer(acl, owner=owner, group=group)
+    return None if _own_group(group, owner) else f"may be written by group {group}"
+
+
+def _own_group(group: int, owner: int) -> bool:
+    """Whether only root or the owner is taken to be in this group."""
+    return group in (0, owner)
+
+
+def _acl(path: str) -> bytes | None:
+    """The POSIX ACL of a file or directory; None if it has none. Raises: OSError."""
+    if not hasattr(os, "getxattr"):
+        return None
+    try:
+        return os.getxattr(path, ACL)
+    except OSError as error:
+        if error.errno in ABSENT:
+            return None
+        raise
+
+
+def acl_writer(acl: bytes, *, owner: int, group: int) -> str | None:
+    """Which user or group an ACL lets write, other than root, this process's user and the owner; None if none."""
+    if _number(acl[:ACL_HEADER_BYTES]) != ACL_VERSION:
+        return "has an ACL of an unknown version"
+    entries = list(_acl_entries(acl))
+    mask = next((permissions for tag, permissions, _ in entries if tag == ACL_MASK), WRITE)
+    for tag, permissions, number in entries:
+        if not permissions & mask & WRITE:
+            continue
+        if tag == ACL_USER and number not in (0, owner, os.geteuid()):
+            return f"may be written by user {number}, by its ACL"
+        in_group = group if tag == ACL_GROUP_OWNER else number
+        if tag in (ACL_GROUP_OWNER, ACL_GROUP) and not _own_group(in_group, owner):
+            return f"may be written by group {in_group}, by its ACL"
+    return None
+
+
+def _acl_entries(acl: bytes) -> Iterator[tuple[int, int, int]]:
+    """Tag, permissions and id of each entry."""
+    for at in range(ACL_HEADER_BYTES, len(acl) - ACL_ENTRY_BYTES + 1, ACL_ENTRY_BYTES):
+        yield _number(acl[at : at + 2]), _number(acl[at + 2 : at + 4]), _number(acl[at + 4 : at + 8])
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def foreign_mount(root: Root, device: int) -> str | None:
+    """Whose file system this device is, if another user mounted it; None if none did."""
+    mounts, user_mounts = root.text(MOUNTS) or "", root.text(USER_MOUNTS) or ""
+    return next((reason for number, reason in foreign_mounts(mounts, user_mounts) if number == device), None)
+
+
+def foreign_mounts(mountinfo: str, user_mounts: str) -> Iterator[tuple[int, str]]:
+    """Device numbers of the file systems that another user mounted, and the reason as text.
+
+    That user decides what is read there, whatever owner and mode say: by a FUSE server, or through the raw device.
+    Source: proc(5), /proc/pid/mountinfo; Linux, fs/fuse/inode.c, fuse_show_options; libmount, /run/mount/utab, which
+    has the name of the user for mounts that fstab permits to users.
+    """
+    names = _mount_users(user_mounts)
+    for line in mountinfo.splitlines():
+        words = line.split()
+        if "-" not in words[6:]:
+            continue
+        kind, _, options = ([*words[words.index("-", 6) + 1 :], "", "", ""])[:3]
+        major, _, minor = words[2].partition(":")
+        device = os.makedev(int(major), int(minor))
+        user = dict(option.partition("=")[::2] for option in options.split(",")).get("user_id", "0")
+        if kind.startswith("fuse") and user not in ("0", str(os.geteuid())):
+            yield device, f"is in a file system that user {user} serves (FUSE)"
+        elif words[4] in names and not _is_own_name(names[words[4]]):
+            yield device, f"is in a file system that user {names[words[4]]} mounted"
+
+
+def _mount_users(user_mounts: str) -> dict[str, str]:
+    """By mount point: the name of the user who mounted it."""
+    users = {}
+    for line in user_mounts.splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        options = dict(option.partition("=")[::2] for option in fields.get("OPTS", "").split(","))
+        if "TARGET" in fields and options.get("user"):
+            users[fields["TARGET"]] = options["user"]
+    return users
+
+
+def _is_own_name(name: str) -> bool:
+    """Whether a user name is root's or that of this process's user."""
+    if name == "root" or os.geteuid() == 0:
+        return name == "root"
+    import pwd  # Only where a library is in a user's mount.
+
+    try:
+        return pwd.getpwnam(name).pw_uid in (0, os.geteuid())
+    except KeyError:
+        return False
