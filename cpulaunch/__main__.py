@@ -4,6 +4,8 @@ import gc
 import os
 import sys
 
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # `python -m` puts the current folder there: its json.py is not the one that is meant.
 gc.disable()  # There is no garbage worth collecting before the program runs; a supervisor enables it again.
 
 from cpulaunch.cli.main import run_command_line  # noqa: E402

@@ -10,8 +10,9 @@ SECONDS = 120.0
 """A cold `import torch` from a network file system took 40 s (ecmwf/anemoi-core issue 1327)."""
 
 REPORT_PROGRAM = """\
-import json, sys
-sys.path[:] = [folder for folder in sys.path if folder]  # not the current folder's torch.py
+import os, sys
+sys.path[:] = [folder for folder in sys.path if os.path.isabs(folder)]  # not the current folder's json.py or torch.py
+import json
 try:
     import torch
 except ModuleNotFoundError as error:

@@ -107,7 +107,7 @@ def job_script(plan: LaunchPlan, job: JobPlan) -> str:
     port = (
         str(job.master_port)
         if job.master_port
-        else f'"$({quote(job.interpreter or "python3")} -c {quote(_PORT_PROGRAM)})"'
+        else f'"$({quote(job.interpreter or "python3")} -I -c {quote(_PORT_PROGRAM)})"'
     )
     run_id = "cpulaunch-$$" if job.rendezvous.id is None else quote(job.rendezvous.id)
     indexes = [worker.index for worker in plan.workers]

@@ -1,0 +1,56 @@
+"""Helper interpreters import nothing from the current folder, where another user may have put a json.py."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.doctor.torch_report import REPORT_PROGRAM
+
+SHADOWED = ("json", "torch", "signal", "random", "socket", "struct", "re", "subprocess", "typing", "tomllib", "select")
+HOSTILE = "open({marker!r}, 'a').write(__name__ + '\\n'); raise SystemExit(66)\n"
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that modules in the current folder, named as those of the standard library, write to when imported."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in SHADOWED:
+        (folder / f"{name}.py").write_text(HOSTILE.format(marker=str(tmp_path / "marker")))
+    monkeypatch.chdir(folder)
+    return tmp_path / "marker"
+
+
+def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ}, timeout=100)
+
+
+@pytest.mark.parametrize("python_path", [None, ""])
+def test_doctors_report_of_torch(marker: Path, python_path: str | None) -> None:
+    """Only its imports count here: it ends at the first module of torch."""
+    environ = {} if python_path is None else {"PYTHONPATH": python_path}
+    stop = "import json; json.dumps({})\nimport importlib.util; importlib.util.find_spec('torch')\nraise SystemExit\n"
+    run(sys.executable, "-c", REPORT_PROGRAM.replace("import json\n", stop, 1), **environ)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("words", [["plan", "--json", "x.py"], ["profiles", "validate", "x.toml"], ["--version"]])
+def test_cpulaunch_as_a_module(marker: Path, words: list[str]) -> None:
+    Path("x.toml").write_text("x = 1\n")
+    done = run(sys.executable, "-m", "cpulaunch", *words)
+    assert not marker.exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_the_port_of_an_emitted_script(marker: Path) -> None:
+    script = run(
+        sys.executable, "-P", "-m", "cpulaunch", "plan", "--nproc-per-node", "2", "--emit", "sh", "x.py"
+    ).stdout
+    line = next(line for line in script.splitlines() if line.startswith("MASTER_PORT="))
+    done = run("/bin/sh", "-c", f"{line}\necho $MASTER_PORT")
+    assert re.fullmatch(r"\d+\n", done.stdout)
+    assert not marker.exists()
