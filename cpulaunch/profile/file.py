@@ -9,7 +9,7 @@ from datetime import date
 from typing import Any
 
 from cpulaunch.profile.model import Choice, Conditions, Profile
-from cpulaunch.profile.schema import APPLIES, CHOICE, CONFLICTS, TOP, check_variable, text
+from cpulaunch.profile.schema import APPLIES, CHOICE, CONFLICTS, TOP, check_variable, variable_value
 from cpulaunch.profile.toml_lines import key_lines, line_of
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
@@ -248,7 +248,7 @@ def _variable(document: _Document, name: str) -> Choice:
         check_variable(name)
     except ValueError as error:
         raise document.error("a profile cannot set this variable", path, value=name, hint=str(error)) from None
-    return _choice(document, path, text, example='value = "…"')
+    return _choice(document, path, variable_value(name), example='value = "…"')
 
 
 def _choice(document: _Document, path: Path, check: Callable[[Any], Any], *, example: str) -> Choice:

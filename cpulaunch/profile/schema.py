@@ -133,9 +133,29 @@ FORBIDDEN = {
 }
 """Variables that no profile may set, only `--env`, and why."""
 
-_FORBIDDEN_NAMES = re.compile(
-    r"LD_.*|DYLD_.*|PYTHON.*|PATH|HOME|IFS|ENV|BASH_ENV|SHELL|CPULAUNCH_.*"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+ALLOWED = re.compile(
+    r"OMP_(SCHEDULE|STACKSIZE|NESTED|MAX_ACTIVE_LEVELS|CANCELLATION|MAX_TASK_PRIORITY|DISPLAY_ENV)"
+    r"|KMP_(STACKSIZE|LIBRARY|TPAUSE|USE_YIELD|SETTINGS|WARNINGS|TASKING|LOCK_KIND|ALIGN_ALLOC|INIT_AT_FORK|NESTING_MODE"
+    r"|DETERMINISTIC_REDUCTION|FORCE_REDUCTION|HOT_TEAMS_(MODE|MAX_LEVEL)|ENABLE_TASK_THROTTLING|USER_LEVEL_MWAIT"
+    r"|SPIN_BACKOFF_PARAMS|TASK_STEALING_CONSTRAINT|DISP_NUM_BUFFERS)"
+    r"|GOMP_STACKSIZE|OPENBLAS_(CORETYPE|MAIN_FREE)"
+    r"|MKL_(ENABLE_INSTRUCTIONS|CBWR|DYNAMIC|DOMAIN_NUM_THREADS|NUM_STRIPES|FAST_MEMORY_LIMIT|DISABLE_FAST_MM|VERBOSE)"
+    r"|(DNNL|ONEDNN)_(PRIMITIVE_CACHE_CAPACITY|DEFAULT_FPMATH_MODE|MAX_CPU_ISA|CPU_ISA_HINTS|VERBOSE)"
+    r"|ZENDNN_(MATMUL_ALGO|PRIMITIVE_CACHE_CAPACITY|WEIGHT_CACHING|TENSOR_POOL_LIMIT)"
+    r"|LRU_CACHE_CAPACITY|ATEN_CPU_CAPABILITY|TORCH_MKLDNN_MATMUL_MIN_DIM|TOKENIZERS_PARALLELISM"
+    r"|TORCHINDUCTOR_(FREEZING|CPP_WRAPPER|MAX_AUTOTUNE|MAX_AUTOTUNE_GEMM|COMPILE_THREADS|CPP_MIN_CHUNK_SIZE)"
+    r"|MALLOC_(CONF|ARENA_MAX|TRIM_THRESHOLD_|TOP_PAD_|MMAP_THRESHOLD_|MMAP_MAX_)"
+    r"|TCMALLOC_(MAX_TOTAL_THREAD_CACHE_BYTES|RELEASE_RATE|AGGRESSIVE_DECOMMIT|LARGE_ALLOC_REPORT_THRESHOLD)"
+    r"|MIMALLOC_[A-Z_]+"
+    r"|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|CUDA_(DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|CUBLAS_WORKSPACE_CONFIG"
+    r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+)
+"""Variables that a profile may set: they tune threads, kernels and allocators. None names a file, a library, a command
+or a network interface, so a profile from elsewhere cannot choose which code runs, what is written, or who listens."""
+
+NOT_ALLOWED = (
+    "it is not one of the tuning variables that docs/profiles.md lists, and others may change which code runs; "
+    "give it on the command line: --env {name}=VALUE"
 )
 
 
@@ -147,8 +167,21 @@ def check_variable(name: str) -> None:
         raise ValueError(f"use [settings.{OWNED[name]}] instead")
     if name in FORBIDDEN:
         raise ValueError(FORBIDDEN[name])
-    if _FORBIDDEN_NAMES.fullmatch(name):
-        raise ValueError("it changes which code runs or is managed by the launcher; use --env on the command line")
+    if not ALLOWED.fullmatch(name):
+        raise ValueError(NOT_ALLOWED.format(name=name))
+
+
+def variable_value(name: str) -> Callable[[object], str]:
+    """The check of the value of an environment variable in a profile."""
+    return malloc_conf if name == "MALLOC_CONF" else text
+
+
+def malloc_conf(value: object) -> str:
+    """jemalloc's options, without those of its profiler, which writes files of any name. Raises: ValueError."""
+    options = text(value)
+    if any(option.strip().startswith("prof") for option in options.split(",")):
+        raise ValueError("jemalloc's profiler writes files; give it on the command line: --env MALLOC_CONF=VALUE")
+    return options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,10 +201,10 @@ BROKEN = {
         "one line",
     ),
     "number for a variable": (
-        HEAD + env("X", "1"),
+        HEAD + env("MALLOC_ARENA_MAX", "1"),
         "invalid value",
         "1",
-        ", line 4, env.X.value",
+        ", line 4, env.MALLOC_ARENA_MAX.value",
         "a string",
     ),
     "owned variable": (

@@ -21,7 +21,7 @@ summary = "mine"
 [settings.allocator]
 value = "jemalloc"
 reason = "measured here"
-[env.MY_VARIABLE]
+[env.LRU_CACHE_CAPACITY]
 value = "7"
 reason = "because"
 """
@@ -129,7 +129,7 @@ def test_a_user_profile_by_name_and_by_path(tmp_path):
         layers, label = chosen_layers((name,), xeon(207, *AMX), config_dir=str(tmp_path))
         assert label == "mine,xeon-amx"
         assert layers[0].values == {"allocator": "jemalloc"}
-        assert [variable.name for variable in layers[0].env] == ["MY_VARIABLE"]
+        assert [variable.name for variable in layers[0].env] == ["LRU_CACHE_CAPACITY"]
 
 
 def test_a_user_profile_has_precedence_over_a_preset(tmp_path):
