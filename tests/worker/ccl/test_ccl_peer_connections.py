@@ -2,22 +2,22 @@
 
 import ctypes
 import os
+import resource
 import select
+import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
-from cpulaunch.worker.ccl.oneccl.peer_connections import (
-    ADDRESS_KEY,
-    PROCESS,
-    TOKEN_BYTES,
-    PeerConnections,
-    open_connections,
-)
+from cpulaunch.worker.ccl.oneccl.handshakes import PROCESS, TOKEN_BYTES
+from cpulaunch.worker.ccl.oneccl.peer_connections import ADDRESS_KEY, PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
+from tests.attacker import UID
 
 SECONDS = 20
 LOCALHOST = "127.0.0.1"
@@ -195,6 +195,76 @@ def test_a_connection_closed_during_the_handshake_is_ignored():
         connection.close()
 
     assert [connections.lost_peer() for connections in opened(2, before)] == [None, None]
+
+
+def strangers(attack):
+    """A function for `opened` that runs attack(address) in a process of another user while the ranks connect."""
+
+    def before(store):
+        address, port, _ = store.get(ADDRESS_KEY).decode().split()
+        ready, started = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if os.geteuid() == 0:
+                    os.setresuid(UID, UID, UID)
+                keep = attack((address, int(port)))
+                os.write(started, b"x")
+                for _ in range(SECONDS * 10):
+                    for connection in keep:
+                        with suppress(OSError):
+                            connection.send(b"x")
+                    time.sleep(0.1)
+            finally:
+                os._exit(0)
+        attackers.append(pid)
+        os.close(started)
+        os.read(ready, 1)
+        os.close(ready)
+
+    attackers = []
+    return before, attackers
+
+
+def many(address):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
+    return [socket.create_connection(address, timeout=SECONDS) for _ in range(500)]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(lambda address: [socket.create_connection(address)], id="one that drips"),
+        pytest.param(lambda address: [socket.create_connection(address) for _ in range(20)], id="more than the ranks"),
+        pytest.param(many, id="500"),
+    ],
+)
+def test_strangers_do_not_delay_the_ranks(attack):
+    before, attackers = strangers(attack)
+    start = time.monotonic()
+    try:
+        assert [connections.lost_peer() for connections in opened(3, before)] == [None, None, None]
+        assert time.monotonic() - start < 5
+    finally:
+        for pid in attackers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_a_stranger_that_drips_does_not_extend_the_timeout():
+    store = Store()
+    before, attackers = strangers(lambda address: [socket.create_connection(address)])
+    start = time.monotonic()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(open_connections, store, LOCALHOST, rank=0, size=2, seconds=1.5)
+            before(store)
+            assert isinstance(first.exception(), PeerLostError)
+        assert time.monotonic() - start < 4
+    finally:
+        for pid in attackers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_the_error_names_rank_zero_if_it_closes_the_connection():

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import closing, suppress
 
+from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, TOKEN_BYTES, Handshakes
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
 
 TYPE_CHECKING = False
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 ADDRESS_KEY = "lines/place"
 """Key of the store with the address and port of rank 0 and the token that ranks of the group send."""
-TOKEN_BYTES = 32
-PROCESS = struct.Struct("<II")
-"""A message: a rank of the group and its process id."""
-HANDSHAKE_SECONDS = 10
-"""Time within which a connected rank must identify itself."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """Settings of TCP keep-alive: a host that does not respond is lost after about half a minute. Source: tcp(7)."""
 
@@ -139,50 +134,27 @@ def _accept_all(store: Any, address: str, size: int, seconds: float) -> PeerConn
     deadline = time.monotonic() + seconds
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.create_server((address, 0), family=family, backlog=size) as listener:
+        with socket.create_server((address, 0), family=family, backlog=size + MAX_CALLERS) as listener:
             store.set(ADDRESS_KEY, f"{address} {listener.getsockname()[1]} {token}")
-            while len(connections) < size - 1:
-                connection = _accept(listener, deadline)
-                rank_and_process = _handshake(connection, token)
-                if rank_and_process is None:
-                    connection.close()  # Not a rank of the group, for example a port scan.
-                else:
-                    connections.add(connection, *rank_and_process)
+            with closing(Handshakes(listener, token=token.encode(), ranks=range(1, size))) as handshakes:
+                for connection, rank, process in handshakes.accept(deadline):
+                    with suppress(OSError):  # It has left again, which its closed connection will show.
+                        connection.send(PROCESS.pack(0, os.getpid()))
+                    connections.add(connection, rank, process)
     except BaseException:
         connections.close()  # Ranks that have connected must not wait for the others.
         raise
     return connections
 
 
-def _accept(listener: socket.socket, deadline: float) -> socket.socket:
-    """The next connection. Raises: TimeoutError."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    listener.settimeout(left)
-    return listener.accept()[0]
-
-
-def _handshake(connection: socket.socket, token: str) -> tuple[int, int] | None:
-    """The rank that has connected, and its process id; None if the peer is not a rank of the group."""
-    connection.settimeout(HANDSHAKE_SECONDS)
-    try:
-        message = _received(connection, TOKEN_BYTES + PROCESS.size)
-        if len(message) < TOKEN_BYTES + PROCESS.size or message[:TOKEN_BYTES] != token.encode():
-            return None
-        connection.sendall(PROCESS.pack(0, os.getpid()))
-    except OSError:
-        return None
-    return PROCESS.unpack(message[TOKEN_BYTES:])
-
-
 def _connect(published: bytes, rank: int, seconds: float) -> PeerConnections:
     """The connection of another rank to rank 0. `published` is the value of ADDRESS_KEY. Raises: CclError, OSError."""
     address, port, token = published.decode().split()
+    deadline = time.monotonic() + seconds
     connection = socket.create_connection((address, int(port)), timeout=seconds)
     try:
         connection.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
-        message = _received(connection, PROCESS.size)
+        message = _received(connection, PROCESS.size, deadline)
         if len(message) < PROCESS.size:
             raise PeerLostError("rank 0 of the group exited or timed out before all ranks had connected")
         connections = PeerConnections()
@@ -193,9 +165,16 @@ def _connect(published: bytes, rank: int, seconds: float) -> PeerConnections:
     return connections
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
-    """`size` bytes from a connection; fewer if the peer closes it before."""
+def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """`size` bytes from a connection; fewer if the peer closes it before. Raises: TimeoutError after the deadline."""
     received = b""
-    while len(received) < size and (more := connection.recv(size - len(received))):
+    while len(received) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        more = connection.recv(size - len(received))
+        if not more:
+            break
         received += more
     return received
