@@ -25,6 +25,7 @@ SWITCHES = {
     "--dry-run": "print the plan and start nothing, like `cpulaunch plan`",
     "--json": "print the plan as JSON and start nothing",
     "--verbose": "print the plan to stderr, then run it",
+    "--show-env": "show the values that --env gives in plans, reports and emitted files",
     "--help": "show this help (also -h)",
     "--version": "show the version",
 }
@@ -177,8 +178,9 @@ def parse(spec: SettingSpec, text: str) -> Any:
         from cpulaunch.cli.corrections.options import value_hint
 
         hint = value_hint(spec.name, spec.flag, text, spec.value_type.choices)
+        shown = "(hidden)" if spec.name == "env" else quoted(text)  # A password, given in a wrong form, is still one.
         raise UsageError(
-            f"invalid value {quoted(text)} for {spec.flag}",
+            f"invalid value {shown} for {spec.flag}",
             value=error,
             hint=hint or f"{spec.flag} {spec.value_type.metavar}",
         ) from None

@@ -96,7 +96,7 @@ def write_report(path: str, content: dict[str, Any]) -> None:
     target = os.path.realpath(path) if _is_replaced(path) else path
     temporary = f"{target}.{os.getpid()}.new" if _is_replaced(path) else path
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=_private) as file:
             file.write(text)
         if temporary != target:
             os.replace(temporary, target)
@@ -104,6 +104,11 @@ def write_report(path: str, content: dict[str, Any]) -> None:
         if temporary != target and os.path.exists(temporary):
             os.unlink(temporary)
         raise _unwritable(path, error.strerror or str(error)) from None
+
+
+def _private(path: str, flags: int) -> int:
+    """A descriptor; a new file is readable by its owner only, as its command and host are not for everyone."""
+    return os.open(path, flags, 0o600)
 
 
 def _is_replaced(path: str) -> bool:

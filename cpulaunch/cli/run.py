@@ -246,28 +246,34 @@ def _trial_cache(environ: Mapping[str, str]) -> str | None:
 def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mapping[str, str]) -> None:
     from cpulaunch.cli import terminal
     from cpulaunch.view import plan_view
+    from cpulaunch.view.hidden_values import hidden_names, without_values
 
+    shown = without_values(plan, hidden_names(line))
     if "--json" in line.switches:
-        terminal.print_json(plan_view.plan_json(plan))
+        terminal.print_json(plan_view.plan_json(shown))
     elif line.emit is not None:
         terminal.print_text(_emit(plan, host, line), end="")
     else:
-        terminal.print_text(plan_view.plan_text(plan, host, width=terminal.width(), color=terminal.color(environ)))
+        terminal.print_text(plan_view.plan_text(shown, host, width=terminal.width(), color=terminal.color(environ)))
 
 
 def _emit(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     """The plan in the format that --emit names. Raises: UsageError."""
+    from cpulaunch.view.hidden_values import hidden_names, without_variables
+
+    hidden = hidden_names(line)
+    line = without_variables(line, hidden)
     if line.emit == "slurm":
         from cpulaunch.emit.slurm import slurm_script
 
-        return slurm_script(plan, host, line)
+        return slurm_script(plan, host, line, hidden=hidden)
     if line.emit == "k8s":
         from cpulaunch.emit.kubernetes import k8s_manifest
 
-        return k8s_manifest(plan, host, line)
+        return k8s_manifest(plan, host, line, hidden=hidden)
     from cpulaunch.emit.shell import plan_script
 
-    return plan_script(plan)
+    return plan_script(plan, hidden=hidden)
 
 
 def _launch(
@@ -288,8 +294,10 @@ def _launch(
     if "--verbose" in line.switches:
         from cpulaunch.cli import terminal
         from cpulaunch.view import plan_view
+        from cpulaunch.view.hidden_values import hidden_names, without_values
 
-        terminal.write_stderr(plan_view.plan_text(plan, host, width=terminal.width(), color=False))
+        shown = without_values(plan, hidden_names(line))
+        terminal.write_stderr(plan_view.plan_text(shown, host, width=terminal.width(), color=False))
     if plan.launch.report is not None:
         from cpulaunch.cli.report import check_report
 
@@ -304,5 +312,6 @@ def _launch(
     if not plan.launch.watched:
         return result.exit_code
     from cpulaunch.cli.report import finish_watched_launch
+    from cpulaunch.view.hidden_values import hidden_names, without_values
 
-    return finish_watched_launch(plan, result, notify=notify)
+    return finish_watched_launch(without_values(plan, hidden_names(line)), result, notify=notify)

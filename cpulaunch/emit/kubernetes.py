@@ -5,6 +5,7 @@ PET_MASTER_PORT, PET_NPROC_PER_NODE, "auto" by default, or PET_RDZV_* with an el
 Management Policies on the Node" (whole CPUs with requests equal to limits are exclusive ones).
 """
 
+from collections.abc import Collection
 from json import dumps
 from math import ceil
 from typing import Any
@@ -20,6 +21,7 @@ from cpulaunch.emit.resources import (
     required_program,
     resources_of,
 )
+from cpulaunch.emit.shell_variables import is_identifier
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host, count_text
@@ -37,8 +39,11 @@ MARGIN_SECONDS = 5
 """Seconds from the end of cpulaunch's grace period to the end of the pod's."""
 
 
-def k8s_manifest(plan: LaunchPlan, host: Host, command_line: CommandLine) -> str:
-    """The manifest in YAML. Raises: UsageError if the plan has no program."""
+def k8s_manifest(plan: LaunchPlan, host: Host, command_line: CommandLine, *, hidden: Collection[str] = ()) -> str:
+    """The manifest in YAML. Raises: UsageError if the plan has no program.
+
+    `hidden`: variables that the containers get from a secret, without which Kubernetes does not start them.
+    """
     program = required_program(command_line, "k8s")
     resources = resources_of(plan, host)
     name = job_name(program)
@@ -49,6 +54,7 @@ def k8s_manifest(plan: LaunchPlan, host: Host, command_line: CommandLine) -> str
         "name": name if plan.job is None else "pytorch",  # The operator requires this name.
         "image": IMAGE,
         "command": [_literal(word) for word in command],
+        **({"env": [_from_secret(variable, _secret(name)) for variable in sorted(hidden)]} if hidden else {}),
         "resources": _resources(resources),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
@@ -59,7 +65,7 @@ def k8s_manifest(plan: LaunchPlan, host: Host, command_line: CommandLine) -> str
     }
     manifest = _plain_job(name, pod) if plan.job is None else _pytorch_job(name, pod, plan.job, nproc)
     unused = (*HOST_SETTINGS, *RENDEZVOUS_SETTINGS) if plan.job is not None else HOST_SETTINGS
-    comments = _comments(resources, chosen_flags(command_line, unused))
+    comments = [*_comments(resources, chosen_flags(command_line, unused)), *_secret_comments(_secret(name), hidden)]
     return "".join(f"# {text}\n" for text in comments) + yaml_text(manifest)
 
 
@@ -76,6 +82,26 @@ def _literal(word: str) -> str:
             hint="use UTF-8 in file names and arguments",
         )
     return word.replace("$", "$$")
+
+
+def _secret(name: str) -> str:
+    """The name of the secret with the job's hidden variables."""
+    return f"{name}-env"
+
+
+def _from_secret(variable: str, secret: str) -> dict[str, Any]:
+    """Source: Kubernetes, "Distribute Credentials Securely Using Secrets"."""
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": variable}}}
+
+
+def _secret_comments(secret: str, hidden: Collection[str]) -> list[str]:
+    if not hidden:
+        return []
+    keys = " ".join(f'--from-literal={name}="${name}"' for name in sorted(hidden) if is_identifier(name))
+    return [
+        "Values of --env are not written here without --show-env. Create a secret that has them:",
+        f"  kubectl create secret generic {secret} {keys}",
+    ]
 
 
 def _settings_elsewhere(job: JobPlan | None, nproc: str | None) -> tuple[str, ...]:

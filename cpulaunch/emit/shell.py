@@ -1,9 +1,10 @@
 """`--emit sh`: a POSIX shell script that starts the plan's workers without cpulaunch."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from shlex import quote
 
 from cpulaunch.emit.shell_ranks import check_job_script, job_script, unsupported_options
+from cpulaunch.emit.shell_variables import is_identifier, required_variables
 from cpulaunch.plan.command import numactl_options
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
@@ -44,9 +45,10 @@ launch_status=0
 """
 
 
-def plan_script(plan: LaunchPlan) -> str:
+def plan_script(plan: LaunchPlan, *, hidden: Collection[str] = ()) -> str:
     """A script that starts the plan's workers with their environment and binding, and ends with their exit code.
 
+    `hidden`: variables that the script takes from the environment of its caller, and ends if they are not set.
     Raises: UsageError if the plan has no program.
     """
     if not all(worker.argv for worker in plan.workers):
@@ -56,8 +58,9 @@ def plan_script(plan: LaunchPlan) -> str:
     parts = [
         _HEAD,
         *_unsupported_comment(plan),
+        *required_variables(hidden),
         _BIND if bound else "",
-        *(_function(plan, worker) for worker in plan.workers),
+        *(_function(plan, worker, hidden) for worker in plan.workers),
     ]
     indexes = [worker.index for worker in plan.workers]
     if plan.job is not None and plan.job.engine == "native":
@@ -88,14 +91,15 @@ def _binds(plan: LaunchPlan, worker: WorkerPlan) -> bool:
     return plan.launch.binder == "native" and bool(worker.cpus)
 
 
-def _function(plan: LaunchPlan, worker: WorkerPlan) -> str:
+def _function(plan: LaunchPlan, worker: WorkerPlan, hidden: Collection[str]) -> str:
     """The shell function that starts one worker in place of its shell."""
+    changes = [(name, value) for name, value in worker.env if name not in hidden]
     lines = [
         f"    unset {name}" if value is None else f"    export {name}={quote(value)}"
-        for name, value in worker.env
-        if _is_identifier(name)
+        for name, value in changes
+        if is_identifier(name)
     ]
-    by_env = [f"{name}={value}" for name, value in worker.env if not _is_identifier(name)]
+    by_env = [f"{name}={value}" for name, value in changes if not is_identifier(name)]
     command = " ".join(quote(word) for word in (*(("env", *by_env) if by_env else ()), *worker.argv))
     if _binds(plan, worker):
         memory = " ".join(numactl_options(worker.mempolicy, worker.numa_nodes))
@@ -103,11 +107,6 @@ def _function(plan: LaunchPlan, worker: WorkerPlan) -> str:
     else:
         command = f"exec {command}"
     return "\n".join(["", f"worker_{worker.index}() {{", *lines, f"    {command}", "}", ""])
-
-
-def _is_identifier(name: str) -> bool:
-    """Whether a shell can export a variable of this name. env(1) sets the others."""
-    return name.isascii() and name.isidentifier()
 
 
 def _start_and_wait(indexes: list[int]) -> str:

@@ -3,6 +3,7 @@
 Source: man sbatch, man srun (22.05 and later: srun takes --cpus-per-task from its own command line only).
 """
 
+from collections.abc import Collection
 from math import ceil
 from shlex import join
 
@@ -16,6 +17,7 @@ from cpulaunch.emit.resources import (
     required_program,
     resources_of,
 )
+from cpulaunch.emit.shell_variables import required_variables
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
@@ -24,8 +26,11 @@ MARGIN_SECONDS = 10
 """Seconds from the end of cpulaunch's grace period to the time limit of the job."""
 
 
-def slurm_script(plan: LaunchPlan, host: Host, command_line: CommandLine) -> str:
-    """The batch script for sbatch. Raises: UsageError if the plan has no program."""
+def slurm_script(plan: LaunchPlan, host: Host, command_line: CommandLine, *, hidden: Collection[str] = ()) -> str:
+    """The batch script for sbatch. Raises: UsageError if the plan has no program.
+
+    `hidden`: variables that the job gets from the environment of sbatch, as sbatch's default --export=ALL says.
+    """
     program = required_program(command_line, "slurm")
     resources = resources_of(plan, host)
     fewest, most = resources.hosts
@@ -36,6 +41,7 @@ def slurm_script(plan: LaunchPlan, host: Host, command_line: CommandLine) -> str
         "#!/bin/bash",
         *(f"#SBATCH --{directive}" for directive in _directives(plan, host, resources, name=job_name(program))),
         *_comments(chosen_flags(command_line, set_by_slurm)),
+        *(line.rstrip("\n") for line in required_variables(hidden)),
         "",
         # All CPUs of the task, and a host that fails ends the others.
         f"srun --cpus-per-task={resources.cpus} --kill-on-bad-exit=1 \\",

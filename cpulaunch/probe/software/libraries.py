@@ -104,7 +104,7 @@ def _writable_by(where: str, status: os.stat_result) -> str | None:
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everyone"
     if not status.st_mode & stat.S_IWGRP:
-        return None  # Of an ACL, these bits are the mask (acl(5)): it lets nobody else write either.
+        return None  # Of an ACL, these bits are the mask (acl(5)), so it grants writing to no other user either.
     from cpulaunch.system.trust import group_writer
 
     return group_writer(where, owner=status.st_uid, group=status.st_gid)
