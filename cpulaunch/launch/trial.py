@@ -10,6 +10,7 @@ from cpulaunch.system.private_file import read_lines, replace_lines
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import NoReturn
 
 TRIAL_SECONDS = 20.0
 TIMED_OUT = f"the trial start did not end within {TRIAL_SECONDS:g} s"
@@ -88,32 +89,59 @@ class _Trial:
 
 def _start(path: str, *, interpreter: str, environ: Mapping[str, str]) -> _Trial | _Verdict:
     """A started trial; a verdict if it cannot start."""
-    import signal  # Here and below: verdicts are mostly cached, and then this is not needed.
-
     if any(separator in path for separator in " :"):
         return _Verdict(reason="its path has a space or colon, which LD_PRELOAD cannot express")
     own = environ.get("LD_PRELOAD")
     env = {**environ, "LD_PRELOAD": f"{path}:{own}" if own else path}
-    check = [interpreter, "-I", "-S", "-c", CHECK, os.path.basename(os.path.realpath(path))]
-    read, write = os.pipe()
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        (os.POSIX_SPAWN_DUP2, write, 2),
-    ]
+    check = (interpreter, "-I", "-S", "-c", CHECK, os.path.basename(os.path.realpath(path)))
+    (read, write), (failed, failure) = os.pipe(), os.pipe()
+    launcher = os.getpid()
     try:
-        pid = os.posix_spawn(interpreter, check, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
+        pid = os.fork()
     except OSError as error:
         os.close(read)
+        os.close(failed)
         return _Verdict(reason=f"{interpreter} cannot be started: {error.strerror}", lasting=False)
+    else:
+        if pid == 0:
+            _become_trial(check, env, stderr=write, failure=failure, launcher=launcher)
     finally:
         os.close(write)
+        os.close(failure)
+    with open(failed, "rb") as file:  # A successful exec closes the other end.
+        code = file.read()
+    if code:
+        os.close(read)
+        os.waitpid(pid, 0)
+        return _Verdict(reason=f"{interpreter} cannot be started: {os.strerror(int(code))}", lasting=False)
     return _Trial(pid=pid, stderr=read)
+
+
+def _become_trial(
+    check: tuple[str, ...], env: Mapping[str, str], *, stderr: int, failure: int, launcher: int
+) -> NoReturn:
+    """Effect: this forked child executes the check, or writes an errno to `failure`; it dies with the launcher."""
+    from cpulaunch.launch.process.replace import reset_dispositions
+    from cpulaunch.system.libc import die_with_parent
+    from cpulaunch.system.signals import SIGKILL
+
+    try:
+        die_with_parent(SIGKILL, parent=launcher)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.dup2(stderr, 2)
+        reset_dispositions()
+        os.execve(check[0], check, env)
+    except OSError as error:
+        os.write(failure, str(error.errno).encode())
+    finally:
+        os._exit(127)
 
 
 def _finish(path: str, trial: _Trial | _Verdict) -> _Verdict:
     """The verdict of a trial. Effect: waits for its process, and kills it after the time limit."""
-    import signal
+    import signal  # Here and above: verdicts are mostly cached, and then this is not needed.
 
     if isinstance(trial, _Verdict):
         return trial

@@ -1,6 +1,7 @@
 """A library is preloaded only if the interpreter starts with it, and the result is cached."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.launch.trial import MAX_BYTES, TIMED_OUT, read_verdicts, try_preloads, write_verdicts
+from tests.launch.launching import alive, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -217,3 +219,19 @@ def test_the_oldest_verdicts_are_dropped(tmp_path):
 
 def test_the_message_of_a_time_out_names_the_limit():
     assert "did not end within" in TIMED_OUT
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trial_start_ends_with_the_launcher(library, tmp_path, number):
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/pid\nexec sleep 600\n")
+    slow.chmod(0o755)
+    code = (
+        "import sys; from cpulaunch.launch.trial import try_preloads; "
+        "try_preloads([sys.argv[1]], interpreter=sys.argv[2], environ={}, cache_file=None)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, library, str(slow)], cwd=ROOT)
+    pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "a trial start"))
+    launcher.send_signal(number)
+    launcher.wait()
+    eventually(lambda: not alive(pid), "the end of the trial start")
