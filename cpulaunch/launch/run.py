@@ -67,17 +67,11 @@ def _launch_watched(
     memory_events: str | None,
     notify: Notify,
 ) -> LaunchResult:
-    """How the workers ended that report through a run directory. Effect: makes the directory, and removes it."""
-    from cpulaunch.launch.process.run_directory import (
-        make_event_files,
-        make_private_directory,
-        remove_run_directory,
-        with_event_files,
-    )
+    """How the workers ended that report through a run directory. Effect: it does not exist afterwards."""
+    from cpulaunch.launch.process.run_directory import choose_private_path, remove_run_directory, with_event_files
 
-    directory = make_private_directory(environ)
+    directory = choose_private_path(environ)
     try:
-        make_event_files(directory, [spec.worker for spec in specs])
         reporting = with_event_files(specs, directory)
         return _launch_supervised(plan, reporting, directory=directory, memory_events=memory_events, notify=notify)
     finally:
@@ -87,16 +81,26 @@ def _launch_watched(
 def _launch_supervised(
     plan: LaunchPlan, specs: Sequence[ExecSpec], *, directory: str | None, memory_events: str | None, notify: Notify
 ) -> LaunchResult:
-    """How the workers ended, in a process of its own. A launch that becomes the worker never imports this."""
-    from cpulaunch.launch.output.routing import open_output_routing
+    """How the workers ended, in a process of its own. A launch that becomes the worker never imports this.
+
+    Effect: makes the run's directory: after the fork, because then there always is a process to remove it.
+    """
     from cpulaunch.launch.process.descriptors import fd_shortage_error
     from cpulaunch.launch.process.guard import fork_supervisor
-    from cpulaunch.launch.supervision.supervise import supervise
-    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
     try:
-        link = fork_supervisor(notify, workers=len(specs), directory=directory)
-        # Opened after the fork: a pipe that the guard held open too would not close with the supervisor's end.
+        link = fork_supervisor(notify, workers=len(specs), grace_seconds=plan.launch.grace_seconds, directory=directory)
+        if directory is not None:
+            from cpulaunch.launch.process.run_directory import make_event_files, make_private_path
+
+            make_private_path(directory)
+            make_event_files(directory, [spec.worker for spec in specs])
+        # Imported after the fork, while the kernel moves the supervisor to its cgroup. A pipe that the guards held open
+        # too would not close with the supervisor's end.
+        from cpulaunch.launch.output.routing import open_output_routing
+        from cpulaunch.launch.supervision.supervise import supervise
+        from cpulaunch.launch.supervision.supervisor import SupervisorOptions
+
         routing = open_output_routing(plan)
         options = SupervisorOptions(
             inherited=link.inherited,
@@ -104,6 +108,8 @@ def _launch_supervised(
             control=link.control,
             memory_events=memory_events,
             watch=None if directory is None else _watch(plan, directory, notify=notify),
+            cgroup=link.cgroup,
+            adopts_orphans=link.adopts_orphans,
         )
         return supervise(specs, routing, options)
     except OSError as error:

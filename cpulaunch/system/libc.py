@@ -65,13 +65,13 @@ def die_with_parent(signum: int, *, parent: int) -> None:
         os.kill(os.getpid(), signum)
 
 
-def adopt_orphans() -> None:
-    """Effect: descendants whose parent ends become children of this process, unless prctl is refused or missing.
+def adopt_orphans() -> bool:
+    """Whether descendants whose parent ends become children of this process from now on.
 
+    Effect: they do, unless prctl is refused or missing.
     Source: prctl(2) PR_SET_CHILD_SUBREAPER, Linux 3.4; fork does not inherit it.
     """
-    if is_linux():
-        _control(PR_SET_CHILD_SUBREAPER, 1)
+    return is_linux() and _control(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def refuse_core_dumps() -> None:

@@ -26,6 +26,12 @@ NOT_PASSED_ON = (
 )
 
 
+def ending_signals(names: Iterable[str]) -> frozenset[int]:
+    """The numbers of these signals, and SIGINT: Ctrl-C always ends a job, as a terminal has no other way."""
+    numbers = (getattr(signal, name, None) for name in (*names, "SIGINT"))
+    return frozenset(int(number) for number in numbers if number is not None)
+
+
 def passed_on(numbers: Iterable[int]) -> frozenset[int]:
     """Those of the signals that a launcher passes on: not the ones that it ignores since its start (nohup, `&`)."""
     excluded = {getattr(signal, name, None) for name in NOT_PASSED_ON}

@@ -269,7 +269,8 @@ def test_signals_arrive_while_a_reader_does_not_read(launcher):
 
 
 def workers_of(pid):
-    return [worker for supervisor in children_of(pid) for worker in children_of(supervisor)]
+    supervisors = [supervisor for inner in children_of(pid) for supervisor in children_of(inner)]
+    return [worker for supervisor in supervisors for worker in children_of(supervisor)]
 
 
 def test_a_launch_works_with_closed_standard_descriptors(launcher):

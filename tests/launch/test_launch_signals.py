@@ -405,7 +405,7 @@ def test_no_process_is_left_after_an_error_in_the_supervisor(launcher):
                             argv=("/bin/sh", "-c", "echo $$ > worker; setsid sleep 600 & echo $! > orphan; wait"))
         plan = LaunchPlan(mode="single", profile=None, world_size=1, workers=(worker,), notes=(), warnings=(),
                           launch=LaunchOptions(show=frozenset()))
-        link = fork_supervisor(print, workers=1)
+        link = fork_supervisor(print, workers=1, grace_seconds=1)
         routing = open_output_routing(plan)
         spec = ExecSpec(worker=0, path="/bin/sh", argv=worker.argv, environ=dict(os.environ), binding=UNBOUND)
         options = SupervisorOptions(inherited=link.inherited, grace_seconds=1, control=link.control)

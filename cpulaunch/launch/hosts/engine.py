@@ -30,6 +30,7 @@ from cpulaunch.records.errors import LaunchError, UsageError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
+from cpulaunch.system.signals import ending_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,14 +160,23 @@ def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], n
 
 def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> tuple[LaunchResult, JobOutput]:
     """How the agent ended, and the output of the ranks, in a process of its own."""
-    from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
     from cpulaunch.launch.process.descriptors import fd_shortage_error
     from cpulaunch.launch.process.guard import fork_supervisor
-    from cpulaunch.launch.supervision.supervise import ending_signals, supervise
-    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
     try:
-        link = fork_supervisor(notify, workers=2 * len(run.specs), directory=run.directory)
+        ending = ending_signals(run.config.job.signals)
+        grace_seconds = run.plan.launch.grace_seconds + AGENT_GRACE_SECONDS
+        link = fork_supervisor(
+            notify,
+            workers=2 * len(run.specs),
+            grace_seconds=grace_seconds,
+            ending=ending,
+            directory=run.directory,
+        )
+        from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
+        from cpulaunch.launch.supervision.supervise import supervise
+        from cpulaunch.launch.supervision.supervisor import SupervisorOptions
+
         stdin = worker_stdin(len(run.specs))
         output = _prepare_files(run, stdin=stdin)
         routing = OutputRouting(
@@ -179,10 +189,12 @@ def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> 
         )
         options = SupervisorOptions(
             inherited=link.inherited,
-            grace_seconds=run.plan.launch.grace_seconds + AGENT_GRACE_SECONDS,
+            grace_seconds=grace_seconds,
             control=link.control,
             memory_events=memory_events,
-            ending_signals=ending_signals(run.config.job),
+            ending_signals=ending,
+            cgroup=link.cgroup,
+            adopts_orphans=link.adopts_orphans,
         )
         return supervise((run.agent,), routing, options), output
     except OSError as error:

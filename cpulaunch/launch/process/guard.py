@@ -1,24 +1,34 @@
-"""The guard: the process that the user started. It forwards signals to the supervisor, its child, and waits for it.
+"""The guards: the process that the user started, and between it and the supervisor a second one.
 
-There are two processes so that each can end everything if the other is killed. When the guard dies, its end of the
-pipe to the supervisor closes; when the supervisor dies, the guard reaps it. Both adopt orphans, so every descendant
-of a worker belongs to the one that is left. A signal arrives only once, through the guard: the supervisor has its own
-process group and blocks every signal it can.
+The outer guard forwards signals to the supervisor and waits for the end; the inner guard does nothing but wait. Any
+two of the three may be killed at the same moment, and the third ends everything: when the outer guard dies, its end of
+the pipe to the supervisor closes; when the supervisor or the inner guard dies, its parent reaps it. All three adopt
+orphans, so every descendant of a worker belongs to the one that is left. A signal arrives only once, through the outer
+guard: each of the three has its own process group, and the other two block every signal they can.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 
 from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
-from cpulaunch.launch.process.processes import kill_children, own_children
+from cpulaunch.launch.process.processes import kill_children, own_children, signal_process
 from cpulaunch.launch.process.replace import flush_standard_streams
 from cpulaunch.launch.process.spawn import Inherited
+from cpulaunch.launch.process.watchdog import Watchdog
 from cpulaunch.records.record import record
-from cpulaunch.system.libc import adopt_orphans
-from cpulaunch.system.signals import passed_on
+from cpulaunch.system.control_group import (
+    LaunchCgroup,
+    choose_cgroup,
+    kill_cgroup,
+    make_cgroup,
+    move_to_cgroup,
+    remove_cgroup,
+    remove_leftovers,
+)
+from cpulaunch.system.libc import adopt_orphans, is_linux
+from cpulaunch.system.signals import ENDING, passed_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,96 +37,187 @@ if TYPE_CHECKING:
 
 @record
 class GuardLink:
-    """What the supervisor gets from its guard.
+    """What the supervisor gets from its guards.
 
-    `control` is a pipe: it yields one byte for each signal that arrives, and ends when the guard dies.
+    `control` is a pipe: it yields one byte for each signal that arrives, and ends when the outer guard dies.
+    `adopts_orphans`: whether descendants of workers become the supervisor's children when their parents end.
     """
 
     control: int
     inherited: Inherited
+    cgroup: LaunchCgroup | None = None
+    adopts_orphans: bool = False
 
 
-def fork_supervisor(notify: Notify, *, workers: int, directory: str | None = None) -> GuardLink:
-    """The supervisor's link to its guard; only the child, the supervisor, returns.
+@record
+class _Remains:
+    """What is left of a launch whose supervisor was killed: its run directory and its cgroup, if it has them.
 
-    Effect: raises the limit on open files for this many workers, forks, and collects garbage again in the child. The
-    calling process becomes the guard and ends with the child's exit code. Both remove the run's `directory`, as the
-    other may be killed or out of descriptors.
+    The supervisor or the inner guard makes them, under names that were chosen before: so whenever a process is killed,
+    there is another one that knows what to remove.
+    """
+
+    directory: str | None
+    cgroup: str | None
+
+
+def fork_supervisor(
+    notify: Notify,
+    *,
+    workers: int,
+    grace_seconds: float,
+    ending: frozenset[int] = ENDING,
+    directory: str | None = None,
+) -> GuardLink:
+    """The supervisor's link to its guards; only the supervisor, a grandchild, returns.
+
+    Effect: raises the limit on open files for this many workers, and forks twice. The calling process becomes the
+    outer guard and ends with the supervisor's exit code. Each removes the run's `directory`, as the others may be
+    killed or out of descriptors. A supervisor that reads none of the `ending` signals within the grace period is
+    killed, with everything.
     Raises: LaunchError if the limit on open files or on processes is too low.
     """
     open_standard_descriptors()
     descriptor_limit = raise_fd_limit(workers)
     flush_standard_streams()
+    signals, mask = _block_signals()
+    earlier_children = own_children()  # `exec cpulaunch` in a shell with background jobs.
+    adopt_orphans()
+    remains = _Remains(directory=directory, cgroup=choose_cgroup())
+    read, write = os.pipe()
+    child = _fork()
+    if child:
+        os.close(read)
+        watchdog = Watchdog(write, ending=ending, grace_seconds=grace_seconds)
+        code = _forward_signals(child, watchdog, signals=signals, spared=earlier_children)
+        if code < 0:
+            _end_everything(remains, earlier_children)
+            notify(watchdog.complaint or _killed_text(code))
+        _remove(remains)
+        os._exit(watchdog.exit_code or _exit_code(code))
+    os.close(write)
+    cgroup = _enter_inner_guard(read, remains, notify) if is_linux() else None
+    os.setpgid(0, 0)
+    adopts = adopt_orphans()
+    if is_linux() and not (adopts or cgroup):
+        notify("warning: prctl is refused here: processes that leave their worker's process group may outlive this run")
+    return GuardLink(
+        control=read,
+        inherited=Inherited(signal_mask=mask, descriptor_limit=descriptor_limit),
+        cgroup=cgroup,
+        adopts_orphans=adopts,
+    )
+
+
+def _block_signals() -> tuple[frozenset[int], frozenset[int]]:
+    """The signals that reach the supervisor through its pipe, and the mask of this process before it blocked them."""
     signals = passed_on(signal.valid_signals())
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD, signal.SIGTTOU})
     for number in signals | {signal.SIGCHLD}:
         # Never called, as all are blocked. But some systems drop a blocked signal whose action is to ignore it, and
         # an ignored SIGCHLD, which the parent may have left behind, would lose the exit codes.
         signal.signal(number, lambda *_: None)
-    earlier_children = own_children()  # `exec cpulaunch` in a shell with background jobs.
-    adopt_orphans()
-    read, write = os.pipe()
+    return signals, frozenset(int(number) for number in mask)
+
+
+def _fork() -> int:
     try:
-        supervisor = os.fork()
+        return os.fork()
     except OSError as error:
         raise fork_error(error) from None
-    if supervisor:
-        os.close(read)
-        os.set_blocking(write, False)
-        code = _guard(supervisor, control=write, signals=signals, spared=earlier_children, notify=notify)
-        if directory is not None:
-            from cpulaunch.launch.process.run_directory import remove_run_directory
 
-            remove_run_directory(directory)
-        os._exit(code if code >= 0 else 128 - code)
-    os.close(write)
+
+def _enter_inner_guard(control: int, remains: _Remains, notify: Notify) -> LaunchCgroup | None:
+    """The cgroup that the supervisor is in, if any; only the supervisor, the child of this process, returns.
+
+    Effect: makes the cgroup. The calling process becomes the inner guard, and ends with the supervisor's exit code.
+    Raises: LaunchError, with no cgroup left.
+    """
     os.setpgid(0, 0)
     adopt_orphans()
-    gc.freeze()  # What exists by now stays until the end.
-    gc.enable()
-    mask_numbers = frozenset(int(number) for number in mask)
-    return GuardLink(control=read, inherited=Inherited(signal_mask=mask_numbers, descriptor_limit=descriptor_limit))
-
-
-def _guard(supervisor: int, *, control: int, signals: frozenset[int], spared: frozenset[int], notify: Notify) -> int:
-    """The supervisor's exit code, or minus the signal that killed it.
-
-    Effect: forwards `signals` until the supervisor ends. If it was killed, kills every child but those `spared`.
-    """
-    while True:
-        number = signal.sigwait(signals | {signal.SIGCHLD})
-        if number == signal.SIGCHLD:
-            code = _reap(supervisor)
-            if code is not None:
-                break
-        else:
-            _forward(control, number)
-            if number == signal.SIGTSTP:
-                _stop_with_shell_job(control)
+    lock = None if remains.cgroup is None else make_cgroup(remains.cgroup)
+    path = None if lock is None else remains.cgroup
+    moved, write = os.pipe()
+    try:
+        supervisor = _fork()
+    except BaseException:
+        _remove(remains)
+        raise
+    if supervisor == 0:
+        os.close(write)
+        return None if path is None else LaunchCgroup(path, moved=moved)
+    os.close(control)
+    os.close(moved)
+    if path is not None:
+        if move_to_cgroup(path, supervisor):  # The kernel takes milliseconds, in which the supervisor is imported.
+            _tell_moved(write)
+        remove_leftovers(path)
+    os.close(write)
+    code = _wait_for(supervisor)
+    _end_everything(remains)
+    _remove(remains)
     if code < 0:
-        kill_children(spared)
-        notify(f"the supervisor was killed by signal {-code}; all workers were ended")
+        notify(_killed_text(code))
+    os._exit(_exit_code(code))
+
+
+def _tell_moved(write: int) -> None:
+    try:
+        os.write(write, b"1")
+    except BrokenPipeError:
+        return  # The supervisor was killed.
+
+
+def _wait_for(child: int) -> int:
+    """The child's exit code, or minus the signal that killed it."""
+    while (code := _end_of(child)) is None:
+        signal.sigwait({signal.SIGCHLD})
     return code
 
 
-def _forward(control: int, number: int) -> None:
-    try:
-        os.write(control, bytes([number]))
-    except (BlockingIOError, BrokenPipeError):
-        return  # The pipe holds thousands of unread signals, or the supervisor is ending.
+def _end_of(child: int) -> int | None:
+    """The child's exit code, or minus the signal that killed it; None if it still runs.
 
-
-def _reap(supervisor: int) -> int | None:
-    """The supervisor's exit code, or minus its signal; None if it still runs. Effect: reaps every ended child."""
+    Effect: reaps it; continues it if it is stopped, which only a worker or a person who debugs it can have done.
+    """
     while True:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == supervisor:
-            return os.waitstatus_to_exitcode(status)
+        pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return None
+        if not os.WIFSTOPPED(status):
+            return os.waitstatus_to_exitcode(status)
+        signal_process(child, signal.SIGCONT)
 
 
-def _stop_with_shell_job(control: int) -> None:
+def _forward_signals(child: int, watchdog: Watchdog, *, signals: frozenset[int], spared: frozenset[int]) -> int:
+    """The inner guard's exit code, or minus the signal that killed it.
+
+    Effect: forwards `signals` until the inner guard ends; kills it if the supervisor answers none.
+    """
+    while True:
+        number = watchdog.next_signal(signals | {signal.SIGCHLD})
+        if number is None:
+            signal_process(child, signal.SIGKILL)
+        elif number == signal.SIGCHLD:
+            code = _end_of(child)
+            if code is not None:
+                return code
+            _reap(spared)
+        else:
+            watchdog.forward(number)
+            if number == signal.SIGTSTP:
+                _stop_with_shell_job(watchdog)
+
+
+def _reap(earlier_children: frozenset[int]) -> None:
+    for pid in earlier_children:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+
+
+def _stop_with_shell_job(watchdog: Watchdog) -> None:
     """Effect: stops this process until SIGCONT, as a shell's job stops; if it cannot stop, resumes the workers.
 
     The kernel knows whether a shell controls this job, even through a script or `make`. If none does, it discards
@@ -128,4 +229,29 @@ def _stop_with_shell_job(control: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
     signal.signal(signal.SIGTSTP, handler)
     if signal.SIGCONT not in signal.sigpending():
-        _forward(control, signal.SIGCONT)
+        watchdog.forward(signal.SIGCONT)
+
+
+def _end_everything(remains: _Remains, spared: frozenset[int] = frozenset()) -> None:
+    """Effect: every process of the launch but the guards is killed, and reaped if this process adopted it."""
+    if remains.cgroup is not None:
+        kill_cgroup(remains.cgroup)
+    kill_children(spared)
+
+
+def _remove(remains: _Remains) -> None:
+    """Effect: the run's directory and cgroup do not exist."""
+    if remains.cgroup is not None:
+        remove_cgroup(remains.cgroup)
+    if remains.directory is not None:
+        from cpulaunch.launch.process.run_directory import remove_run_directory
+
+        remove_run_directory(remains.directory)
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _killed_text(code: int) -> str:
+    return f"the supervisor was killed by signal {-code}; all workers were ended"

@@ -10,6 +10,9 @@ from cpulaunch.system.libc import is_linux
 PARENT, GROUP = 1, 2
 """Indexes of the fields after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
 
+DEFAULT_PID_MAX, PID_MAX_LIMIT = 1 << 15, 1 << 22
+"""Source: Linux, include/linux/threads.h."""
+
 
 def children_of(parent: int) -> frozenset[int]:
     """The pids of this parent's children, unreaped ones included; empty without /proc."""
@@ -34,26 +37,95 @@ def _all_pids() -> list[int]:
 
 
 def own_children() -> frozenset[int]:
-    """The pids of this process's children, unreaped ones included. Takes one system call if there are none."""
-    if hasattr(os, "waitid"):
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return frozenset()
-    return children_of(os.getpid())
+    """The pids of this process's children, unreaped ones included. Takes one system call if there are none.
+
+    Each is a child at the time of the call, and its pid is not given to another process before it is reaped.
+    """
+    if not hasattr(os, "waitid"):
+        return children_of(os.getpid())
+    if not _has_children(os.P_ALL, 0):
+        return frozenset()
+    listed = _listed_children() or children_of(os.getpid())
+    # Checked, as /proc may be that of another pid namespace.
+    return frozenset(filter(is_child, listed)) or _children_without_proc()
+
+
+def is_child(pid: int) -> bool:
+    """Whether the process is a child of this one, be it unreaped."""
+    return not hasattr(os, "waitid") or _has_children(os.P_PID, pid)
+
+
+def _has_children(kind: int, number: int) -> bool:
+    try:
+        os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _listed_children() -> frozenset[int]:
+    """The pids of the children, as the kernel lists them; empty without /proc or CONFIG_PROC_CHILDREN.
+
+    Source: proc(5), /proc/PID/task/TID/children: it may lack some while others end.
+    """
+    pids: list[str] = []
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as file:
+                pids += file.read().split()
+    except OSError:
+        return frozenset()
+    return frozenset(map(int, pids))
+
+
+def _children_without_proc() -> frozenset[int]:
+    """The pids of the children, found by asking about each pid that a descendant may have: 2 microseconds each.
+
+    Pids are given in ascending order and start again at the lowest. Source: Linux, kernel/pid.c.
+    """
+    own, newest = os.getpid(), _newest_pid()
+    if newest > own:
+        return frozenset(filter(is_child, range(own + 1, newest)))
+    for last in (DEFAULT_PID_MAX, PID_MAX_LIMIT):
+        found = frozenset(filter(is_child, (*range(2, newest), *range(own + 1, last))))
+        if found:
+            return found
+    return frozenset()
+
+
+def _newest_pid() -> int:
+    """The pid that the kernel gives to a process now; if it gives none, the highest possible."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return PID_MAX_LIMIT
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
 
 
 def kill_children(spared: frozenset[int] = frozenset()) -> None:
-    """Effect: kills and reaps every child but those `spared`, and every orphan that this process adopts meanwhile."""
+    """Effect: kills and reaps every child but those `spared`, and every orphan that this process adopts meanwhile.
+
+    Removes the shared memory of those that were killed.
+    """
     while pids := own_children() - spared:
         for pid in pids:
             signal_process(pid, signal.SIGKILL)
         for pid in pids:
-            _wait_for(pid)
+            _reap_killed(pid)
 
 
-def _wait_for(pid: int) -> None:
+def _reap_killed(pid: int) -> None:
+    """Effect: waits for this child, and removes what it could not remove itself before its pid is released."""
+    from cpulaunch.system.shm_cleanup import remove_shared_memory
+
     try:
+        if hasattr(os, "waitid"):
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            if ended is not None and ended.si_code != os.CLD_EXITED:
+                remove_shared_memory(pid)
         os.waitpid(pid, 0)
     except ChildProcessError:
         return
@@ -164,6 +236,44 @@ def signal_process(pid: int, number: int) -> None:
         return
 
 
+def signal_child(pid: int, number: int) -> None:
+    """Effect: sends this signal to the process if it is a child of this one, as its pid may be another's by now."""
+    if is_child(pid):
+        signal_process(pid, number)
+
+
+def signal_worker(pid: int, number: int, *, reaped: bool, adopts: bool) -> None:
+    """Effect: sends this signal to a worker and the members of the group that it started in.
+
+    The worker itself may have left the group. Once it is `reaped`, its pid may name another group: where this process
+    `adopts` orphans, a group without a child of this process gets no signal.
+    """
+    if not reaped and _has_left_group(pid):
+        signal_process(pid, number)
+    if not reaped or not adopts or _has_living_members(pid):
+        signal_group(pid, number)
+
+
+def _has_left_group(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) != pid
+    except ProcessLookupError:
+        return False
+
+
+def _has_living_members(group: int) -> bool:
+    """Whether a living child of this process is in the group, on Linux.
+
+    Asked without WEXITED, waitid(2) knows no child in a group of which all have ended. Source: Linux, kernel/exit.c,
+    wait_consider_task.
+    """
+    try:
+        os.waitid(os.P_PGID, group, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def signal_group(group: int, number: int) -> None:
     """Effect: sends this signal to the members of the process group, except those that may not be signalled."""
     try:
@@ -172,14 +282,17 @@ def signal_group(group: int, number: int) -> None:
         return
 
 
-def group_exists(group: int) -> bool:
+def group_exists(group: int, *, adopts: bool) -> bool:
     """Whether an ended worker's process group has members whose end this process will notice.
 
+    Where it `adopts` orphans, these are its children: members that another orphan started become so when that ends.
     Effect: on systems without orphan adoption (all but Linux), kills the members instead, and the group is gone.
     """
     if not is_linux():
         signal_group(group, signal.SIGKILL)
         return False
+    if adopts:
+        return _has_living_members(group)
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

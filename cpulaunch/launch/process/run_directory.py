@@ -43,9 +43,28 @@ def make_unique_directory(parent: str, prefix: str) -> str:
 def choose_private_path(environ: Mapping[str, str]) -> str:
     """The absolute path, with a random name, of a directory that `make_private_path` can make later."""
     parents = _parents(environ)
-    return _unique_path(
-        next((parent for parent in parents if os.access(parent, os.W_OK | os.X_OK)), parents[0]), "cpulaunch-"
-    )
+    return _unique_path(next((parent for parent in parents if _takes_files(parent)), parents[0]), "cpulaunch-")
+
+
+def _takes_files(parent: str) -> bool:
+    """Whether files can be made in this directory; permissions alone do not tell, /proc has them for root.
+
+    Effect: makes a file without a name, which ends with its descriptor. Source: open(2), O_TMPFILE.
+    """
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return False
+    try:
+        if hasattr(os, "O_TMPFILE"):
+            os.close(os.open(parent, os.O_TMPFILE | os.O_WRONLY, 0o600))
+            return True
+    except OSError:
+        pass  # The file system has no such files, or none at all.
+    try:
+        path = make_unique_directory(parent, "cpulaunch-")
+        os.rmdir(path)
+    except OSError:
+        return False
+    return True
 
 
 def make_private_path(path: str) -> None:

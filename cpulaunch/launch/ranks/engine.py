@@ -11,28 +11,27 @@ from cpulaunch.launch.process.descriptors import fd_shortage_error
 from cpulaunch.launch.process.exec_spec import ExecSpec, prepare_exec_specs, with_variables
 from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
 from cpulaunch.launch.process.run_directory import (
+    choose_private_path,
     make_event_files,
-    make_private_directory,
+    make_private_path,
     make_unique_directory,
     remove_run_directory,
     with_event_files,
 )
 from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
-from cpulaunch.launch.ranks.output import open_rank_routing
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
 from cpulaunch.launch.supervision.result import LaunchResult
-from cpulaunch.launch.supervision.supervise import ending_signals, supervise
-from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
-from cpulaunch.system.signals import ENDING
+from cpulaunch.system.signals import ENDING, ending_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cpulaunch.launch.monitor.watch import Watch
+    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
 MAX_LOST_PORTS = 3
 """A process that takes one port after another does not do so by chance."""
@@ -95,7 +94,7 @@ def _private_directory(plan: LaunchPlan, folder: RunFolder, environ: Mapping[str
     """The directory for error files and events that the user does not want to keep; None if none are written."""
     if folder.path is not None and not folder.kept:
         return folder.path
-    return make_private_directory(environ) if plan.launch.watched else None
+    return choose_private_path(environ) if plan.launch.watched else None
 
 
 def random_id() -> str:
@@ -108,13 +107,27 @@ def random_id() -> str:
 def _supervised(run: _RankRun) -> LaunchResult:
     """How the ranks ended, in a process of its own. Effect: the first failure's exception is in the error file."""
     try:
-        link = fork_supervisor(run.notify, workers=len(run.specs), directory=run.private)
+        link = fork_supervisor(
+            run.notify,
+            workers=len(run.specs),
+            grace_seconds=run.plan.launch.grace_seconds,
+            ending=ending_signals(run.job.signals),
+            directory=run.private,
+        )
+        _make_directories(run)
         result = _run_attempts(run, link)
     except OSError as error:
         raise fd_shortage_error(error) from None
     if result.first_failure is not None and run.error_file:
         _copy_error_file(result, run)
     return result
+
+
+def _make_directories(run: _RankRun) -> None:
+    """Effect: makes the run's directories: after the fork, because then there always is a process to remove them."""
+    for path in {run.private, run.folder.path if run.folder.private else None}:
+        if path is not None:
+            make_private_path(path)
 
 
 def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
@@ -129,13 +142,18 @@ def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
 
 def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
     """How the ranks ended in the last attempt: they are restarted after a failure, and after a loss of their port."""
+    # After the fork: while the kernel moves this process to its cgroup.
+    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
+
     restarts = lost_ports = 0
     options = SupervisorOptions(
         inherited=link.inherited,
         grace_seconds=run.plan.launch.grace_seconds,
         control=link.control,
         memory_events=run.memory_events,
-        ending_signals=ending_signals(run.job),
+        ending_signals=ending_signals(run.job.signals),
+        cgroup=link.cgroup,
+        adopts_orphans=link.adopts_orphans,
     )
     while True:
         with PortReservation(run.job.master_port) as reservation:
@@ -187,6 +205,9 @@ def _restart_text(result: LaunchResult, restarts: int, max_restarts: int) -> str
 
 def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
     """How the ranks ended in one attempt. Effect: they run, with new directories for their files."""
+    from cpulaunch.launch.ranks.output import open_rank_routing
+    from cpulaunch.launch.supervision.supervise import supervise
+
     files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs))
     shared = {
         "MASTER_PORT": str(port),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.process.run_directory import make_private_directory, make_unique_directory, remove_run_directory
+from cpulaunch.launch.process.run_directory import choose_private_path, make_unique_directory, remove_run_directory
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 class RunFolder:
     """The folder with the directories of all attempts of a job; `path` None: none are written (--log-dir /dev/null).
 
-    `kept`: the user wants its files; else it is removed when the job has ended.
+    `kept`: the user wants its files; else it is removed when the job has ended. `private`: it is made by the process
+    that starts the ranks.
     """
 
     path: str | None
     kept: bool
+    private: bool = False
 
 
 @record(kw_only=False)
@@ -49,10 +51,10 @@ def writes_logs(plan: LaunchPlan, job: JobPlan) -> bool:
 
 
 def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str], run_id: str) -> RunFolder:
-    """The folder for this run. Effect: makes it. Raises: LaunchError."""
+    """The folder for this run. Effect: makes it in the user's --log-dir, if there is one. Raises: LaunchError."""
     log_dir = plan.launch.log_dir
     if log_dir is None:
-        return RunFolder(path=make_private_directory(environ), kept=writes_logs(plan, job))
+        return RunFolder(path=choose_private_path(environ), kept=writes_logs(plan, job), private=True)
     if log_dir == os.devnull:
         return RunFolder(path=None, kept=False)
     try:

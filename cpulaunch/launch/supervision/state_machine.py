@@ -2,7 +2,8 @@
 
 `step(state, event, now)` returns the next state and the signals to send. A worker's group is its process group: the
 worker and those of its descendants that stayed in it. Orphans are descendants that left their group and that the
-supervisor has adopted. A group that is signalled to end gets a deadline; at the deadline it gets SIGKILL.
+supervisor has adopted. A group that is signalled to end gets a deadline; at the deadline it gets SIGKILL. Orphans get
+the last deadline of the groups, or a moment to react to SIGTERM if that has passed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from cpulaunch.system.signals import ENDING, SIGCONT, SIGINT, SIGKILL, SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+
+REACTION_SECONDS = 0.5
+"""How long orphans that are found at their workers' deadline may take to end, if the grace period is as long."""
 
 
 @record(kw_only=False)
@@ -32,7 +37,7 @@ class GroupGone:
 
 @record(kw_only=False)
 class OrphansFound:
-    """All groups are gone, and these orphans are left."""
+    """All groups are gone, and of the orphans these are left."""
 
     pids: frozenset[int]
 
@@ -89,6 +94,8 @@ class SupervisionState:
     groups: frozenset[int]
     ending_signals: frozenset[int] = ENDING
     deadlines: Mapping[int, float] = field(default_factory=dict)
+    last_deadline: float | None = None
+    """The latest deadline that a group has had."""
     orphans: frozenset[int] = frozenset()
     orphan_deadline: float | None = None
     ending: bool = False
@@ -146,18 +153,23 @@ def _worker_ended(state: SupervisionState, event: WorkerEnded, now: float) -> St
         return _end_all(replace(state, first_failure=event.worker), now, SIGTERM)
     if event.worker in state.deadlines or state.is_killed(event.worker):
         return state, _signal_groups({event.worker}, SIGKILL if state.is_killed(event.worker) else SIGTERM)
-    deadlines = {**state.deadlines, event.worker: now + state.grace_seconds}
-    return replace(state, deadlines=deadlines), _signal_groups({event.worker}, SIGTERM)
+    deadline = now + state.grace_seconds
+    deadlines = {**state.deadlines, event.worker: deadline}
+    return replace(state, deadlines=deadlines, last_deadline=deadline), _signal_groups({event.worker}, SIGTERM)
 
 
 def _orphans_found(state: SupervisionState, pids: frozenset[int], now: float) -> Step:
-    if state.killing:
-        return state, (SignalOrphans(pids, SIGKILL),)
+    """Orphans that are gone are forgotten, as their pids may be given to other processes."""
     new = pids - state.orphans
+    state = replace(state, orphans=pids, orphan_deadline=state.orphan_deadline if pids else None)
+    if state.killing:
+        return state, _signal_orphans(pids, SIGKILL)
     if not new:
         return state, ()
-    deadline = now + state.grace_seconds if state.orphan_deadline is None else state.orphan_deadline
-    state = replace(state, orphans=state.orphans | pids, orphan_deadline=deadline)
+    if state.orphan_deadline is None:
+        earliest = now + min(state.grace_seconds, REACTION_SECONDS)
+        last = now + state.grace_seconds if state.last_deadline is None else state.last_deadline
+        state = replace(state, orphan_deadline=max(earliest, last))
     return state, (SignalOrphans(new, SIGTERM), SignalOrphans(new, SIGCONT))
 
 
@@ -176,8 +188,10 @@ def _signal_arrived(state: SupervisionState, number: int, now: float) -> Step:
 
 def _end_all(state: SupervisionState, now: float, number: int) -> Step:
     """Groups that already have a deadline keep it."""
-    deadlines = {index: state.deadlines.get(index, now + state.grace_seconds) for index in state.groups}
-    return replace(state, ending=True, deadlines=deadlines), _signal_groups(state.groups, number)
+    deadline = now + state.grace_seconds
+    deadlines = {index: state.deadlines.get(index, deadline) for index in state.groups}
+    ending = replace(state, ending=True, deadlines=deadlines, last_deadline=deadline)
+    return ending, _signal_groups(state.groups, number)
 
 
 def _kill_all(state: SupervisionState) -> Step:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import signal
 import time
 
 from cpulaunch.launch.output.routing import OutputRouting, close_output_routing
@@ -18,20 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cpulaunch.launch.monitor.watch import Watch
-    from cpulaunch.records.plan import JobPlan
-
-
-def ending_signals(job: JobPlan) -> frozenset[int]:
-    """The numbers of --signals-to-handle, and SIGINT: Ctrl-C always ends a job, as a terminal has no other way."""
-    numbers = (getattr(signal, name, None) for name in (*job.signals, "SIGINT"))
-    return frozenset(int(number) for number in numbers if number is not None)
 
 
 def supervise(specs: Sequence[ExecSpec], routing: OutputRouting, options: SupervisorOptions) -> LaunchResult:
     """How the workers ended, once they and all their descendants have.
 
-    Effect: runs them, and closes the descriptors of the routing. Raises: LaunchError if a worker cannot be started.
+    Effect: runs them, closes the descriptors of the routing, and collects garbage from now on.
+    Raises: LaunchError if a worker cannot be started.
     """
+    gc.freeze()  # What exists by now stays until the end.
+    gc.enable()
     kills_before = _read_oom_kills(options.memory_events)
     wall_clock = time.time  # noqa: TID251 - the clocks are injected from here on
     with Supervisor(routing, options, clock=time.monotonic, wall_clock=wall_clock) as supervisor:

@@ -18,8 +18,8 @@ from cpulaunch.launch.process.processes import (
     own_children,
     reap,
     reap_measured,
-    signal_group,
-    signal_process,
+    signal_child,
+    signal_worker,
 )
 from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
 from cpulaunch.launch.supervision.state_machine import (
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from cpulaunch.launch.monitor.watch import Watch
+    from cpulaunch.system.control_group import LaunchCgroup
 
 MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 """The timeout of poll(2) is an int."""
@@ -57,6 +58,7 @@ Clock: TypeAlias = "Callable[[], float]"
 class SupervisorOptions:
     """How the workers are supervised. `control`: the pipe from the guard; `memory_events`: the cgroup's file, if any.
 
+    `cgroup` holds this process and what it starts; it `adopts_orphans` where the kernel lets it.
     `ending_signals` end the launch; other signals are forwarded to the workers.
     """
 
@@ -66,6 +68,8 @@ class SupervisorOptions:
     memory_events: str | None = None
     watch: Watch | None = None
     ending_signals: frozenset[int] = ENDING
+    cgroup: LaunchCgroup | None = None
+    adopts_orphans: bool = False
 
 
 class Supervisor:
@@ -75,6 +79,8 @@ class Supervisor:
         self._inherited = options.inherited
         self._control = options.control
         self._watch = options.watch
+        self._cgroup = options.cgroup
+        self._adopts_orphans = options.adopts_orphans
         self._clock = clock
         self._wall_clock = wall_clock
         self.state = SupervisionState(
@@ -90,6 +96,7 @@ class Supervisor:
         self._exits = ExitQueue()
         self._all_ended = False
         self._abandon_output = False
+        self._guard_is_gone = False
         self._poll = select.poll()
         self._wakeup, self._wakeup_write = _child_wakeup_pipe()
         self._poll.register(self._wakeup, select.POLLIN)
@@ -104,9 +111,11 @@ class Supervisor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Effect: no worker, no descendant of one and no descriptor made here is left, even after an exception."""
-        for group in self.state.groups:
-            signal_group(self.pids[group], SIGKILL)
+        for worker in self.state.groups:
+            self._signal_worker(worker, SIGKILL)
         kill_children()
+        if self._cgroup is not None and self._guard_is_gone:
+            self._cgroup.remove()
         signal.set_wakeup_fd(-1)
         os.close(self._wakeup)
         os.close(self._wakeup_write)
@@ -116,6 +125,8 @@ class Supervisor:
 
     def start(self, specs: Sequence[ExecSpec], stdio: Sequence[StdioFds]) -> None:
         """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
+        if self._cgroup is not None:
+            self._cgroup.wait_until_inside()
         spawned = []
         for spec, fds in zip(specs, stdio, strict=True):
             worker = spawn(spec, stdio=fds, inherited=self._inherited)
@@ -172,7 +183,7 @@ class Supervisor:
         numbers = os.read(self._control, 4096)
         if not numbers:
             self._poll.unregister(self._control)
-            self._abandon_output = True
+            self._abandon_output = self._guard_is_gone = True
             self._handle(LauncherGone())
         for number in numbers:
             if self._all_ended and number in self.state.ending_signals:
@@ -193,14 +204,21 @@ class Supervisor:
 
     def _handle(self, event: Event) -> None:
         """Effect: updates the state, and sends the signals that the event calls for."""
+        was_killing = self.state.killing
         self.state, actions = step(self.state, event, self._clock())
         for action in actions:
             if isinstance(action, SignalGroups):
-                for index in action.workers:
-                    signal_group(self.pids[index], action.number)
+                for worker in action.workers:
+                    self._signal_worker(worker, action.number)
             else:
                 for pid in action.pids:
-                    signal_process(pid, action.number)
+                    signal_child(pid, action.number)
+        if self._cgroup is not None and self.state.killing and not was_killing:
+            self._cgroup.kill_others()
+
+    def _signal_worker(self, worker: int, number: int) -> None:
+        ended = worker in self.statuses
+        signal_worker(self.pids[worker], number, reaped=ended, adopts=self._adopts_orphans)
 
     def _reap(self) -> None:
         """Effect: handles every child that has ended, in the order of their ends, and then what they left behind."""
@@ -225,13 +243,16 @@ class Supervisor:
         Its last process may be a zombie whose parent, an orphan, never waits for it.
         """
         for index in sorted(self.state.groups & self.statuses.keys()):
-            if self.state.is_killed(index) or not group_exists(self.pids[index]):
+            if self.state.is_killed(index) or not self._group_exists(index):
                 self._handle(GroupGone(index))
         if not self.state.groups:
             orphans = own_children()
             self._all_ended = not orphans
-            if orphans:
+            if orphans or self.state.orphans:
                 self._handle(OrphansFound(orphans))
+
+    def _group_exists(self, worker: int) -> bool:
+        return group_exists(self.pids[worker], adopts=self._adopts_orphans)
 
     def _output_done(self) -> bool:
         """Whether all output is written, or is to be abandoned."""

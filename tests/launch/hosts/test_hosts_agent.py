@@ -31,7 +31,8 @@ def endpoint():
 def family(run):
     """The pids of guard, supervisor, agent and ranks, once both ranks run."""
     eventually(lambda: len(run.reports) == 2, f"two ranks: {run.err}")
-    (supervisor,) = children_of(run.process.pid)
+    (inner_guard,) = children_of(run.process.pid)
+    (supervisor,) = children_of(inner_guard)
     (agent,) = children_of(supervisor)
     return {"guard": run.process.pid, "supervisor": supervisor, "agent": agent, "rank": run.reports[0]["pid"]}
 

@@ -95,6 +95,40 @@ CASES = {
     ),
     "the launcher's death kills at once": ([(1, LauncherGone())], [(1, groups(KILL, 0, 1, 2))]),
     "lost output ends the workers": ([(1, OutputFailed())], [(1, groups(TERM, 0, 1, 2))]),
+    "orphans that are gone are forgotten, as other processes may get their pids": (
+        [
+            (1, GroupGone(0)),
+            (1, GroupGone(1)),
+            (1, GroupGone(2)),
+            (2, OrphansFound(frozenset({70, 71}))),
+            (3, OrphansFound(frozenset({71}))),
+            (12, TimePassed()),
+        ],
+        [(2, orphans(TERM, 70, 71)), (12, orphans(KILL, 71))],
+    ),
+    "no signal is due once all orphans are gone": (
+        [
+            (1, GroupGone(0)),
+            (1, GroupGone(1)),
+            (1, GroupGone(2)),
+            (2, OrphansFound(frozenset({70}))),
+            (3, OrphansFound(frozenset())),
+            (12, TimePassed()),
+        ],
+        [(2, orphans(TERM, 70))],
+    ),
+    "orphans found at the workers' deadline get a moment": (
+        [
+            (1, SignalArrived(TERM)),
+            (11, TimePassed()),
+            (11, GroupGone(0)),
+            (11, GroupGone(1)),
+            (11, GroupGone(2)),
+            (11, OrphansFound(frozenset({70}))),
+            (11.5, TimePassed()),
+        ],
+        [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 1, 2)), (11, orphans(TERM, 70)), (11.5, orphans(KILL, 70))],
+    ),
     "orphans get SIGTERM once, then SIGKILL": (
         [
             (1, GroupGone(0)),

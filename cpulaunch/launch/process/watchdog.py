@@ -1,0 +1,83 @@
+"""The outer guard's end of the pipe to the supervisor: forwards signals, and notices one that is never read."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from cpulaunch.system.signals import SIGINT
+
+ANSWER_SECONDS = 0.7
+"""How long after the grace period a supervisor may take to read a signal that ends the launch."""
+
+MAX_WAIT_SECONDS = float(1 << 31)
+"""A wait that every system's time_t can express."""
+
+
+class Watchdog:
+    """Forwards signals through a pipe, and knows how many of them the supervisor has read.
+
+    A worker may stop the supervisor, trace it, or block it otherwise: then the signal that is to end the launch stays
+    in the pipe.
+    """
+
+    def __init__(self, control: int, *, ending: frozenset[int], grace_seconds: float) -> None:
+        """Effect: makes the write end of the pipe, `control`, return at once when it is full."""
+        os.set_blocking(control, False)
+        self._control = control
+        self._ending = ending
+        self._grace_seconds = grace_seconds
+        self._written = 0
+        self._awaited = 0
+        """How many bytes have to be read for the first unanswered ending signal to be answered."""
+        self._deadline: float | None = None
+        self._first = 0
+        self.complaint: str | None = None
+        """Why `next_signal` returned None, as a line for the user."""
+        self.exit_code: int | None = None
+        """The launch's exit code if `next_signal` returned None."""
+
+    def forward(self, number: int) -> None:
+        """Effect: the supervisor can read the signal."""
+        try:
+            self._written += os.write(self._control, bytes([number]))
+        except (BlockingIOError, BrokenPipeError):
+            return  # The pipe holds thousands of unread signals, or the supervisor is ending.
+        if number in self._ending:
+            self._expect_answer(number)
+
+    def _expect_answer(self, number: int) -> None:
+        """Effect: sets the deadline for the first unanswered signal; a Ctrl-C after it, which kills, brings it near."""
+        from time import monotonic
+
+        if self._deadline is None or self._answered():
+            self._awaited, self._first = self._written, number
+            self._deadline = monotonic() + self._grace_seconds + ANSWER_SECONDS
+        elif number == SIGINT:
+            self._deadline = min(self._deadline, monotonic() + ANSWER_SECONDS)
+
+    def next_signal(self, numbers: frozenset[int]) -> int | None:
+        """The next signal of these that arrives; None if by its deadline the supervisor has not read an ending one."""
+        while self._deadline is not None and hasattr(signal, "sigtimedwait"):  # macOS lacks it.
+            from time import monotonic
+
+            info = signal.sigtimedwait(numbers, min(max(0.0, self._deadline - monotonic()), MAX_WAIT_SECONDS))
+            if info is not None:
+                return info.si_signo
+            if self._deadline > monotonic():
+                continue
+            self._deadline = None
+            if not self._answered():
+                self.exit_code = 128 + self._first
+                self.complaint = f"the supervisor did not read signal {self._first} in time; all workers were killed"
+                return None
+        return signal.sigwait(numbers)
+
+    def _answered(self) -> bool:
+        """Whether the supervisor has read as many bytes as it has to. Source: ioctl_pipe(2), FIONREAD."""
+        import fcntl
+        import sys
+        import termios
+
+        unread = fcntl.ioctl(self._control, termios.FIONREAD, bytes(4))
+        return self._written - int.from_bytes(unread, sys.byteorder) >= self._awaited

@@ -1,0 +1,192 @@
+"""A cgroup of version 2 for everything that one launch starts, so that the kernel can end all of it at once.
+
+Made where this process may make one in its own cgroup: as root, in a delegated cgroup, under `systemd-run --user`.
+Source: Linux, Documentation/admin-guide/cgroup-v2.rst; cgroup.kill exists since Linux 5.14.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+"""Where systemd mounts version 2: alone, or beside version 1."""
+
+PREFIX = "cpulaunch-"
+REMOVAL_SECONDS = 2.0
+"""How long killed processes may take to leave a cgroup; a process that the kernel cannot interrupt takes longer."""
+
+FIRST_PAUSE_SECONDS = 0.001
+
+
+def choose_cgroup(proc: str = "/proc", mounts: tuple[str, ...] = MOUNTS) -> str | None:
+    """The path, with a random name, of a cgroup that `make_cgroup` can make later; None where it may not."""
+    own = _own_cgroup(proc, mounts)
+    try:
+        # A name tells the namespace: the lock of a cgroup is seen only by processes of the same one.
+        return None if own is None else f"{own}/{_prefix(proc)}{os.urandom(6).hex()}"
+    except OSError:
+        return None
+
+
+def _prefix(proc: str) -> str:
+    return f"{PREFIX}{os.stat(f'{proc}/self/ns/cgroup').st_ino:x}-"
+
+
+def _own_cgroup(proc: str, mounts: tuple[str, ...]) -> str | None:
+    """The directory of this process's own cgroup of version 2, if it may move processes and make cgroups there."""
+    lines = _read(f"{proc}/self/cgroup").splitlines()
+    name = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if name is None or "/.." in name:
+        return None
+    for mount in mounts:
+        path = f"{mount}{name.rstrip('/')}"
+        if os.access(f"{path}/cgroup.procs", os.W_OK) and os.access(path, os.W_OK | os.X_OK):
+            # In a container the same name may stand for another cgroup, that of the host.
+            return path if str(os.getpid()) in _read(f"{path}/cgroup.procs").split() else None
+    return None
+
+
+def make_cgroup(path: str) -> int | None:
+    """The descriptor that keeps this new cgroup in use; None where it cannot be made. Effect: makes it, and locks it.
+
+    The lock belongs to all processes that inherit the descriptor. It tells `remove_leftovers` that one of them lives.
+    """
+    try:
+        os.mkdir(path)
+    except OSError:
+        return None
+    lock = _lock(path)
+    if lock is None or not os.access(f"{path}/cgroup.kill", os.W_OK):
+        remove_cgroup(path)
+        return None
+    return lock
+
+
+def _lock(path: str) -> int | None:
+    """The descriptor of the locked directory; None if another process holds the lock."""
+    import fcntl
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def move_to_cgroup(path: str, pid: int) -> bool:
+    """Whether the process is in this cgroup, and with it what it starts. Effect: moves it (0: this process)."""
+    return _write(f"{path}/cgroup.procs", str(pid))
+
+
+def kill_cgroup(path: str) -> None:
+    """Effect: the kernel kills every process in the cgroup and below it, and what they fork meanwhile."""
+    _write(f"{path}/cgroup.kill", "1")
+
+
+def remove_cgroup(path: str) -> None:
+    """Effect: the cgroup and those below it do not exist; what still runs there is killed."""
+    deadline = time.monotonic() + REMOVAL_SECONDS
+    pause = FIRST_PAUSE_SECONDS
+    while not _is_removed(path) and time.monotonic() < deadline:
+        kill_cgroup(path)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _is_removed(path: str) -> bool:
+    """Whether the cgroup does not exist. Effect: removes it and those below it, the lowest first, where empty."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        for folder, _, _ in os.walk(path, topdown=False):
+            _remove_empty(folder)
+        return not os.path.exists(path)
+    return True
+
+
+def _remove_empty(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return
+
+
+def remove_leftovers(path: str, proc: str = "/proc") -> None:
+    """Effect: removes the cgroups beside this one of launches whose processes were all killed, and what runs there.
+
+    Such a cgroup has the name that `choose_cgroup` gives in this cgroup namespace, and no process holds its lock.
+    """
+    parent, own = os.path.split(path)
+    try:
+        prefix = _prefix(proc)
+        names = [name for name in os.listdir(parent) if name.startswith(prefix) and name != own]
+    except OSError:
+        return
+    for name in names:
+        lock = _lock(f"{parent}/{name}")
+        if lock is not None:
+            remove_cgroup(f"{parent}/{name}")
+            os.close(lock)
+
+
+class LaunchCgroup:
+    """The cgroup of a launch, as its supervisor sees it, which is in the cgroup together with the workers.
+
+    `moved`: the read end of a pipe that yields a byte once the supervisor was moved there, and ends.
+    """
+
+    def __init__(self, path: str, *, moved: int) -> None:
+        self._path = path
+        self._moved: int | None = moved
+        self._inside = False
+
+    def wait_until_inside(self) -> None:
+        """Effect: returns once this process is in the cgroup, or cannot be. What it starts from then on is there."""
+        if self._moved is not None:
+            self._inside = bool(os.read(self._moved, 1))
+            os.close(self._moved)
+            self._moved = None
+
+    def kill_others(self) -> None:
+        """Effect: kills every other process in the cgroup."""
+        if self._inside and move_to_cgroup(os.path.dirname(self._path), 0):
+            kill_cgroup(self._path)
+            self._inside = move_to_cgroup(self._path, 0)
+
+    def remove(self) -> None:
+        """Effect: this process leaves the cgroup, and the cgroup does not exist: for when no guard is left."""
+        self.wait_until_inside()
+        if not self._inside or move_to_cgroup(os.path.dirname(self._path), 0):
+            self._inside = False
+            remove_cgroup(self._path)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
+
+
+def _write(path: str, text: str) -> bool:
+    """Whether the file took the text."""
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        os.write(fd, text.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

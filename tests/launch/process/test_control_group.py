@@ -1,0 +1,91 @@
+"""The cgroup of a launch: made where it may be, ended at once, always removed."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cpulaunch.system.control_group import choose_cgroup, kill_cgroup, make_cgroup, move_to_cgroup, remove_cgroup
+from tests.launch.launching import alive, eventually, python
+from tests.launch.process.killing import cgroups, chain
+
+SLEEPER = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def cgroup():
+    path = choose_cgroup() if sys.platform == "linux" else None
+    if path is None:
+        pytest.skip("no cgroup of version 2 that this process may divide")
+    yield path
+    remove_cgroup(path)
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_kernel_ends_a_cgroup(cgroup, sleeper):
+    lock = make_cgroup(cgroup)
+    assert move_to_cgroup(cgroup, sleeper.pid)
+    kill_cgroup(cgroup)
+    assert sleeper.wait() == -signal.SIGKILL
+    remove_cgroup(cgroup)
+    assert not os.path.exists(cgroup)
+    os.close(lock)
+
+
+def test_removing_ends_what_runs_in_a_cgroup_and_below_it(cgroup, sleeper):
+    os.close(make_cgroup(cgroup))
+    os.mkdir(f"{cgroup}/below")
+    assert move_to_cgroup(f"{cgroup}/below", sleeper.pid)
+    remove_cgroup(cgroup)
+    assert not os.path.exists(cgroup)
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("own", "procs"),
+    [
+        ("1:cpu:/\n", ""),
+        ("0::/../other\n", "1\n"),
+        ("0::/gone\n", "1\n"),
+        ("0::/\n", "1\n"),  # This process is not there: the mount is that of another namespace.
+        ("", ""),
+    ],
+)
+def test_no_cgroup_is_made_where_this_process_is_in_none(tmp_path, own, procs):
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "ns" / "cgroup").write_text("")
+    (tmp_path / "self" / "cgroup").write_text(own)
+    (tmp_path / "mount").mkdir()
+    (tmp_path / "mount" / "cgroup.procs").write_text(procs)
+    assert choose_cgroup(str(tmp_path), (str(tmp_path / "mount"),)) is None
+
+
+def test_the_workers_are_in_a_cgroup_of_their_launch(cgroup, launcher):
+    shown = "print([line[3:].strip() for line in open('/proc/self/cgroup') if line.startswith('0::')][0])"
+    outcome = launcher.run(python(shown), python(shown))
+    (name,) = {os.path.basename(line) for line in outcome.lines}
+    assert name.startswith("cpulaunch-")
+    assert name not in cgroups()
+
+
+def test_the_next_launch_ends_what_is_left_of_one_whose_processes_were_all_killed(cgroup, launcher):
+    left = "import os, sys, time; os.fork() or (os.setsid(), time.sleep(600)); time.sleep(600)"
+    before = cgroups()
+    process = launcher.start(python(left), python(left))
+    eventually(lambda: cgroups() - before, "a cgroup")
+    pids = eventually(lambda: all(chain(process.pid).values()) and chain(process.pid), "three processes")
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    assert launcher.run(python("pass"), python("pass")).code == 0
+    eventually(lambda: cgroups() <= before, "the removal")
+    assert not any(map(alive, pids.values()))

@@ -1,0 +1,232 @@
+"""A worker that works against its supervisor ends within the grace period and one second, and so does what it left."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.launch.launching import alive, eventually, python, refusing
+from tests.launch.process.killing import HIDE_CGROUPS
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
+
+GRACE = 1.0
+SLACK_SECONDS = 1.0 + 1.0
+"""One second is promised; another is for a machine that is busy with other tests."""
+
+SAYING = """
+    import ctypes, os, signal, sys, time
+    def say(name):
+        with open(name + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(name + ".new", name)
+    def parent(pid):
+        return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+"""
+HOSTILE = {
+    "joins the supervisor's group": "os.setpgid(0, os.getpgid(os.getppid()))",
+    "joins its child's group": """
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    os.setpgid(child, child)
+    os.setpgid(0, child)
+    """,
+    "stops the supervisor": "os.kill(os.getppid(), signal.SIGSTOP)",
+    "stops the supervisor again and again": """
+    supervisor = os.getppid()
+    if os.fork() == 0:
+        while True:
+            os.kill(supervisor, signal.SIGSTOP)
+    """,
+    "stops the inner guard": "os.kill(parent(os.getppid()), signal.SIGSTOP)",
+    "traces the supervisor": """
+    assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0
+    """,
+    "stops itself": "say('ready'); os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+
+def hostile(code):
+    return python(SAYING + "\n    " + code.strip() + "\n    say('ready')\n    time.sleep(600)\n")
+
+
+def may_trace():
+    """Whether a process may trace its parent. Source: Linux, Documentation/admin-guide/LSM/Yama.rst."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope") as file:
+            scope = int(file.read())
+    except OSError:
+        scope = 0
+    return scope == 0 or (os.geteuid() == 0 and scope < 3)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_worker_ends_within_the_grace_period(launcher, what):
+    if "traces" in what and not may_trace():
+        pytest.skip("may not trace its parent")
+    process = launcher.start(hostile(HOSTILE[what]), python("import time; time.sleep(600)"), grace_seconds=GRACE)
+    worker = launcher.pid("ready")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert time.monotonic() - began < GRACE + SLACK_SECONDS
+    assert not alive(worker)
+
+
+def test_a_worker_that_left_its_group_ends_with_the_killed_launcher(launcher):
+    process = launcher.start(hostile(HOSTILE["joins the supervisor's group"]), grace_seconds=GRACE, log_dir="logs")
+    worker = launcher.pid("ready")
+    process.kill()
+    eventually(lambda: not alive(worker), "the end of the worker")
+
+
+def test_a_stopped_supervisor_goes_on(launcher):
+    process = launcher.start(
+        hostile("os.kill(os.getppid(), signal.SIGSTOP); say('ready'); sys.exit(3)"), log_dir="logs"
+    )
+    assert process.wait() == 3
+
+
+def test_ctrl_c_twice_ends_a_launch_whose_supervisor_does_not_answer(launcher):
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    process = launcher.start(hostile(HOSTILE["traces the supervisor"]), grace_seconds=600, log_dir="logs")
+    worker = launcher.pid("ready")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert process.wait() == 128 + signal.SIGINT
+    assert not alive(worker)
+    assert b"the supervisor did not read signal 2 in time" in process.stderr.read()
+
+
+CROWD = """
+    for _ in range(int(sys.argv[1])):
+        if os.fork() == 0:
+            if sys.argv[2] == "sessions":
+                os.setsid()
+            time.sleep(600)
+    say("ready")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["group", "sessions"])
+def test_five_thousand_children_end_within_the_grace_period(launcher, kind):
+    process = launcher.start([*python(SAYING + CROWD), "5000", kind], grace_seconds=GRACE, log_dir="logs")
+    launcher.pid("ready")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    took = time.monotonic() - began
+    print(f"{kind}: {took:.2f} s")
+    assert took < GRACE + 2 * SLACK_SECONDS
+
+
+FORKING = """
+    while True:  # Each child takes its parent's place: no process that is listed lives when it is killed.
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        say("ready")
+        time.sleep(0.002)
+"""
+
+
+def test_a_process_that_forks_and_exits_without_end_is_caught(launcher):
+    process = launcher.start(python(SAYING + FORKING), grace_seconds=GRACE, log_dir="logs")
+    launcher.pid("ready")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    assert time.monotonic() - began < GRACE + SLACK_SECONDS
+    time.sleep(0.2)
+    assert not alive(int((launcher.dir / "ready").read_text()))
+
+
+WITHOUT_PROC = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+DAEMON = """
+    if os.fork() == 0:
+        os.setsid()
+        say("daemon")
+        time.sleep(600)
+    while not os.path.exists("daemon"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.root
+def test_without_proc_a_daemon_is_ended_too(launcher, namespaces):
+    process = launcher.start(python(SAYING + DAEMON), prefix=WITHOUT_PROC, grace_seconds=GRACE, log_dir="logs")
+    assert process.wait() == 0
+    assert not alive(launcher.pid("daemon"))
+
+
+@pytest.mark.root
+def test_without_proc_no_process_is_left_after_the_supervisor_is_killed(launcher, namespaces):
+    kill = DAEMON + "    os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)\n"
+    process = launcher.start(python(SAYING + kill), prefix=WITHOUT_PROC, grace_seconds=GRACE, log_dir="logs")
+    assert process.wait() == 128 + signal.SIGKILL
+    assert not alive(launcher.pid("daemon"))
+
+
+def test_what_cannot_be_promised_is_said(launcher):
+    """Where the kernel refuses to hand orphans over, as in some sandboxes, and there is no cgroup either."""
+    hidden = HIDE_CGROUPS if os.geteuid() == 0 else ()
+    outcome = launcher.run(python("pass"), prefix=(*hidden, *refusing("prctl", code=1)), log_dir="logs")
+    assert "processes that leave their worker's process group may outlive this run" in outcome.error
+
+
+TWO_ORPHANS = """
+    def orphan(ignores):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, 1)
+                os.dup2(null, 2)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
+                os.write(write, str(os.getpid()).encode())
+                time.sleep(600)
+            os._exit(0)
+        os.wait()
+        return int(os.read(read, 20))
+    pids = f"{orphan(False)} {orphan(True)}"
+    with open("orphans.new", "w") as file:
+        file.write(pids)
+    os.rename("orphans.new", "orphans")
+"""
+REUSING = """
+import os, subprocess, sys, time
+launcher = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+while not os.path.exists("orphans"):
+    time.sleep(0.01)
+gentle, stubborn = map(int, open("orphans").read().split())
+while os.path.exists(f"/proc/{gentle}"):
+    time.sleep(0.005)
+for _ in range(200):
+    open("/proc/sys/kernel/ns_last_pid", "w").write(str(gentle - 1))
+    innocent = subprocess.Popen(["sleep", "30"])
+    if innocent.pid == gentle:
+        break
+    innocent.kill()
+    innocent.wait()
+launcher.wait()
+time.sleep(0.2)
+print(innocent.pid == gentle, innocent.poll(), os.path.exists(f"/proc/{stubborn}"))
+innocent.kill()
+"""
+
+
+@pytest.mark.root
+def test_a_process_that_got_the_pid_of_an_ended_orphan_is_spared(launcher, namespaces):
+    own_pids = ("unshare", "-p", "-m", "--fork", "--mount-proc", sys.executable, "-c", REUSING)
+    outcome = launcher.run(python(SAYING + TWO_ORPHANS), prefix=own_pids, grace_seconds=2.0, log_dir="logs")
+    assert outcome.lines == ["True None False"], outcome.error

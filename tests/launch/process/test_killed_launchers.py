@@ -1,0 +1,78 @@
+"""Whichever two of guard, inner guard and supervisor are killed at once, at whatever moment: nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch.launching import alive, eventually
+from tests.launch.process.killing import HIDE_CGROUPS, ROOT, TARGETS, cgroups, chain, count_leftovers
+from tests.launch.test_launch_signals import family, members
+
+KILLS = 30
+CGROUPS = {"with cgroups": (), "without cgroups": HIDE_CGROUPS}
+
+
+@pytest.fixture(params=CGROUPS)
+def prefix(request):
+    if request.param == "without cgroups" and os.geteuid() != 0:
+        pytest.skip("only root can hide its cgroups")
+    return CGROUPS[request.param]
+
+
+@pytest.mark.parametrize("targets", TARGETS, ids="+".join)
+def test_no_process_is_left(launcher, prefix, targets):
+    process = launcher.start(family("a"), family("b"), prefix=prefix)
+    workers = members(launcher, "a") + members(launcher, "b")
+    pids = chain(process.pid)
+    for target in targets:
+        os.kill(pids[target], signal.SIGKILL)
+    process.wait()
+    eventually(lambda: not any(map(alive, [*workers, *pids.values()])), f"the end of {workers} and {pids}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["single", "instances", "ranks"])
+def test_nothing_is_left_after_kills_at_random_moments(tmp_path, prefix, engine):
+    before = cgroups()
+    assert count_leftovers(engine, KILLS, folder=tmp_path, prefix=prefix, seconds=10.0)["left"] == {}
+    assert cgroups() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_nothing_is_left_of_several_hosts_after_kills_at_random_moments(tmp_path, prefix):
+    assert count_leftovers("elastic", 6, folder=tmp_path, prefix=prefix, width=2, seconds=10.0)["left"] == {}
+
+
+KILLED_AT_FORK = """
+import os, signal, sys
+os.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)
+sys.argv[0] = "cpulaunch"
+from cpulaunch.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("options", [("--instances", "2", "--report", "report.json"), ("--nproc-per-node", "2")])
+def test_no_run_folder_is_left_of_a_launch_killed_early(tmp_path, options):
+    """It is made after the fork: until then no other process could remove it."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "program.py").write_text("")
+    command = [
+        sys.executable,
+        "-c",
+        KILLED_AT_FORK,
+        "--openmp",
+        "default",
+        "--allocator",
+        "default",
+        *options,
+        "program.py",
+    ]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert os.listdir(tmp_path / "tmp") == []
