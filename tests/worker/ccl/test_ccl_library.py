@@ -1,6 +1,10 @@
 """Search for oneCCL, its settings, and the errors if it is missing; these tests need neither torch nor oneCCL."""
 
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +12,7 @@ from cpulaunch.worker.ccl.oneccl import library
 from cpulaunch.worker.ccl.wire.errors import CclError
 
 LIBRARIES = "/venv/lib"
+COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
 def settings(environ, libraries=LIBRARIES):
@@ -116,6 +121,39 @@ def test_a_library_under_the_prefix_is_found(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / library.API).touch()
     assert library.folder("no-such-distribution", str(tmp_path)) == str(tmp_path / "lib")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+@pytest.mark.parametrize("order", [("first", "second", "third"), ("third", "second", "first")])
+def test_libraries_are_loaded_after_those_they_need(tmp_path, order):
+    """tcmlib 1.6 needs libhwloc and finds it only if it is loaded already; other versions need others."""
+    names = {"third": [], "second": ["third"], "first": ["second"]}
+    for name, needed in names.items():
+        source = tmp_path / f"{name}.c"
+        source.write_text(f"int {name}_of_a_test(void) {{ return 0; }}")
+        links = [f"-l:lib{each}_of_{tmp_path.name}.so" for each in needed]
+        target = tmp_path / f"lib{name}_of_{tmp_path.name}.so"
+        command = [COMPILER, "-shared", "-fPIC", "-Wl,--no-as-needed", f"-Wl,-soname,{target.name}", "-o", target]
+        subprocess.run([*command, source, f"-L{tmp_path}", *links], check=True)
+    library.open_all([str(tmp_path / f"lib{name}_of_{tmp_path.name}.so") for name in order])
+
+
+def test_the_error_names_a_library_that_cannot_be_loaded(tmp_path):
+    (tmp_path / "libno.so").write_text("not a library")
+    with pytest.raises(CclError, match=r"libno\.so"):
+        library.open_all([str(tmp_path / "libno.so")])
+
+
+LIBRARIES_OF_ONECCL = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
+
+
+@pytest.mark.skipif(LIBRARIES_OF_ONECCL is None, reason="oneCCL is not installed")
+def test_oneccl_of_todays_packages_is_loaded_without_ld_library_path():
+    code = "from cpulaunch.worker.ccl.oneccl import api; print(api.version())"
+    environ = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("202")
 
 
 def test_quiet_supports_a_process_without_stdout():

@@ -19,15 +19,17 @@ from cpulaunch.worker.ccl.wire.errors import CclError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 DISTRIBUTION = "oneccl"
 API, ENGINE, PLUGIN = "libccl.so.2", "libccl.so.1", "libccl_legacy_cpu.so"
 """The C API, which loads the plugin for CPUs by name; the plugin calls the engine. Source: oneCCL 2022.1."""
 
-NEEDED = ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libtcm.so.1", "libhwloc.so.15", "libumf.so.1")
-NEEDED_LATER = ("libur_loader.so.0", "libsycl.so.9", "libsycl.so.8")
-"""The engine's dependencies, in loading order. If a version of oneCCL needs others, the error names them."""
+NEEDED = (
+    *("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so", "libhwloc.so.15", "libtcm.so.1", "libumf.so.1"),
+    *("libur_loader.so.0", "libsycl.so.9", "libsycl.so.8"),
+)
+"""The engine's dependencies. If a version of oneCCL needs others, the error names them."""
 
 TRANSPORT = "CCL_ATL_TRANSPORT"
 FABRIC, MPI = "libfabric.so.1", "libmpi.so.12"
@@ -97,12 +99,31 @@ def load() -> ctypes.CDLL:
 
 def _load(libraries: str) -> ctypes.CDLL:
     api = _open(libraries, API)
-    for name in (*NEEDED, *NEEDED_LATER):
-        if os.path.exists(os.path.join(libraries, name)):
-            _open(libraries, name)
+    open_all([path for name in NEEDED if os.path.exists(path := os.path.join(libraries, name))])
     for name in (ENGINE, PLUGIN):
         _open(libraries, name)
     return api
+
+
+def open_all(paths: Sequence[str]) -> None:
+    """Effect: loads the libraries, each after those that it needs, whichever these are in a version of the packages.
+
+    Some find the others by a path of their own and some do not. Raises: CclError with the error of the first that
+    cannot be loaded.
+    """
+    while paths:
+        errors = {path: error for path in paths if (error := _error_of_opening(path))}
+        if len(errors) == len(paths):
+            raise CclError(f"oneCCL cannot be loaded: {errors[paths[0]]}\n{HINT}")
+        paths = list(errors)
+
+
+def _error_of_opening(path: str) -> str:
+    try:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 LOG_LEVEL_WARNING = b"|CCL_WARN| value of CCL_LOG_LEVEL changed"
