@@ -1,14 +1,10 @@
 """The check of collectives: how the ranks of one host exchange data over the backend "ccl"."""
 
 from cpulaunch.doctor.facts import Facts
-from cpulaunch.doctor.findings import MIB, WITH_COMPILER, Finding, advice, ok, skipped
-from cpulaunch.records.host import count_text
+from cpulaunch.doctor.findings import WITH_COMPILER, Finding, advice, ok, skipped
 
-RANK_BYTES = 26 * MIB
-"""Free space in /dev/shm that each rank of oneCCL 2022.1 needs; the backend does not start with less."""
 ADMINISTRATORS_ONLY = 2
 """From this ptrace_scope on, only administrators may read another process. Source: kernel, LSM/Yama.rst."""
-INSTALL = "pip install 'cpulaunch[ccl]'"
 
 
 def collectives(facts: Facts) -> tuple[Finding, ...]:
@@ -27,19 +23,12 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
         missing = facts.missing_library_reason
         if not missing:
             return ok(found)
-        return advice(
-            found, why=f"{missing}: tensors on one host are reduced in Python, which is slower", fix=WITH_COMPILER
-        )
+        found = "ccl leaves collectives on one host to gloo, which is slower than direct memory access"
+        return advice(found, why=missing, fix=WITH_COMPILER)
     why, fix = obstacle
-    if facts.oneccl is None:
-        return advice(
-            "only gloo works: ranks cannot access one another's memory, and there is no oneCCL", why=why, fix=INSTALL
-        )
-    if (room := _room(facts)) < 2:
-        short = f"oneCCL, the only way here ({why}), needs {RANK_BYTES // MIB} MiB of /dev/shm per rank"
-        found = f"ccl: /dev/shm has room for {count_text(room, 'rank')} of {engine}"
-        return advice(found, why=short, fix="docker run --shm-size=1g ...")
-    return advice(f"ccl works through {engine}, which is slower than direct memory access", why=why, fix=fix)
+    return advice(
+        "ccl leaves collectives on one host to gloo, which is slower than direct memory access", why=why, fix=fix
+    )
 
 
 def _obstacle(facts: Facts) -> tuple[str, str] | None:
@@ -51,8 +40,3 @@ def _obstacle(facts: Facts) -> tuple[str, str] | None:
         why = f"kernel.yama.ptrace_scope is {facts.ptrace_scope}: only administrators may read another process"
         return why, "sudo sysctl kernel.yama.ptrace_scope=1" + (" after a reboot" if facts.ptrace_scope > 2 else "")
     return None
-
-
-def _room(facts: Facts) -> int:
-    """Number of ranks for which /dev/shm has room."""
-    return 0 if facts.shm is None else facts.shm.free_bytes // RANK_BYTES

@@ -1,17 +1,19 @@
 /*
- * The native part of the memory path of the backend "ccl", for ranks on one host: the shared barrier, the reduction of
- * small tensors through shared memory, and the reduction of large tensors in the memory of the ranks' processes.
+ * The protocol of the backend "ccl" between ranks of one host: a barrier in shared memory at which ranks compare their
+ * next collective, the transfer of small tensors through that memory, and of large ones by process_vm_readv. A rank
+ * reads from the memory of other ranks and never writes to it, so a late rank cannot change a tensor of a rank that has
+ * given up: it reads data that is stale, then fails at the barrier that follows every read.
  *
- * cpulaunch/worker/ccl/memory/native.py calls these functions. shared_barrier.py and path.py beside it do the same in
- * Python, slower, where the compiled library is missing; a group may mix ranks of both kinds, so the layout of the
- * shared memory is that of shared_barrier.py. The code relies on x86-64, where other CPUs see stores in program order.
- * Sources: futex(2), process_vm_readv(2).
+ * cpulaunch/worker/ccl/memory/library.py has the same structures. A function returns at a signal, so that Python can run
+ * its handlers, and is then called again. The code relies on x86-64, where other CPUs see stores in program order.
+ * Sources: futex(2), process_vm_readv(2), pidfd_open(2).
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <immintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,42 +22,75 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 1 /* of the interface between native.py and this file: increment it with every change */
+#define VERSION 2 /* of the interface between library.py and this file: increment it with every change */
 
 struct call { /* a packed call, which the ranks of a group compare */
     uint64_t words[2];
 };
 
-struct slot { /* a rank's part of the shared memory: Slot in shared_barrier.py */
-    uint32_t count, unused;
-    int32_t process;
-    uint32_t has_left;
+/* There are two announcements, payloads and sleeper flags: for barriers of even and of odd number. A rank can be one
+ * barrier ahead of a rank that still reads its announcement, or that already sleeps until the next barrier. */
+struct slot {           /* a rank's part of the shared memory, which only this rank writes, except for `sleepers` */
+    uint32_t count;     /* number of barriers that the rank has reached, modulo 2**32 */
+    uint32_t has_left;  /* whether the rank will reach no further barrier */
     uint32_t sleepers[2];
-    uint32_t unused_too[2];
     struct {
         struct call call;
-        uint64_t values[2];
+        uint64_t source, result; /* addresses in the rank's process */
     } announcements[2];
+    uint64_t reduced; /* bytes of its share that the rank has reduced since it announced its operation */
 };
-_Static_assert(offsetof(struct slot, announcements) == 32 && sizeof(struct slot) == 96, "as in shared_barrier.py");
+_Static_assert(sizeof(struct slot) == 88, "as in library.py");
 
-struct rank_memory { /* the addresses of a rank's slot and of its two payloads */
+struct rank { /* what this process knows of a rank; the process id was verified when the group was set up */
     struct slot *slot;
     uint8_t *payloads[2];
+    uint64_t *splits[2]; /* for an all-to-all: bytes for each rank, then bytes from each rank */
+    int32_t process, pidfd;
 };
 
-struct barrier { /* one rank's view of its group's barrier, filled by native.py */
-    const struct rank_memory *ranks;
+struct group { /* one rank's view of its group, filled by library.py */
+    const struct rank *ranks;
     uint32_t rank, size;
-    uint64_t spin_nanoseconds, poll_nanoseconds;
-    uint8_t *scratch; /* room for two chunks */
-    uint64_t chunk_bytes;
+    uint64_t spin_nanoseconds, poll_nanoseconds, timeout_nanoseconds;
+    uint8_t *scratch;
+    uint64_t chunk_bytes, payload_bytes;
+    uint64_t *copied; /* for each rank: bytes of its share that this rank has copied */
+    uint32_t number; /* of the last barrier that this rank has reached */
 };
 
-struct reduction { /* oneCCL's numbers of type and operation, as in codes.py; the result is divided by the divisor */
+struct reduction { /* numbers of type and operation, as in codes.py; the result is divided by the divisor */
     int32_t type, operation;
     uint32_t divisor;
 };
+
+#define NO_RANK (-1)
+#define ALL_RANKS (-2)
+
+struct operation { /* a collective of this rank */
+    struct call call;
+    const uint8_t *source;  /* this rank's tensor */
+    uint64_t source_bytes;
+    uint64_t largest_bytes; /* of any rank's source; every rank gives the same number */
+    /* Reduction, if not null: bytes first to last of all ranks' sources go to `result`. With `shares`, each rank reduces
+     * its share of large sources, and `sender` and `target` say which rank copies all shares, and where to. */
+    const struct reduction *reduction;
+    uint8_t *result;
+    uint64_t first, last;
+    uint32_t shares;
+    /* Copies: `bytes` bytes at the offset of the sender's source go to the target; of ALL_RANKS, one after the other. */
+    int32_t sender;
+    uint64_t offset, bytes;
+    uint8_t *target;
+    const uint64_t *splits; /* of an all-to-all, or null */
+    /* Progress and outcome */
+    uint64_t deadline;
+    uint32_t phase, parity; /* of the barrier at which the ranks have announced this operation */
+    int32_t failed_rank, other_rank, error;
+};
+
+enum place { PAYLOAD, SOURCE, RESULT };
+enum outcome { DONE, INTERRUPTED, LEFT, EXITED, LATE, DISAGREES, UNEVEN, UNREADABLE, ABORTED };
 
 int cpulaunch_ccl_version(void) {
     return VERSION;
@@ -80,7 +115,39 @@ static inline uint16_t narrowed(float value) { /* round to nearest, ties to even
     return value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+/* Half precision to float and back, without branches, so that compilers vectorize it. Source: IEEE 754, binary16. */
+static inline float half_to_float(uint16_t half) {
+    uint32_t magnitude = (uint32_t)(half & 0x7FFF) << 13, bits, sign = (uint32_t)(half & 0x8000) << 16;
+    float value;
+    memcpy(&value, &magnitude, sizeof value);
+    value *= 0x1p112f; /* moves the exponent's bias from 15 to 127, also for subnormal numbers */
+    memcpy(&bits, &value, sizeof bits);
+    bits = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : bits) | sign;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint16_t float_to_half(float value) { /* round to nearest, ties to even */
+    uint32_t bits, exponent, rounded;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t sign = bits >> 16 & 0x8000;
+    bits &= 0x7FFFFFFF;
+    exponent = bits & 0x7F800000;
+    if (exponent < 0x38800000)
+        exponent = 0x38800000; /* the exponent of the smallest normal half */
+    exponent += 0x06800000;    /* adding 2**13 times this power of two rounds at the last bit of a half */
+    float shifter, magnitude;
+    memcpy(&shifter, &exponent, sizeof shifter);
+    memcpy(&magnitude, &bits, sizeof magnitude);
+    magnitude += shifter;
+    memcpy(&rounded, &magnitude, sizeof rounded);
+    rounded = ((exponent - 0x06800000 - 0x38800000) >> 13) + (rounded - exponent);
+    rounded = bits >= 0x47800000 ? 0x7C00 : rounded;
+    return (uint16_t)(sign | (bits > 0x7F800000 ? 0x7E00 : rounded));
+}
+
 #define SAME(value) (value)
+#define TRUTH(value) ((value) != 0) /* in torch every byte but 0 is true */
 #define SUM(a, b) ((a) + (b))
 #define PROD(a, b) ((a) * (b))
 /* NaN propagates, as in torch.maximum and torch.minimum; as there, 0.0 and -0.0 count as equal. */
@@ -117,6 +184,8 @@ ARITHMETIC(int64, int64_t, int64_t, SAME, SAME)
 ARITHMETIC(float32, float, float, SAME, SAME)
 ARITHMETIC(float64, double, double, SAME, SAME)
 ARITHMETIC(bfloat16, uint16_t, float, widened, narrowed)
+ARITHMETIC(float16, uint16_t, float, half_to_float, float_to_half)
+ARITHMETIC(boolean, uint8_t, int, TRUTH, TRUTH)
 
 static const struct arithmetic {
     uint64_t size;
@@ -125,12 +194,9 @@ static const struct arithmetic {
 } types[] = {
 #define ROW(NAME, SIZE) {SIZE, {NAME##_sum, NAME##_prod, NAME##_max, NAME##_min}, NAME##_divide}
     [0] = ROW(int8, 1),    [1] = ROW(uint8, 1),   [2] = ROW(int32, 4),    [4] = ROW(int64, 8),
-    [7] = ROW(float32, 4), [8] = ROW(float64, 8), [9] = ROW(bfloat16, 2),
+    [6] = ROW(float16, 2), [7] = ROW(float32, 4), [8] = ROW(float64, 8),
+    [9] = ROW(bfloat16, 2), [10] = ROW(boolean, 1),
 };
-
-int cpulaunch_ccl_knows(int type) {
-    return type >= 0 && (size_t)type < sizeof types / sizeof *types && types[type].size != 0;
-}
 
 /*
  * Barrier
@@ -142,202 +208,369 @@ static uint64_t now(void) {
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-static uint32_t count_of(const struct slot *slot) {
-    return __atomic_load_n(&slot->count, __ATOMIC_ACQUIRE);
-}
-
-/* Counts wrap around at 2**32. */
-static int has_arrived(uint32_t count, uint32_t number) {
-    return (int32_t)(count - number) >= 0;
+static int has_arrived(const struct slot *slot, uint32_t number) { /* counts wrap around */
+    return (int32_t)(__atomic_load_n(&slot->count, __ATOMIC_ACQUIRE) - number) >= 0;
 }
 
 /* Whether the rank arrives before `*until`, the end of the spin, which the first late rank sets; 0: not set yet. */
-static int arrives_soon(const struct barrier *barrier, const struct slot *slot, uint32_t number, uint64_t *until) {
-    if (has_arrived(count_of(slot), number))
+static int arrives_soon(const struct group *group, const struct slot *slot, uint64_t *until) {
+    if (has_arrived(slot, group->number))
         return 1;
-    if (barrier->spin_nanoseconds == 0)
+    if (group->spin_nanoseconds == 0)
         return 0;
     if (*until == 0)
-        *until = now() + barrier->spin_nanoseconds;
+        *until = now() + group->spin_nanoseconds;
     do {
         for (int look = 0; look < 16; look++) {
             _mm_pause();
-            if (has_arrived(count_of(slot), number))
+            if (has_arrived(slot, group->number))
                 return 1;
         }
     } while (now() < *until);
     return 0;
 }
 
-/* Sleeps until the rank arrives, the poll interval ends or a signal comes; returns whether the rank has arrived. */
-static int arrives_while_asleep(const struct barrier *barrier, struct slot *slot, uint32_t number) {
-    struct timespec pause = {(time_t)(barrier->poll_nanoseconds / 1000000000u),
-                             (long)(barrier->poll_nanoseconds % 1000000000u)};
-    uint32_t seen = count_of(slot);
-    if (has_arrived(seen, number))
-        return 1;
-    __atomic_store_n(&slot->sleepers[number & 1], 1, __ATOMIC_SEQ_CST);
-    syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &pause, NULL, 0);
-    return has_arrived(count_of(slot), number);
+static int has_exited(const struct rank *rank) {
+    struct pollfd exit = {rank->pidfd, POLLIN, 0};
+    return rank->pidfd >= 0 && poll(&exit, 1, 0) > 0;
 }
 
-/* Returns 0 when all ranks have reached the barrier, else 1 + the number of a late rank; may be called again. */
-int cpulaunch_ccl_await(const struct barrier *barrier, uint32_t number) {
-    uint64_t until = 0;
-    for (uint32_t other = 0; other < barrier->size; other++) {
-        struct slot *slot = barrier->ranks[other].slot;
-        if (other != barrier->rank && !arrives_soon(barrier, slot, number, &until) &&
-            !arrives_while_asleep(barrier, slot, number))
-            return (int)other + 1;
+/* Sleeps until the rank has arrived; returns DONE, or why it does not arrive. */
+static enum outcome await_rank(const struct group *group, const struct rank *rank, uint64_t deadline) {
+    struct timespec interval = {(time_t)(group->poll_nanoseconds / 1000000000u),
+                                (long)(group->poll_nanoseconds % 1000000000u)};
+    struct slot *slot = rank->slot;
+    int exited = 0;
+    for (;;) {
+        /* Read before the count: the rank may arrive, and then leave or exit, in between. */
+        int left = (int)__atomic_load_n(&slot->has_left, __ATOMIC_ACQUIRE);
+        uint32_t seen = __atomic_load_n(&slot->count, __ATOMIC_ACQUIRE);
+        if ((int32_t)(seen - group->number) >= 0)
+            return DONE;
+        if (left || exited)
+            return left ? LEFT : EXITED;
+        if (__atomic_load_n(&group->ranks[group->rank].slot->has_left, __ATOMIC_ACQUIRE))
+            return ABORTED; /* by another thread of this process */
+        if (now() > deadline)
+            return LATE;
+        __atomic_store_n(&slot->sleepers[group->number & 1], 1, __ATOMIC_SEQ_CST);
+        if (syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &interval, NULL, 0) == 0 || errno == EAGAIN)
+            continue;
+        if (errno == EINTR)
+            return INTERRUPTED;
+        exited = has_exited(rank);
     }
-    return 0;
 }
 
-/* Announces that this rank has reached the barrier; then as cpulaunch_ccl_await. */
-int cpulaunch_ccl_wait(const struct barrier *barrier, uint32_t number) {
-    struct slot *mine = barrier->ranks[barrier->rank].slot;
+/* Waits until all ranks have reached the barrier; returns DONE, or another outcome and sets failed_rank. */
+static enum outcome await_all(const struct group *group, struct operation *operation) {
+    uint64_t until = 0;
+    for (uint32_t step = 1; step < group->size; step++) {
+        uint32_t other = (group->rank + step) % group->size;
+        const struct rank *rank = &group->ranks[other];
+        enum outcome outcome =
+            arrives_soon(group, rank->slot, &until) ? DONE : await_rank(group, rank, operation->deadline);
+        operation->failed_rank = (int32_t)other;
+        if (outcome != DONE)
+            return outcome;
+    }
+    return DONE;
+}
+
+/* Announces that this rank has reached the next barrier. */
+static void arrive(struct group *group, struct operation *operation) {
+    struct slot *mine = group->ranks[group->rank].slot;
+    uint32_t number = ++group->number;
+    operation->deadline = now() + group->timeout_nanoseconds;
     __atomic_store_n(&mine->count, number, __ATOMIC_SEQ_CST); /* before the sleeper flag is read */
     if (__atomic_load_n(&mine->sleepers[number & 1], __ATOMIC_SEQ_CST)) {
-        mine->sleepers[number & 1] = 0;
+        __atomic_store_n(&mine->sleepers[number & 1], 0, __ATOMIC_SEQ_CST);
         syscall(SYS_futex, &mine->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
-    return cpulaunch_ccl_await(barrier, number);
 }
 
-/* Returns 0 if all ranks have announced the same call, else -1 - the number of a rank with another call. */
-int cpulaunch_ccl_compare(const struct barrier *barrier, uint32_t number) {
-    const struct call *mine = &barrier->ranks[barrier->rank].slot->announcements[number & 1].call;
-    for (uint32_t other = 0; other < barrier->size; other++)
-        if (memcmp(&barrier->ranks[other].slot->announcements[number & 1].call, mine, sizeof *mine) != 0)
-            return -1 - (int)other;
-    return 0;
-}
-
-/* Publishes the call and two values; then as cpulaunch_ccl_wait, and if that is 0, as cpulaunch_ccl_compare. */
-int cpulaunch_ccl_meet(const struct barrier *barrier, uint32_t number, const void *call, uint64_t first,
-                       uint64_t second) {
-    struct slot *mine = barrier->ranks[barrier->rank].slot;
-    memcpy(&mine->announcements[number & 1].call, call, sizeof(struct call));
-    mine->announcements[number & 1].values[0] = first;
-    mine->announcements[number & 1].values[1] = second;
-    int late = cpulaunch_ccl_wait(barrier, number);
-    return late ? late : cpulaunch_ccl_compare(barrier, number);
+/* Effect: ranks that wait for this one, now or later, fail because it has left the group. */
+void cpulaunch_ccl_leave(const struct group *group) {
+    struct slot *mine = group->ranks[group->rank].slot;
+    __atomic_store_n(&mine->has_left, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &mine->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /*
- * Small tensors: every rank copies its own to its payload, and after the barrier reduces those of all ranks
+ * Transfers
  */
 
-/* Reduces the payloads of all ranks, in rank order, into `count` elements at the address. */
-void cpulaunch_ccl_reduce_brought(const struct barrier *barrier, uint32_t number, void *address, uint64_t count,
-                                  const struct reduction *how) {
-    const struct arithmetic *type = &types[how->type];
-    const void *left = barrier->ranks[0].payloads[number & 1];
-    for (uint32_t other = 1; other < barrier->size; other++) {
-        type->combine[how->operation](address, left, barrier->ranks[other].payloads[number & 1], count);
-        left = address;
-    }
-    if (left != address)
-        memcpy(address, left, count * type->size);
-    if (how->divisor > 1)
-        type->divide(address, count, how->divisor);
-}
-
-/* Copies the elements to the payload; as cpulaunch_ccl_meet; if that is 0, as cpulaunch_ccl_reduce_brought. */
-int cpulaunch_ccl_all_reduce_small(const struct barrier *barrier, uint32_t number, const void *call, void *address,
-                                   uint64_t count, const struct reduction *how) {
-    memcpy(barrier->ranks[barrier->rank].payloads[number & 1], address, count * types[how->type].size);
-    int state = cpulaunch_ccl_meet(barrier, number, call, 0, 0);
-    if (state == 0)
-        cpulaunch_ccl_reduce_brought(barrier, number, address, count, how);
-    return state;
-}
-
-/*
- * Large tensors: each rank reduces its share of the elements, and writes the result into the other ranks' memory
- */
-
-typedef ssize_t transfer(pid_t, const struct iovec *, unsigned long, const struct iovec *, unsigned long,
-                         unsigned long);
-
-/* Returns 0 when all bytes are copied, else an errno. */
-static int copy_all(transfer *copy, pid_t process, uint8_t *mine, uint64_t theirs, uint64_t size) {
-    while (size > 0) {
-        struct iovec here = {mine, size}, there = {(void *)theirs, size};
-        ssize_t done = copy(process, &here, 1, &there, 1, 0);
-        if (done <= 0)
-            return done < 0 && errno != 0 ? errno : EFAULT;
-        mine += done, theirs += (uint64_t)done, size -= (uint64_t)done;
-    }
-    return 0;
-}
-
-#define ALL_OTHERS (-2) /* a value of `recipient`; -1 is no rank */
-
-struct share { /* `bytes` bytes from the offset on, in a tensor that all ranks have */
-    const uint8_t *own;  /* this rank's elements */
-    uint8_t *target;     /* receives the result; null if only the recipient does */
-    uint64_t offset, bytes;
-    int32_t recipient;   /* the rank that also receives the result; -1: none; ALL_OTHERS */
-    int32_t failed_rank; /* set if the memory of this rank could not be accessed */
-};
-
-/* Reduces one chunk over all ranks, starting with the next rank; returns 0 or an errno. */
-static int reduce_chunk(const struct barrier *barrier, uint32_t number, struct share *share,
-                        const struct reduction *how, uint8_t *result, uint64_t done, uint64_t size) {
-    const struct arithmetic *type = &types[how->type];
-    const uint8_t *left = share->own + done;
-    for (uint32_t step = 1; step < barrier->size; step++) {
-        uint32_t other = (barrier->rank + step) % barrier->size;
-        const struct slot *slot = barrier->ranks[other].slot;
-        uint64_t start = slot->announcements[number & 1].values[0] + share->offset + done;
-        int error = copy_all(process_vm_readv, slot->process, barrier->scratch, start, size);
-        if (error) {
-            share->failed_rank = (int32_t)other;
-            return error;
+/* Copies bytes at an offset of what the rank has announced; returns DONE or UNREADABLE. */
+static enum outcome read_rank(const struct group *group, struct operation *operation, uint32_t other, enum place place,
+                              uint64_t offset, void *target, uint64_t bytes) {
+    const struct rank *rank = &group->ranks[other];
+    uint32_t parity = operation->parity;
+    uint64_t address = place == RESULT ? rank->slot->announcements[parity].result
+                                       : rank->slot->announcements[parity].source;
+    if (bytes > 0 && place == PAYLOAD)
+        memcpy(target, rank->payloads[parity] + offset, bytes);
+    else if (bytes > 0 && other == group->rank)
+        memmove(target, (const void *)(address + offset), bytes);
+    else
+        for (uint64_t done = 0; done < bytes;) {
+            struct iovec here = {(uint8_t *)target + done, bytes - done};
+            struct iovec there = {(void *)(address + offset + done), bytes - done};
+            ssize_t copied = process_vm_readv(rank->process, &here, 1, &there, 1, 0);
+            if (copied <= 0) {
+                operation->failed_rank = (int32_t)other;
+                operation->error = copied < 0 && errno != 0 ? errno : EFAULT;
+                return UNREADABLE;
+            }
+            done += (uint64_t)copied;
         }
-        type->combine[how->operation](result, left, barrier->scratch, size / type->size);
-        left = result;
-    }
-    if (left != result)
-        memcpy(result, left, size);
-    if (how->divisor > 1)
-        type->divide(result, size / type->size, how->divisor);
-    return 0;
+    return DONE;
 }
 
-/* Writes the result into the memory of the recipient, or of all other ranks; returns 0 or an errno. */
-static int send_chunk(const struct barrier *barrier, uint32_t number, struct share *share, uint8_t *result,
-                      uint64_t done, uint64_t size) {
-    for (uint32_t step = 1; step < barrier->size; step++) {
-        uint32_t other = (barrier->rank + step) % barrier->size;
-        const struct slot *slot = barrier->ranks[other].slot;
-        if (share->recipient != ALL_OTHERS && share->recipient != (int32_t)other)
+static void finish(const struct reduction *how, uint8_t *result, const uint8_t *reduced, uint64_t bytes) {
+    const struct arithmetic *type = &types[how->type];
+    if (reduced != result)
+        memcpy(result, reduced, bytes);
+    if (how->divisor > 1)
+        type->divide(result, bytes / type->size, how->divisor);
+}
+
+/* Reduces bytes `first` to `last` of all payloads, in rank order. */
+static void reduce_small(const struct group *group, const struct operation *operation) {
+    const struct reduction *how = operation->reduction;
+    const struct arithmetic *type = &types[how->type];
+    uint64_t first = operation->first, bytes = operation->last - first;
+    const uint8_t *left = group->ranks[0].payloads[operation->parity] + first;
+    for (uint32_t other = 1; other < group->size; other++) {
+        const uint8_t *right = group->ranks[other].payloads[operation->parity] + first;
+        type->combine[how->operation](operation->result, left, right, bytes / type->size);
+        left = operation->result;
+    }
+    if (bytes > 0)
+        finish(how, operation->result, left, bytes);
+}
+
+#define ALIGNED_BYTES 512 /* of shares: no two ranks write to the same cache line */
+
+/* The first byte of a rank's share of `bytes` bytes. */
+static uint64_t share_start(const struct group *group, uint32_t rank, uint64_t bytes) {
+    uint64_t blocks = (bytes + ALIGNED_BYTES - 1) / ALIGNED_BYTES;
+    uint64_t start = blocks * rank / group->size * ALIGNED_BYTES;
+    return rank == group->size || start > bytes ? bytes : start;
+}
+
+/* Copies what other ranks have reduced of their shares to the target, while it is in a cache; sets `*missing`, the number
+ * of ranks whose shares are not complete yet. */
+static enum outcome copy_shares(const struct group *group, struct operation *operation, uint32_t *missing) {
+    *missing = 0;
+    for (uint32_t step = 1; step < group->size && operation->sender == ALL_RANKS; step++) {
+        uint32_t other = (group->rank + step) % group->size;
+        uint64_t start = share_start(group, other, operation->source_bytes), done = group->copied[other];
+        uint64_t bytes = share_start(group, other + 1, operation->source_bytes) - start;
+        uint64_t reduced = __atomic_load_n(&group->ranks[other].slot->reduced, __ATOMIC_ACQUIRE);
+        reduced = reduced < bytes ? reduced : bytes;
+        if (reduced > done) {
+            uint8_t *target = operation->target + start + done;
+            enum outcome outcome = read_rank(group, operation, other, RESULT, start + done, target, reduced - done);
+            if (outcome != DONE)
+                return outcome;
+            group->copied[other] = reduced;
+        }
+        *missing += reduced < bytes;
+    }
+    return DONE;
+}
+
+/* Reduces bytes `first` to `last` of all sources, chunk by chunk, each starting with the next rank's. */
+static enum outcome reduce_large(const struct group *group, struct operation *operation) {
+    const struct reduction *how = operation->reduction;
+    const struct arithmetic *type = &types[how->type];
+    for (uint64_t start = operation->first; start < operation->last; start += group->chunk_bytes) {
+        uint64_t rest = operation->last - start, bytes = rest < group->chunk_bytes ? rest : group->chunk_bytes;
+        uint8_t *result = operation->result + (start - operation->first);
+        const uint8_t *left = operation->source + start;
+        for (uint32_t step = 1; step < group->size; step++) {
+            uint32_t other = (group->rank + step) % group->size;
+            enum outcome outcome = read_rank(group, operation, other, SOURCE, start, group->scratch, bytes);
+            if (outcome != DONE)
+                return outcome;
+            type->combine[how->operation](result, left, group->scratch, bytes / type->size);
+            left = result;
+        }
+        finish(how, result, left, bytes);
+        if (!operation->shares)
             continue;
-        uint64_t start = slot->announcements[number & 1].values[0] + share->offset + done;
-        int error = copy_all(process_vm_writev, slot->process, result, start, size);
-        if (error) {
-            share->failed_rank = (int32_t)other;
-            return error;
-        }
+        uint32_t missing;
+        __atomic_store_n(&group->ranks[group->rank].slot->reduced, start + bytes - operation->first, __ATOMIC_RELEASE);
+        enum outcome outcome = copy_shares(group, operation, &missing);
+        if (outcome != DONE)
+            return outcome;
     }
-    return 0;
+    return DONE;
+}
+
+/* Copies the rest of the shares while the other ranks reduce them; sets `*missing` if they are too slow for a spin. */
+static enum outcome copy_soon(const struct group *group, struct operation *operation, uint32_t *missing) {
+    uint64_t until = now() + group->spin_nanoseconds;
+    enum outcome outcome;
+    uint32_t before = 0;
+    do {
+        outcome = copy_shares(group, operation, missing);
+        if (*missing != before)
+            until = now() + group->spin_nanoseconds;
+        before = *missing;
+        _mm_pause();
+    } while (outcome == DONE && *missing > 0 && now() < until);
+    return outcome;
+}
+
+/* Copies from the sources of the senders. */
+static enum outcome copy_sources(const struct group *group, struct operation *operation, enum place place) {
+    enum outcome outcome = DONE;
+    for (uint32_t step = 1; step <= group->size && outcome == DONE; step++) {
+        uint32_t other = (group->rank + step) % group->size;
+        uint8_t *target = operation->target + (operation->sender == ALL_RANKS ? other * operation->bytes : 0);
+        if (operation->sender == ALL_RANKS || operation->sender == (int32_t)other)
+            outcome = read_rank(group, operation, other, place, operation->offset, target, operation->bytes);
+    }
+    return outcome;
 }
 
 /*
- * Reduces this rank's share, chunk by chunk. The first value that each rank has published at the barrier is the
- * address of its tensor. Returns 0, or an errno and sets failed_rank.
+ * All-to-all
  */
-int cpulaunch_ccl_reduce_share(const struct barrier *barrier, uint32_t number, struct share *share,
-                               const struct reduction *how) {
-    for (uint64_t done = 0; done < share->bytes; done += barrier->chunk_bytes) {
-        uint64_t left = share->bytes - done, size = left < barrier->chunk_bytes ? left : barrier->chunk_bytes;
-        uint8_t *result = share->target != NULL ? share->target + done : barrier->scratch + barrier->chunk_bytes;
-        int error = reduce_chunk(barrier, number, share, how, result, done, size);
-        if (error == 0)
-            error = send_chunk(barrier, number, share, result, done, size);
-        if (error)
-            return error;
+
+static uint64_t sum(const uint64_t *splits, uint32_t count) {
+    uint64_t total = 0;
+    for (uint32_t rank = 0; rank < count; rank++)
+        total += splits[rank];
+    return total;
+}
+
+/* Checks that each rank expects what the others send. Sets largest_bytes, or failed_rank (the sender) and other_rank. */
+static enum outcome compare_splits(const struct group *group, struct operation *operation) {
+    operation->largest_bytes = 0;
+    for (uint32_t sender = 0; sender < group->size; sender++) {
+        const uint64_t *sent = group->ranks[sender].splits[operation->parity];
+        uint64_t bytes = sum(sent, group->size);
+        if (bytes > operation->largest_bytes)
+            operation->largest_bytes = bytes;
+        for (uint32_t receiver = 0; receiver < group->size; receiver++)
+            if (sent[receiver] != group->ranks[receiver].splits[operation->parity][group->size + sender]) {
+                operation->failed_rank = (int32_t)sender, operation->other_rank = (int32_t)receiver;
+                return UNEVEN;
+            }
     }
-    return 0;
+    return DONE;
+}
+
+/* Copies this rank's part of every source. */
+static enum outcome copy_splits(const struct group *group, struct operation *operation) {
+    const uint64_t *expected = operation->splits + group->size;
+    enum outcome outcome = DONE;
+    for (uint32_t step = 1; step <= group->size && outcome == DONE; step++) {
+        uint32_t other = (group->rank + step) % group->size;
+        const uint64_t *sent = group->ranks[other].splits[operation->parity];
+        enum place place = sum(sent, group->size) <= group->payload_bytes ? PAYLOAD : SOURCE;
+        outcome = read_rank(group, operation, other, place, sum(sent, group->rank),
+                            operation->target + sum(expected, other), sent[group->rank]);
+    }
+    return outcome;
+}
+
+/*
+ * Operations
+ */
+
+/* Publishes this rank's call and its tensor, or the tensor's address. */
+static void announce(struct group *group, struct operation *operation) {
+    const struct rank *mine = &group->ranks[group->rank];
+    uint32_t parity = operation->parity = (group->number + 1) & 1;
+    uint64_t bytes = operation->splits != NULL ? operation->source_bytes : operation->largest_bytes;
+    if (bytes <= group->payload_bytes && operation->source_bytes > 0)
+        memcpy(mine->payloads[parity], operation->source, operation->source_bytes);
+    if (operation->splits != NULL)
+        memcpy(mine->splits[parity], operation->splits, 2 * group->size * sizeof *operation->splits);
+    __atomic_store_n(&mine->slot->reduced, 0, __ATOMIC_RELAXED);
+    for (uint32_t other = 0; other < group->size; other++)
+        group->copied[other] = 0;
+    mine->slot->announcements[parity].call = operation->call;
+    mine->slot->announcements[parity].source = (uint64_t)operation->source;
+    mine->slot->announcements[parity].result = (uint64_t)operation->result - operation->first;
+    arrive(group, operation);
+}
+
+/* Returns DONE if all ranks have announced the same call; else sets failed_rank. */
+static enum outcome compare(const struct group *group, struct operation *operation) {
+    for (uint32_t other = 0; other < group->size; other++) {
+        const struct call *theirs = &group->ranks[other].slot->announcements[operation->parity].call;
+        if (memcmp(theirs, &operation->call, sizeof *theirs) != 0) {
+            operation->failed_rank = (int32_t)other;
+            return DISAGREES;
+        }
+    }
+    return operation->splits != NULL ? compare_splits(group, operation) : DONE;
+}
+
+/* Reduces and copies after the first barrier. */
+static enum outcome transfer(const struct group *group, struct operation *operation) {
+    int is_small = operation->largest_bytes <= group->payload_bytes;
+    if (operation->splits != NULL)
+        return copy_splits(group, operation);
+    if (operation->reduction == NULL)
+        return copy_sources(group, operation, is_small ? PAYLOAD : SOURCE);
+    if (!is_small)
+        return reduce_large(group, operation);
+    reduce_small(group, operation);
+    return DONE;
+}
+
+enum phase { ANNOUNCE, MEET, REDUCED, READ };
+
+/*
+ * Runs the operation, whose phase is 0, or continues it after INTERRUPTED. Large operations end with a barrier, so that
+ * no rank changes a tensor that another still reads, and a rank that has read from one that gave up fails there.
+ */
+int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
+    enum outcome outcome = DONE;
+    uint32_t missing = 1;
+    if (operation->phase == ANNOUNCE) {
+        announce(group, operation);
+        operation->phase = MEET;
+    }
+    if (operation->phase == MEET) {
+        if ((outcome = await_all(group, operation)) != DONE || (outcome = compare(group, operation)) != DONE ||
+            (outcome = transfer(group, operation)) != DONE || operation->largest_bytes <= group->payload_bytes)
+            return (int)outcome;
+        operation->phase = operation->shares ? REDUCED : READ;
+        arrive(group, operation);
+        if (operation->phase == REDUCED && (outcome = copy_soon(group, operation, &missing)) != DONE)
+            return (int)outcome;
+    }
+    if (operation->phase == REDUCED) {
+        if (missing > 0 && ((outcome = await_all(group, operation)) != DONE ||
+                            (outcome = copy_shares(group, operation, &missing)) != DONE))
+            return (int)outcome;
+        operation->phase = READ;
+        arrive(group, operation);
+    }
+    return (int)await_all(group, operation);
+}
+
+/* Reduces the `bytes` bytes at the address over all ranks. */
+int cpulaunch_ccl_all_reduce(struct group *group, struct operation *operation, const struct call *call, void *address,
+                             uint64_t bytes, const struct reduction *reduction) {
+    int is_small = bytes <= group->payload_bytes;
+    uint64_t first = is_small ? 0 : share_start(group, group->rank, bytes);
+    uint64_t last = is_small ? bytes : share_start(group, group->rank + 1, bytes);
+    *operation = (struct operation){
+        .call = *call, .source = address, .source_bytes = bytes, .largest_bytes = bytes, .reduction = reduction,
+        .result = (uint8_t *)address + first, .first = first, .last = last, .shares = !is_small,
+        .sender = ALL_RANKS, .target = address,
+    };
+    return cpulaunch_ccl_run(group, operation);
+}
+
+/* This rank's share of `bytes` bytes: its first byte; of the next rank, its last. */
+uint64_t cpulaunch_ccl_share_start(const struct group *group, uint32_t rank, uint64_t bytes) {
+    return share_start(group, rank, bytes);
 }

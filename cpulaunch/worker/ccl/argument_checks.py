@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
+
+from cpulaunch.worker.ccl.wire.errors import UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,44 +14,50 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_PLAIN = torch.Tensor.__torch_dispatch__
+"""The __torch_dispatch__ of classes that hold their elements as a torch.Tensor does."""
+_FUNCTIONAL = "torch.distributed._functional_collectives"
 
-def check(tensors: Sequence[Tensor]) -> None:
-    """Raises: NotImplementedError if a tensor is not on the CPU, or is sparse."""
-    for tensor in tensors:
-        if not tensor.is_cpu:
-            raise NotImplementedError(f"the ccl backend supports CPU tensors only, not {tensor.device}")
-        if tensor.layout != torch.strided:
-            raise NotImplementedError(f"the ccl backend does not support {tensor.layout} tensors; gloo may")
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor, on the CPU with its elements in strides. Raises: UnsupportedError if it is another kind of tensor."""
+    if type(tensor) is not torch.Tensor and type(tensor).__torch_dispatch__ != _PLAIN:
+        functional = sys.modules.get(_FUNCTIONAL)
+        if functional is None or not isinstance(tensor, functional.AsyncCollectiveTensor):
+            raise UnsupportedError(f"collectives of {type(tensor).__name__}")
+        tensor = tensor.trigger_wait()  # The result of a collective, once it is complete.
+    if not tensor.is_cpu or tensor.layout != torch.strided:
+        raise UnsupportedError(f"collectives of {tensor.layout} tensors on {tensor.device}")
+    return tensor
 
 
 def check_writable(tensors: Sequence[Tensor]) -> None:
     """Raises: ValueError if elements of a tensor share memory, as those of an expanded tensor do."""
     for tensor in tensors:
-        if not tensor.is_contiguous() and 0 in tensor.stride():
+        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        if not tensor.is_contiguous() and any(size > 1 and stride == 0 for size, stride in strides):
             raise ValueError(f"a tensor with strides {tuple(tensor.stride())} cannot be written to: pass a clone")
 
 
 def single(tensors: Sequence[Tensor]) -> Tensor:
-    """The only tensor in the list. Raises: ValueError if the list holds more or none; as check."""
+    """The only tensor in the list. Raises: ValueError if the list holds more or none; as plain."""
     if len(tensors) != 1:
         raise ValueError(f"expected one tensor per rank, got {len(tensors)}")
-    check(tensors)
-    return tensors[0]
+    return plain(tensors[0])
 
 
-def single_list(lists: Sequence[Sequence[Tensor]], size: int) -> Sequence[Tensor]:
-    """The only list, which holds one tensor per rank. Raises: ValueError if it does not; as check."""
+def single_list(lists: Sequence[Sequence[Tensor]], size: int) -> list[Tensor]:
+    """The only list, which holds one tensor per rank. Raises: ValueError if it does not; as plain."""
     if len(lists) != 1:
         raise ValueError(f"expected one list of tensors per rank, got {len(lists)}")
-    check_count(lists[0], size)
-    check(lists[0])
-    return lists[0]
+    return per_rank(lists[0], size)
 
 
-def check_count(tensors: Sequence[Tensor], size: int) -> None:
-    """Raises: ValueError unless there is one tensor per rank."""
+def per_rank(tensors: Sequence[Tensor], size: int) -> list[Tensor]:
+    """The tensors. Raises: ValueError unless there is one per rank; as plain."""
     if len(tensors) != size:
         raise ValueError(f"expected {size} tensors, one per rank; got {len(tensors)}")
+    return [plain(tensor) for tensor in tensors]
 
 
 def check_same_type(tensors: Sequence[Tensor]) -> None:
@@ -66,7 +76,6 @@ def check_match(one: Tensor, other: Tensor, its_name: str, other_name: str) -> N
 
 def check_whole(whole: Tensor, part: Tensor, size: int) -> None:
     """Raises: ValueError unless `whole` has `size` times as many elements as `part`, of the same type."""
-    check([whole, part])
     check_same_type([whole, part])
     if whole.numel() != part.numel() * size:
         raise ValueError(
@@ -74,24 +83,15 @@ def check_whole(whole: Tensor, part: Tensor, size: int) -> None:
         )
 
 
-def check_even(target: Tensor, source: Tensor, size: int) -> None:
-    """Raises: ValueError unless both have the same size, and rows that divide evenly among the ranks."""
-    check([target, source])
-    check_match(target, source, "output", "input")
-    if source.dim() and source.shape[0] % size:
-        raise ValueError(f"{source.shape[0]} rows cannot be divided evenly among {size} ranks")
-
-
-def split(tensor: Tensor, rows: Sequence[int], size: int) -> list[Tensor]:
-    """Views of the tensor, one per rank, of `rows` rows each; equal parts if `rows` is empty.
+def split_elements(tensor: Tensor, rows: Sequence[int], size: int) -> list[int]:
+    """Elements of each rank's part of the tensor, which has `rows` rows; equal parts if `rows` is empty.
 
     Raises: ValueError if the rows do not add up to the tensor's.
     """
-    check([tensor])
-    total = tensor.shape[0]
+    total = tensor.shape[0] if tensor.dim() else 1
     if not rows and total % size:
         raise ValueError(f"{total} rows cannot be divided evenly among {size} ranks")
     parts = list(rows) or [total // size] * size
     if len(parts) != size or sum(parts) != total:
         raise ValueError(f"the splits {parts} do not add up to {total} rows for {size} ranks")
-    return list(tensor.split(parts))
+    return [part * (tensor.numel() // total if total else 0) for part in parts]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from datetime import timedelta
 from functools import partial
 
 import torch
-from torch import distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -23,75 +21,74 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
-from cpulaunch.worker.ccl import argument_checks, group_setup
+from cpulaunch.worker.ccl import argument_checks as checks
+from cpulaunch.worker.ccl import group_setup
+from cpulaunch.worker.ccl.collective_ops import CollectiveOps
+from cpulaunch.worker.ccl.delegate import open_gloo
 from cpulaunch.worker.ccl.executor import Executor, GroupQueue, shared_executor
-from cpulaunch.worker.ccl.memory.shared_barrier import open_memory
+from cpulaunch.worker.ccl.memory.path import MemoryPath
+from cpulaunch.worker.ccl.methods import call_of, calls_of, collective, listed, options
 from cpulaunch.worker.ccl.thread_setup import thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import find_reduction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
     from torch import Tensor
 
-    from cpulaunch.worker.ccl.collective_ops import CollectiveOps
-    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
-    from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections
-
     Tensors = list[Tensor]
-
 
 _NO_TIME = timedelta(0)
 
 
 class CclGroup(ProcessGroup):
-    """One rank of a group. Collectives take the memory path or oneCCL; send and recv use gloo.
+    """One rank of a group. Collectives take the memory path or oneCCL; send, recv and what neither supports, gloo.
 
-    Each collective returns a work. The methods check those arguments that torch itself does not check.
+    Each collective returns a work. The methods accept what those of torch's ProcessGroup accept, and check those
+    arguments that torch itself does not check.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         """Effect: waits for all ranks of the group. Raises: CclError."""
         super().__init__(rank, size)
-        self._rank, self._size, self._seconds = rank, size, timeout.total_seconds()
+        self._rank, self._size, self._store = rank, size, store
         self._names = {"name": "", "description": "undefined"}
-        group_setup.check_machine(sys.platform, os.uname().machine)
-        store = group_setup.with_fresh_keys(store, rank)
-        memory = open_memory(store, rank=rank, size=size)
         self._ops: CollectiveOps | None = None
-        self._setup_peers: SharedBarrier | PeerConnections | None = None
-        self._direct: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-        path = group_setup.requested_path()
-        barrier = group_setup.open_barrier(memory, rank=rank, size=size, seconds=self._seconds)
-        self._is_in_memory = group_setup.agree_on_memory(barrier, path, self._seconds)
-        if barrier is not None and self._is_in_memory:
-            self._queue = self._queue_on(Executor(thread_cpus(os.environ)))
-            self._ops = group_setup.join_memory(barrier, self._seconds)
-        else:
-            self._queue = self._queue_on(shared_executor())
-            join = partial(
-                group_setup.join_oneccl,
-                store,
-                barrier,
-                rank=rank,
-                size=size,
-                seconds=self._seconds,
-                on_connect=self._on_connect,
+        self._gloo: Any = None
+        with group_setup.shared_fate(store, rank) as store:
+            path = group_setup.requested_path()
+            memory = group_setup.join_memory_path(store, path, rank=rank, size=size, timeout=timeout)
+            self._gloo = open_gloo(store, rank, size, timeout, set_timeout=self.set_timeout)
+            self.path = group_setup.agree_on_path(memory, path, self._gloo)
+            self._is_in_memory, self.uses_gloo = self.path == "memory", self.path == "gloo"
+            self._queue = GroupQueue(
+                Executor(thread_cpus(os.environ)) if self._is_in_memory else shared_executor(),
+                lost_peer=self._lost_peer,
+                notify_others=self._notify_others,
             )
-            self._ops = self._queue.submit(join, self._seconds).result()
-            self._setup_peers = None
+            self.set_timeout(timeout)
+            self._setup_peers: Any = None
+            if isinstance(memory, MemoryPath):
+                self._ops = CollectiveOps(memory, rank=rank, size=size)
+            elif not self.uses_gloo:
+                join = partial(group_setup.join_oneccl, store, rank, size, self._seconds, on_connect=self._on_connect)
+                self._ops = self._queue.submit(join, self._seconds).result()
+                self._setup_peers = None
 
-    def _on_connect(self, ranks: SharedBarrier | PeerConnections) -> None:
+    def _on_connect(self, peers: Any) -> None:
         """Effect: the ranks are notified if this one fails before the group is set up."""
-        self._setup_peers = ranks
+        self._setup_peers = peers
 
-    def _queue_on(self, executor: Executor) -> GroupQueue:
-        return GroupQueue(executor, lost_peer=self._lost_peer, notify_others=self._notify_others)
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Effect: changes the group's timeout."""
+        self._seconds = timeout.total_seconds()
+        if self._ops is not None:
+            self._ops.path.set_timeout(self._seconds)
 
-    def _submit(self, job: Callable[[], Any], options: Any) -> Work:
+    def submit(self, job: Callable[[], Any], options: Any) -> Work:
         """The work of a job. On the memory path, a synchronous call runs its job in the calling thread.
 
         A call with a timeout of its own does not, because the ranks wait for each other with the group's timeout.
@@ -107,14 +104,14 @@ class CclGroup(ProcessGroup):
 
     def _notify_others(self) -> None:
         if self._ops is not None:
-            self._ops.give_up()
+            self._ops.path.leave()
         elif self._setup_peers is not None:
             self._setup_peers.leave()
 
     def _lost_peer(self) -> tuple[int, int] | None:
         if self._ops is None:
             return None if self._setup_peers is None else self._setup_peers.lost_peer()
-        return self._ops.lost_peer()
+        return self._ops.path.lost_peer()
 
     @property
     def _open_ops(self) -> CollectiveOps:
@@ -124,11 +121,11 @@ class CclGroup(ProcessGroup):
         return self._ops
 
     @property
-    def _gloo(self) -> Any:
-        """Raises: CclError after shutdown."""
-        if self._direct is None:
+    def gloo(self) -> Any:
+        """gloo's group of the same ranks. Raises: CclError after shutdown."""
+        if self._gloo is None:
             raise CclError("the group was destroyed")
-        return self._direct
+        return self._gloo
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name, as the four below
         """ccl."""
@@ -152,172 +149,205 @@ class CclGroup(ProcessGroup):
 
     # torch 2.15 asks the backends of any group what they can do, not only those of its own class.
     supports_coalescing = supports_splitting = False
-
-    def _get_backend(self, device: torch.device) -> Any:
-        """For the CPU this group, which has no backends below it. Raises: RuntimeError for any other device."""
-        return self if torch.device(device).type == "cpu" else super()._get_backend(device)
-
     # torch before 2.6 asks its own C++ code for names instead of the methods above.
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The CPU: torch asks this of a group before it uses it for checkpoints."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """gloo's backend for the CPU, since torch takes only a C++ object. Raises: RuntimeError for other devices."""
+        return self.gloo._get_backend(torch.device(device))
+
+    def get_group_store(self) -> Any:
+        """The group's store."""
+        return self._store
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """As torch.distributed.monitored_barrier, by gloo."""
+        timeout = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
+        self.gloo.monitored_barrier(timeout or timedelta(seconds=self._seconds), wait_all_ranks)
+
+    barrier_by_gloo = monitored_barrier
+
+    @collective
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Any:
         """As torch.distributed.all_reduce."""
-        opts = opts or AllreduceOptions()
-        tensor = argument_checks.single(tensors)
-        reduction = find_reduction(opts.reduceOp, tensor.dtype)
-        return self._submit(_then(tensors, self._open_ops.all_reduce, tensor, reduction), opts)
+        opts = options(AllreduceOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
+        tensor = checks.single(tensors := listed(tensors))
+        return call_of(tensors, self._open_ops.all_reduce, tensor, find_reduction(opts.reduceOp, tensor.dtype)), opts
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    @collective
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         """As torch.distributed.all_reduce_coalesced."""
-        opts = opts or AllreduceOptions()
-        argument_checks.check(tensors)
-        reductions = [find_reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
-        return self._submit(_each(tensors, self._open_ops.all_reduce, tensors, reductions), opts)
+        opts = options(AllreduceOptions, opts)
+        plain = [checks.plain(tensor) for tensor in tensors]
+        reductions = [find_reduction(opts.reduceOp, tensor.dtype) for tensor in plain]
+        return calls_of(tensors, self._open_ops.all_reduce, plain, reductions), opts
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+    @collective
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: Any = None) -> Any:
         """As torch.distributed.broadcast."""
-        opts = opts or BroadcastOptions()
-        tensor = argument_checks.single(tensors)
-        return self._submit(_then(tensors, self._open_ops.broadcast, tensor, root=opts.rootRank), opts)
+        opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
+        tensor = checks.single(tensors := listed(tensors))
+        return call_of(tensors, self._open_ops.broadcast, tensor, root=opts.rootRank), opts
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    @collective
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: Any = None) -> Any:
         """As torch.distributed.reduce."""
-        opts = opts or ReduceOptions()
-        tensor, root = argument_checks.single(tensors), opts.rootRank
+        opts = options(ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout)
+        tensor = checks.single(tensors := listed(tensors))
         reduction = find_reduction(opts.reduceOp, tensor.dtype)
-        return self._submit(_then(tensors, self._open_ops.reduce, tensor, reduction, root=root), opts)
+        return call_of(tensors, self._open_ops.reduce, tensor, reduction, root=opts.rootRank), opts
 
-    def allgather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
+    @collective
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *, timeout: Any = None) -> Any:
         """As torch.distributed.all_gather; the ranks' tensors may differ in size."""
-        source, targets = argument_checks.single(input_tensors), argument_checks.single_list(output_tensors, self._size)
-        argument_checks.check_same_type([*targets, source])
-        argument_checks.check_match(targets[self._rank], source, "output of this rank", "input")
-        job = _then(output_tensors[0], self._open_ops.all_gather_list, targets, source, rank=self._rank)
-        return self._submit(job, opts or AllgatherOptions())
+        outputs = [output_tensors] if isinstance(input_tensors, torch.Tensor) else output_tensors
+        source, targets = checks.single(listed(input_tensors)), checks.single_list(outputs, self._size)
+        checks.check_same_type([*targets, source])
+        checks.check_match(targets[self._rank], source, "output of this rank", "input")
+        job = call_of(outputs[0], self._open_ops.all_gather_list, targets, source)
+        return job, options(AllgatherOptions, opts, timeout=timeout)
 
-    def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        argument_checks.check_whole(output, source, self._size)
-        return self._submit(_then([output], self._open_ops.all_gather, output, source), opts or AllgatherOptions())
+    @collective
+    def _allgather_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        target, source = checks.plain(output), checks.plain(source)
+        checks.check_whole(target, source, self._size)
+        return call_of([output], self._open_ops.all_gather, target, source), options(AllgatherOptions, opts)
 
     all_gather_single = _allgather_base
 
-    def allgather_coalesced(self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None) -> Work:
+    @collective
+    def allgather_coalesced(self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None) -> Any:
         """As torch.distributed.all_gather_coalesced: one list of outputs for each rank."""
-        argument_checks.check(input_list)
+        sources = [checks.plain(source) for source in input_list]
         columns = [list(column) for column in zip(*output_lists, strict=True)]
-        gather = partial(self._open_ops.all_gather_list, rank=self._rank)
-        return self._submit(_each(output_lists, gather, columns, input_list), opts or AllgatherOptions())
+        return calls_of(output_lists, self._open_ops.all_gather_list, columns, sources), options(AllgatherOptions, opts)
 
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    @collective
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Several all_gather_into_tensor in one."""
-        for output, source in zip(outputs, inputs, strict=True):
-            argument_checks.check_whole(output, source, self._size)
-        return self._submit(_each(outputs, self._open_ops.all_gather, outputs, inputs), opts or AllgatherOptions())
+        targets, sources = ([checks.plain(tensor) for tensor in tensors] for tensors in (outputs, inputs))
+        for target, source in zip(targets, sources, strict=True):
+            checks.check_whole(target, source, self._size)
+        return calls_of(outputs, self._open_ops.all_gather, targets, sources), options(AllgatherOptions, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
+    @collective
+    def gather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> Any:
         """As torch.distributed.gather."""
-        opts = opts or GatherOptions()
-        source, root = argument_checks.single(input_tensors), opts.rootRank
-        targets = argument_checks.single_list(output_tensors, self._size) if root == self._rank else None
+        opts = options(GatherOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
+        outputs = [output_tensors] if isinstance(input_tensors, torch.Tensor) else output_tensors
+        source = checks.single(listed(input_tensors))
+        targets = checks.single_list(outputs, self._size) if opts.rootRank == self._rank else None
         for target in targets or ():
-            argument_checks.check_match(target, source, "output", "input")
-        return self._submit(_then(targets or [], self._open_ops.gather, targets, source, root=root), opts)
+            checks.check_match(target, source, "output", "input")
+        return call_of(targets or [], self._open_ops.gather, targets, source, root=opts.rootRank), opts
 
-    def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
+    @collective
+    def scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> Any:
         """As torch.distributed.scatter."""
-        opts = opts or ScatterOptions()
-        target, root = argument_checks.single(output_tensors), opts.rootRank
-        sources = argument_checks.single_list(input_tensors, self._size) if root == self._rank else None
+        opts = options(ScatterOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
+        inputs = [input_tensors] if isinstance(output_tensors, torch.Tensor) else input_tensors
+        target = checks.single(outputs := listed(output_tensors))
+        sources = checks.single_list(inputs, self._size) if opts.rootRank == self._rank else None
         for source in sources or ():
-            argument_checks.check_match(source, target, "input", "output")
-        job = _then(output_tensors, self._open_ops.scatter, target, sources, root=root)
-        return self._submit(job, opts)
+            checks.check_match(source, target, "input", "output")
+        return call_of(outputs, self._open_ops.scatter, target, sources, root=opts.rootRank), opts
 
-    def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None) -> Work:
+    @collective
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> Any:
         """As torch.distributed.reduce_scatter; the ranks' parts may differ in size."""
-        opts = opts or ReduceScatterOptions()
-        target, sources = argument_checks.single(output_tensors), argument_checks.single_list(input_tensors, self._size)
-        argument_checks.check_same_type([target, *sources])
-        argument_checks.check_match(sources[self._rank], target, "input of this rank", "output")
+        opts = options(ReduceScatterOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
+        inputs = [input_tensors] if isinstance(output_tensors, torch.Tensor) else input_tensors
+        target, sources = checks.single(outputs := listed(output_tensors)), checks.single_list(inputs, self._size)
+        checks.check_same_type([target, *sources])
+        checks.check_match(sources[self._rank], target, "input of this rank", "output")
         reduction = find_reduction(opts.reduceOp, target.dtype)
-        job = _then(output_tensors, self._open_ops.reduce_scatter_list, target, sources, reduction, rank=self._rank)
-        return self._submit(job, opts)
+        return call_of(outputs, self._open_ops.reduce_scatter_list, target, sources, reduction), opts
 
-    def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        opts = opts or ReduceScatterOptions()
-        argument_checks.check_whole(source, output, self._size)
-        reduction = find_reduction(opts.reduceOp, output.dtype)
-        return self._submit(_then([output], self._open_ops.reduce_scatter, output, source, reduction), opts)
+    @collective
+    def _reduce_scatter_base(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        opts = options(ReduceScatterOptions, opts)
+        target, source = checks.plain(output), checks.plain(source)
+        checks.check_whole(source, target, self._size)
+        reduction = find_reduction(opts.reduceOp, target.dtype)
+        return call_of([output], self._open_ops.reduce_scatter, target, source, reduction), opts
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    @collective
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Several reduce_scatter_tensor in one."""
-        opts = opts or ReduceScatterOptions()
-        for output, source in zip(outputs, inputs, strict=True):
-            argument_checks.check_whole(source, output, self._size)
-        reductions = [find_reduction(opts.reduceOp, output.dtype) for output in outputs]
-        return self._submit(_each(outputs, self._open_ops.reduce_scatter, outputs, inputs, reductions), opts)
+        opts = options(ReduceScatterOptions, opts)
+        targets, sources = ([checks.plain(tensor) for tensor in tensors] for tensors in (outputs, inputs))
+        for target, source in zip(targets, sources, strict=True):
+            checks.check_whole(source, target, self._size)
+        reductions = [find_reduction(opts.reduceOp, target.dtype) for target in targets]
+        return calls_of(outputs, self._open_ops.reduce_scatter, targets, sources, reductions), opts
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
+    @collective
     def alltoall_base(
         self,
         output: Tensor,
         source: Tensor,
-        output_split_sizes: Sequence[int],
-        input_split_sizes: Sequence[int],
+        output_split_sizes: Any = (),
+        input_split_sizes: Any = (),
         opts: Any = None,
-    ) -> Work:
+    ) -> Any:
         """As torch.distributed.all_to_all_single."""
-        argument_checks.check_same_type([output, source])
-        opts = opts or AllToAllOptions()
-        if not output_split_sizes and not input_split_sizes:
-            argument_checks.check_even(output, source, self._size)
-            return self._submit(_then([output], self._open_ops.all_to_all, output, source), opts)
-        flat = output if output.is_contiguous() else torch.empty_like(output, memory_format=torch.contiguous_format)
-        targets = argument_checks.split(flat, output_split_sizes, self._size)
-        sources = argument_checks.split(source, input_split_sizes, self._size)
-        job = _then([output], self._open_ops.all_to_all_list, targets, sources)
-        return self._submit(job if flat is output else _copying(job, flat, output), opts)
+        target, source = checks.plain(output), checks.plain(source)
+        checks.check_same_type([target, source])
+        sent = checks.split_elements(source, input_split_sizes, self._size)
+        expected = checks.split_elements(target, output_split_sizes, self._size)
+        job = call_of([output], self._open_ops.all_to_all, target, source, (sent, expected))
+        return job, options(AllToAllOptions, opts)
 
     all_to_all_single = alltoall_base
 
-    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
+    @collective
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Any:
         """As torch.distributed.all_to_all; sizes may differ."""
-        argument_checks.check([*output_tensors, *input_tensors])
-        argument_checks.check_same_type([*output_tensors, *input_tensors])
-        argument_checks.check_count(output_tensors, self._size)
-        argument_checks.check_count(input_tensors, self._size)
-        job = _then(output_tensors, self._open_ops.all_to_all_list, output_tensors, input_tensors)
-        return self._submit(job, opts or AllToAllOptions())
+        targets, sources = (checks.per_rank(tensors, self._size) for tensors in (output_tensors, input_tensors))
+        checks.check_same_type([*targets, *sources])
+        job = call_of(output_tensors, self._open_ops.all_to_all_list, targets, sources)
+        return job, options(AllToAllOptions, opts)
 
-    def barrier(self, opts: Any = None) -> Work:
+    @collective
+    def barrier(self, opts: Any = None, *, timeout: Any = None) -> Any:
         """As torch.distributed.barrier."""
-        return self._submit(_then([], self._open_ops.barrier), opts or BarrierOptions())
+        return call_of([], self._open_ops.barrier), options(BarrierOptions, opts, timeout=timeout)
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
-        """As torch.distributed.send, by gloo: oneCCL has no send for host memory."""
-        return self._gloo.send(tensors, dst, tag)
+        """As torch.distributed.send, by gloo."""
+        return self.gloo.send(tensors, dst, tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
         """As torch.distributed.recv, by gloo."""
-        return self._gloo.recv(tensors, src, tag)
+        return self.gloo.recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         """As torch.distributed.recv without a source, by gloo."""
-        return self._gloo.recv_anysource(tensors, tag)
+        return self.gloo.recv_anysource(tensors, tag)
 
     def shutdown(self) -> None:
         """Effect: finishes all submitted works, then leaves the group; does nothing the second time."""
         ops, self._ops = self._ops, None
-        if ops is None:
-            return
         try:
-            if self._queue.broken is None:
+            if ops is not None and self._queue.broken is None:
                 self._queue.submit(partial(group_setup.leave, ops), self._seconds).wait()
         finally:
             self._end("it was destroyed")
@@ -336,39 +366,6 @@ class CclGroup(ProcessGroup):
     def _end(self, why: str) -> None:
         """Effect: the group accepts no more works, and its own thread ends."""
         self._queue.broken = self._queue.broken or CclError(why)
-        self._direct = None  # Ends gloo's threads and connections even if this object lives on.
+        self._gloo = None  # Ends gloo's threads and connections even if this object lives on.
         if self._is_in_memory:
             self._queue.executor.close()
-
-
-def _then(result: Sequence[Tensor], function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[], Any]:
-    """A job that calls the function and returns its output tensors. Raises: ValueError if they cannot be written to."""
-    argument_checks.check_writable(result)
-
-    def job() -> Any:
-        function(*arguments, **named)
-        return result
-
-    return job
-
-
-def _each(result: Any, function: Callable[..., None], *columns: Sequence[Any]) -> Callable[[], Any]:
-    """A job that calls the function for each row of the columns and returns `result`."""
-
-    def job() -> Any:
-        for row in zip(*columns, strict=True):
-            function(*row)
-        return result
-
-    return job
-
-
-def _copying(job: Callable[[], Any], source: Tensor, target: Tensor) -> Callable[[], Any]:
-    """The job, followed by a copy from source to target."""
-
-    def longer() -> Any:
-        result = job()
-        target.copy_(source)
-        return result
-
-    return longer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from cpulaunch.worker.ccl.wire.errors import RanksDisagreeError
 from cpulaunch.worker.ccl.wire.reductions import Reduction, packed_call
 
 TYPE_CHECKING = False
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpulaunch.worker.ccl.memory.path import MemoryPath
-    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
-    from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
     from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 
     Method = TypeVar("Method", bound=Callable[..., Any])
@@ -39,29 +36,46 @@ def restore(tensor: Tensor, flat: Tensor) -> None:
         tensor.data.copy_(flat.view(tensor.shape))
 
 
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two flat tensors share memory."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes
+
+
+def apart(source: Tensor, target: Tensor, row: int) -> Tensor:
+    """The flat source; a copy if it shares memory with the target and the smaller is not row number `row` of the other.
+
+    Other ranks read the source while this one already writes to its target.
+    """
+    distance, smaller = abs(source.data_ptr() - target.data_ptr()), min(source.nbytes, target.nbytes)
+    return source.clone() if overlap(source, target) and distance != row * smaller else source
+
+
 class CollectiveOps:
     """One rank's collectives. Every method blocks, and all ranks call the methods in the same order.
 
     Raises, from every method: RanksDisagreeError if the calls do not match; PeerLostError if a rank is lost; CclError.
     """
 
-    def __init__(self, path: MemoryPath | OnecclPath, barrier: SharedBarrier | CallCheck, *, size: int) -> None:
-        self._path, self._barrier, self._size = path, barrier, size
+    def __init__(self, path: MemoryPath | OnecclPath, *, rank: int, size: int) -> None:
+        self.path, self._rank, self._size = path, rank, size
 
     def barrier(self) -> None:
         """Effect: returns when all ranks have called it."""
-        self._path.barrier(packed_call("barrier", torch.int32, 1))
+        self.path.barrier(packed_call("barrier", torch.int32, 1))
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
         """Effect: the tensor is reduced over all ranks."""
         call = packed_call("all_reduce", tensor.dtype, tensor.numel(), reduced=reduction.number)
-        if not self._path.all_reduce_at_once(call, tensor, reduction):
-            self._all_reduce(call, tensor, reduction)
+        if tensor.is_contiguous():
+            self.path.all_reduce(call, tensor, reduction)
+        else:
+            self._all_reduce_copied(call, tensor, reduction)
 
     @without_autograd
-    def _all_reduce(self, call: bytes, tensor: Tensor, reduction: Reduction) -> None:
+    def _all_reduce_copied(self, call: bytes, tensor: Tensor, reduction: Reduction) -> None:
         flat = dense(tensor)
-        self._path.all_reduce(call, flat, reduction)
+        self.path.all_reduce(call, flat, reduction)
         restore(tensor, flat)
 
     @without_autograd
@@ -69,53 +83,53 @@ class CollectiveOps:
         """Effect: the root's tensor is reduced over all ranks; the others' stay as they are."""
         flat = dense(tensor)
         call = packed_call("reduce", flat.dtype, flat.numel(), root=root, reduced=reduction.number)
-        self._path.reduce(call, flat, reduction, root=root)
+        self.path.reduce(call, flat, reduction, root=root)
         restore(tensor, flat)
 
     @without_autograd
     def reduce_scatter(self, target: Tensor, source: Tensor, reduction: Reduction) -> None:
         """Effect: the target is this rank's part of the source, reduced over all ranks."""
-        flat, row = dense(target), dense(source)
+        flat = dense(target)
         call = packed_call("reduce_scatter", flat.dtype, flat.numel(), reduced=reduction.number)
-        self._path.reduce_scatter(call, flat, row, reduction)
+        self.path.reduce_scatter(call, flat, apart(dense(source), flat, self._rank), reduction)
         restore(target, flat)
 
     @without_autograd
-    def reduce_scatter_list(
-        self, target: Tensor, sources: Sequence[Tensor], reduction: Reduction, *, rank: int
-    ) -> None:
+    def reduce_scatter_list(self, target: Tensor, sources: Sequence[Tensor], reduction: Reduction) -> None:
         """Effect: the target is this rank's source, reduced over all ranks; sources may differ in size."""
         if all(source.numel() == target.numel() for source in sources):
             self.reduce_scatter(target, _concatenated(sources), reduction)
             return
         for root, source in enumerate(sources):
-            if root == rank:
-                target.data.copy_(source.data.reshape(target.shape))
-            self.reduce(target if root == rank else source, reduction, root=root)
+            copied = source.data.clone()
+            self.reduce(copied, reduction, root=root)
+            if root == self._rank:
+                result = copied
+        target.data.copy_(result.view(target.shape))
 
     @without_autograd
     def broadcast(self, tensor: Tensor, *, root: int) -> None:
         """Effect: the tensor is the root's."""
         flat = dense(tensor)
-        self._path.broadcast(packed_call("broadcast", flat.dtype, flat.numel(), root=root), flat, root=root)
+        self.path.broadcast(packed_call("broadcast", flat.dtype, flat.numel(), root=root), flat, root=root)
         restore(tensor, flat)
 
     @without_autograd
     def all_gather(self, target: Tensor, source: Tensor) -> None:
         """Effect: the target is all ranks' sources, in their order."""
         flat, row = dense(target), dense(source)
-        self._path.all_gather(packed_call("all_gather", row.dtype, row.numel()), flat, row)
+        self.path.all_gather(packed_call("all_gather", row.dtype, row.numel()), flat, apart(row, flat, self._rank))
         restore(target, flat)
 
     @without_autograd
-    def all_gather_list(self, targets: Sequence[Tensor], source: Tensor, *, rank: int) -> None:
+    def all_gather_list(self, targets: Sequence[Tensor], source: Tensor) -> None:
         """Effect: each target is its rank's source; they may differ in size, as all ranks know."""
         if all(target.numel() == source.numel() for target in targets):
             gathered = _empty_rows(source, len(targets))
             self.all_gather(gathered, source)
             _copy_rows(gathered, targets)
             return
-        targets[rank].data.copy_(source.data.reshape(targets[rank].shape))
+        targets[self._rank].data.copy_(source.data.reshape(targets[self._rank].shape))
         for root, target in enumerate(targets):
             self.broadcast(target, root=root)
 
@@ -125,7 +139,7 @@ class CollectiveOps:
         row = dense(source)
         gathered = None if targets is None else _empty_rows(source, self._size)
         call = packed_call("gather", row.dtype, row.numel(), root=root)
-        self._path.gather(call, None if gathered is None else gathered.view(-1), row)
+        self.path.gather(call, None if gathered is None else gathered.view(-1), row)
         if targets is not None and gathered is not None:
             _copy_rows(gathered, targets)
 
@@ -134,55 +148,31 @@ class CollectiveOps:
         """Effect: the target is what the root has for this rank."""
         flat = dense(target)
         call = packed_call("scatter", flat.dtype, flat.numel(), root=root)
-        self._path.scatter(call, flat, None if sources is None else _concatenated(sources), root=root)
+        self.path.scatter(call, flat, None if sources is None else _concatenated(sources), root=root)
         restore(target, flat)
 
     @without_autograd
-    def all_to_all(self, target: Tensor, source: Tensor) -> None:
-        """Effect: the target is what all ranks have for this one, all of the same size."""
+    def all_to_all(self, target: Tensor, source: Tensor, splits: Sequence[Sequence[int]]) -> None:
+        """Effect: the target is what all ranks have for this one. `splits`: elements for each rank, and from each."""
         flat, row = dense(target), dense(source)
-        self._path.all_to_all(packed_call("all_to_all", row.dtype, row.numel()), flat, row)
+        row = row.clone() if overlap(row, flat) else row
+        self.path.all_to_all(packed_call("all_to_all", row.dtype, 0), flat, row, splits)
         restore(target, flat)
 
     @without_autograd
     def all_to_all_list(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """Effect: each target is what its rank has for this one; sizes may differ."""
-        elements = self._agreed_elements(targets, sources)
+        splits = [[each.numel() for each in tensors] for tensors in (sources, targets)]
         row = _concatenated(sources)
-        flat = row.new_empty(sum(target.numel() for target in targets))
-        most = max(max(counts) for counts in elements)
-        self._path.exchange(packed_call("all_to_all", row.dtype, most), flat, row, elements)
-        for target, part in zip(targets, flat.split([target.numel() for target in targets]), strict=True):
+        flat = row.new_empty(sum(splits[1]))
+        self.all_to_all(flat, row, splits)
+        for target, part in zip(targets, flat.split(splits[1]), strict=True):
             target.data.copy_(part.view(target.shape))
-
-    def _agreed_elements(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> list[list[int]]:
-        """How many elements each rank (row) gives to each (column). Raises: RanksDisagreeError, in all ranks alike."""
-        mine = torch.tensor([each.numel() for each in (*sources, *targets)], dtype=torch.int64, device="cpu")
-        table = _empty_rows(mine, self._size)
-        self.all_gather(table, mine)
-        given, expected = (half.tolist() for half in table.split(self._size, dim=1))
-        for giver, row in enumerate(given):
-            for taker, count in enumerate(row):
-                if count != expected[taker][giver]:
-                    raise RanksDisagreeError(
-                        f"the ranks' collectives do not match: rank {giver} has {count} elements for rank {taker}, "
-                        f"which expects {expected[taker][giver]}"
-                    )
-        return given
-
-    def lost_peer(self) -> tuple[int, int] | None:
-        """Rank and process id of a peer that is known to have exited; None otherwise."""
-        return self._barrier.lost_peer()
-
-    def give_up(self) -> None:
-        """Effect: notifies the other ranks that this one has left."""
-        self._barrier.leave()
 
     def close(self) -> None:
         """Effect: leaves the group and frees its resources. Raises: CclError."""
-        self._barrier.leave()
-        self._barrier.close()
-        self._path.close()
+        self.path.leave()
+        self.path.close()
 
 
 def _empty_rows(source: Tensor, size: int) -> Tensor:

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.work import INTERRUPTED, TORCH_KEEPS_WORKS, CclWork, DoneWork, keep_alive, unfinished_jobs
+from cpulaunch.worker.ccl.work import INTERRUPTED, CclWork, DoneWork, keep_alive, unfinished_jobs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Executor:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._running_thread = self._callback_thread = 0
+        self._submitted = self._callback_position = 0
         self._is_closed = False
 
     def try_acquire(self) -> bool:
@@ -47,21 +48,32 @@ class Executor:
         return not self._works and self.lock.acquire(blocking=False)
 
     def submit(self, work: CclWork) -> None:
-        """Effect: the work runs after all earlier ones; at once if a callback of a finished work's future submits it.
+        """Effect: the work runs after all earlier ones. One that a callback of a future submits has run on return.
 
-        Such a callback runs in the thread that ran the work. Raises: CclError if this thread is running a work, which
-        means that a signal handler has called a collective.
+        Its place must not depend on when the callback runs, which is different in each rank: it comes after the works
+        that were submitted before the program asked for the future, and before all others.
+        Raises: CclError if this thread is running a work, which means that a signal handler has called a collective.
         """
         self._check_not_running()
         if self._callback_thread == threading.get_ident():
+            work.position = self._callback_position
+            while self._works and self._works[0].position <= work.position:
+                self._run_next()
             work.queue.run_work(work)
             return
+        self._submitted += 1
+        work.position = self._submitted
         self._works.append(work)
         self._queue.put(None)
         with self._starting:  # Several threads may submit works.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run_all, name="ccl", daemon=True)
                 self._thread.start()
+
+    def position(self) -> int:
+        """The position that a work submitted by a callback gets if the callback's future is asked for now."""
+        is_callback = self._callback_thread == threading.get_ident()
+        return self._callback_position if is_callback else self._submitted
 
     def run(self, job: Callable[[], Any]) -> Any:
         """The result of the job, run by the calling thread, which holds `lock`."""
@@ -73,11 +85,12 @@ class Executor:
 
     def finish(self, work: CclWork, error: BaseException | None = None) -> None:
         """Effect: finishes the work and runs the callbacks of its future. The calling thread holds `lock`."""
-        outer, self._callback_thread = self._callback_thread, threading.get_ident()
+        outer = self._callback_thread, self._callback_position
+        self._callback_thread, self._callback_position = threading.get_ident(), work.callback_position
         try:
             work.finish(error)
         finally:
-            self._callback_thread = outer
+            self._callback_thread, self._callback_position = outer
 
     def _check_not_running(self) -> None:
         if self._running_thread == threading.get_ident():
@@ -138,12 +151,15 @@ class Executor:
     def _run_works(self, until: CclWork | None = None) -> None:
         """Effect: runs the queued works, up to `until` if given. The calling thread holds `lock`."""
         while self._works and not (until is not None and until.is_completed()):
-            work = self._works.popleft()
-            try:
-                work.queue.run_work(work)
-            except BaseException:
-                work.finish(CclError(INTERRUPTED))
-                raise
+            self._run_next()
+
+    def _run_next(self) -> None:
+        work = self._works.popleft()
+        try:
+            work.queue.run_work(work)
+        except BaseException:
+            work.finish(CclError(INTERRUPTED))
+            raise
 
     def close(self) -> None:
         """Effect: the thread ends after the works submitted so far."""
@@ -178,8 +194,7 @@ class GroupQueue:
         """The job's work, which runs after all earlier ones. Raises: CclError if the group is broken or in a fork."""
         self._check()
         work = CclWork(job, self, seconds, has_own_timeout=has_own_timeout)
-        if not TORCH_KEEPS_WORKS:
-            keep_alive(work)
+        keep_alive(work)
         self.executor.submit(work)
         return work
 

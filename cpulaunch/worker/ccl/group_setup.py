@@ -1,4 +1,4 @@
-"""Set-up of a group: its barrier, and the path that its collectives take.
+"""Set-up of a group: the path that its collectives take, on which all ranks agree.
 
 oneCCL's transport names its memory in /dev/shm "PID:…" and unlinks it at a normal exit; after kill -9 the files
 would remain. Once all ranks of the program have mapped each other's memory the names are not needed, so they are
@@ -10,34 +10,32 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import suppress
+import platform
+import sys
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import distributed as dist
 
 from cpulaunch.records.ccl_defaults import PATH_VARIABLE
 from cpulaunch.worker.ccl.collective_ops import CollectiveOps
-from cpulaunch.worker.ccl.memory.native import open_native_barrier, open_path
-from cpulaunch.worker.ccl.memory.path import can_access_all
+from cpulaunch.worker.ccl.delegate import FAILURE_KEY, mention
+from cpulaunch.worker.ccl.memory.path import MemoryPath
+from cpulaunch.worker.ccl.memory.setup import ELSEWHERE, join_memory
 from cpulaunch.worker.ccl.oneccl import api
 from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
 from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
 from cpulaunch.worker.ccl.oneccl.network import check_host_names, own_address
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
-from cpulaunch.worker.ccl.wire.codes import CALL
-from cpulaunch.worker.ccl.wire.errors import CclError
+from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 from cpulaunch.worker.ccl.wire.reductions import describe_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
     from typing import Any
-
-    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
-
-    Watched = SharedBarrier | PeerConnections
 
 PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
@@ -45,7 +43,23 @@ SHARED_BYTES = 26 << 20
 """Shared memory of oneCCL 2022.1's transport per rank, in bytes; with less it fails with a bus error."""
 
 _kept: list[CollectiveOps] = []
-_NO_CALL = bytes(CALL.size)
+
+
+@contextmanager
+def shared_fate(store: Any, rank: int) -> Iterator[Any]:
+    """The store, for the keys of this group alone: those of one of the same name that was destroyed may be there still.
+
+    torch names the first group of a program alike each time, and a launcher's store outlives it. Every rank joins as
+    often as the others. Effect: if the set-up fails in this rank, the others learn it from the store.
+    """
+    check_machine(sys.platform, platform.machine())
+    fresh = dist.PrefixStore(f"time {store.add(f'times/{rank}', 1)}", store)
+    try:
+        yield fresh
+    except BaseException as error:
+        with suppress(RuntimeError):  # The store's server has gone.
+            fresh.set(FAILURE_KEY, f"rank {rank}: {error}")
+        raise
 
 
 def check_machine(system: str, architecture: str) -> None:
@@ -62,85 +76,67 @@ def requested_path() -> str:
     return path
 
 
-def with_fresh_keys(store: Any, rank: int) -> Any:
-    """The store, for the keys of this group alone: those of one of the same name that was destroyed may be there still.
+def join_memory_path(store: Any, requested: str, *, rank: int, size: int, timeout: timedelta) -> MemoryPath | str:
+    """The memory path, or the reason, the same in all ranks, why there is none.
 
-    torch names the first group of a program alike each time, and a launcher's store outlives it. Every rank joins as
-    often as the others.
+    Raises: CclError if the memory path is requested but not available; PeerLostError.
     """
-    return dist.PrefixStore(f"time {store.add(f'times/{rank}', 1)}", store)
+    if requested == "oneccl":
+        return "oneCCL is requested"
+    try:
+        return MemoryPath(join_memory(store, rank=rank, size=size, seconds=timeout.total_seconds()))
+    except UnavailableError as error:
+        if requested == "memory":
+            hint = f"hint: set {PATH_VARIABLE}=auto"
+            raise CclError(f"{PATH_VARIABLE} is memory, but {error}\n{hint}") from None
+        return str(error)
 
 
-def open_barrier(memory: mmap.mmap | None, *, rank: int, size: int, seconds: float) -> SharedBarrier | None:
-    """The group's barrier; None if the ranks are on several hosts. Raises: PeerLostError."""
-    if memory is None:
-        return None
-    barrier = open_native_barrier(memory, rank=rank, size=size, describe=describe_call)
-    barrier.synchronize(_NO_CALL, seconds)
-    if len(barrier.cpus()) < size:
-        barrier.disable_spinning()
-    return barrier
-
-
-def agree_on_memory(barrier: SharedBarrier | None, requested: str, seconds: float) -> bool:
-    """Whether all ranks may use the memory path. Raises: CclError if it is requested but one may not."""
-    permitted = barrier is not None and can_access_all(barrier, seconds, call=_NO_CALL)
-    agreed = permitted and requested != "oneccl"
-    if barrier is not None:
-        barrier.synchronize(_NO_CALL, seconds, values=(int(agreed), 0))
-        agreed = agreed and all(barrier.values(other)[0] for other in barrier.others)
-    if requested == "memory" and not agreed:
-        why = (
-            "the kernel does not permit ranks to access each other's memory"
-            if barrier
-            else "ranks are on several hosts"
-        )
-        raise CclError(f"{PATH_VARIABLE} is memory, but {why}\nhint: set {PATH_VARIABLE}=auto")
-    return agreed
+def agree_on_path(memory: MemoryPath | str, requested: str, gloo: Any) -> str:
+    """The path of the group: memory, oneccl or gloo; all ranks agree over gloo. Raises: CclError."""
+    if isinstance(memory, MemoryPath):
+        return "memory"
+    problem = ""
+    if requested == "oneccl" or memory == ELSEWHERE:
+        try:
+            api.version()
+        except CclError as error:
+            problem = str(error)
+        loaded = torch.tensor([0 if problem else 1])
+        gloo.allreduce([loaded], op=dist.ReduceOp.MIN).wait()
+        if loaded.item():
+            return "oneccl"
+        problem = problem or "oneCCL cannot be loaded by another rank"
+        if requested == "oneccl":
+            raise CclError(problem)
+    if gloo.rank() == 0:
+        mention(f"ccl uses gloo: {memory}" + f"; {problem.splitlines()[0]}" * bool(problem))
+    return "gloo"
 
 
 def join_oneccl(
-    store: Any,
-    barrier: SharedBarrier | None,
-    *,
-    rank: int,
-    size: int,
-    seconds: float,
-    on_connect: Callable[[Watched], None],
+    store: Any, rank: int, size: int, seconds: float, *, on_connect: Callable[[PeerConnections], None]
 ) -> CollectiveOps:
     """The collectives of this rank over oneCCL, once all ranks have joined.
 
-    `on_connect` receives the object that detects and reports lost ranks, before oneCCL connects. Raises: CclError.
+    `on_connect` receives the object that detects and reports lost ranks, before oneCCL connects, which would wait
+    forever for a rank that exits. Raises: CclError.
     """
     check_space(size)
-    watched: Watched = barrier if barrier is not None else _between_hosts(store, rank=rank, size=size, seconds=seconds)
-    on_connect(watched)
+    check_host_names(store, rank=rank, size=size)
+    address = own_address(os.environ) if rank == 0 else ""
+    peers = open_connections(store, address, rank=rank, size=size, seconds=seconds)
+    on_connect(peers)
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
-    place = (
-        CallCheck(communicator, watched, size=size, describe=describe_call)
-        if isinstance(watched, PeerConnections)
-        else watched
-    )
-    ops = CollectiveOps(OnecclPath(communicator, place, size=size, seconds=seconds), place, size=size)
+    check = CallCheck(communicator, peers, size=size, describe=describe_call)
+    ops = CollectiveOps(OnecclPath(communicator, check, size=size), rank=rank, size=size)
     if os.environ.get(TRANSPORT) == "mpi":  # An exiting rank waits in MPI_Finalize; the others must not wait for it.
-        atexit.register(ops.give_up)
+        atexit.register(ops.path.leave)
     if spans_program(size):
         _unlink_shared_memory(ops, size)
     return ops
-
-
-def _between_hosts(store: Any, *, rank: int, size: int, seconds: float) -> PeerConnections:
-    """Connections to ranks on other hosts, made before oneCCL's, which would wait forever for a rank that exits."""
-    check_host_names(store, rank=rank, size=size)
-    address = own_address(os.environ) if rank == 0 else ""
-    return open_connections(store, address, rank=rank, size=size, seconds=seconds)
-
-
-def join_memory(barrier: SharedBarrier, seconds: float) -> CollectiveOps:
-    """The collectives of this rank over the memory path."""
-    return CollectiveOps(open_path(barrier, seconds), barrier, size=barrier.size)
 
 
 def check_space(size: int) -> None:
@@ -168,7 +164,7 @@ def spans_program(size: int) -> bool:
 def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
     """Effect: unlinks this rank's files in /dev/shm, after all ranks have mapped each other's."""
     source = torch.zeros(size, dtype=torch.int32, device="cpu")
-    ops.all_to_all(torch.empty_like(source), source)
+    ops.all_to_all(torch.empty_like(source), source, [[1] * size] * 2)
     ops.barrier()
     mark = f"{os.getpid()}:"
     for name in os.listdir(SHARED_FOLDER):
@@ -181,6 +177,6 @@ def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
 
 def leave(ops: CollectiveOps) -> None:
     """Effect: this rank leaves the group. Raises: CclError."""
-    atexit.unregister(ops.give_up)
+    atexit.unregister(ops.path.leave)
     if ops not in _kept:
         ops.close()

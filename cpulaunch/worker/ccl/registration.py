@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 
 from cpulaunch.records.torch_settings import TorchSettings
@@ -143,11 +143,17 @@ def _watch_names(replace: Callable[[str], str]) -> None:
 def _watch_init(c10d: Any, settings: TorchSettings) -> None:
     """Effect: init_process_group("gloo") creates a group of the chosen backend; new_group("gloo") still uses gloo.
 
-    Names for several devices do not change: see _choose_default.
+    `monitored_barrier`, which torch has for gloo only, accepts these groups. Names for several devices do not change:
+    see _choose_default.
     """
     chosen = settings.dist_backend or GLOO  # Never None here: this runs only if a backend was chosen.
     package: Any = sys.modules["torch.distributed"]
-    plain = c10d.init_process_group
+    plain, plain_barrier = c10d.init_process_group, c10d.monitored_barrier
+
+    @wraps(plain_barrier)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        barrier = getattr(group or c10d.GroupMember.WORLD, "barrier_by_gloo", partial(plain_barrier, group))
+        barrier(timeout, wait_all_ranks)
 
     @wraps(plain)
     def init_process_group(backend: str | None = None, *arguments: Any, **named: Any) -> Any:
@@ -158,6 +164,7 @@ def _watch_init(c10d: Any, settings: TorchSettings) -> None:
         return plain(backend, *arguments, **named)
 
     c10d.init_process_group = package.init_process_group = init_process_group
+    c10d.monitored_barrier = package.monitored_barrier = monitored_barrier
 
 
 def _parts(name: str) -> list[str]:

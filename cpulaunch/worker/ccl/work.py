@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from datetime import timedelta
 
 import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         """executor.Executor, which imports this module."""
 
         def run(self, job: Callable[[], Any]) -> Any: ...
+        def position(self) -> int: ...
         def watch(self, work: CclWork) -> None: ...
 
     class WorkQueue(Protocol):
@@ -43,9 +45,11 @@ GRACE_POLLS = 3
 
 _future_lock = threading.Lock()
 _ending: list[int] = []
-_MAX_KEPT = 1000
+_MAX_KEPT, _RECENT, _RECENT_BYTES = 1000, 64, 4096
 _kept: dict[int, CclWork] = {}
-"""Works not waited for yet, by id: see keep_alive."""
+"""Works that are not finished, by id: see keep_alive."""
+_recent: deque[CclWork] = deque(maxlen=_RECENT)
+"""Finished works of small tensors: see keep_alive."""
 unfinished_jobs: list[Any] = []
 """Failed jobs and their errors. Other ranks may still write to the job's tensors, and to copies that the error's
 traceback refers to, so these must never be freed."""
@@ -66,14 +70,22 @@ TORCH_KEEPS_WORKS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 7)
 
 
 def keep_alive(work: CclWork) -> None:
-    """Effect: the work is not freed before it is waited for, unless there are many finished ones.
+    """Effect: the work is not freed before it has finished.
 
-    torch before 2.7 drops its reference while its C++ code (DDP, functional collectives) still uses the work, which
-    would then wait forever.
+    C++ code that got a work from Python (such as DDP's reducer, for uneven inputs) does not keep the Python object
+    alive, without which the work has no methods: a work of a small tensor, such as the count of active ranks, is
+    therefore kept a little longer. torch before 2.7 drops the works of all collectives in this way, so there the work
+    is kept until it is waited for, unless there are many finished ones.
     """
     _kept[id(work)] = work
     if len(_kept) > _MAX_KEPT:
         _kept.pop(next((key for key, each in _kept.items() if each.is_completed()), -1), None)
+
+
+def _release(work: CclWork) -> None:
+    """Effect: the finished work may be freed, soon."""
+    if _kept.pop(id(work), None) is not None and work.is_small():
+        _recent.append(work)
 
 
 class CclWork(Work):
@@ -93,6 +105,7 @@ class CclWork(Work):
         self._result: Any = None
         self._done: Any = None
         self._future: Any = None
+        self.position = self.callback_position = 0
 
     def run(self) -> None:
         """Effect: runs the collective. `wait` raises its error.
@@ -127,6 +140,13 @@ class CclWork(Work):
         self._finished.release()
         if future is not None:
             self._complete_future()
+        if TORCH_KEEPS_WORKS:
+            _release(self)
+
+    def is_small(self) -> bool:
+        """Whether the work's tensors take little memory."""
+        tensors = self._result if isinstance(self._result, list) else ()
+        return all(isinstance(each, torch.Tensor) and each.nbytes < _RECENT_BYTES // len(tensors) for each in tensors)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """True, when the collective has finished. Raises: its error; PeerLostError at the timeout."""
@@ -134,7 +154,7 @@ class CclWork(Work):
             seconds = timeout.total_seconds()
             self.queue.help_with(self, has_own_timeout=seconds > 0 or self._has_own_timeout)
             self._await(seconds if seconds > 0 else self._seconds)
-        _kept.pop(id(self), None)
+        _release(self)
         if self._error is not None:
             raise self._error
         return True
@@ -149,7 +169,7 @@ class CclWork(Work):
                 why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective")
                 why = why if polls >= GRACE_POLLS else None
             if why is None and left <= 0:
-                why = PeerLostError(f"a collective did not finish within {seconds:.0f} s: a rank is late or hangs")
+                why = PeerLostError(f"a collective timed out : it did not finish within {seconds:.0f} s")
             if why is not None:
                 self.queue.give_up(why)
                 _end_without_unloading()
@@ -182,6 +202,7 @@ class CclWork(Work):
         with _future_lock:
             first = self._future is None
             if first:
+                self.callback_position = self.queue.executor.position()
                 self._done = torch.futures.Future()
                 self._future = self._done.then(self._outcome)
             is_complete = self._is_finished and first
@@ -193,7 +214,7 @@ class CclWork(Work):
 
     def _complete_future(self) -> None:
         """Effect: completes the future, and runs its callbacks in this thread."""
-        _kept.pop(id(self), None)
+        _release(self)
         self._done.set_result(None)
 
     def _outcome(self, _: Any) -> Any:

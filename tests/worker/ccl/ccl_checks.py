@@ -3,6 +3,7 @@
 import itertools
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -120,13 +121,99 @@ def reduced_bools_are_zero_or_one(gloo):
 
 
 @check
-def unsupported_reduction_raises_and_recommends_gloo(gloo):
-    for tensor, operation in (
-        (torch.ones(2, dtype=torch.int32), dist.ReduceOp.BAND),
-        (torch.ones(2, dtype=torch.int16), dist.ReduceOp.SUM),
-    ):
-        with pytest.raises(NotImplementedError, match="gloo"):
-            dist.all_reduce(tensor, operation)
+def what_ccl_does_not_support_is_left_to_gloo(gloo):
+    size = dist.get_world_size()
+    for name, dtype in itertools.product(("BAND", "BOR", "BXOR"), (torch.int32, torch.uint8, torch.bool)):
+        mine = torch.tensor([1, 0, dist.get_rank() % 2]).to(dtype)
+        theirs = mine.clone()
+        dist.all_reduce(mine, getattr(dist.ReduceOp, name))
+        dist.all_reduce(theirs, getattr(dist.ReduceOp, name), group=gloo)
+        same(mine, theirs)
+    sparse = torch.eye(3).to_sparse()
+    dist.all_reduce(sparse)
+    same(sparse.to_dense(), torch.eye(3) * size)
+    with pytest.raises(RuntimeError):  # As with gloo.
+        dist.all_reduce(torch.ones(2, dtype=torch.int16))
+
+
+@check
+def methods_accept_what_those_of_torch_do(gloo):
+    group, size, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
+    for tensors in (torch.ones(3), [torch.ones(3)]):
+        group.allreduce(tensors, op=dist.ReduceOp.SUM).wait()
+        group.allreduce(tensors, dist.ReduceOp.MAX).wait()
+        same(tensors[0] if isinstance(tensors, list) else tensors, torch.full((3,), float(size)))
+    tensor = torch.full((2,), float(rank))
+    group.broadcast(tensor, root=size - 1).wait()
+    same(tensor, torch.full((2,), size - 1.0))
+    group.reduce(tensor, 0, op=dist.ReduceOp.MAX).wait()
+    outputs = [torch.empty(1) for _ in range(size)]
+    group.allgather(outputs, torch.tensor([float(rank)])).wait()
+    group.scatter(tensor[:1], outputs if rank == 0 else [], 0).wait()
+    same(tensor[:1], torch.tensor([float(rank)]))
+    group.gather(outputs if rank == 0 else [], tensor[:1], root=0).wait()
+    group.reduce_scatter(tensor[:1], outputs, op=dist.ReduceOp.MAX).wait()
+    group.barrier().wait()
+    assert group._device_types == [torch.device("cpu")]
+    assert group._get_backend(torch.device("cpu")) is not None
+    assert group.get_group_store() is not None
+
+
+@check
+def splits_may_be_given_by_some_ranks_only(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    source, mine = torch.arange(2.0 * size) + 100 * rank, torch.empty(2 * size)
+    dist.all_to_all_single(mine, source, *([[2] * size] * 2 if rank else [None, None]))
+    same(mine, torch.cat([torch.arange(2.0) + 2 * rank + 100 * other for other in range(size)]))
+
+
+@check
+def tensors_of_other_kinds(gloo):
+    import torch.distributed._functional_collectives as functional
+    from torch._subclasses import FakeTensorMode
+
+    size = dist.get_world_size()
+    pending = functional.all_reduce(torch.ones(5), "sum", dist.group.WORLD)
+    dist.all_reduce(pending)
+    same(pending + 0, torch.full((5,), float(size * size)))
+    with FakeTensorMode():
+        dist.all_reduce(torch.ones(5))
+    one = torch.ones(3, 1)
+    one = one.as_strided((3, 1), (1, 0))
+    dist.all_reduce(one)
+    same(one.clone(), torch.full((3, 1), float(size)))
+
+
+@check
+def the_profiler_shows_collectives(gloo):
+    with torch.profiler.profile() as profile:
+        dist.all_reduce(torch.ones(5))
+    assert "ccl:all_reduce" in [event.key for event in profile.key_averages()]
+
+
+@check
+def callbacks_keep_the_order_of_works(gloo):
+    """The callback's all-reduce comes last on every rank, whenever its rank reaches it."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for late in range(size):
+        a, b, c = torch.ones(8), torch.full((8,), 10.0 * (1 + rank)), torch.full((8,), 100.0 * (1 + rank))
+        first = dist.all_reduce(a, async_op=True)
+        second = dist.all_reduce(b, async_op=True)
+        time.sleep(0.1 * (rank == late))
+        third = first.get_future().then(lambda _, c=c: dist.all_reduce(c, async_op=True)).wait()
+        third.wait()
+        second.wait()
+        total = size * (size + 1) / 2
+        same(b, torch.full((8,), 10 * total))
+        same(c, torch.full((8,), 100 * total))
+
+
+@check
+def uneven_inputs_with_the_number_of_active_ranks(gloo):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(3 + 2 * dist.get_rank()):
+            model(torch.ones(2, 4)).sum().backward()
 
 
 @check

@@ -180,7 +180,8 @@ def interrupted_and_continues(rank):
 def forbidden(rank):
     collective()
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        print("over oneCCL" if "libccl" in maps.read() else "in memory", flush=True)
+        loaded = "libccl" in maps.read()
+    print("over oneCCL" if loaded else f"over {dist.group.WORLD.path}".replace("over memory", "in memory"), flush=True)
 
 
 permitted = forbidden

@@ -1,45 +1,40 @@
 """Ranks of one host that are threads of one process."""
 
 import mmap
+import os
 import threading
 
-from cpulaunch.worker.ccl.memory.native import NativeBarrier, load
-from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier, bytes_needed
+from cpulaunch.worker.ccl.memory.library import SharedGroup, bytes_needed
+from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.wire.errors import CclError
-from cpulaunch.worker.ccl.wire.reductions import describe_call
 
 SECONDS = 20.0
-LIBRARY = load()
-KINDS = ["python"] if LIBRARY is None else ["python", "native", "mixed"]
-"""Kinds of ranks: Python alone and, if cpulaunch was installed with a compiler, native alone and both in one group."""
 
 
-def barrier_of(kind, memory, rank, size):
-    if kind == "native" or (kind == "mixed" and rank % 2 == 0):
-        return NativeBarrier(LIBRARY, memory, rank=rank, size=size, describe=describe_call)
-    return SharedBarrier(memory, rank=rank, size=size, describe=describe_call)
+def groups_of(size, *, seconds=SECONDS):
+    """Every rank's view of a new group."""
+    memory, processes = mmap.mmap(-1, bytes_needed(size)), [os.getpid()] * size
+    return [
+        SharedGroup(memory, rank=rank, processes=processes, pidfds=[-1] * size, seconds=seconds) for rank in range(size)
+    ]
 
 
-def together(size, rank_does, *, number=0, kind="python"):
-    """What `rank_does` returns in each of `size` ranks, or its CclError; the first barrier has the given `number`."""
-    memory = mmap.mmap(-1, bytes_needed(size))
-    barriers = [barrier_of(kind, memory, rank, size) for rank in range(size)]
+def together(size, rank_does, *, number=0, seconds=SECONDS):
+    """What `rank_does` returns, given each rank's path, or its CclError; `number` is that of the last barrier."""
+    groups = groups_of(size, seconds=seconds)
     results = [None] * size
 
     def run(rank):
         try:
-            results[rank] = rank_does(barriers[rank])
+            results[rank] = rank_does(MemoryPath(groups[rank]), rank)
         except CclError as error:
             results[rank] = error
 
-    for barrier in barriers:
-        barrier._number = number
-        barrier._counts[barrier.rank].value = number
+    for group in groups:
+        group.native.number = group.slot(group.rank).count = number
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for barrier in barriers:
-        barrier.close()
     return results

@@ -4,6 +4,7 @@ import shutil
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from ccl_ranks import LIBRARY, ROOT, run_checks
@@ -34,16 +35,10 @@ def test_collective(name: str, size: int, path: str) -> None:
     assert result(name, results(size, path)) == "ok"
 
 
-@pytest.fixture(scope="module")
-def results_without_library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Results of the checks with a cpulaunch that was installed without a C compiler."""
-    folder = tmp_path_factory.mktemp("installed")
+def test_collectives_without_the_compiled_library_are_left_to_gloo(tmp_path: Path) -> None:
+    folder = tmp_path / "installed"
     shutil.copytree(ROOT / "cpulaunch", folder / "cpulaunch", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    found = run_checks(CHECKS, 3, "memory", PYTHONPATH=str(folder))
+    found = run_checks(CHECKS, 2, "auto", PYTHONPATH=str(folder))
     assert found.pop("library") == "none"
-    return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_collective_without_the_compiled_library(name: str, results_without_library: dict[str, str]) -> None:
-    assert result(name, results_without_library) == "ok"
+    assert found["splits_may_be_given_by_some_ranks_only"] == "ok"
+    assert found["all_reduce_sum_float32"] == "ok"

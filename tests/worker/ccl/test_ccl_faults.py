@@ -129,9 +129,10 @@ def test_ranks_use_the_memory_path_if_the_kernel_permits_it():
     assert [(code, out) for code, out, _ in results] == [(0, "in memory\n")] * 2
 
 
-def test_ranks_use_oneccl_if_the_kernel_forbids_the_memory_path():
+def test_ranks_use_gloo_if_the_kernel_forbids_the_memory_path():
     _, results = run("forbidden", "auto")
-    assert [(code, out) for code, out, _ in results] == [(0, "over oneCCL\n")] * 2
+    assert [(code, out) for code, out, _ in results] == [(0, "over gloo\n")] * 2
+    assert sum("ccl uses gloo: the kernel does not permit ranks" in err for _, _, err in results) == 1
 
 
 def test_a_requested_memory_path_that_is_forbidden_is_an_error():

@@ -193,6 +193,7 @@ tensor = torch.full((1000,), float(dist.get_rank() + 1))
 dist.all_reduce(tensor)
 dist.all_reduce(tensor, group=mesh.get_group())
 assert tensor.eq(6.0).all(), tensor
+dist.monitored_barrier()
 print(dist.get_backend(), dist.get_backend(mesh.get_group()), os.environ["CCL_LOCAL_RANK"], flush=True)
 dist.destroy_process_group()
 """

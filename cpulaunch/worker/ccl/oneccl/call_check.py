@@ -36,8 +36,8 @@ class CallCheck:
         self._all = ctypes.create_string_buffer(CALL.size * size)
         self._addresses = ctypes.addressof(self._mine), ctypes.addressof(self._all)
 
-    def synchronize(self, call: bytes, seconds: float) -> None:
-        """Effect: returns when all ranks are about to run this call. `seconds` is unused.
+    def synchronize(self, call: bytes) -> None:
+        """Effect: returns when all ranks are about to run this call.
 
         Raises: RanksDisagreeError if a rank is about to run another call.
         """

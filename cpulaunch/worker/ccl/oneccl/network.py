@@ -31,7 +31,7 @@ def own_address(environ: Mapping[str, str]) -> str:
     """This host's address on the interface to use, IPv4 first. Raises: CclError if there is none."""
     import psutil
 
-    name = interfaces(environ).split(",")[0]
+    name = interfaces(environ).split(",")[0] or ("lo" if _is_single_host(environ) else "")
     addresses = psutil.net_if_addrs().get(name, [])
     for family in (socket.AF_INET, socket.AF_INET6):
         found = [each.address for each in addresses if each.family == family and "%" not in each.address]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
+import torch
+
 from cpulaunch.worker.ccl.wire import codes
+from cpulaunch.worker.ccl.wire.errors import RanksDisagreeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,8 +13,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from cpulaunch.worker.ccl.memory.shared_barrier import SharedBarrier
     from cpulaunch.worker.ccl.oneccl.api import Communicator
+    from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
     from cpulaunch.worker.ccl.wire.reductions import Reduction
 
 _WIDE_BYTES = 8
@@ -30,6 +32,11 @@ def _count_and_type(tensor: Tensor, parts: int = 1) -> tuple[int, int]:
     return (size // _WIDE_BYTES, codes.UINT64) if size % _WIDE_BYTES == 0 else (size, codes.UINT8)
 
 
+def _kind(reduction: Reduction) -> int:
+    """oneCCL's number of the type. Of bools it reduces the bytes, which are 0 or 1."""
+    return codes.UINT8 if reduction.kind == codes.BOOL else reduction.kind
+
+
 def _pieces(flat: Tensor) -> Sequence[Tensor]:
     """The elements in order, in pieces of at most PIECE_BYTES."""
     return flat.split(PIECE_BYTES // flat.element_size()) if flat.nbytes > PIECE_BYTES else (flat,)
@@ -38,35 +45,34 @@ def _pieces(flat: Tensor) -> Sequence[Tensor]:
 class OnecclPath:
     """One rank's collectives over a communicator.
 
-    Tensors are contiguous; all ranks call the same methods in the same order. `seconds` is the timeout of a collective.
+    Tensors are contiguous; all ranks call the same methods in the same order.
     """
 
-    def __init__(
-        self, communicator: Communicator, barrier: SharedBarrier | CallCheck, *, size: int, seconds: float
-    ) -> None:
-        self._communicator, self._barrier = communicator, barrier
-        self._size, self._seconds = size, seconds
-        self._is_wide = isinstance(barrier, CallCheck)
+    def __init__(self, communicator: Communicator, check: CallCheck, *, size: int) -> None:
+        self._communicator, self._check, self._size = communicator, check, size
+        self.lost_peer, self.leave = check.lost_peer, check.leave
 
     def _synchronize(self, call: bytes, moved: Tensor) -> bool:
         """Whether the tensor has elements. Effect: waits until all ranks are about to run the call."""
-        self._barrier.synchronize(call, self._seconds)
+        self._check.synchronize(call)
         return moved.numel() > 0
 
     def barrier(self, call: bytes) -> None:
         """Effect: returns when all ranks have called it."""
-        self._barrier.synchronize(call, self._seconds)
+        self._check.synchronize(call)
 
-    def all_reduce_at_once(self, call: bytes, tensor: Tensor, reduction: Reduction) -> bool:
-        """False: this path has no faster way than `all_reduce`."""
-        return False
+    def set_timeout(self, seconds: float) -> None:
+        """Effect: none: oneCCL has no timeout, so those who wait for a collective have one."""
 
-    def all_reduce(self, call: bytes, flat: Tensor, reduction: Reduction) -> None:
+    def all_reduce(self, call: bytes, tensor: Tensor, reduction: Reduction) -> None:
         """Effect: the elements are reduced over all ranks."""
-        if self._synchronize(call, flat):
-            for piece in _pieces(flat) if self._is_wide else (flat,):
-                self._communicator.all_reduce(piece.data_ptr(), piece.numel(), reduction.kind, reduction.operation)
-            reduction.finish(flat, self._size)
+        with torch.inference_mode():
+            flat = tensor.data.view(-1)
+            if self._synchronize(call, flat):
+                for piece in _pieces(flat):
+                    kind, operation = _kind(reduction), reduction.operation
+                    self._communicator.all_reduce(piece.data_ptr(), piece.numel(), kind, operation)
+                reduction.finish(flat, self._size)
 
     def reduce(self, call: bytes, flat: Tensor, reduction: Reduction, *, root: int) -> None:
         """Effect: the root's elements are reduced over all ranks; those of other ranks do not change."""
@@ -74,7 +80,9 @@ class OnecclPath:
             return
         # oneCCL overwrites the buffers of the other ranks too.
         row = flat if self._communicator.rank == root else flat.clone()
-        self._communicator.reduce(row.data_ptr(), row.numel(), reduction.kind, operation=reduction.operation, root=root)
+        self._communicator.reduce(
+            row.data_ptr(), row.numel(), _kind(reduction), operation=reduction.operation, root=root
+        )
         if row is flat:
             reduction.finish(flat, self._size)
 
@@ -86,7 +94,7 @@ class OnecclPath:
             source.data_ptr(),
             target.data_ptr(),
             count=target.numel(),
-            kind=reduction.kind,
+            kind=_kind(reduction),
             operation=reduction.operation,
         )
         reduction.finish(target, self._size)
@@ -94,7 +102,7 @@ class OnecclPath:
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
         """Effect: copies the root's elements to all ranks."""
         if self._synchronize(call, flat):
-            for piece in _pieces(flat) if self._is_wide else (flat,):
+            for piece in _pieces(flat):
                 self._communicator.broadcast(piece.data_ptr(), *_count_and_type(piece), root=root)
 
     def all_gather(self, call: bytes, target: Tensor, source: Tensor) -> None:
@@ -120,24 +128,37 @@ class OnecclPath:
         self.broadcast(call, whole, root=root)
         target.copy_(whole[rank * count : (rank + 1) * count])
 
-    def all_to_all(self, call: bytes, target: Tensor, source: Tensor) -> None:
-        """Effect: the target is the parts for this rank of all sources, in rank order; all parts have the same size."""
-        if self._synchronize(call, source):
-            self._communicator.all_to_all(source.data_ptr(), target.data_ptr(), *_count_and_type(source, self._size))
-
-    def exchange(self, call: bytes, target: Tensor, source: Tensor, table: Sequence[Sequence[int]]) -> None:
+    def all_to_all(self, call: bytes, target: Tensor, source: Tensor, splits: Sequence[Sequence[int]]) -> None:
         """Effect: the target is the parts for this rank of all sources, in rank order.
 
-        `table[i][j]` is the number of elements that rank i sends to rank j. Every part is padded to the largest.
+        `splits` are the numbers of elements for each rank, and from each. Every part is padded to the largest.
         """
-        rank, most = self._communicator.rank, max(max(counts) for counts in table)
+        self._check.synchronize(call)
+        table = self._agreed_table(splits)
+        rank, most = self._communicator.rank, max(max(row) for row in table)
+        if most == 0:
+            return
         sent, received = (source.new_empty((self._size, most)) for _ in range(2))
-        for row, part in zip(sent, source.split(list(table[rank])), strict=True):
+        for row, part in zip(sent, source.split(table[rank]), strict=True):
             row[: part.numel()] = part
-        self.all_to_all(call, received.view(-1), sent.view(-1))
-        columns = [counts[rank] for counts in table]
-        for row, part in zip(received, target.split(columns), strict=True):
+        self._communicator.all_to_all(sent.data_ptr(), received.data_ptr(), *_count_and_type(sent, self._size))
+        for row, part in zip(received, target.split([counts[rank] for counts in table]), strict=True):
             part.copy_(row[: part.numel()])
+
+    def _agreed_table(self, splits: Sequence[Sequence[int]]) -> list[list[int]]:
+        """How many elements each rank (row) gives to each (column). Raises: RanksDisagreeError, in all ranks alike."""
+        mine = torch.tensor([*splits[0], *splits[1]], dtype=torch.int64, device="cpu")
+        table = mine.new_empty((self._size, 2 * self._size))
+        self._communicator.all_gather(mine.data_ptr(), table.data_ptr(), mine.numel(), codes.UINT64)
+        given, expected = (half.tolist() for half in table.split(self._size, dim=1))
+        for giver, row in enumerate(given):
+            for taker, count in enumerate(row):
+                if count != expected[taker][giver]:
+                    raise RanksDisagreeError(
+                        f"the ranks' collectives do not match: rank {giver} has {count} elements for rank {taker}, "
+                        f"which expects {expected[taker][giver]}"
+                    )
+        return given
 
     def close(self) -> None:
         """Effect: destroys the communicator. Raises: CclError."""

@@ -13,3 +13,11 @@ class RanksDisagreeError(CclError):
 
 class PeerLostError(CclError):
     """A rank of the group exited or did not arrive in time; the group can no longer be used."""
+
+
+class UnavailableError(CclError):
+    """A path is not available to all ranks of a group; all ranks get this error with the same reason."""
+
+
+class UnsupportedError(CclError):
+    """A collective that this backend does not support, and gloo may; all ranks get this error."""

@@ -8,6 +8,7 @@ from torch.distributed import ReduceOp
 from cpulaunch.records.record import record
 from cpulaunch.worker.ccl.wire import codes
 from cpulaunch.worker.ccl.wire.codes import CALL
+from cpulaunch.worker.ccl.wire.errors import UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ TYPES = {
     torch.uint8: codes.UINT8,
     torch.int32: codes.INT32,
     torch.int64: codes.INT64,
-    torch.bool: codes.UINT8,
+    torch.bool: codes.BOOL,
 }
-"""torch type -> number of the type that oneCCL reduces. Collectives that only move data accept any type."""
+"""torch type -> number of the type that ccl reduces. Collectives that only move data accept any type."""
 
 _Op: Any = ReduceOp.RedOpType
 OPERATIONS = {_Op.SUM: codes.SUM, _Op.PRODUCT: codes.PROD, _Op.MIN: codes.MIN, _Op.MAX: codes.MAX, _Op.AVG: codes.SUM}
@@ -82,7 +83,7 @@ _reductions: dict[tuple[int, torch.dtype], Reduction] = {}
 
 
 def find_reduction(operation: Any, dtype: torch.dtype) -> Reduction:
-    """How a torch ReduceOp reduces elements of a type. Raises: NotImplementedError if oneCCL does not support it."""
+    """How a torch ReduceOp reduces elements of a type. Raises: UnsupportedError."""
     requested = getattr(operation, "op", operation)
     key = int(requested), dtype
     known = _reductions.get(key)
@@ -95,7 +96,7 @@ def _make_reduction(requested: Any, dtype: torch.dtype) -> Reduction:
     operations = _BOOL_OPERATIONS if dtype == torch.bool else OPERATIONS
     if dtype not in TYPES or requested not in operations:
         name = str(getattr(requested, "name", requested)).lower()
-        raise NotImplementedError(f"oneCCL cannot compute the {name} of {dtype}; the gloo backend may")
+        raise UnsupportedError(f"the {name} of {dtype}")
     return Reduction(
         kind=TYPES[dtype],
         operation=operations[requested],

@@ -1,0 +1,80 @@
+"""gloo's group of the same ranks, for what the backend "ccl" does not do itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+from torch import distributed as dist
+
+from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, decode
+from cpulaunch.worker.ccl.wire.errors import CclError
+from cpulaunch.worker.reporting.degradation import warned
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from typing import Any
+
+FAILURE_KEY = "failed"
+"""Key of a group's store with the reason why the group could not be set up on some rank."""
+POLL_SECONDS = 0.1
+_mentioned: set[str] = set()
+
+
+def mention(text: str) -> None:
+    """Effect: warns once in a process."""
+    if text not in _mentioned:
+        _mentioned.add(text)
+        settings = os.environ.get(VARIABLE)
+        warned(decode(settings) if settings else TorchSettings(), text)
+
+
+class _Gloo(dist.ProcessGroupGloo):
+    """gloo's backend; torch sets the timeout of a group on it."""
+
+    owner: Callable[[timedelta], None]
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """Effect: the timeout becomes that of the owner too."""
+        super()._set_default_timeout(timeout)
+        self.owner(timeout)
+
+
+def open_gloo(store: Any, rank: int, size: int, timeout: timedelta, *, set_timeout: Callable[[timedelta], None]) -> Any:
+    """A group over gloo, once all ranks have created it. Raises: CclError as soon as the set-up of a rank fails."""
+    made: list[Any] = []
+    errors: list[Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(_Gloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout))
+        except Exception as error:  # noqa: BLE001 - raised by the calling thread
+            errors.append(error)
+
+    thread = threading.Thread(target=make, name="gloo set-up", daemon=True)
+    watched = _copy_of(store)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)
+        if thread.is_alive() and watched is not None and watched.check([FAILURE_KEY]):
+            raise CclError(f"the group cannot be created: {watched.get(FAILURE_KEY).decode()}")
+    if errors:
+        raise errors[0]
+    backend = made[0]
+    backend.owner = set_timeout
+    group = dist.ProcessGroup(store, rank, size)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group._set_default_backend(kind)
+    return group
+
+
+def _copy_of(store: Any) -> Any:
+    """Another connection to the store, as calls of one wait for each other; None if the store or torch has none."""
+    try:
+        return store.clone()
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None

@@ -1,0 +1,224 @@
+"""The compiled library cpulaunch/lib/ccl_memory.c: its structures, its functions, and a rank's view of its group."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from contextlib import suppress
+from ctypes import POINTER, Structure, c_int, c_int32, c_uint32, c_uint64, c_void_p
+from functools import cache
+
+from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
+from cpulaunch.worker.ccl.wire.codes import CALL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+LIBRARY = os.path.join(PACKAGE, MEMORY_LIBRARY)
+SLOT_BYTES = 128
+"""Distance between slots: two cache lines, so that ranks do not write to the same one."""
+PAYLOAD_BYTES, READ_BYTES = 64 << 10, 1 << 20
+"""Largest tensor, in bytes, that a rank passes through the shared memory. Unwritten pages take no memory.
+
+With few ranks it is larger: up to READ_BYTES from all ranks together, a rank reads whole tensors there in less time
+than the ranks need to reduce shares of them and to wait for each other once more.
+"""
+CHUNK_BYTES = 128 << 10
+"""Bytes reduced at a time: the own chunk and a peer's fit into a core's cache."""
+SPIN_SECONDS, POLL_SECONDS = 50e-6, 0.5
+"""Times that a rank spins before it sleeps, and sleeps before it checks whether the late rank still exists."""
+DONE, INTERRUPTED, LEFT, EXITED, LATE, DISAGREES, UNEVEN, UNREADABLE, ABORTED = range(9)
+"""Outcomes of a run, as in ccl_memory.c."""
+NO_RANK, ALL_RANKS = -1, -2
+
+
+class Slot(Structure):
+    """struct slot: a rank's part of the shared memory."""
+
+    _fields_ = (
+        ("count", c_uint32),
+        ("has_left", c_uint32),
+        ("sleepers", c_uint32 * 2),
+        ("announcements", c_uint64 * 4 * 2),
+        ("reduced", c_uint64),
+    )
+
+
+class RankMemory(Structure):
+    """struct rank: what this process knows of a rank."""
+
+    _fields_ = (
+        ("slot", c_void_p),
+        ("payloads", c_void_p * 2),
+        ("splits", c_void_p * 2),
+        ("process", c_int32),
+        ("pidfd", c_int32),
+    )
+
+
+class NativeGroup(Structure):
+    """struct group: one rank's view of its group."""
+
+    _fields_ = (
+        ("ranks", POINTER(RankMemory)),
+        ("rank", c_uint32),
+        ("size", c_uint32),
+        ("spin_nanoseconds", c_uint64),
+        ("poll_nanoseconds", c_uint64),
+        ("timeout_nanoseconds", c_uint64),
+        ("scratch", c_void_p),
+        ("chunk_bytes", c_uint64),
+        ("payload_bytes", c_uint64),
+        ("copied", c_void_p),
+        ("number", c_uint32),
+    )
+
+
+class NativeReduction(Structure):
+    """struct reduction: the numbers of the type and the operation, and what the result is divided by."""
+
+    _fields_ = (("type", c_int32), ("operation", c_int32), ("divisor", c_uint32))
+
+
+class Operation(Structure):
+    """struct operation: a collective of this rank."""
+
+    _fields_ = (
+        ("call", ctypes.c_uint8 * CALL.size),
+        ("source", c_void_p),
+        ("source_bytes", c_uint64),
+        ("largest_bytes", c_uint64),
+        ("reduction", POINTER(NativeReduction)),
+        ("result", c_void_p),
+        ("first", c_uint64),
+        ("last", c_uint64),
+        ("shares", c_uint32),
+        ("sender", c_int32),
+        ("offset", c_uint64),
+        ("bytes", c_uint64),
+        ("target", c_void_p),
+        ("splits", POINTER(c_uint64)),
+        ("deadline", c_uint64),
+        ("phase", c_uint32),
+        ("parity", c_uint32),
+        ("failed_rank", c_int32),
+        ("other_rank", c_int32),
+        ("error", c_int32),
+    )
+
+
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "version": (c_int,),
+    "leave": (None, c_void_p),
+    "run": (c_int, c_void_p, c_void_p),
+    "all_reduce": (c_int, c_void_p, c_void_p, ctypes.c_char_p, c_void_p, c_uint64, c_void_p),
+    "share_start": (c_uint64, c_void_p, c_uint32, c_uint64),
+}
+"""Function, without its prefix cpulaunch_ccl_ -> the types of its result and its arguments."""
+
+
+@cache
+def load(path: str = LIBRARY) -> dict[str, Any] | None:
+    """The library's functions by name; None if cpulaunch was installed without it, or if it is of another version."""
+    try:
+        loaded = ctypes.CDLL(path)
+        functions = {name: loaded[f"cpulaunch_ccl_{name}"] for name in PROTOTYPES}
+    except (OSError, AttributeError):
+        return None
+    for name, (result, *arguments) in PROTOTYPES.items():
+        functions[name].restype, functions[name].argtypes = result, arguments
+    return functions if functions["version"]() == MEMORY_LIBRARY_VERSION else None
+
+
+def payload_bytes(size: int) -> int:
+    """Size of a payload in a group of `size` ranks."""
+    return max(PAYLOAD_BYTES, READ_BYTES // size)
+
+
+def bytes_needed(size: int) -> int:
+    """Bytes of shared memory for a group of `size` ranks: slots, splits and payloads."""
+    return _payload_offset(size, size, 0)
+
+
+def _splits_offset(size: int, rank: int, parity: int) -> int:
+    return SLOT_BYTES * size + (2 * rank + parity) * 2 * size * 8
+
+
+def _payload_offset(size: int, rank: int, parity: int) -> int:
+    """Byte offset of a rank's payload for barriers of even (0) or odd (1) number; page-aligned."""
+    before = -(-_splits_offset(size, size, 0) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return before + (2 * rank + parity) * (-(-payload_bytes(size) // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+
+class SharedGroup:
+    """One rank's view of its group, in memory that all ranks have mapped."""
+
+    def __init__(
+        self, memory: mmap.mmap, *, rank: int, processes: Sequence[int], pidfds: Sequence[int], seconds: float
+    ) -> None:
+        """`processes` and `pidfds` are of all ranks, verified; a pidfd is -1 if unknown. Raises: OSError."""
+        functions, size = load(), len(processes)
+        if functions is None:
+            raise OSError("the compiled library is missing")
+        self.rank, self.size, self.functions = rank, size, functions
+        self.processes, self._pidfds, self._owner = list(processes), list(pidfds), os.getpid()
+        anchor = ctypes.c_char.from_buffer(memory)
+        start = ctypes.addressof(anchor)
+        scratch = (ctypes.c_char * CHUNK_BYTES)()
+        ranks = (RankMemory * size)()
+        for each in range(size):
+            ranks[each].slot = start + SLOT_BYTES * each
+            for parity in (0, 1):
+                ranks[each].payloads[parity] = start + _payload_offset(size, each, parity)
+                ranks[each].splits[parity] = start + _splits_offset(size, each, parity)
+            ranks[each].process, ranks[each].pidfd = processes[each], pidfds[each]
+        copied = (c_uint64 * size)()
+        self._kept_alive = memory, anchor, scratch, ranks, copied
+        self.native = NativeGroup(ranks=ranks, rank=rank, size=size)
+        self.native.scratch, self.native.copied = ctypes.addressof(scratch), ctypes.addressof(copied)
+        self.native.spin_nanoseconds, self.native.poll_nanoseconds = int(SPIN_SECONDS * 1e9), int(POLL_SECONDS * 1e9)
+        self.native.chunk_bytes, self.native.payload_bytes = CHUNK_BYTES, payload_bytes(size)
+        self.pointer = ctypes.byref(self.native)
+        self.set_timeout(seconds)
+        if len(self._cpus()) < size:
+            self.native.spin_nanoseconds = 0  # A late rank may need this rank's CPU.
+
+    def set_timeout(self, seconds: float) -> None:
+        """Effect: a rank that is later than this by `seconds` is lost."""
+        self.seconds = seconds
+        self.native.timeout_nanoseconds = int(min(seconds, 1e9) * 1e9)
+
+    def slot(self, rank: int) -> Slot:
+        """A rank's slot in the shared memory."""
+        return Slot.from_address(self.native.ranks[rank].slot)
+
+    def splits(self, rank: int, parity: int) -> Sequence[int]:
+        """Bytes that a rank sends to each rank in an all-to-all, then bytes that it expects from each."""
+        table = (c_uint64 * (2 * self.size)).from_address(self.native.ranks[rank].splits[parity])
+        return list(table)
+
+    def _cpus(self) -> set[int]:
+        """All CPUs on which the ranks may run. Source: sched_getaffinity(2)."""
+        found: set[int] = set()
+        for process in self.processes:
+            with suppress(OSError):  # The process has exited.
+                found |= os.sched_getaffinity(process)
+        return found
+
+    def leave(self) -> None:
+        """Effect: ranks that wait for this one, now or later, fail. Does nothing in a forked child."""
+        if os.getpid() == self._owner:
+            self.functions["leave"](self.pointer)
+
+    def close(self) -> None:
+        """Effect: leaves, and closes the descriptors of the other ranks' processes."""
+        self.leave()
+        for rank, pidfd in enumerate(self._pidfds):
+            self.native.ranks[rank].pidfd = -1
+            if pidfd >= 0:
+                os.close(pidfd)
+        self._pidfds.clear()

@@ -1,0 +1,302 @@
+"""The executor that runs a group's collectives in order, and the set-up of its thread."""
+
+import os
+import threading
+from datetime import timedelta
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
+
+import torch
+
+from cpulaunch.worker.ccl.executor import Executor, GroupQueue
+from cpulaunch.worker.ccl.group_setup import check_machine
+from cpulaunch.worker.ccl.thread_setup import own_cpus, request_short_slices, thread_cpus
+from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
+from cpulaunch.worker.ccl.work import CclWork
+
+pytestmark = pytest.mark.torch
+SECONDS = 20.0
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, set()),
+        ({"CCL_WORKER_AFFINITY": "auto", "LOCAL_RANK": "0"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "1"}, {7}),
+        ({"CCL_WORKER_AFFINITY": "4,5,6,7", "CCL_WORKER_COUNT": "2", "LOCAL_RANK": "1"}, {6, 7}),
+        ({"CCL_WORKER_AFFINITY": "6", "LOCAL_RANK": "3"}, set()),
+        ({"CCL_WORKER_AFFINITY": "6,7", "LOCAL_RANK": "0", "CCL_LOCAL_RANK": "1"}, {7}),
+    ],
+)
+def test_own_cpus(environ, expected):
+    assert own_cpus(environ) == expected
+
+
+def test_the_thread_gets_all_cpus_of_the_worker_if_openmp_pins_threads(monkeypatch):
+    environ = {"CPULAUNCH_WORKER": '{"cpus":"0-3"}'}
+    monkeypatch.delenv("KMP_AFFINITY", raising=False)
+    monkeypatch.delenv("OMP_PROC_BIND", raising=False)
+    monkeypatch.delenv("GOMP_CPU_AFFINITY", raising=False)
+    assert thread_cpus(environ) == frozenset()
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    assert thread_cpus(environ) == {0, 1, 2, 3}
+    assert thread_cpus({}) == frozenset()
+
+
+def test_the_thread_has_one_torch_thread_and_others_keep_theirs():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert queue().submit(torch.get_num_threads, SECONDS).get_future().wait() == 1
+        later = []
+        other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert (torch.get_num_threads(), later) == (3, [3])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_short_slices_keep_policy_and_niceness():
+    def place():
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    seen = []
+
+    def run():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        request_short_slices()
+        seen.append(place())
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        request_short_slices()
+        seen.append(place())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(os.SCHED_OTHER, 5), (os.SCHED_BATCH, 5)]
+
+
+@pytest.mark.parametrize(("system", "architecture"), [("linux", "aarch64"), ("darwin", "x86_64")])
+def test_the_error_on_unsupported_machines_recommends_gloo(system, architecture):
+    with pytest.raises(CclError, match="the ccl backend supports x86-64 Linux only") as caught:
+        check_machine(system, architecture)
+    assert "use gloo" in str(caught.value)
+    check_machine("linux", "x86_64")
+
+
+def queue():
+    return GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None)
+
+
+def test_works_run_in_order():
+    one, done, gate = queue(), [], threading.Event()
+    first = one.submit(lambda: (gate.wait(SECONDS), done.append("first")), SECONDS)
+    assert one.do_now(lambda: done.append("at once")) is None
+    second = one.submit(lambda: done.append("second"), SECONDS)
+    gate.set()
+    assert second.wait()
+    assert first.is_completed()
+    assert one.do_now(lambda: done.append("at once")).wait()
+    assert done == ["first", "second", "at once"]
+
+
+def test_a_callback_of_a_future_may_wait_for_works():
+    one, done, gate = queue(), [], threading.Event()
+    first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    later = one.submit(lambda: done.append("later"), SECONDS)
+
+    def callback(_):
+        one.submit(lambda: done.append("callback"), SECONDS).wait()
+        later.wait()
+        done.append("waited")
+
+    chained = first.get_future().then(callback)
+    gate.set()
+    chained.wait()
+    assert done == ["later", "callback", "waited"]
+
+
+def test_a_waiting_thread_runs_the_works():
+    one = queue()
+    one.executor._thread = threading.current_thread()  # No thread of its own, which might be faster.
+    works = [one.submit(threading.get_ident, SECONDS) for _ in range(3)]
+    works[1].wait()
+    assert [work.is_completed() for work in works] == [True, True, False]
+    assert works[2].result() == threading.get_ident()
+
+
+def test_a_wait_with_a_timeout_leaves_the_work_to_the_thread():
+    one = queue()
+    work = one.submit(threading.get_ident, SECONDS)
+    assert work.wait(timedelta(seconds=SECONDS))
+    assert work.result() == one.executor._thread.ident
+
+
+def test_works_that_may_hang_run_in_the_thread_only():
+    one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: None, notify_others=lambda: None)
+    assert one.submit(threading.get_ident, SECONDS).result() == one.executor._thread.ident
+
+
+def test_a_callback_in_the_waiting_thread_may_wait_for_works():
+    one, done = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None), []
+    one.executor._thread = threading.current_thread()  # No thread of its own: the waiting thread must run all works.
+    first = one.submit(lambda: done.append("first"), SECONDS)
+    later = one.submit(lambda: done.append("later"), SECONDS)
+
+    def callback(_):
+        one.submit(lambda: done.append("callback"), SECONDS).wait()
+        later.wait()
+        done.append("waited")
+
+    chained = first.get_future().then(callback)
+    first.wait()
+    chained.wait()
+    assert done == ["first", "later", "callback", "waited"]
+
+
+def test_an_interrupted_wait_breaks_the_group_and_ends_the_work():
+    notices = []
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: notices.append(True))
+    one.executor._thread = threading.current_thread()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    work = one.submit(interrupted, SECONDS)
+    later = one.submit(lambda: None, SECONDS)
+    future = work.get_future()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    assert notices == [True]
+    assert work.is_completed()
+    with pytest.raises(RuntimeError):
+        future.wait()
+    with pytest.raises(CclError, match="the group is broken"):
+        later.wait()
+
+
+def test_a_forked_child_cannot_run_the_works_of_its_parent():
+    one, done = queue(), []
+    one.executor._thread = threading.current_thread()
+    work = one.submit(lambda: done.append("done"), SECONDS)
+    child = os.fork()
+    if child == 0:
+        try:
+            work.wait()
+        except CclError as error:
+            os._exit(3 if "forked" in str(error) and not done else 4)
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert work.wait()
+    assert done == ["done"]
+
+
+def test_a_signal_handler_cannot_call_a_collective_during_another():
+    one, other = queue(), queue()
+
+    def with_handler():
+        assert other.do_now(lambda: "another group's").result() == "another group's"
+        assert one.do_now(lambda: None) is None
+        for call in (lambda: one.submit(lambda: None, SECONDS), CclWork(lambda: None, one, SECONDS).wait):
+            with pytest.raises(
+                CclError, match="a signal handler called a collective while another one was running"
+            ) as caught:
+                call()
+            assert "set a flag" in str(caught.value)
+        return "went on"
+
+    assert one.do_now(with_handler).result() == "went on"
+    one.executor._thread = threading.current_thread()
+    assert one.submit(with_handler, SECONDS).result() == "went on"
+
+
+def test_later_errors_name_the_interrupt():
+    one = queue()
+    one.executor._thread = threading.current_thread()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    work = one.submit(interrupted, SECONDS)
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    with pytest.raises(CclError, match="a collective was interrupted"):
+        work.wait()
+    with pytest.raises(CclError, match="the group is broken: a collective was interrupted"):
+        one.do_now(interrupted)
+
+
+def test_an_interrupted_job_breaks_the_group_and_notifies_others():
+    notices = []
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: notices.append(True))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.do_now(interrupted)
+    assert notices == [True]
+    with pytest.raises(CclError, match="the group is broken"):
+        one.submit(interrupted, SECONDS)
+
+
+class InterruptedLock:
+    """A lock whose `acquire` is interrupted before it returns."""
+
+    def acquire(self, blocking=True):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_acquiring_the_lock_notifies_others():
+    notices = []
+    one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: notices.append(True))
+    one.executor.lock = InterruptedLock()
+    with pytest.raises(KeyboardInterrupt):
+        one.do_now(lambda: None)
+    assert notices == [True]
+
+
+def test_a_work_whose_submission_was_interrupted_runs_before_the_next():
+    one, done = queue(), []
+    one.executor._works.append(CclWork(lambda: done.append("first"), one, SECONDS))
+    assert one.do_now(lambda: done.append("at once")) is None
+    assert one.submit(lambda: done.append("second"), SECONDS).wait()
+    assert done == ["first", "second"]
+
+
+def test_different_calls_do_not_break_the_group():
+    one = queue()
+
+    def disagree():
+        raise RanksDisagreeError("no")
+
+    with pytest.raises(RanksDisagreeError):
+        one.do_now(disagree)
+    with pytest.raises(RanksDisagreeError):
+        one.submit(disagree, SECONDS).wait()
+    assert one.do_now(lambda: 5).result() == 5
+
+
+@pytest.mark.parametrize("callback_is_late", [False, True])
+def test_a_works_place_does_not_depend_on_when_a_callback_submits_it(callback_is_late):
+    """PowerSGD's hook asks for the future before the next bucket; other programs do so after they submitted more."""
+    one, done, gate = queue(), [], threading.Event()
+    first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    hooked = first.get_future()
+    if callback_is_late:
+        gate.set()
+        first.wait()
+    chained = hooked.then(lambda _: one.submit(lambda: done.append("hook"), SECONDS).get_future().wait())
+    one.submit(lambda: done.append("second"), SECONDS)
+    third = one.submit(lambda: done.append("third"), SECONDS)
+    gate.set()
+    chained.wait()
+    third.wait()
+    assert done == ["hook", "second", "third"]

@@ -1,0 +1,187 @@
+"""Ranks join a group: they verify each other, all agree on a path, and a failure in one is an error in all."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("torch") is None:
+    pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
+
+import torch.distributed as dist
+from ccl_filter import forbid_reading_others
+
+from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
+from cpulaunch.worker.ccl.memory import setup
+from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, load
+from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not os.path.isfile(LIBRARY), reason="cpulaunch was installed without a C compiler"),
+]
+SECONDS = 20.0
+
+
+def joined(size, *, store=None, seconds=SECONDS, before=lambda rank: None):
+    """What each of `size` ranks, threads of this process, gets: its view of the group, or its error."""
+    store, results = store or dist.HashStore(), [None] * size
+
+    def run(rank):
+        try:
+            before(rank)
+            results[rank] = setup.join_memory(store, rank=rank, size=size, seconds=seconds)
+        except CclError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_ranks_join(size):
+    groups = joined(size)
+    assert [type(group) for group in groups] == [SharedGroup] * size
+    assert groups[0].processes == [os.getpid()] * size
+    for group in groups:
+        group.close()
+
+
+def test_a_stranger_that_connects_and_says_nothing_delays_no_one():
+    store, strangers = dist.HashStore(), []
+
+    def before(rank):
+        if rank == 1:
+            name = store.get(setup.SOCKET_KEY).decode()
+            for text in (b"", b"x"):
+                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                stranger.connect(f"\0{name}")
+                stranger.send(text) if text else strangers.append(stranger)
+                strangers.append(stranger)
+
+    started = time.monotonic()
+    groups = joined(2, store=store, before=before)
+    assert [type(group) for group in groups] == [SharedGroup] * 2
+    assert time.monotonic() - started < 5
+    for each in (*groups, *strangers):
+        each.close()
+
+
+def as_nobody(lines):
+    """A process of another user that runs these lines, with a socket `s`."""
+    code = f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); {lines}"
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to be two users")
+
+
+def as_root(test):
+    return pytest.mark.root(needs_root(test))
+
+
+@as_root
+def test_a_socket_of_another_user_in_the_store_is_not_believed():
+    """Anyone who reaches the store may write to it: the review made rank 1 of root write into any process this way."""
+    name = f"cpulaunch-test-{os.getpid()}"
+    stranger = as_nobody(
+        f"s.bind('\\0{name}'); s.listen(1); print('listens', flush=True); c = s.accept()[0]; print(len(c.recv(100)))"
+    )
+    assert stranger.stdout.readline() == "listens\n"
+    store = dist.HashStore()
+    store.set(setup.SOCKET_KEY, name)
+    with pytest.raises(UnavailableError, match="rank 0 belongs to another user"):
+        setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
+    assert stranger.communicate(timeout=SECONDS)[0] == "0\n", "the stranger was told the rank's address"
+
+
+@as_root
+def test_a_rank_of_another_user_is_not_let_in():
+    store = dist.HashStore()
+    told = []
+
+    def before(rank):
+        if rank == 1:
+            name = store.get(setup.SOCKET_KEY).decode()
+            hello = setup.MEMBER.pack(1, os.getpid(), 0, bytes(setup.NONCE_BYTES))
+            stranger = as_nobody(f"s.connect('\\0{name}'); s.send({hello!r}); print(len(s.recv(100)))")
+            told.append(stranger.communicate(timeout=SECONDS)[0])
+
+    groups = joined(2, store=store, before=before)
+    assert told[0] in ("0\n", "")
+    assert [type(group) for group in groups] == [SharedGroup] * 2
+    for group in groups:
+        group.close()
+
+
+def forked(action):
+    """What the action returns in a forked child, as text; exceptions too."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = str(action())
+        except BaseException as error:  # noqa: BLE001 - the text of any error is the result
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        text = file.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_ranks_that_may_not_read_each_other_all_get_the_reason():
+    def ranks():
+        forbid_reading_others()
+        return [str(result) for result in joined(3)]
+
+    assert forked(ranks) == str([setup.FORBIDDEN] * 3)
+
+
+def test_no_descriptors_for_rank_0_is_a_reason_for_all():
+    def ranks():
+        store = dist.HashStore()
+        most = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        return [str(result) for result in joined(2, store=store)]
+
+    assert forked(ranks) == str(["rank 0: [Errno 24] Too many open files"] * 2)
+
+
+def test_no_socket_of_that_name_means_another_host():
+    store = dist.HashStore()
+    store.set(setup.SOCKET_KEY, "cpulaunch-test-no-such-socket")
+    with pytest.raises(UnavailableError, match=setup.ELSEWHERE):
+        setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
+
+
+def test_a_rank_that_never_joins_is_named_as_a_timeout():
+    with pytest.raises(PeerLostError, match="Timed out waiting for all ranks"):
+        setup.join_memory(dist.HashStore(), rank=0, size=2, seconds=0.2)
+
+
+def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(tmp_path):
+    """Otherwise they would wait for it until gloo's timeout."""
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    threading.Timer(0.2, lambda: dist.FileStore(str(tmp_path / "store"), 2).set(FAILURE_KEY, "rank 1: no")).start()
+    started = time.monotonic()
+    with pytest.raises(CclError, match="the group cannot be created: rank 1: no"):
+        open_gloo(store, 0, 2, timedelta(seconds=5), set_timeout=lambda timeout: None)
+    assert time.monotonic() - started < 1.2
+
+
+def test_the_library_is_loaded_once():
+    assert load() is load()
