@@ -300,13 +300,13 @@ def call_of(number):
 
 
 def test_equal_calls_are_accepted():
-    CallCheck(Gathered(call_of(1) * 2), None, size=3, describe=repr).synchronize(call_of(1), SECONDS)
+    CallCheck(Gathered(call_of(1) * 2), None, size=3, describe=repr).synchronize(call_of(1))
 
 
 def test_the_error_names_the_first_rank_whose_call_differs():
     call_check = CallCheck(Gathered(call_of(1) + call_of(2)), None, size=3, describe=lambda call: f"call {call[0]}")
     with pytest.raises(RanksDisagreeError, match="rank 0 calls call 1, rank 2 calls call 2"):
-        call_check.synchronize(call_of(1), SECONDS)
+        call_check.synchronize(call_of(1))
 
 
 class Failed:
