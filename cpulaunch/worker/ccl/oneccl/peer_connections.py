@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ADDRESS_KEY = "lines/place"
+ADDRESS_KEY = "connections/address"
 """Key of the store with the address and port of rank 0 and the token that ranks of the group send."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """Settings of TCP keep-alive: a host that does not respond is lost after about half a minute. Source: tcp(7)."""
