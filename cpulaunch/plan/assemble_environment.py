@@ -17,11 +17,13 @@ from cpulaunch.records.host import Host
 from cpulaunch.records.plan import Note, VariableRequest, WorkerPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import LaunchRequest
-from cpulaunch.records.torch_settings import OWN_VARIABLES
+from cpulaunch.records.torch_settings import INSTANCE_VARIABLES, OWN_VARIABLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from cpulaunch.plan.instance_identity import Instance
 
 LOCAL_RANK_VARIABLES = ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
 """oneCCL's variables for a rank's position on its host: inherited ones describe another job."""
@@ -43,6 +45,8 @@ class Decisions:
     threads: ThreadPlan
     memory: Memory
     preloads: Preloads
+    instances: tuple[Instance, ...] = ()
+    """Of a launch of instances: what distinguishes them."""
 
     @property
     def placement(self) -> Placement:
@@ -82,8 +86,11 @@ def assemble_environment(
         *decisions.workers.variable_requests,
         *decisions.collectives.variable_requests,
         *plugin_variables(request, settings),
+        *_identity_variables(decisions),
     )
-    environment = resolve(request, requests, replaced=threads.malformed.union(OWN_VARIABLES, LOCAL_RANK_VARIABLES))
+    inherited = threads.malformed.union(OWN_VARIABLES, LOCAL_RANK_VARIABLES, INSTANCE_VARIABLES)
+    expand = [instance.expand for instance in decisions.instances]
+    environment = resolve(request, requests, replaced=inherited, expand=expand)
     return replace(
         _with_preloads(environment, preloads),
         warnings=(
@@ -94,6 +101,14 @@ def assemble_environment(
             *huge_page_warnings(host, request),
         ),
     )
+
+
+def _identity_variables(decisions: Decisions) -> tuple[VariableRequest, ...]:
+    if not decisions.instances:
+        return ()
+    from cpulaunch.plan.instance_identity import identity_variables
+
+    return identity_variables(decisions.instances)
 
 
 _SCHEDULE = VariableRequest(

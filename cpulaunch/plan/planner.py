@@ -26,6 +26,9 @@ from cpulaunch.records.settings import COLLECTIVE_SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpulaunch.plan.instance_identity import Instance
     from cpulaunch.plan.plugin.timings import CollectiveMeasurement
 
 __all__ = ["make_plan", "preload_candidates"]
@@ -80,6 +83,7 @@ def _decide(
     collectives = _collectives(
         host, request, replace(workers, placement=loaders.placement), choices, owned=owned, measurement=measurement
     )
+    cpus = [worker.cpus for worker in workers.placement.workers]
     defaults = default_threads(pool, collectives.placement, request, loaders=loaders.sharing)
     return Decisions(
         pool=pool,
@@ -91,7 +95,16 @@ def _decide(
         threads=plan_threads(request, defaults),
         memory=place_memory(host, request, workers.placement.workers),
         preloads=choose_preloads(host, request, trials),
+        instances=_identities(request, cpus),
     )
+
+
+def _identities(request: LaunchRequest, cpus: Sequence[frozenset[int]]) -> tuple[Instance, ...]:
+    if _mode(request) != "instances":
+        return ()
+    from cpulaunch.plan.instance_identity import instances
+
+    return instances(cpus)
 
 
 def _ranks(host: Host, request: LaunchRequest, pool: Pool) -> HostWorkers:
@@ -183,6 +196,9 @@ def _worker(request: LaunchRequest, decisions: Decisions, index: int, argv: tupl
     nodes = decisions.memory.nodes[index] if decisions.bound else frozenset()
     policy = decisions.memory.policies[index]
     argv = rank_argv(argv, index) if is_rank else argv
+    if decisions.instances and request.program is not None:
+        first = len(argv) - len(request.program.args)
+        argv = (*argv[:first], *map(decisions.instances[index].expand, argv[first:]))
     return WorkerPlan(
         index=index if request.scheduled_rank is None else request.scheduled_rank.rank,
         cpus=cpus,

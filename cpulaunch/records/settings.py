@@ -331,10 +331,13 @@ class Settings:
     grace: float = _setting(30.0, types.number(minimum=0.0), "Run and output", "seconds between SIGTERM and SIGKILL")
     strict: bool = _cli_setting(False, types.FLAG, "Run and output", "treat warnings as errors")
     log_dir: str | None = _cli_setting(
-        None, types.DIRECTORY, "Run and output", "write the output of each worker to DIR/worker-N.log"
+        None,
+        types.DIRECTORY,
+        "Run and output",
+        "append the output of each worker to DIR/worker-N.log; SIGUSR1 opens the files again",
     )
     show: frozenset[int] | None = _cli_setting(
-        None, types.CPULIST, "Run and output", "workers whose output is shown (default: all)"
+        None, types.SHOWN, "Run and output", "workers whose output is shown (default: all)"
     )
     buffered: bool = _setting(
         False, types.FLAG, "Run and output", "let Python buffer a worker's output (default: -u if piped)"

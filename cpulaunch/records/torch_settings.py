@@ -16,6 +16,9 @@ VARIABLE = "CPULAUNCH_WORKER"
 EVENTS_VARIABLE = "CPULAUNCH_EVENTS"
 """Path of the file to which a worker and its children append events as JSON lines; unset: no events are written."""
 
+INSTANCE_VARIABLES = ("CPULAUNCH_INSTANCE", "CPULAUNCH_INSTANCES")
+"""The number of an instance, and how many there are; what an instance starts inherits them."""
+
 OWN_VARIABLES = (VARIABLE, EVENTS_VARIABLE, "CPULAUNCH_WORKER_PID")
 """Variables that a launch and its workers' plugin set; a nested launch does not inherit them."""
 

@@ -221,6 +221,14 @@ def _cpulist(text: str) -> frozenset[int]:
     return frozenset(ids)
 
 
+def _shown(text: str) -> frozenset[int]:
+    return frozenset() if text == "none" else _cpulist(text)
+
+
+def _shown_to_text(ids: frozenset[int]) -> str:
+    return format_cpulist(ids) if ids else "none"
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
@@ -331,6 +339,7 @@ FILE = ValueType(metavar="FILE", from_text=_text, from_toml=_toml_text)
 DIRECTORY = ValueType(metavar="DIR", from_text=_text, from_toml=_toml_text)
 PATTERN = ValueType(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = ValueType(metavar="LIST", from_text=_cpulist, from_toml=_never, to_text=format_cpulist)
+SHOWN = ValueType(metavar="LIST|none", from_text=_shown, from_toml=_never, to_text=_shown_to_text)
 WORD = ValueType(metavar="TEXT", from_text=_word, from_toml=_toml_text)
 WORDS = ValueType(metavar="TEXT,...", from_text=_names, from_toml=_never, to_text=_joined)
 FILTERS = ValueType(metavar="TEXT,...", from_text=_filters, from_toml=_never, to_text=_filters_to_text)

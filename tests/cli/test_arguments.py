@@ -28,6 +28,8 @@ def parse(*tokens: str):
         (["--env", "A=1", "--env=B=x y=z", "a.py"], {"env": (("A", "1"), ("B", "x y=z"))}),
         (["--env", "A=", "a.py"], {"env": (("A", ""),)}),
         (["--profile", "throughput,./p.toml", "a.py"], {"profile": ("throughput", "./p.toml")}),
+        (["--show", "none", "a.py"], {"show": frozenset()}),
+        (["--show", "0,2", "a.py"], {"show": frozenset({0, 2})}),
         (["--grace", "0.5", "a.py"], {"grace": 0.5}),
         (["--dist-backend", "auto", "a.py"], {"dist_backend": "auto"}),
         (["--ccl_workers=2", "--ccl-worker-siblings", "a.py"], {"ccl_workers": 2, "ccl_worker_siblings": True}),

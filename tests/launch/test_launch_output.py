@@ -172,10 +172,32 @@ def test_a_log_is_complete_when_the_launcher_is_killed(launcher, tmp_path):
     eventually(lambda: (tmp_path / "logs/worker-0.log").read_text() == "no newline", "a complete log")
 
 
-def test_a_log_starts_empty(launcher, tmp_path):
-    (tmp_path / "worker-0.log").write_text("from the last run\n" * 100)
+def test_a_log_is_appended_to(launcher, tmp_path):
+    (tmp_path / "worker-0.log").write_text("from the last run\n")
     launcher.run(shell("echo new"), log_dir=".")
-    assert (tmp_path / "worker-0.log").read_text() == "new\n"
+    assert (tmp_path / "worker-0.log").read_text() == "from the last run\nnew\n"
+
+
+def test_sigusr1_opens_logs_again_and_reaches_only_workers_that_expect_it(launcher, tmp_path):
+    unaware = shell("echo first; echo $$ > pid; until [ -e renamed ]; do sleep 0.01; done; echo second")
+    aware = python("""
+        import os, pathlib, signal, sys, time
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print("told")))
+        pathlib.Path("aware").write_text(str(os.getpid()))
+        time.sleep(600)
+    """)
+    process = launcher.start(unaware, aware, log_dir="logs")
+    launcher.pid("pid"), launcher.pid("aware")
+    log = tmp_path / "logs/worker-0.log"
+    eventually(lambda: log.read_text() == "first\n", "the first line")
+    log.rename(tmp_path / "logs/worker-0.log.1")
+    process.send_signal(signal.SIGUSR1)
+    eventually(log.exists, "a new log")
+    (tmp_path / "renamed").write_text("")
+    assert process.wait() == 0
+    assert log.read_text() == "second\n"
+    assert (tmp_path / "logs/worker-0.log.1").read_text() == "first\n"
+    assert (tmp_path / "logs/worker-1.log").read_text() == "told\n"
 
 
 def test_a_log_directory_that_is_a_file_starts_nothing(launcher, tmp_path):

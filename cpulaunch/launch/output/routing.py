@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
@@ -32,6 +31,8 @@ class OutputRouting:
     logs: tuple[str | None, ...]
     metrics: tuple[Metric | None, ...]
     stdin: int
+    rotated: tuple[Sink, ...] = ()
+    """Logs that SIGUSR1 opens again."""
 
 
 @record
@@ -76,6 +77,7 @@ def _open_routing(plan: LaunchPlan, logs: Sequence[Sink | None]) -> OutputRoutin
         logs=tuple(None if log is None else log.name for log in logs),
         metrics=metrics,
         stdin=stdin,
+        rotated=tuple(log for log in logs if log is not None),
     )
 
 
@@ -112,27 +114,41 @@ def log_path(log_dir: str, index: int) -> str:
 
 
 def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
-    """A new, empty log for each worker; None for all without a log directory. Raises: LaunchError."""
+    """The log of each worker, which is appended to; None for all without a log directory. Raises: LaunchError."""
     log_dir = plan.launch.log_dir
     if log_dir is None:
         return [None] * len(plan.workers)
-    # Non-blocking: a named pipe without a reader is an error at once; otherwise no signal could end this open.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     path = log_dir
     try:
         os.makedirs(log_dir, exist_ok=True)
         logs = []
         for worker in plan.workers:
             path = log_path(log_dir, worker.index)
-            logs.append(Sink(os.open(path, flags, 0o666), name=path))
-        for log in logs:  # Only once all are open: a failure must not cost the logs of an earlier run.
-            path = log.name
-            if stat.S_ISREG(os.fstat(log.fd).st_mode):
-                os.ftruncate(log.fd, 0)
+            logs.append(Sink(_open_log(path), name=path))
     except OSError as error:
         hint = "--log-dir needs a writable directory"
         raise LaunchError("log cannot be written", value=path, source=error.strerror, hint=hint) from None
     return logs
+
+
+def _open_log(path: str) -> int:
+    """A descriptor that appends to the file, as rotating logs requires, and as two launches need to share it.
+
+    Non-blocking: a named pipe without a reader is an error at once; otherwise no signal could end this open.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+
+
+def reopen_logs(routing: OutputRouting) -> None:
+    """Effect: the logs are written to new files where theirs were renamed; one that cannot be opened stays as it is."""
+    for log in routing.rotated:
+        try:
+            os.makedirs(os.path.dirname(log.name), exist_ok=True)
+            new = _open_log(log.name)
+        except OSError:
+            continue
+        os.dup2(new, log.fd, inheritable=False)
+        os.close(new)
 
 
 def open_terminal(*, prefixed: bool) -> Terminal:

@@ -274,6 +274,16 @@ def _has_living_members(group: int) -> bool:
     return True
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal; False if that is unknown. Source: proc_pid_status(5)."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def signal_group(group: int, number: int) -> None:
     """Effect: sends this signal to the members of the process group, except those that may not be signalled."""
     try:

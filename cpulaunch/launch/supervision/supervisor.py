@@ -7,12 +7,13 @@ import select
 import signal
 
 from cpulaunch.launch.output.pump import Pump
-from cpulaunch.launch.output.routing import OutputRouting
+from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
 from cpulaunch.launch.output.sink import SinkError
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
     ExitQueue,
+    catches,
     group_exists,
     kill_children,
     own_children,
@@ -81,6 +82,7 @@ class Supervisor:
         self._watch = options.watch
         self._cgroup = options.cgroup
         self._adopts_orphans = options.adopts_orphans
+        self._routing = routing
         self._clock = clock
         self._wall_clock = wall_clock
         self.state = SupervisionState(
@@ -188,6 +190,8 @@ class Supervisor:
         for number in numbers:
             if self._all_ended and number in self.state.ending_signals:
                 self._abandon_output = True  # Only a slow reader of the output still delays the end.
+            if number == signal.SIGUSR1:
+                reopen_logs(self._routing)
             self._handle(SignalArrived(number))
         self._check_groups()
 
@@ -208,7 +212,7 @@ class Supervisor:
         self.state, actions = step(self.state, event, self._clock())
         for action in actions:
             if isinstance(action, SignalGroups):
-                for worker in action.workers:
+                for worker in filter(lambda worker: self._gets(worker, action.number), action.workers):
                     self._signal_worker(worker, action.number)
             else:
                 for pid in action.pids:
@@ -219,6 +223,10 @@ class Supervisor:
     def _signal_worker(self, worker: int, number: int) -> None:
         ended = worker in self.statuses
         signal_worker(self.pids[worker], number, reaped=ended, adopts=self._adopts_orphans)
+
+    def _gets(self, worker: int, number: int) -> bool:
+        """Whether to send the signal: SIGUSR1, which opens logs again, would end a program that does not expect it."""
+        return not (number == signal.SIGUSR1 and self._routing.rotated) or catches(self.pids[worker], number)
 
     def _reap(self) -> None:
         """Effect: handles every child that has ended, in the order of their ends, and then what they left behind."""

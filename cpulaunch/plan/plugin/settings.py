@@ -13,7 +13,7 @@ from cpulaunch.records.host import Host, size_text
 from cpulaunch.records.plan import Note, VariableRequest, WorkerPlan
 from cpulaunch.records.record import fields
 from cpulaunch.records.request import LaunchRequest
-from cpulaunch.records.torch_settings import OWN_VARIABLES, VARIABLE, TorchSettings, encode
+from cpulaunch.records.torch_settings import INSTANCE_VARIABLES, OWN_VARIABLES, VARIABLE, TorchSettings, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FIRST_WITH_THREADS_IN_KEY = (2, 13)
 def check_reserved_variables(request: LaunchRequest) -> None:
     """Raises: UsageError if --env sets a variable with which cpulaunch configures its workers."""
     for name, value in request.settings.env:
-        if name in OWN_VARIABLES:
+        if name in (*OWN_VARIABLES, *INSTANCE_VARIABLES):
             raise UsageError(
                 f"cpulaunch itself sets {name}", value=value, source="--env", hint="use the options instead"
             )

@@ -11,7 +11,7 @@ from cpulaunch.records.request import LaunchRequest, Origin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 @record
@@ -29,11 +29,16 @@ class Environment:
 
 
 def resolve(
-    request: LaunchRequest, requests: Iterable[VariableRequest], *, replaced: frozenset[str] = frozenset()
+    request: LaunchRequest,
+    requests: Iterable[VariableRequest],
+    *,
+    replaced: frozenset[str] = frozenset(),
+    expand: Sequence[Callable[[str], str]] = (),
 ) -> Environment:
     """The environment made of --env, the user's environment, a profile's variables and the requests of settings.
 
     The first request for a variable counts. `replaced`: variables whose value in the user's environment is ignored.
+    `expand`: for each worker, what makes its own value of one that --env sets; empty: all have the value as typed.
     """
     users = {name: value for name, value in request.environ.items() if name not in replaced}
     chosen: dict[str, VariableRequest] = {}
@@ -45,7 +50,8 @@ def resolve(
                 name=default.name, value=default.value, origin=origin, reason=default.reason
             )
     for name, value in request.settings.env:
-        chosen[name] = VariableRequest(name=name, value=value, origin="cli", reason="--env")
+        values = [own(value) for own in expand] or [value]
+        chosen[name] = per_worker(name, values, origin="cli", reason="--env")
     applied = [_or_users(variable, users) for variable in chosen.values()]
     return Environment(
         changes=tuple((each.name, each.value) for each in applied if _changes(each, request.environ)),
