@@ -257,6 +257,24 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
         terminal.print_text(plan_view.plan_text(shown, host, width=terminal.width(), color=terminal.color(environ)))
 
 
+def _has_input() -> bool:
+    """Whether a pipe or file at standard input holds data that could be read."""
+    import stat
+
+    try:
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode):
+            return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(mode):
+            return False
+        import fcntl
+        import termios
+
+        return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+    except OSError:
+        return False
+
+
 def _emit(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     """The plan in the format that --emit names. Raises: UsageError."""
     from cpulaunch.view.hidden_values import hidden_names, without_variables
@@ -291,6 +309,8 @@ def _launch(
         notify(notice)
     for warning in plan.warnings:
         notify(f"warning: {warning}")
+    if len(plan.workers) > 1 and plan.launch.stdin is None and _has_input():
+        notify(f"standard input is not passed to {len(plan.workers)} workers; --stdin 0 passes it to worker 0")
     if "--verbose" in line.switches:
         from cpulaunch.cli import terminal
         from cpulaunch.view import plan_view

@@ -107,6 +107,7 @@ def _launch_supervised(
             grace_seconds=plan.launch.grace_seconds,
             control=link.control,
             memory_events=memory_events,
+            notify=notify,
             watch=None if directory is None else _watch(plan, directory, notify=notify),
             cgroup=link.cgroup,
             adopts_orphans=link.adopts_orphans,

@@ -74,6 +74,7 @@ def _decide(
     workers = _ranks(host, request, pool) if request.distributed else _instances(host, request, pool)
     if request.scheduled_rank is None:
         _check_indexes(request.settings.show, workers.started, "--show")
+        _check_indexes(_reader(request.settings.stdin), workers.started, "--stdin")
     bound = host.can_bind and request.settings.binder != "none"
     owned = bound and pool.pinned and workers.placement.exclusive
     choices = choose_torch_settings(host, request)
@@ -131,6 +132,11 @@ def _instances(host: Host, request: LaunchRequest, pool: Pool) -> HostWorkers:
     )
 
 
+def _reader(stdin: str | None) -> frozenset[int]:
+    """The worker that --stdin names, if it names one."""
+    return frozenset({int(stdin)}) if stdin is not None and stdin.isdecimal() else frozenset()
+
+
 def _check_indexes(requested: frozenset[int] | None, present: tuple[int, ...] | range, flag: str) -> None:
     absent = (requested or frozenset()).difference(present)
     if absent:
@@ -172,6 +178,7 @@ def _launch_options(request: LaunchRequest, decisions: Decisions) -> LaunchOptio
         grace_seconds=decisions.workers.grace_seconds,
         log_dir=settings.log_dir,
         show=decisions.workers.show,
+        stdin=settings.stdin,
         buffered=settings.buffered,
         strict=settings.strict,
         report=settings.report,

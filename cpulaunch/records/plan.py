@@ -82,7 +82,8 @@ class PreloadCandidate:
 
 @record
 class LaunchOptions:
-    """How the workers are supervised. `show` None: the output of all workers is shown.
+    """How the workers are supervised. `show` None: the output of all workers is shown. `stdin`: the index of the worker
+    that reads standard input, "all" or "none"; None: a single worker does.
 
     `plugin`: some chosen settings need the plugin inside torch.
     """
@@ -91,6 +92,7 @@ class LaunchOptions:
     grace_seconds: float = 30.0
     log_dir: str | None = None
     show: frozenset[int] | None = None
+    stdin: str | None = None
     buffered: bool = False
     strict: bool = False
     report: str | None = None
@@ -110,7 +112,8 @@ class LaunchOptions:
     @property
     def supervised(self) -> bool:
         """Whether even a single worker needs a supervisor beside it."""
-        return self.log_dir is not None or self.show is not None or self.watched
+        routed = self.log_dir is not None or self.show is not None or self.stdin is not None
+        return routed or self.watched
 
 
 @record

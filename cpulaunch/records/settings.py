@@ -339,6 +339,9 @@ class Settings:
     show: frozenset[int] | None = _cli_setting(
         None, types.SHOWN, "Run and output", "workers whose output is shown (default: all)"
     )
+    stdin: str | None = _cli_setting(
+        None, types.STDIN, "Run and output", "worker that reads standard input (default: one if it is the only one)"
+    )
     buffered: bool = _setting(
         False, types.FLAG, "Run and output", "let Python buffer a worker's output (default: -u if piped)"
     )

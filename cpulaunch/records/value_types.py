@@ -225,6 +225,13 @@ def _shown(text: str) -> frozenset[int]:
     return frozenset() if text == "none" else _cpulist(text)
 
 
+def _stdin(text: str) -> str:
+    try:
+        return text if text in ("all", "none") else str(_integer(0, text, MAX_COUNT))
+    except ValueError:
+        raise ValueError("expected the number of a worker, all or none") from None
+
+
 def _shown_to_text(ids: frozenset[int]) -> str:
     return format_cpulist(ids) if ids else "none"
 
@@ -339,6 +346,7 @@ FILE = ValueType(metavar="FILE", from_text=_text, from_toml=_toml_text)
 DIRECTORY = ValueType(metavar="DIR", from_text=_text, from_toml=_toml_text)
 PATTERN = ValueType(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = ValueType(metavar="LIST", from_text=_cpulist, from_toml=_never, to_text=format_cpulist)
+STDIN = ValueType(metavar="N|all|none", from_text=_stdin, from_toml=_never)
 SHOWN = ValueType(metavar="LIST|none", from_text=_shown, from_toml=_never, to_text=_shown_to_text)
 WORD = ValueType(metavar="TEXT", from_text=_word, from_toml=_toml_text)
 WORDS = ValueType(metavar="TEXT,...", from_text=_names, from_toml=_never, to_text=_joined)

@@ -368,3 +368,14 @@ def test_too_low_a_hard_limit_on_open_files_is_an_error(launcher, workers, limit
         f"cpulaunch: error: too few open files allowed: {limit} ({workers} workers need {needed})\n"
         f"hint: ulimit -Hn {needed}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("stdin", "lines"), [("0", ["[0] text"]), ("1", ["[1] text"]), ("none", []), (None, []), ("all", ["text"])]
+)
+def test_standard_input_goes_where_it_is_asked_to(launcher, tmp_path, stdin, lines):
+    (tmp_path / "input").write_text("text\n")
+    with (tmp_path / "input").open() as file:
+        outcome = launcher.run(["/bin/cat"], ["/bin/cat"], stdin=stdin, popen={"stdin": file})
+    assert outcome.code == 0
+    assert [line[-len(first) :] for line, first in zip(outcome.lines, lines, strict=True)] == lines

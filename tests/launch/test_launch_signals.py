@@ -425,3 +425,34 @@ def test_no_process_is_left_after_an_error_in_the_supervisor(launcher):
     assert process.returncode == 1
     assert not alive(launcher.pid("worker"))
     assert not alive(launcher.pid("orphan"))
+
+
+def test_servers_that_shut_down_in_order_are_a_success(launcher):
+    server = """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[2])))
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        time.sleep(600)
+    """
+    for number, codes, expected in ((signal.SIGTERM, "00", 0), (signal.SIGTERM, "03", 143)):
+        process = launcher.start(*(python(server, f"{code}{index}{codes}", code) for index, code in enumerate(codes)))
+        for index, code in enumerate(codes):
+            launcher.pid(f"{code}{index}{codes}")
+        process.send_signal(number)
+        assert process.wait() == expected
+
+
+def test_ctrl_c_says_what_the_launch_waits_for(launcher):
+    slow = python("""
+        import os, signal, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        open("slow", "w").write(str(os.getpid()))
+        time.sleep(600)
+    """)
+    process = launcher.start(slow, telling("quick"), grace_seconds=40)
+    launcher.pid("slow"), launcher.pid("quick")
+    process.send_signal(signal.SIGINT)
+    line = process.stderr.readline()
+    assert line == b"cpulaunch: interrupted: waiting up to 40 seconds for 1 worker (0); Ctrl-C again kills at once\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130

@@ -185,7 +185,7 @@ def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> 
             streams=(output.streams,),
             logs=(None,),
             metrics=(None,),
-            stdin=stdin,
+            stdin=(stdin,),
         )
         options = SupervisorOptions(
             inherited=link.inherited,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @record
 class OutputRouting:
-    """All sinks of a launch and what the workers read (`stdin`), and one entry for each worker in the other fields.
+    """All sinks of a launch, the descriptors that workers read (`stdin`), and for each worker one entry of the others.
 
     `stdio`: its descriptors; `streams`: its output, stderr last; `logs`: the path of its log; `metrics`: its metric.
     """
@@ -30,9 +30,11 @@ class OutputRouting:
     streams: tuple[tuple[Stream, ...], ...]
     logs: tuple[str | None, ...]
     metrics: tuple[Metric | None, ...]
-    stdin: int
+    stdin: tuple[int, ...]
     rotated: tuple[Sink, ...] = ()
     """Logs that SIGUSR1 opens again."""
+    shown: frozenset[int] = frozenset()
+    """The workers whose output is on the terminal."""
 
 
 @record
@@ -63,11 +65,11 @@ def open_output_routing(plan: LaunchPlan) -> OutputRouting:
 def _open_routing(plan: LaunchPlan, logs: Sequence[Sink | None]) -> OutputRouting:
     shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
     terminal = open_terminal(prefixed=sum(shown) > 1)
-    stdin = worker_stdin(len(plan.workers))
+    inputs = worker_inputs(plan)
     metrics = open_metrics(plan)
     opened = [
         _open_pipes(_Destinations(worker.index, terminal if visible else None, log, metric), stdin=stdin)
-        for worker, visible, log, metric in zip(plan.workers, shown, logs, metrics, strict=True)
+        for worker, visible, log, metric, stdin in zip(plan.workers, shown, logs, metrics, inputs, strict=True)
     ]
     own = {id(sink): sink for sink in (terminal.out, terminal.err, *logs) if sink is not None}
     return OutputRouting(
@@ -76,7 +78,8 @@ def _open_routing(plan: LaunchPlan, logs: Sequence[Sink | None]) -> OutputRoutin
         streams=tuple(streams for _, streams in opened),
         logs=tuple(None if log is None else log.name for log in logs),
         metrics=metrics,
-        stdin=stdin,
+        stdin=tuple(set(inputs)),
+        shown=frozenset(worker.index for worker, visible in zip(plan.workers, shown, strict=True) if visible),
         rotated=tuple(log for log in logs if log is not None),
     )
 
@@ -85,7 +88,8 @@ def close_output_routing(routing: OutputRouting) -> None:
     """Effect: closes the sinks and the workers' stdin. The streams close by themselves as they end."""
     for sink in routing.sinks:
         sink.close()
-    os.close(routing.stdin)
+    for fd in routing.stdin:
+        os.close(fd)
 
 
 def open_metrics(plan: LaunchPlan) -> tuple[Metric | None, ...]:
@@ -95,6 +99,16 @@ def open_metrics(plan: LaunchPlan) -> tuple[Metric | None, ...]:
     from cpulaunch.launch.output.metrics import Metric
 
     return tuple(Metric(plan.launch.metric) for _ in plan.workers)
+
+
+def worker_inputs(plan: LaunchPlan) -> list[int]:
+    """For each worker the descriptor that it reads, as --stdin says: cpulaunch's own, or nothing."""
+    chosen, count = plan.launch.stdin, len(plan.workers)
+    if chosen is None:
+        return [worker_stdin(count)] * count
+    null = os.open(os.devnull, os.O_RDONLY)
+    own = null if os.isatty(STDIN) else os.dup(STDIN)
+    return [own if chosen == "all" or str(worker.index) == chosen else null for worker in plan.workers]
 
 
 def worker_stdin(workers: int) -> int:

@@ -154,6 +154,7 @@ def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
         ending_signals=ending_signals(run.job.signals),
         cgroup=link.cgroup,
         adopts_orphans=link.adopts_orphans,
+        notify=run.notify,
     )
     while True:
         with PortReservation(run.job.master_port) as reservation:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.output.routing import OutputRouting, open_metrics, open_terminal, worker_stdin
+from cpulaunch.launch.output.routing import OutputRouting, open_metrics, open_terminal, worker_inputs
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
 from cpulaunch.launch.process.descriptors import STDERR, STDOUT, StdioFds
@@ -135,14 +135,15 @@ def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> Outpu
     """The pipes and files of one attempt. Raises: LaunchError."""
     output = _AttemptOutput(plan, job, files)
     try:
-        stdin = worker_stdin(len(plan.workers))
+        inputs = worker_inputs(plan)
         ranks = [
             (output.stream_sinks(worker.index, STDOUT), output.stream_sinks(worker.index, STDERR))
             for worker in plan.workers
         ]
         metrics = open_metrics(plan)
         opened = [
-            _open_pipes(*streams, stdin=stdin, metric=metric) for streams, metric in zip(ranks, metrics, strict=True)
+            _open_pipes(*streams, stdin=stdin, metric=metric)
+            for streams, metric, stdin in zip(ranks, metrics, inputs, strict=True)
         ]
     except OSError as error:
         source = error.strerror
@@ -155,7 +156,7 @@ def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> Outpu
         streams=tuple(streams for _, streams in opened),
         logs=tuple(next((each.log.name for each in (err, out) if each.log is not None), None) for out, err in ranks),
         metrics=metrics,
-        stdin=stdin,
+        stdin=tuple(set(inputs)),
     )
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TRACEBACK = "Traceback (most recent call last):"
 """The first line of Python's tracebacks. Source: traceback.format_exc."""
 
+TRACEBACK_ENTRY = '  File "'
+
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 """Source: ECMA-48, SGR."""
 
@@ -36,7 +38,7 @@ def _summary(result: LaunchResult) -> tuple[str, ...]:
         if result.attempts is None:
             return tuple(_failed_worker(worker, result))
         return tuple(_failed_rank(worker, result, attempts=result.attempts))
-    if result.ended_by is not None:
+    if result.ended_by is not None and result.exit_code:
         return (f"cpulaunch: stopped by {signal_text(result.ended_by)}",)
     return ()
 
@@ -52,9 +54,15 @@ def _failed_worker(worker: WorkerResult, result: LaunchResult) -> list[str]:
     if not others:
         first = f"{subject} failed: {exit_text(worker)}"
     else:
-        terminated = "the other worker was terminated" if others == 1 else "the other workers were terminated"
-        first = f"{subject} failed first: {exit_text(worker)}; {terminated}"
-    return [f"cpulaunch: {first}", *_out_of_memory(worker, result), *_log(worker), *_last_lines(worker.last_lines)]
+        ended = "the other was then ended" if others == 1 else "the others were then ended"
+        first = f"{subject} failed ({exit_text(worker)}); {ended}"
+    return [f"cpulaunch: {first}", *_out_of_memory(worker, result), *_log(worker), *_last_lines(_unseen(worker))]
+
+
+def _unseen(worker: WorkerResult) -> tuple[str, ...]:
+    """The worker's last lines; none if they are a traceback that the terminal has just shown."""
+    seen = worker.shown and any(line == TRACEBACK or line.startswith(TRACEBACK_ENTRY) for line in worker.last_lines)
+    return () if seen else worker.last_lines
 
 
 def _failed_rank(rank: WorkerResult, result: LaunchResult, *, attempts: tuple[int, int]) -> list[str]:

@@ -25,6 +25,8 @@ class WorkerResult:
     signal: int | None
     last_lines: tuple[str, ...] = ()
     log: str | None = None
+    shown: bool = False
+    """Whether the terminal has its output."""
     ended_at: float | None = None
     """Unix time in seconds."""
     metric: Metric | None = None

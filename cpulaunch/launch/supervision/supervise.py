@@ -51,6 +51,7 @@ def _launch_result(
             signal=-status if status < 0 else None,
             last_lines=streams[-1].last_lines(),
             log=log,
+            shown=index in routing.shown,
             metric=metric,
             ended_at=supervisor.ended_at[index],
             observation=None if watch is None else watch.observation(index),
@@ -65,7 +66,7 @@ def _launch_result(
         code = output_error.exit_code
     elif state.first_failure is not None:
         code = next(worker.status for worker in workers if worker.index == state.first_failure)
-    elif state.ended_by is not None:
+    elif state.ended_by is not None and not _ended_well(state.ended_by, workers):
         code = 128 + state.ended_by
     return LaunchResult(
         exit_code=code,
@@ -78,6 +79,14 @@ def _launch_result(
         oom_kills=oom_kills,
         wall_seconds=None if watch is None else watch.wall_seconds(),
     )
+
+
+def _ended_well(number: int, workers: Sequence[WorkerResult]) -> bool:
+    """Whether all workers ended with 0 although this signal ended the launch: they had finished what they had to.
+
+    After Ctrl-C a shell that runs several commands goes on if a command ends with 0.
+    """
+    return number != signal.SIGINT and not any(worker.status for worker in workers)
 
 
 def _output_error(error: SinkError) -> LaunchError:

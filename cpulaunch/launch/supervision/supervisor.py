@@ -37,6 +37,8 @@ from cpulaunch.launch.supervision.state_machine import (
     step,
     with_worker,
 )
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
 from cpulaunch.system.signals import ENDING, SIGKILL
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from cpulaunch.launch.monitor.watch import Watch
+    from cpulaunch.launch.process.bind import Notify
     from cpulaunch.system.control_group import LaunchCgroup
 
 MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
@@ -71,6 +74,12 @@ class SupervisorOptions:
     ending_signals: frozenset[int] = ENDING
     cgroup: LaunchCgroup | None = None
     adopts_orphans: bool = False
+    notify: Notify | None = None
+    """Says after Ctrl-C what the launch waits for."""
+
+
+INTERRUPT_NOTICE_SECONDS = 1.0
+"""Most programs end sooner after Ctrl-C, and then nothing has to be said."""
 
 
 class Supervisor:
@@ -99,6 +108,8 @@ class Supervisor:
         self._all_ended = False
         self._abandon_output = False
         self._guard_is_gone = False
+        self._notify = options.notify
+        self._notice_at: float | None = None
         self._poll = select.poll()
         self._wakeup, self._wakeup_write = _child_wakeup_pipe()
         self._poll.register(self._wakeup, select.POLLIN)
@@ -167,15 +178,29 @@ class Supervisor:
             self._reap()
         if self._watch is not None:
             self._watch.run_due()
+        if self._notice_at is not None and self._notice_at <= self._clock():
+            self._say_what_is_left()
         due = self.state.next_deadline
         if due is not None and due <= self._clock():
             self._handle(TimePassed())
             self._check_groups()
 
+    def _say_what_is_left(self) -> None:
+        """Effect: says once, some time after Ctrl-C, which workers the launch still waits for."""
+        self._notice_at = None
+        if self._notify is None or not self.state.groups or self.state.killing:
+            return
+        left = count_text(len(self.state.groups), "worker")
+        self._notify(
+            f"interrupted: waiting up to {self.state.grace_seconds:g} seconds for {left} "
+            f"({format_cpulist(self.state.groups)}); Ctrl-C again kills at once"
+        )
+
     def _poll_milliseconds(self) -> float | None:
         """How long to wait for an event; None: there is no deadline."""
         watch_deadline = None if self._watch is None else self._watch.deadline
-        deadlines = [at for at in (self.state.next_deadline, self._pump.deadline, watch_deadline) if at is not None]
+        all_deadlines = (self.state.next_deadline, self._pump.deadline, watch_deadline, self._notice_at)
+        deadlines = [at for at in all_deadlines if at is not None]
         if not deadlines:
             return None
         return min(max(0.0, min(deadlines) - self._clock()) * 1000 + 1, MAX_POLL_MILLISECONDS)
@@ -190,6 +215,8 @@ class Supervisor:
         for number in numbers:
             if self._all_ended and number in self.state.ending_signals:
                 self._abandon_output = True  # Only a slow reader of the output still delays the end.
+            if number == signal.SIGINT and not self.state.ending:
+                self._notice_at = self._clock() + INTERRUPT_NOTICE_SECONDS
             if number == signal.SIGUSR1:
                 reopen_logs(self._routing)
             self._handle(SignalArrived(number))

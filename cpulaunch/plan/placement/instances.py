@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.placement.pool import Core, Pool
 from cpulaunch.plan.placement.regions import Region, by_l3, by_node, capacity, deal, groups, outermost, region_of
+from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import count_text
 from cpulaunch.records.plan import JobPlan, Note, VariableRequest
@@ -172,7 +173,7 @@ def divide(cores: tuple[Core, ...], count: int, *, spread: bool, uneven: bool, n
     return Placement(
         workers=workers,
         exclusive=True,
-        reason=_division_reason(count, idle, len(cores), noun),
+        reason=_division_reason(count, _idle_cores(cores, workers), len(cores), noun),
         warnings=_crossing(rule, noun, why),
     )
 
@@ -224,7 +225,7 @@ def _place_of_size(cores: tuple[Core, ...], size: int, count: int | None, settin
     return Placement(
         workers=tuple(workers[index % len(workers)] for index in range(instances)),
         exclusive=instances <= fitting,
-        reason=_division_reason(instances, max(0, len(cores) - instances * size), len(cores), "instance"),
+        reason=_division_reason(instances, _idle_cores(cores, workers), len(cores), "instance"),
         warnings=_crossing(rule, "instance", f"otherwise {kept} of {count_text(size, 'core')} would fit"),
     )
 
@@ -246,5 +247,13 @@ def _crossing(rule: _Rule, noun: str, why: str) -> tuple[str, ...]:
     return () if rule.crosses is None else (f"{noun}s cross {rule.crosses}: {why}",)
 
 
-def _division_reason(count: int, idle: int, cores: int, noun: str) -> str:
-    return f"{count_text(count, noun)} on {count_text(cores, 'core')}" + (f", {idle} idle" if idle else "")
+def _idle_cores(cores: tuple[Core, ...], workers: Iterable[WorkerCpus]) -> tuple[Core, ...]:
+    used = {core.cpus[0] for worker in workers for core in worker.cores}
+    return tuple(core for core in cores if core.cpus[0] not in used)
+
+
+def _division_reason(count: int, idle: tuple[Core, ...], cores: int, noun: str) -> str:
+    text = f"{count_text(count, noun)} on {count_text(cores, 'core')}"
+    if not idle:
+        return text
+    return f"{text}, {len(idle)} idle (CPUs {format_cpulist(frozenset(cpu for core in idle for cpu in core.cpus))})"

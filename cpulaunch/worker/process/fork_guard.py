@@ -9,6 +9,8 @@ Without pinning, a forked child keeps the mask it inherits: the worker's, or one
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from functools import wraps
 
 from cpulaunch.records.torch_settings import TorchSettings
@@ -52,15 +54,34 @@ def _wrap_loader(settings: TorchSettings) -> None:
 
 
 def _count_worker_cpus(loader: Any, cpus: frozenset[int]) -> None:
-    """Effect: DataLoader's warning of too many workers counts all CPUs of the worker, even in a pinned thread."""
+    """Effect: DataLoader warns of too many workers only if they are more than it would count without this launch.
+
+    The warning keeps the place that torch gives it, which a function around torch's own would take.
+    """
     plain = loader.check_worker_number_rationality
 
     @wraps(plain)
     def check(self: Any) -> None:
-        with worker_mask(cpus):
+        if self.num_workers and self.num_workers <= _inherited_cpus():
+            return
+        with warnings.catch_warnings(record=True) as caught, worker_mask(cpus):
+            warnings.simplefilter("always")
             plain(self)
+        caller = sys._getframe(1)
+        for warning in caught:
+            warnings.warn_explicit(
+                warning.message, warning.category, caller.f_code.co_filename, caller.f_lineno, source=warning.source
+            )
 
     loader.check_worker_number_rationality = check
+
+
+def _inherited_cpus() -> int:
+    """How many CPUs the launcher may use: the shell's or the supervisor's mask, which is not this worker's."""
+    try:
+        return len(os.sched_getaffinity(os.getppid()))
+    except (AttributeError, OSError):
+        return 0
 
 
 def loader_loop(*arguments: Any, **named: Any) -> None:

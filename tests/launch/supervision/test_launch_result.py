@@ -6,17 +6,15 @@ from cpulaunch.launch.supervision.failure_text import signal_text, summary
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
 
 
-def result(*, exit_code=None, signal=None, oom=None, lines=(), workers=2):
-    failed = WorkerResult(index=1, pid=7, exit_code=exit_code, signal=signal, last_lines=tuple(lines))
+def result(*, exit_code=None, signal=None, oom=None, lines=(), workers=2, shown=False):
+    failed = WorkerResult(index=1, pid=7, exit_code=exit_code, signal=signal, last_lines=tuple(lines), shown=shown)
     good = WorkerResult(index=0, pid=6, exit_code=0, signal=None)
     both = (good, failed) if workers == 2 else (failed,)
     return LaunchResult(exit_code=failed.status, host="h1", workers=both, first_failure=1, oom_kills=oom)
 
 
 def test_an_exit_code_is_named():
-    assert summary(result(exit_code=3)) == (
-        "cpulaunch: worker 1 on h1 failed first: exit code 3; the other worker was terminated",
-    )
+    assert summary(result(exit_code=3)) == ("cpulaunch: worker 1 on h1 failed (exit code 3); the other was then ended",)
 
 
 def test_a_signal_is_named_with_its_meaning():
@@ -60,3 +58,13 @@ def test_unknown_signals_are_named_by_number():
 )
 def test_kills_are_read_from_the_events_of_both_cgroup_versions(text, kills):
     assert oom_kills(text) == kills
+
+
+@pytest.mark.parametrize(("shown", "quoted"), [(True, False), (False, True)])
+def test_a_traceback_on_the_terminal_is_not_repeated(shown, quoted):
+    for lines in (["Traceback (most recent call last):", "KeyError: 3"], ['  File "a.py", line 1', "KeyError: 3"]):
+        assert ("  KeyError: 3" in summary(result(exit_code=1, lines=lines, shown=shown))) == quoted
+
+
+def test_a_launch_that_ended_well_after_a_signal_has_no_lines():
+    assert summary(LaunchResult(exit_code=0, host="h1", workers=(), ended_by=15)) == ()
