@@ -12,6 +12,7 @@ from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
 from cpulaunch.launch.supervision.supervisor import Supervisor, SupervisorOptions
 from cpulaunch.records.errors import LaunchError
+from cpulaunch.system.signals import SIGINT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _ended_well(number: int, workers: Sequence[WorkerResult]) -> bool:
 
     After Ctrl-C a shell that runs several commands goes on if a command ends with 0.
     """
-    return number != signal.SIGINT and not any(worker.status for worker in workers)
+    return number != SIGINT and not any(worker.status for worker in workers)
 
 
 def _output_error(error: SinkError) -> LaunchError:
