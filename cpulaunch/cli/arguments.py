@@ -193,11 +193,11 @@ def _unknown_options(tokens: Sequence[str]) -> UsageError:
     specs = setting_specs().values()
     known = [spec.flag for spec in specs] + [spec.negative_flag for spec in specs if spec.value_type.flag]
     return unknown_options_error(
-        tokens, canonical=canonical, values=_value_count, known=[*known, *SWITCHES, *TEXT_OPTIONS]
+        tokens, canonical=canonical, values=value_count, known=[*known, *SWITCHES, *TEXT_OPTIONS]
     )
 
 
-def _value_count(flag: str) -> int | None:
+def value_count(flag: str) -> int | None:
     """How many values follow this option; None if there is no such option."""
     if flag in SWITCHES:
         return 0

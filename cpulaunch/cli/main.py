@@ -53,6 +53,10 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from cpulaunch.cli.app import run_app
 
         return run_app(arguments, environ)
+    if first == "translate":
+        from cpulaunch.cli.translate import translate
+
+        return translate(arguments[1:], environ)
     from cpulaunch.cli.run import run
 
     rest = arguments[1:] if first in LAUNCH_COMMANDS else arguments or ["--help"]

@@ -28,6 +28,7 @@ Commands:
   plan        print what run would do, and why; start nothing
   probe       show this machine: cores, caches, NUMA nodes, limits, libraries
   profiles    list, show or validate profiles
+  translate   print what another launcher's command line is in cpulaunch
   doctor      check this machine and its Python environment
 """
 INDENT = 28

@@ -38,6 +38,8 @@ COMMANDS = [
     ("help profile", 0, "Usage: cpulaunch profiles"),
     ("help profiles show", 0, "Usage: cpulaunch profiles show"),
     ("help docter", 127, "no command named 'docter'", "did you mean cpulaunch doctor?"),
+    ("help translate", 0, "Usage: cpulaunch translate"),
+    ("translat x", 127, "did you mean cpulaunch translate x?"),
     ("help frobnicate", 127, "no command named 'frobnicate'", "the commands are run, plan, torchrun"),
     ("run -h", 0, HELP),
     ("plan -h", 0, HELP),
@@ -275,7 +277,40 @@ WORDS = [
     ("-t3 --nproc-per-node 2 --log-dir logs a.py", RUNS, "runs 2"),
 ]
 
+TRANSLATIONS = [
+    ("-h", 0, "Usage: cpulaunch translate"),
+    ("", 2, "no command line to translate"),
+    ("'numactl -C 0-3 -m 0 python a.py'", 0, "cpulaunch --cpus 0-3 --membind bind a.py\n", "not to 0"),
+    ("numactl -N0 -m0 python a.py x", 0, "cpulaunch --numa-nodes 0 --membind bind a.py x\n"),
+    ("'numactl --cpunodebind=1 --membind=1 ./a.py'", 0, "cpulaunch --numa-nodes 1 --membind bind ./a.py\n"),
+    ("'numactl --interleave=all python -u -m pkg'", 0, "cpulaunch --membind interleave -m pkg\n"),
+    ("'numactl -l ls'", 0, "cpulaunch --membind none --no-python ls\n"),
+    ("'numactl --touch a.py'", 2, "numactl option without counterpart: --touch"),
+    ("'taskset -c 0-3 python a.py'", 0, "cpulaunch --cpus 0-3 a.py\n"),
+    ("'taskset 0xf0 python a.py'", 0, "cpulaunch --cpus 4-7 a.py\n"),
+    ("'taskset zz python a.py'", 2, "not a CPU mask: zz"),
+    ("'OMP_NUM_THREADS=4 A=1 python a.py'", 0, "cpulaunch --threads 4 --env A=1 a.py\n"),
+    ("'python -c pass'", 0, "cpulaunch --no-python python -c pass\n"),
+    ("'torchrun --nproc_per_node 2 a.py'", 0, "cpulaunch torchrun --nproc_per_node 2 a.py\n"),
+    ("'python -m torch.distributed.launch --use_env a.py'", 0, "cpulaunch torchrun a.py\n"),
+    ("'numactl -N 0 torchrun --nproc-per-node 2 a.py'", 0, "cpulaunch torchrun --numa-nodes 0 --nproc-per-node 2 a.py"),
+    ("'mpirun -n 2 -x A=1 --bind-to core python a.py'", 0, "cpulaunch --nproc-per-node 2 --env A=1 a.py\n"),
+    ("'mpiexec -np 2 --hostfile h python a.py'", 0, "cpulaunch --nproc-per-node 2 a.py\n", "on each host"),
+    ("'accelerate launch --cpu --num_processes 2 a.py'", 0, "cpulaunch --device cpu --nproc-per-node 2 a.py\n"),
+    ("'deepspeed --bind_cores_to_rank --num_gpus 2 a.py'", 0, "cpulaunch --nproc-per-node 2 a.py\n"),
+    ("'ipexrun --ninstances 2 --strategy close a.py --x'", 0, "cpulaunch --instances 2 --strategy compact a.py --x\n"),
+    ("'ipexrun cpu --auto-ipex --dtype bfloat16 a.py'", 0, "cpulaunch -O3 a.py\n"),
+    ("'run_cpu --throughput_mode --enable_tcmalloc -m pkg'", 0, "--instances auto --allocator tcmalloc --module pkg\n"),
+    (
+        "'python -m torch.backends.xeon.run_cpu --multi-instance --ninstances 2 --node-id 0 a.py'",
+        *(0, "cpulaunch --instances 2 --numa-nodes 0 a.py\n"),
+    ),
+    ("'run_cpu --log_path logs --no-python ls'", 0, "cpulaunch --log-dir logs --no-python ls\n"),
+    ("'run_cpu --nonsense a.py'", 2, "run_cpu option without counterpart: --nonsense"),
+]
+
 ROWS = [
+    *((f"translate {line}".strip(), *said) for line, *said in TRANSLATIONS),
     *(COMMANDS + PROGRAMS + SLIPS + WORDS),
     *(FROM_IPEXRUN_AND_RUN_CPU + FROM_NUMACTL_AND_TASKSET + FROM_LAUNCHERS_OF_RANKS),
 ]

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INSPECTION = ("probe", "profiles", "doctor")
+OTHER = ("translate",)
 LAUNCH = ("run", "plan", "torchrun")
 OTHER_FORMS = {
     "profile": "profiles",
@@ -59,12 +60,12 @@ def _help(words: Sequence[str]) -> list[str]:
     command = SAME.get(words[0], words[0])
     if command in ("help", "version"):
         return ["--help"]
-    if command in (*LAUNCH, *INSPECTION):
+    if command in (*LAUNCH, *INSPECTION, *OTHER):
         return [command, *(word for word in words[1:] if not word.startswith("-")), "--help"]
     raise NotFoundError(f"no command named {words[0]!r}", hint=suggestion(words[0], (), ()) or _ALL)
 
 
-_ALL = f"the commands are {', '.join((*LAUNCH, *INSPECTION))}"
+_ALL = f"the commands are {', '.join((*LAUNCH, *INSPECTION, *OTHER))}"
 
 
 def _check_shared(command: str, before: Sequence[str], after: Sequence[str]) -> None:
@@ -83,7 +84,7 @@ def suggestion(word: str, before: Sequence[str], after: Sequence[str]) -> str | 
     from difflib import get_close_matches
     from shlex import join
 
-    known = [*LAUNCH, *INSPECTION, *OTHER_FORMS, "help", "version"]
+    known = [*LAUNCH, *INSPECTION, *OTHER, *OTHER_FORMS, "help", "version"]
     close = get_close_matches(word.lower(), known, n=1, cutoff=SIMILAR)
     if not close:
         return None
