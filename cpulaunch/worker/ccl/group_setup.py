@@ -110,7 +110,7 @@ def agree_on_path(memory: MemoryPath | str, requested: str, gloo: Any) -> str:
         if requested == "oneccl":
             raise CclError(problem)
     if gloo.rank() == 0:
-        mention(f"ccl uses gloo: {memory}" + f"; {problem.splitlines()[0]}" * bool(problem))
+        mention(f"ccl uses gloo: {'; '.join([memory, *problem.splitlines()[:1]])}")
     return "gloo"
 
 

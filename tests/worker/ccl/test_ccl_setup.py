@@ -9,6 +9,7 @@ import threading
 import time
 from datetime import timedelta
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ if find_spec("torch") is None:
 import torch.distributed as dist
 from ccl_filter import forbid_reading_others
 
+from cpulaunch.worker.ccl import group_setup
 from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
 from cpulaunch.worker.ccl.memory import setup
 from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, load
@@ -181,6 +183,11 @@ def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(t
     with pytest.raises(CclError, match="the group cannot be created: rank 1: no"):
         open_gloo(store, 0, 2, timedelta(seconds=5), set_timeout=lambda timeout: None)
     assert time.monotonic() - started < 1.2
+
+
+def test_ranks_that_may_not_read_each_other_use_gloo():
+    gloo = SimpleNamespace(rank=lambda: 0)
+    assert group_setup.agree_on_path(setup.FORBIDDEN, "auto", gloo) == "gloo"
 
 
 def test_the_library_is_loaded_once():
