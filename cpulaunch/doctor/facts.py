@@ -16,6 +16,7 @@ from cpulaunch.probe import Root
 from cpulaunch.probe.contradictions import read_contradictions
 from cpulaunch.probe.gpus.nvml import with_nvml
 from cpulaunch.probe.portable import read_cpuid_features
+from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.probe.software.oneccl import oneccl_version
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.records.host import Host
@@ -51,7 +52,8 @@ class Facts:
     `ptrace_scope`: the setting of Yama that restricts them further; None without Yama. `missing_library_reason`: why
     cpulaunch's library of collectives is not used; empty if it is. `cpuid_features`: those of FEATURES
     (records/host.py) that the processor reports by CPUID; None for a captured machine. `contradictions`: clauses on
-    kernel files that contradict one another.
+    kernel files that contradict one another. `untrusted_code`: parts of the paths of Python, torch and cpulaunch that
+    other users can change.
     """
 
     host: Host
@@ -68,6 +70,7 @@ class Facts:
     missing_library_reason: str = ""
     cpuid_features: frozenset[str] | None = None
     contradictions: tuple[str, ...] = ()
+    untrusted_code: tuple[str, ...] = ()
 
 
 def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
@@ -87,7 +90,15 @@ def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[s
         missing_library_reason=missing_library_reason(own_file(MEMORY_LIBRARY)) if root.live else "",
         cpuid_features=read_cpuid_features() if root.live else None,
         contradictions=read_contradictions(root, host),
+        untrusted_code=read_untrusted_code(root, host, interpreter) if root.live else (),
     )
+
+
+def read_untrusted_code(root: Root, host: Host, interpreter: str) -> tuple[str, ...]:
+    """The parts of the paths of Python, torch and cpulaunch that other users can change, each with the reason."""
+    paths = [interpreter, os.path.dirname(cpulaunch.__file__), *([] if host.torch is None else [host.torch.path])]
+    found = [untrusted_part(root, path) for path in paths if os.path.isabs(path)]
+    return tuple(dict.fromkeys(reason for reason in found if reason is not None))
 
 
 def read_shm() -> SharedMemory | None:

@@ -17,6 +17,7 @@ from cpulaunch.view.text import painter, wrapped
 CHECKS: Mapping[str, Check] = {
     "torch": software.torch,
     "plugin": software.plugin,
+    "other users": software.code_of_others,
     "torch's OpenMP": software.loaded_runtimes,
     "allocator": machine.allocator,
     "OpenMP runtime": machine.openmp,

@@ -94,6 +94,17 @@ def environment(facts: Facts) -> tuple[Finding, ...]:
     return findings or ok("no harmful variables")
 
 
+def code_of_others(facts: Facts) -> tuple[Finding, ...]:
+    """Whether another user can change the Python, the torch or the cpulaunch that runs programs here."""
+    if not facts.live:
+        return skipped("not part of a captured machine")
+    if not facts.untrusted_code:
+        return ok("only you and root can change Python, torch and cpulaunch")
+    why = "that user could run code in your programs"
+    fix = "chmod go-w PATH, setfacl -b PATH where it has an ACL, or use an environment of your own"
+    return tuple(Finding(status="advice", found=found, why=why, fix=fix) for found in facts.untrusted_code)
+
+
 def torch(facts: Facts) -> tuple[Finding, ...]:
     """Whether torch can be imported and was built for this CPU."""
     if not facts.live:

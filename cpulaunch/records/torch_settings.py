@@ -64,6 +64,8 @@ class TorchSettings:
     prefetch: int | None = None
     persistent_workers: bool = False
 
+    loopback_store: bool = False
+    """All ranks are on this host, so the store of rank 0 is to listen on loopback only."""
     dist_backend: Literal["gloo", "ccl", "mpi"] | None = None
     """Backend of CPU collectives (the planner resolves `auto`); None: the program's choice."""
 

@@ -68,6 +68,7 @@ PLUGIN_SETTINGS = (
     PluginSetting(
         "affinity", lambda settings: bool(settings.cpus or settings.loader_cpus), "process.fork_guard:install"
     ),
+    PluginSetting("loopback_store", lambda settings: settings.loopback_store, "process.local_store:install"),
     PluginSetting("gloo_threads", lambda settings: True, "process.gloo_threads:install"),
     PluginSetting("threads", lambda settings: settings.threads is not None, "process.threads:set_threads"),
     PluginSetting(

@@ -4,11 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cpulaunch.doctor.facts import read_untrusted_code
+from cpulaunch.doctor.software import code_of_others
 from cpulaunch.doctor.torch_report import REPORT_PROGRAM
+from cpulaunch.probe import Root, probe_host
+from tests.doctor.facts import facts
 
 SHADOWED = ("json", "torch", "signal", "random", "socket", "struct", "re", "subprocess", "typing", "tomllib", "select")
 HOSTILE = "open({marker!r}, 'a').write(__name__ + '\\n'); raise SystemExit(66)\n"
@@ -54,3 +59,15 @@ def test_the_port_of_an_emitted_script(marker: Path) -> None:
     done = run("/bin/sh", "-c", f"{line}\necho $MASTER_PORT")
     assert re.fullmatch(r"\d+\n", done.stdout)
     assert not marker.exists()
+
+
+def test_doctor_names_a_python_that_others_can_change(tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python").symlink_to(sys.executable)
+    folder.chmod(0o777)
+    host = probe_host(Root(), interpreter=sys.executable, environ={}, detail="launch")
+    found = read_untrusted_code(Root(), host, str(folder / "python"))
+    assert found[0] == f"{folder} may be written by everyone"
+    advice = code_of_others(replace(facts(), live=True, untrusted_code=found))
+    assert (advice[0].status, advice[0].found) == ("advice", found[0])

@@ -47,6 +47,7 @@ def torch_settings(
     common = dict(choices.values)
     common["dataloader_workers"] = loaders.dataloader_workers
     common["graph_memory_bytes"] = weight_memory_bytes(host, choices, len(workers))
+    common["loopback_store"] = _on_one_host(request)
     if preloads.ld_preload is not None:
         common |= {"restore_preload": True, "ld_preload": _users_preload(request)}
     return tuple(
@@ -60,6 +61,15 @@ def torch_settings(
         )
         for index, worker in enumerate(workers)
     )
+
+
+def _on_one_host(request: LaunchRequest) -> bool:
+    """Whether this is a job whose ranks are all on this host."""
+    if not request.distributed:
+        return False
+    from cpulaunch.plan.ranks.job import job_hosts  # Only jobs of ranks import it.
+
+    return job_hosts(request.settings)[1] == 1
 
 
 def _users_preload(request: LaunchRequest) -> str | None:

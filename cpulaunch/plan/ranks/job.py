@@ -31,7 +31,7 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
     """The job of a request with `local_world_size` ranks on this host. Raises: UsageError if options contradict."""
     check_job(request, local_world_size)
     settings = request.settings
-    hosts = _hosts(settings)
+    hosts = job_hosts(settings)
     rendezvous = _rendezvous(settings, hosts)
     scheduled_rank = request.scheduled_rank
     master_addr, master_port = _master(rendezvous)
@@ -95,7 +95,7 @@ def _template(request: LaunchRequest) -> str | None:
     return request.settings.log_line_prefix_template or request.environ.get(PREFIX_VARIABLE)
 
 
-def _hosts(settings: Settings) -> tuple[int, int]:
+def job_hosts(settings: Settings) -> tuple[int, int]:
     """The fewest and the most hosts; one for a standalone job."""
     return (1, 1) if settings.standalone else settings.nnodes or (1, 1)
 

@@ -17,6 +17,7 @@ from statistics import median
 from time import perf_counter
 
 from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.system.loopback_store import on_loopback
 from cpulaunch.system.shm_cleanup import remove_shared_memory
 
 TYPE_CHECKING = False
@@ -145,7 +146,7 @@ def _rendezvous(rank: int, size: int, port_pipe: tuple[int, int]) -> Any:
 
     read, write = port_pipe
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        store = on_loopback(TCPStore)("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         os.write(write, store.port.to_bytes(2, "little") * (size - 1))
         return store
     os.close(write)

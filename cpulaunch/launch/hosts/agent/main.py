@@ -63,6 +63,9 @@ def run_agent(config: AgentConfig) -> AgentReport:
     from cpulaunch.launch.hosts.agent.errors import translated_errors
     from cpulaunch.launch.hosts.agent.failures import job_report
 
+    if config.job.hosts[1] == 1:
+        _keep_stores_on_loopback()
+
     with translated_errors(rendezvous):
         check_event_handler(config.job.event_log_handler)
         logs_specs = make_logs_specs(config)
@@ -71,6 +74,21 @@ def run_agent(config: AgentConfig) -> AgentReport:
         report = job_report(lambda: _elastic_launch(torch_config, config.shim), logs_specs=logs_specs)
         del store  # Until here: the server that all hosts' agents use lives as long as the store.
     return report
+
+
+def _keep_stores_on_loopback() -> None:
+    """Effect: the stores that torch's agent serves at a loopback name listen on loopback only.
+
+    Source: torch 2.13: the agent's modules take TCPStore from torch.distributed, the static and the c10d backend when
+    they are imported, the dynamic rendezvous when it makes a store for the ranks.
+    """
+    import torch.distributed
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
+
+    from cpulaunch.system.loopback_store import on_loopback
+
+    for module in (torch.distributed, c10d_rendezvous_backend, static_tcp_rendezvous):
+        setattr(module, "TCPStore", on_loopback(module.TCPStore))  # noqa: B010 - mypy: a class may not be assigned to
 
 
 def _elastic_launch(torch_config: Any, shim: Sequence[str]) -> None:

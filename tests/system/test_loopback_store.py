@@ -1,0 +1,77 @@
+"""Which names and stores are restricted to loopback, without torch."""
+
+import socket
+
+import pytest
+
+from cpulaunch.system.loopback_store import loopback_listener, on_loopback
+
+
+def recorded(calls, *, accepts=True):
+    def make_store(host_name, port, world_size=None, is_master=False, timeout=None, **options):
+        if "master_listen_fd" in options and not accepts:
+            raise TypeError("incompatible constructor arguments")
+        calls.append((host_name, port, is_master, options))
+        return "store"
+
+    return make_store
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.0.5"])
+def test_a_store_at_a_loopback_name_is_given_a_socket_there(name):
+    calls = []
+    assert on_loopback(recorded(calls))(name, 0, 2, True) == "store"
+    [(host, port, is_master, options)] = calls
+    assert (host, is_master) == (name, True)
+    with socket.socket(fileno=options["master_listen_fd"]) as listener:
+        assert listener.getsockname()[0].startswith("127.")
+        assert listener.getsockname()[1] == port
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("0.0.0.0", {"is_master": True}),
+        ("192.0.2.1", {"is_master": True}),
+        ("no such name", {"is_master": True}),
+        ("localhost", {"is_master": False}),
+        ("localhost", {}),
+    ],
+)
+def test_other_stores_are_left_alone(name, options):
+    calls = []
+    on_loopback(recorded(calls))(host_name=name, port=1234, **options)
+    assert calls == [(name, 1234, options.get("is_master", False), {})]
+
+
+def test_a_port_that_is_taken_is_left_to_torch():
+    calls = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        on_loopback(recorded(calls))("127.0.0.1", port, 1, True)
+    assert calls == [("127.0.0.1", port, True, {})]
+
+
+def test_a_torch_that_takes_no_socket():
+    calls = []
+    on_loopback(recorded(calls, accepts=False))("127.0.0.1", 1234, 1, True)
+    assert calls == [("127.0.0.1", 1234, True, {})]
+
+
+def test_a_failing_store_keeps_the_descriptor():
+    def fails(*arguments, **options):
+        raise RuntimeError(options["master_listen_fd"])
+
+    with pytest.raises(RuntimeError) as caught:
+        on_loopback(fails)("127.0.0.1", 0, 1, True)
+    socket.socket(fileno=caught.value.args[0]).close()
+
+
+def test_the_reservation_of_the_port_does_not_keep_it_from_the_store():
+    from cpulaunch.launch.ranks.port import PortReservation
+
+    with PortReservation(None) as reservation:
+        listener = loopback_listener("127.0.0.1", reservation.port)
+        assert listener is not None
+        assert reservation.is_taken()
+        listener.close()
