@@ -245,7 +245,7 @@ FROM_LAUNCHERS_OF_RANKS = [
     ("--num_gpus 2 a.py", 2, "is --nproc-per-node 2"),
     ("--enable_each_rank_log logs a.py", 2, "is --log-dir logs"),
     ("--bind-to core -n 2 a.py", 2, "unknown options: --bind-to, -n", "--bind-to core is not needed"),
-    ("-x A=1 a.py", 2, "-x A=1 is --env A=1"),
+    ("-x A=1 a.py", 2, "-x NAME=VALUE is --env NAME=VALUE"),
     ("--report-bindings a.py", 2, "is --report r.json"),
     ("--allow-run-as-root -np 2 a.py", 2, "--allow-run-as-root is not needed"),
 ]

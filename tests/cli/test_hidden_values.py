@@ -73,6 +73,14 @@ def test_an_assignment_in_a_wrong_form_is_not_quoted(text: str, script: str) -> 
     assert "planted" not in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize("words", [["-x", f"API_KEY={TOKEN}"], ["-e", f"K={TOKEN}"], ["-genv", "API_KEY", TOKEN]])
+def test_the_answer_to_another_launchers_option_does_not_repeat_the_value(words: list[str], script: str) -> None:
+    done = cpulaunch(*words, script)
+    assert done.returncode == 2
+    assert "--env NAME=VALUE" in done.stderr
+    assert "planted" not in done.stderr
+
+
 def test_the_worker_gets_the_value_and_show_env_shows_it(script: str, tmp_path: Path) -> None:
     done = cpulaunch(*ENV, "--show-env", "--report", "report.json", script)
     assert done.stdout == f"{TOKEN[::-1]} 3m\n"

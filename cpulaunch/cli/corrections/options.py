@@ -100,10 +100,15 @@ def _instead(option: UnknownOption, known: Sequence[str], *, alone: bool) -> str
     return None
 
 
+ASSIGNING, ASSIGNMENT = ("-x", "-e"), "NAME=VALUE"
+"""Options of other launchers that set a variable, and what is shown for its value, which may be a password."""
+
+
 def _in_cpulaunch(option: UnknownOption, equivalent: Equivalent) -> str:
     """The option of another tool, and what to type for it."""
-    value = option.value or "N"
-    typed = option.typed if option.value is None else f"{option.typed} {option.value}"
+    given = ASSIGNMENT if option.value and option.name in ASSIGNING else option.value
+    value = given or "N"
+    typed = option.typed if given is None else f"{option.typed} {given}"
     options = (equivalent.by_value or {}).get(value, equivalent.options)
     if option.name == "-c" and option.value is not None and _is_cpulist(option.value):
         options = "--cpus {value}"
