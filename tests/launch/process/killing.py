@@ -4,6 +4,7 @@
 """
 
 import argparse
+import fcntl
 import json
 import os
 import random
@@ -14,6 +15,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+from cpulaunch.system.control_group import MOUNTS, PREFIX
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -90,7 +93,7 @@ def chain(guard):
 def kill(launch):
     """How many of the launch's targets were killed, at once."""
     pids = chain(launch.process.pid)
-    chosen = [pids[name] for name in launch.targets if pids[name] is not None]
+    chosen = [pids[name] for name in launch.targets if pids[name] is not None] or [pids["guard"]]
     if launch.process.poll() is not None:
         return 0
     for pid in chosen:
@@ -123,13 +126,27 @@ def start(engine, folder, prefix, targets):
     return Launch(process=process, tag=tag, folder=run, targets=targets, kill_at=kill_at)
 
 
-def cgroups():
-    """The cgroups of launches that exist."""
-    found = []
-    for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        if os.path.exists(f"{mount}/cgroup.procs"):
-            found += [name for name in os.listdir(mount) if name.startswith("cpulaunch-")]
-    return set(found)
+def abandoned_cgroups():
+    """The cgroups of launches of which no process holds the lock any more."""
+    found = set()
+    for mount in MOUNTS:
+        names = os.listdir(mount) if os.path.exists(f"{mount}/cgroup.procs") else []
+        found |= {f"{mount}/{name}" for name in names if name.startswith(PREFIX)}
+    return set(filter(is_abandoned, found))
+
+
+def is_abandoned(cgroup):
+    try:
+        fd = os.open(cgroup, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def leftovers(launch):
@@ -179,7 +196,7 @@ def main():
     parser.add_argument("--without-cgroups", action="store_true")
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
-    before = cgroups()
+    before = abandoned_cgroups()
     result = count_leftovers(
         arguments.engine,
         arguments.kills,
@@ -188,7 +205,11 @@ def main():
         seconds=arguments.seconds,
         prefix=HIDE_CGROUPS if arguments.without_cgroups else (),
     )
-    print(json.dumps({**result, "cgroups": not arguments.without_cgroups, "new cgroups": len(cgroups() - before)}))
+    print(
+        json.dumps(
+            {**result, "cgroups": not arguments.without_cgroups, "abandoned cgroups": len(abandoned_cgroups() - before)}
+        )
+    )
 
 
 if __name__ == "__main__":

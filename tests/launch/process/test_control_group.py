@@ -9,7 +9,7 @@ import pytest
 
 from cpulaunch.system.control_group import choose_cgroup, kill_cgroup, make_cgroup, move_to_cgroup, remove_cgroup
 from tests.launch.launching import alive, eventually, python
-from tests.launch.process.killing import cgroups, chain
+from tests.launch.process.killing import chain
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -74,18 +74,24 @@ def test_the_workers_are_in_a_cgroup_of_their_launch(cgroup, launcher):
     outcome = launcher.run(python(shown), python(shown))
     (name,) = {os.path.basename(line) for line in outcome.lines}
     assert name.startswith("cpulaunch-")
-    assert name not in cgroups()
+    assert not os.path.exists(f"{os.path.dirname(cgroup)}/{name}")
 
 
 def test_the_next_launch_ends_what_is_left_of_one_whose_processes_were_all_killed(cgroup, launcher):
     left = "import os, sys, time; os.fork() or (os.setsid(), time.sleep(600)); time.sleep(600)"
-    before = cgroups()
     process = launcher.start(python(left), python(left))
-    eventually(lambda: cgroups() - before, "a cgroup")
     pids = eventually(lambda: all(chain(process.pid).values()) and chain(process.pid), "three processes")
+    name = eventually(lambda: own_cgroup(pids["supervisor"]), "its cgroup")
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
     process.wait()
     assert launcher.run(python("pass"), python("pass")).code == 0
-    eventually(lambda: cgroups() <= before, "the removal")
+    eventually(lambda: not os.path.exists(f"{os.path.dirname(cgroup)}/{name}"), "the removal")
     assert not any(map(alive, pids.values()))
+
+
+def own_cgroup(pid):
+    """The name of a process's cgroup, if it is one of a launch."""
+    with open(f"/proc/{pid}/cgroup") as file:
+        names = [os.path.basename(line.strip()) for line in file if line.startswith("0::")]
+    return next((name for name in names if name.startswith("cpulaunch-")), None)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.launch.launching import alive, eventually
-from tests.launch.process.killing import HIDE_CGROUPS, ROOT, TARGETS, cgroups, chain, count_leftovers
+from tests.launch.process.killing import HIDE_CGROUPS, ROOT, TARGETS, abandoned_cgroups, chain, count_leftovers
 from tests.launch.test_launch_signals import family, members
 
 KILLS = 30
@@ -36,9 +36,9 @@ def test_no_process_is_left(launcher, prefix, targets):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["single", "instances", "ranks"])
 def test_nothing_is_left_after_kills_at_random_moments(tmp_path, prefix, engine):
-    before = cgroups()
+    before = abandoned_cgroups()
     assert count_leftovers(engine, KILLS, folder=tmp_path, prefix=prefix, seconds=10.0)["left"] == {}
-    assert cgroups() <= before
+    eventually(lambda: abandoned_cgroups() <= before, "the removal of the cgroups")
 
 
 @pytest.mark.slow
