@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from cpulaunch.system.private_file import is_private, read_lines, replace_lines
 from cpulaunch.worker.fusion.search import TrialOutcome
 
-HEADER = "cpulaunch graphs 1"
+HEADER = "cpulaunch graphs 2"
 OUTCOMES, CLAIMS = "outcomes", "claims"
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 2000
@@ -27,7 +27,7 @@ LOCK_SECONDS = 5.0
 
 PAUSE_SECONDS = 0.2
 
-LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)")
+LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)(?:\t(\d{1,6}\.\d))?")
 POSITIONS = re.compile(r"(?:\d{1,6}(?:,\d{1,6})*)?")
 
 
@@ -93,11 +93,12 @@ def _read(descriptor: int) -> dict[str, TrialOutcome]:
         match = LINE.fullmatch(line)
         if match is None:
             continue
-        key, verdict, detail = match.groups()
+        key, verdict, detail, seconds = match.groups()
         if verdict == "refused":
             outcomes[key] = TrialOutcome(refusal=detail or "refused")
         elif POSITIONS.fullmatch(detail):
-            outcomes[key] = TrialOutcome(left_out=frozenset(int(part) for part in detail.split(",") if part))
+            left_out = frozenset(int(part) for part in detail.split(",") if part)
+            outcomes[key] = TrialOutcome(left_out=left_out, seconds=float(seconds or 0))
     return outcomes
 
 
@@ -127,7 +128,7 @@ def _latest_lines(outcomes: Mapping[str, TrialOutcome]) -> list[str]:
 def _line(key: str, outcome: TrialOutcome) -> str:
     if outcome.refusal is not None:
         return f"{key}\trefused\t{' '.join(outcome.refusal.split())[:MAX_REASON]}"
-    return f"{key}\tworks\t{','.join(map(str, sorted(outcome.left_out)))}"
+    return f"{key}\tworks\t{','.join(map(str, sorted(outcome.left_out)))}\t{outcome.seconds:.1f}"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -67,6 +68,7 @@ class Trial:
         self._end = time.monotonic() + IDLE_FACTOR * float(fields["seconds"])
         self._attempts = 0
         self._known: dict[frozenset[int], str | None] = {}
+        self._seconds: dict[frozenset[int], float] = {}
 
     def outcome(self) -> TrialOutcome:
         """What is found about the graph, within its limits of time, memory and attempts."""
@@ -81,7 +83,8 @@ class Trial:
             return TrialOutcome(refusal=f"it cannot be tried: {detail}", lasting=False)
         groups = _groups(detail["signatures"])
         known = frozenset(detail["misread"]) | frozenset(detail["other_types"])
-        return search(self._attempt, known, lambda: groups)
+        found = search(self._attempt, known, lambda: groups)
+        return dataclasses.replace(found, seconds=round(self._seconds.get(found.left_out, 0.0), 1))
 
     def _built(self) -> tuple[PortableGraph, list[Any]]:
         """The graph with its constants, and its inputs. Effect: allocates and fills them."""
@@ -102,6 +105,8 @@ class Trial:
             self._attempts += 1
             status, detail = self._in_process(lambda: compile_and_run(*self._built(), left_out))
             self._known[left_out] = None if status == "ok" else str(detail)
+            if status == "ok":
+                self._seconds[left_out] = float(detail)
         return self._known[left_out]
 
     def _in_process(self, work: Callable[[], Any]) -> tuple[str, Any]:
@@ -206,8 +211,12 @@ def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
     return {"signatures": signatures, "misread": sorted(unread), "other_types": other}
 
 
-def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozenset[int]) -> None:
-    """Effect: compiles the graph as the worker does, and runs it. Raises: any error of torch and oneDNN."""
+def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozenset[int]) -> float:
+    """Seconds of this thread's processor time for it. Other programs do not count, on whose idle CPUs this runs.
+
+    Effect: compiles the graph as the worker does, and runs it. Raises: any error of torch and oneDNN.
+    """
+    start = time.thread_time()
     graph = graph_of(source)
     leave_out(graph, left_out)
     compiled = function_of(graph)
@@ -216,3 +225,4 @@ def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozense
     with torch.no_grad():
         for _ in range(WARM_UP_CALLS + 1):
             compiled(*inputs)
+    return time.thread_time() - start

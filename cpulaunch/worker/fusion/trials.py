@@ -27,7 +27,7 @@ from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, enc
 MAX_STARTS = 3
 """Helper processes started by one worker: one that ends by itself is started again."""
 
-FORMAT = 3
+FORMAT = 4
 """Changes with what an outcome depends on, so that older outcomes are not used."""
 
 LIBRARY_VARIABLES = ("ONEDNN_", "DNNL_")
@@ -35,6 +35,10 @@ LIBRARY_VARIABLES = ("ONEDNN_", "DNNL_")
 
 WAIT = False
 """Whether `Trials` waits for the helper by default. Tests set it."""
+
+
+COMPILED_SHARE = 1 / 6
+"""The share of the budget that one call may take to compile its graph: a server's clients wait for it."""
 
 
 class Trials:
@@ -70,11 +74,20 @@ class Trials:
         with self._lock:
             self._load()
             if key in self._outcomes:
-                return self._outcomes[key]
+                return self._affordable(self._outcomes[key])
             if self._unavailable is not None:
                 return TrialOutcome(refusal=self._unavailable, lasting=False)
             request = Request(key=key, graph=graph, threads=torch.get_num_threads(), seconds=self._seconds)
-            return self._ask(request, described)
+            answer = self._ask(request, described)
+            return None if answer is None else self._affordable(answer)
+
+    def _affordable(self, outcome: TrialOutcome) -> TrialOutcome:
+        """The outcome, or a refusal if the call in which the graph is compiled would wait too long."""
+        limit = self._seconds * COMPILED_SHARE
+        if outcome.refusal is not None or outcome.seconds <= limit:
+            return outcome
+        reason = f"a call would wait {outcome.seconds:.0f} s for its compilation; --graph-budget gives it {limit:.3g} s"
+        return TrialOutcome(refusal=reason, lasting=False)
 
     def _load(self) -> None:
         """Effect: learns what other processes have written since the last call."""

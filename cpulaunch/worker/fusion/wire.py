@@ -144,6 +144,7 @@ def encode_outcome(key: str, outcome: TrialOutcome) -> bytes:
         "left_out": sorted(outcome.left_out),
         "refusal": outcome.refusal,
         "lasting": outcome.lasting,
+        "seconds": outcome.seconds,
     }
     return json.dumps(fields).encode() + b"\n"
 
@@ -152,4 +153,9 @@ def decode_outcome(line: bytes) -> tuple[str, TrialOutcome]:
     """The key of a request, and the outcome about it. Raises: ValueError, KeyError, TypeError."""
     fields = json.loads(line)
     left_out = frozenset(map(int, fields["left_out"]))
-    return fields["key"], TrialOutcome(left_out=left_out, refusal=fields["refusal"], lasting=bool(fields["lasting"]))
+    return fields["key"], TrialOutcome(
+        left_out=left_out,
+        refusal=fields["refusal"],
+        lasting=bool(fields["lasting"]),
+        seconds=float(fields["seconds"]),
+    )

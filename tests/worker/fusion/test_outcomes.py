@@ -27,7 +27,7 @@ pytestmark = pytest.mark.torch
 KEYS = [letter * 64 for letter in "abcdef0123456789"]
 KNOWN = {
     KEYS[0]: TrialOutcome(),
-    KEYS[1]: TrialOutcome(left_out=frozenset({3, 17})),
+    KEYS[1]: TrialOutcome(left_out=frozenset({3, 17}), seconds=12.5),
     KEYS[2]: TrialOutcome(refusal="oneDNN Graph crashes (SIGSEGV)"),
 }
 
@@ -61,9 +61,14 @@ def test_the_latest_outcomes_are_kept(folder: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "another file", f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t\n"),
-        *(f"cpulaunch graphs 1\n{KEYS[0]}\tworks\t1;2\n", f"cpulaunch graphs 1\n{KEYS[0]}\tworks\t-1\n"),
-        *("cpulaunch graphs 1\nshort\tworks\t1\n", f"cpulaunch graphs 1\n{KEYS[0]}\tother\t1\n", "\0" * 100),
+        *("", "another file", f"cpulaunch graphs 1\n{KEYS[0]}\tworks\t\n"),
+        *(f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t1;2\n", f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t-1\n"),
+        *(
+            "cpulaunch graphs 2\nshort\tworks\t1\n",
+            f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t1\tnan\n",
+            f"cpulaunch graphs 2\n{KEYS[0]}\tother\t1\n",
+            "\0" * 100,
+        ),
     ],
 )
 def test_forged_contents_are_ignored(folder: Path, text: str) -> None:

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
+from cpulaunch.worker.fusion import trial as trial_module  # noqa: E402
 from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
 from cpulaunch.worker.fusion.exclusion import fusible, leave_out  # noqa: E402
 from cpulaunch.worker.fusion.helper_process import HelperEndedError, HelperProcess, environment  # noqa: E402
@@ -25,7 +26,7 @@ from cpulaunch.worker.fusion.outcomes import add_outcomes  # noqa: E402
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of, portable  # noqa: E402
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome  # noqa: E402
 from cpulaunch.worker.fusion.trial import Trial, tried  # noqa: E402
-from cpulaunch.worker.fusion.trials import Trials  # noqa: E402
+from cpulaunch.worker.fusion.trials import Trials, fingerprint  # noqa: E402
 from cpulaunch.worker.fusion.wire import describe, value_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -322,6 +323,37 @@ def test_instances_learn_from_each_other(tmp_path: Path) -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_no_call_waits_for_a_compilation_that_takes_too_long(tmp_path: Path) -> None:
+    value = torch.randn(8, 16)
+    graph = frozen(torch.tanh, value)
+    key = fingerprint(graph, describe((value, *graph.constants)))
+    add_outcomes(str(tmp_path / "graphs"), {key: TrialOutcome(seconds=10.1)})
+    impatient, patient = (Trials(seconds, folder=str(tmp_path / "graphs")) for seconds in (60.0, 61.0))
+    refused, accepted = impatient.outcome(graph, [value]), patient.outcome(graph, [value])
+    assert refused is not None
+    assert accepted is not None
+    assert refused.refusal == "a call would wait 10 s for its compilation; --graph-budget gives it 10 s"
+    assert (accepted.refusal, accepted.seconds) == (None, 10.1)
+
+
+def test_the_helper_reports_the_processor_time_of_a_compilation(tmp_path: Path, monkeypatch) -> None:
+    def compiled(*_: object) -> float:
+        start = time.thread_time()
+        while time.thread_time() - start < 0.4:
+            pass
+        time.sleep(0.5)
+        return original(*_) + time.thread_time() - start
+
+    original = trial_module.compile_and_run
+    monkeypatch.setattr(trial_module, "compile_and_run", compiled)
+    value = torch.randn(8, 16)
+    graph = frozen(torch.tanh, value)
+    fields = {"text": graph.text, "inputs": 1, "threads": 1, "math": math_settings(), "seconds": 300.0}
+    outcome = Trial(fields, describe((value, *graph.constants))).outcome()
+    assert outcome.refusal is None
+    assert outcome.seconds >= 0.4
 
 
 def test_an_attempt_without_end_is_killed() -> None:
