@@ -42,7 +42,21 @@ def register() -> None:
 
     if NAME.upper() not in Backend._plugins:
         Backend.register_backend(NAME, make_group, devices=["cpu"])
+        _accept_in_monitored_barrier(sys.modules[_C10D])
     announce()
+
+
+def _accept_in_monitored_barrier(c10d: Any) -> None:
+    """Effect: torch's monitored_barrier, which it has for gloo only, accepts this package's groups too."""
+    package: Any = sys.modules["torch.distributed"]
+    plain = c10d.monitored_barrier
+
+    @wraps(plain)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        barrier = getattr(group or c10d.GroupMember.WORLD, "barrier_by_gloo", partial(plain, group))
+        barrier(timeout, wait_all_ranks)
+
+    c10d.monitored_barrier = package.monitored_barrier = monitored_barrier
 
 
 def announce(chosen: str | None = None) -> None:
@@ -143,17 +157,11 @@ def _watch_names(replace: Callable[[str], str]) -> None:
 def _watch_init(c10d: Any, settings: TorchSettings) -> None:
     """Effect: init_process_group("gloo") creates a group of the chosen backend; new_group("gloo") still uses gloo.
 
-    `monitored_barrier`, which torch has for gloo only, accepts these groups. Names for several devices do not change:
-    see _choose_default.
+    Names for several devices do not change: see _choose_default.
     """
     chosen = settings.dist_backend or GLOO  # Never None here: this runs only if a backend was chosen.
     package: Any = sys.modules["torch.distributed"]
-    plain, plain_barrier = c10d.init_process_group, c10d.monitored_barrier
-
-    @wraps(plain_barrier)
-    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        barrier = getattr(group or c10d.GroupMember.WORLD, "barrier_by_gloo", partial(plain_barrier, group))
-        barrier(timeout, wait_all_ranks)
+    plain = c10d.init_process_group
 
     @wraps(plain)
     def init_process_group(backend: str | None = None, *arguments: Any, **named: Any) -> Any:
@@ -164,7 +172,6 @@ def _watch_init(c10d: Any, settings: TorchSettings) -> None:
         return plain(backend, *arguments, **named)
 
     c10d.init_process_group = package.init_process_group = init_process_group
-    c10d.monitored_barrier = package.monitored_barrier = monitored_barrier
 
 
 def _parts(name: str) -> list[str]:

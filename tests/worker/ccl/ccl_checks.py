@@ -154,6 +154,7 @@ def methods_accept_what_those_of_torch_do(gloo):
     group.gather(outputs if rank == 0 else [], tensor[:1], root=0).wait()
     group.reduce_scatter(tensor[:1], outputs, op=dist.ReduceOp.MAX).wait()
     group.barrier().wait()
+    dist.monitored_barrier()
     assert group._device_types == [torch.device("cpu")]
     assert group._get_backend(torch.device("cpu")) is not None
     assert group.get_group_store() is not None

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 RANKS, SECONDS = 2, 60
@@ -26,13 +27,14 @@ def load(folder):
 
     for name in ("barrier", "test_dir"):
         Path(folder, name).mkdir(exist_ok=True)
-    distributed_test.Barrier.init()
+    OnTheCpu.reset_barrier = distributed_test.Barrier.init
     return OnTheCpu
 
 
 def in_ranks(tests, name, folder):
     """How the ranks ended: "ok" if all exited with 0."""
     file = Path(folder, f"store-{name}")
+    tests.reset_barrier()  # Files of the test before would count as ranks.
     pids = []
     for rank in range(RANKS):
         pid = os.fork()
@@ -46,6 +48,9 @@ def in_ranks(tests, name, folder):
                 tests._run(rank, name, str(file), theirs)
             except SystemExit as error:
                 code = error.code if isinstance(error.code, int) else 1
+            except BaseException:  # noqa: BLE001 - the output says what any error is
+                traceback.print_exc()
+                sys.stderr.flush()
             finally:
                 os._exit(code)
         pids.append(pid)
@@ -77,6 +82,7 @@ def main(backend, folder, *names):
     found = {}
     for name in names or sorted(name for name in dir(tests) if name.startswith("test_")):
         found[name] = in_ranks(tests, name, folder)
+        print(name, found[name], file=sys.stderr, flush=True)
     print(json.dumps(found), flush=True)
 
 
