@@ -169,7 +169,9 @@ class CclWork(Work):
                 why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective")
                 why = why if polls >= GRACE_POLLS else None
             if why is None and left <= 0:
-                why = PeerLostError(f"a collective timed out : it did not finish within {seconds:.0f} s")
+                why = PeerLostError(
+                    f"a collective did not finish within {seconds:.0f} s: it timed out (the timeout is its own)"
+                )
             if why is not None:
                 self.queue.give_up(why)
                 _end_without_unloading()

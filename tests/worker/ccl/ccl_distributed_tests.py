@@ -18,7 +18,9 @@ RANKS, SECONDS = 2, 60
 
 def load(folder):
     """The class with the tests. Effect: sets the variables that its module reads."""
-    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), TEMP_DIR=folder, INIT_METHOD="file://", MASTER_PORT="0")
+    os.environ.update(
+        BACKEND="gloo", WORLD_SIZE=str(RANKS), TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/store", MASTER_PORT="0"
+    )
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
     from torch.testing._internal.distributed import distributed_test
 

@@ -157,7 +157,7 @@ class MemoryPath:
         if outcome == LATE:
             return PeerLostError(
                 f"rank {failed} of the group did not reach this collective within {self._group.seconds:.0f} s: "
-                "the collective timed out "
+                "the collective timed out (the timeout is the group's)"
             )
         if outcome == LEFT:
             return PeerLostError(f"{who} left the group")
