@@ -11,7 +11,7 @@ from cpulaunch.cli import terminal
 from cpulaunch.cli.run import worker_python
 from cpulaunch.cli.sysroot import machine_root
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.profile.file import read_profile
+from cpulaunch.profile.file import profile_errors, read_profile
 from cpulaunch.profile.selection import find_profile, user_profile_dir, user_profiles
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
@@ -115,8 +115,13 @@ def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
 
 
 @profiles.command("validate")
-def validate_profile(file: str) -> None:
-    """Check a profile file; report the file, line and key of an error."""
+def validate_profile(context: typer.Context, file: str) -> None:
+    """Check a profile file; report the file, line and key of every error."""
     from cpulaunch.view.profile_view import validate_text
 
+    errors = profile_errors(file)
+    for error in errors[:-1]:
+        terminal.notify(f"error: {error}", context.obj)
+    if errors:
+        raise errors[-1]
     terminal.print_text(validate_text(file, read_profile(file)))

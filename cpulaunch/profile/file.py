@@ -3,9 +3,10 @@
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 from cpulaunch.profile.model import Choice, Conditions, Profile
@@ -23,6 +24,7 @@ MAX_LINE = 2_000
 HINT = "docs/profiles.md lists every key"
 Path = tuple[str | int, ...]
 MISSING = object()
+TABLES = [*TOP, "applies", "settings", "env"]
 
 
 def read_profile(path: str) -> Profile:
@@ -115,12 +117,14 @@ class _Document:
         line = line_of(path, self.lines)
         key = ".".join(str(part) for part in path)
         place = f"{self.place}, line {line}, {key}" if line else f"{self.place}, {key}"
-        shown = self._at(path) if value is None else value
-        return _error(what, value=None if shown is MISSING else _short(shown), place=place, hint=hint)
+        found = self._at(path)
+        shown = None if found is MISSING else _short(_toml(found))
+        return _error(what, value=shown if value is None else _short(str(value)), place=place, hint=hint)
 
     def missing(self, path: Path, *, hint: str) -> UsageError:
         """An error about a key that the file lacks."""
-        return self.error(f"missing key {path[-1]!r}", path, hint=hint)
+        table = ".".join(map(str, path[:-1])) or "the profile"
+        return self.error(f"{table} lacks key {path[-1]!r}", path, hint=hint)
 
     def _at(self, path: Path) -> object:
         value: Any = self.values
@@ -132,10 +136,44 @@ class _Document:
         return value
 
 
-def _short(value: object) -> str:
-    """The value as TOML writes it, in at most 60 printable characters."""
-    shown = value if isinstance(value, str) else _toml(value)
-    shown = "".join(character if character.isprintable() else "?" for character in shown)
+def profile_errors(path: str) -> tuple[UsageError, ...]:
+    """The errors of a profile file: one for each table that has any; none if the profile is valid."""
+    try:
+        read_profile(path)
+    except UsageError as error:
+        first = error
+    else:
+        return ()
+    try:
+        source = _read_text(path)
+        document = _Document(
+            values=_parsed(source, path), lines=key_lines(source), place=path, name=os.path.basename(path), path=path
+        )
+    except UsageError:
+        return (first,)
+    errors = {str(error): error for error in (first, *_errors(document))}
+    return tuple(errors.values())
+
+
+def _errors(document: _Document) -> Iterator[UsageError]:
+    checks: list[Callable[[], object]] = [
+        lambda: _refuse_unknown(document, (), document.values, TABLES),
+        lambda: _fields(document, (), document.values, TOP),
+        lambda: _applies(document),
+    ]
+    for table, check in (("settings", _setting), ("env", _variable)):
+        names = document.values.get(table, {})
+        checks += [partial(check, document, name) for name in names if isinstance(names, dict)]
+    for each in checks:
+        try:
+            each()
+        except UsageError as error:
+            yield error
+
+
+def _short(text: str) -> str:
+    """The text in at most 60 printable characters."""
+    shown = "".join(character if character.isprintable() else "?" for character in text)
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
@@ -150,7 +188,7 @@ def _toml(value: object) -> str:
 
 
 def _profile(document: _Document) -> Profile:
-    _refuse_unknown(document, (), document.values, [*TOP, "applies", "settings", "env"])
+    _refuse_unknown(document, (), document.values, TABLES)
     top = _fields(document, (), document.values, TOP)
     for required in ("summary", "kind"):
         if required not in top:

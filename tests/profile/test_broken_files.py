@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from cpulaunch.profile.file import MAX_BYTES, parse_profile, read_profile
+from cpulaunch.profile.file import MAX_BYTES, parse_profile, profile_errors, read_profile
 from cpulaunch.records.errors import UsageError
 
 HEAD = 'kind = "intent"\nsummary = "s"\n'
@@ -28,11 +28,11 @@ BROKEN = {
     "digits": (HEAD + "x = [\n" + "9" * 1999 + "\n]", "unknown key in the profile", "x", ", line 3, x", ""),
     "nested arrays": ("x = " + "[\n" * 9000, "invalid TOML", "nested too deeply", "", ""),
     "nested tables": ("x = " + "{a=[\n" * 9000, "invalid TOML", "nested too deeply", "", ""),
-    "empty": ("", "missing key 'summary'", "None", ", summary", "add summary"),
-    "no kind": ('summary = "s"', "missing key 'kind'", "None", ", kind", "add kind"),
-    "kind": ('summary = "s"\nkind = "robot"', "invalid value", "robot", ", line 2, kind", "intent"),
+    "empty": ("", "the profile lacks key 'summary'", "None", ", summary", "add summary"),
+    "no kind": ('summary = "s"', "the profile lacks key 'kind'", "None", ", kind", "add kind"),
+    "kind": ('summary = "s"\nkind = "robot"', "invalid value", '"robot', ", line 2, kind", "intent"),
     "summary": ('summary = 3\nkind = "intent"', "invalid value", "3", ", line 1, summary", "a string"),
-    "escape": ('summary = "\\u001b[2J"\nkind = "intent"', "invalid value", "?[2J", ", line 1, summary", ""),
+    "escape": ('summary = "\\u001b[2J"\nkind = "intent"', "invalid value", '"?[2J', ", line 1, summary", ""),
     "top key": (
         HEAD + "sumary = 1",
         "unknown key in the profile",
@@ -40,9 +40,15 @@ BROKEN = {
         ", line 3, sumary",
         "did you mean summary?",
     ),
-    "no applies": ('kind = "server"\nsummary = "s"', "missing key 'applies'", "None", ", applies", "[applies]"),
+    "no applies": (
+        'kind = "server"\nsummary = "s"',
+        "the profile lacks key 'applies'",
+        "None",
+        ", applies",
+        "[applies]",
+    ),
     "applies empty": (HEAD + "[applies]", "expected conditions", "{}", ", line 3, applies", ""),
-    "applies text": ('applies = "all"\n' + HEAD, "expected conditions", "all", ", line 1, applies", ""),
+    "applies text": ('applies = "all"\n' + HEAD, "expected conditions", '"all', ", line 1, applies", ""),
     "condition": (
         HEAD + "[applies]\ncolour = 1",
         "unknown key in the profile",
@@ -77,7 +83,7 @@ BROKEN = {
     "short form": (
         HEAD + '[settings]\nopenmp = "intel"',
         "expected a table",
-        "intel",
+        '"intel',
         ", line 4, settings.openmp",
         "[settings.openmp]",
     ),
@@ -98,14 +104,14 @@ BROKEN = {
     "wrong type": (
         HEAD + setting("smt", '"no"'),
         "invalid value",
-        "no",
+        '"no',
         ", line 4, settings.smt.value",
         "true or false",
     ),
     "wrong word": (
         HEAD + setting("allocator", '"malloc"'),
         "invalid value",
-        "malloc",
+        '"malloc',
         ", line 4, settings.allocator.value",
         "tcmalloc",
     ),
@@ -139,14 +145,14 @@ BROKEN = {
     ),
     "no value": (
         HEAD + "[settings.openmp]\n" + REASON,
-        "missing key 'value'",
+        "settings.openmp lacks key 'value'",
         "None",
         ", line 3, settings.openmp.value",
         'value = "auto"',
     ),
     "no reason": (
         HEAD + "[settings.smt]\nvalue = true",
-        "missing key 'reason'",
+        "settings.smt lacks key 'reason'",
         "None",
         ", line 3, settings.smt.reason",
         "one line",
@@ -161,21 +167,21 @@ BROKEN = {
     "source": (
         HEAD + setting("smt", "true", 'source = "a blog"'),
         "invalid value",
-        "a blog",
+        '"a blog',
         ", line 6, settings.smt.source",
         "a URL",
     ),
     "script as source": (
         HEAD + setting("smt", "true", 'source = "javascript:alert(1)"'),
         "invalid value",
-        "javascript:alert(1)",
+        '"javascript:alert(1)',
         ", line 6, settings.smt.source",
         "",
     ),
     "date": (
         HEAD + setting("smt", "true", 'date = "2026-11-21"'),
         "invalid value",
-        "2026-11-21",
+        '"2026-11-21',
         ", line 6, settings.smt.date",
         "without quotes",
     ),
@@ -189,14 +195,14 @@ BROKEN = {
     "long reason": (
         HEAD + f'[settings.smt]\nvalue = true\nreason = "{"x" * 501}"',
         "invalid value",
-        "x" * 57 + "...",
+        '"' + "x" * 56 + "...",
         ", line 5, settings.smt.reason",
         "at most 500",
     ),
     "reason of lines": (
         HEAD + '[settings.smt]\nvalue = true\nreason = """a\nb"""',
         "invalid value",
-        "a?b",
+        '"a?b"',
         ", line 5, settings.smt.reason",
         "one line",
     ),
@@ -432,3 +438,19 @@ def test_windows_line_ends_count_as_one_line(tmp_path):
     path = tmp_path / "dos.toml"
     path.write_bytes(HEAD.replace("\n", "\r\n").encode() + b"oops = 1\r\n")
     assert error_of(path) == f"unknown key in the profile: oops ({path}, line 3, oops)"
+
+
+def test_all_errors_of_a_file_are_found(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('kind = "sever"\ntypo = 1\n' + "[settings.smt]\nvalue = true\n" + setting("allocator", '"glibc"'))
+    assert [error.what for error in profile_errors(str(path))] == [
+        "unknown key in the profile",
+        "invalid value",
+        "settings.smt lacks key 'reason'",
+        "invalid value",
+    ]
+    path.write_text(HEAD + "[settings")
+    assert [error.what for error in profile_errors(str(path))] == ["invalid TOML"]
+    path.write_text(HEAD + setting("smt", "true"))
+    assert profile_errors(str(path)) == ()
+    assert [error.what for error in profile_errors(str(tmp_path / "no.toml"))] == ["cannot read the profile"]
