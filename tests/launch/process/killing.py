@@ -75,12 +75,12 @@ def processes(tag):
 
 
 def only_child(pid):
-    """The first child of a process; None if it has none."""
+    """The first child of a process that leads a group, as a trial start of a library does not; None if it has none."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return next((int(child) for child in children if os.getpgid(int(child)) == int(child)), None)
     except OSError:
         return None
-    return int(children[0]) if children else None
 
 
 def chain(guard):
@@ -183,7 +183,7 @@ def count_leftovers(engine, kills, *, folder, prefix=(), width=6, targets=TARGET
         for launch in batch:
             for kind, what in leftovers(launch).items():
                 left[f"{kind} after {'+'.join(launch.targets)}"] += 1
-                print(engine, launch.targets, kind, what, launch.tag, file=sys.stderr)
+                print(engine, launch.targets, kind, what, launch.tag, launch.process.returncode, file=sys.stderr)
     return {"engine": engine, "kills": done, **counts, "left": dict(left)}
 
 
