@@ -24,6 +24,15 @@ TABLE = {
         "one: the list counts; number 0; number 1; number 2; 2 more",
         "lscpu -e",
     ),
+    "an environment of one's own": ("other users", facts(), "ok", "only you and root can change", None),
+    "an environment that others can change": (
+        "other users",
+        facts(untrusted_code=(WRITABLE,)),
+        "advice",
+        WRITABLE,
+        "chmod go-w PATH",
+    ),
+    "the environment of a captured machine": ("other users", facts(live=False), "skipped", "captured machine", None),
     "tcmalloc": ("allocator", facts(), "ok", "tcmalloc (/usr/lib/libtcmalloc.so.4)", None),
     "no allocator": ("allocator", facts(machine(libraries=())), "advice", "C library", "apt-get install"),
     "no allocator, Ubuntu": (
