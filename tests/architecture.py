@@ -13,6 +13,7 @@ TOP_LEVEL = {"__init__", "__main__", "ccl"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
+    "system.files": {"records"},
     "system": {"records"},
     "profile": {"records"},
     "schedulers": {"records"},
@@ -47,7 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.weights": {"records", "system", "probe", "worker.reporting", "worker.tensors"},
     "worker.ledger": {"records", "worker.reporting"},
     "worker.features": {
-        *("records", "worker.reporting", "worker.tensors", "worker.graph", "worker.weights", "worker.ledger"),
+        *("records", "system", "worker.reporting", "worker.tensors", "worker.graph", "worker.weights"),
+        "worker.ledger",
     },
     "worker.ccl.wire": {"records"},
     "worker.ccl.memory": {"records", "system", "worker.ccl.wire"},
@@ -79,9 +81,34 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Folder (a module at the top by its name, the package itself as "") -> the other folders it may import from."""
 
+for may_import in MAY_IMPORT.values():
+    if "system" in may_import:
+        may_import.add("system.files")
+
 EFFECTS = {"os", "subprocess", "socket", "pathlib", "time", "signal", "ctypes", "shutil", "tempfile", "selectors"}
 PURE = ("plan", "view", "emit", "schedulers", "profile.model", "launch.supervision.state_machine")
 """Folders, with all below them, and modules that decide or format and do nothing else."""
+
+FILES = "system.files"
+"""The folder whose modules alone make, change, rename and remove files."""
+FILES_ELSEWHERE = {
+    "system.control_group": "cgroups, which are folders of the kernel's in which root alone or the user can write",
+    "worker.ccl.memory.shared_barrier": "memory without a name: a memfd of another rank",
+    "worker.ccl.memory.setup": "memory without a name: a memfd",
+}
+FILE_CALLS = {
+    *("mkdir", "makedirs", "mkfifo", "mknod", "link", "symlink", "rename", "renames", "unlink", "rmdir", "removedirs"),
+    *("chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "truncate", "ftruncate", "mkstemp", "mkdtemp"),
+    *("rmtree", "copyfile", "copytree", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"),
+    *("NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "SpooledTemporaryFile"),
+}
+"""Functions of os, shutil and tempfile, and methods of pathlib's paths."""
+QUALIFIED_CALLS = {
+    *("os.remove", "os.replace", "os.utime", "os.setxattr", "os.removexattr"),
+    *("shutil.move", "shutil.copy", "shutil.copy2"),
+}
+"""Those whose names other objects' methods have too."""
+WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND", "O_TMPFILE"}
 
 MAY_IMPORT_TORCH = ("worker", "launch.hosts.agent")
 NEVER_IMPORTED = {"numpy"}
@@ -212,6 +239,38 @@ def torch_imports(package: Package) -> list[str]:
     ]
 
 
+def file_effects(package: Package) -> list[str]:
+    """Calls, outside the folder for them, that make, change, rename or remove a file, or open one for writing."""
+    return [
+        f"{module}, line {node.lineno}: {ast.unparse(node.func)}"
+        for module, tree in package.trees.items()
+        if not _is_below(module, (FILES, *FILES_ELSEWHERE))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _has_file_effect(node)
+    ]
+
+
+def _has_file_effect(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    last = name.rpartition(".")[2]
+    if last in FILE_CALLS or name in QUALIFIED_CALLS:
+        return True
+    if not call.args or last not in ("open", "fdopen") or _is_no_file(call.args[0]):
+        return False
+    flags = {node.attr for argument in call.args[1:] for node in ast.walk(argument) if isinstance(node, ast.Attribute)}
+    mode = next((word.value for word in call.keywords if word.arg == "mode"), call.args[1] if call.args[1:] else None)
+    text = mode.value if isinstance(mode, ast.Constant) else ""
+    return bool(flags & WRITING_FLAGS) or (isinstance(text, str) and bool(set(text) & set("wax+")))
+
+
+def _is_no_file(path: ast.expr) -> bool:
+    """Whether a path is that of the null device or of one of /proc's files."""
+    first = path.values[0] if isinstance(path, ast.JoinedStr) else path
+    if isinstance(first, ast.Constant):
+        return str(first.value).startswith("/proc/")
+    return ast.unparse(first) == "os.devnull"
+
+
 def repeated_class_names(package: Package) -> list[str]:
     """Names that more than one class has."""
     places: defaultdict[str, list[str]] = defaultdict(list)
@@ -229,5 +288,6 @@ RULES = (
     folders_without_purpose,
     impure_imports,
     torch_imports,
+    file_effects,
     repeated_class_names,
 )

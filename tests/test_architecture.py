@@ -15,6 +15,7 @@ from tests.architecture import (
     Package,
     crowded_folders,
     cycles,
+    file_effects,
     folders_without_purpose,
     impure_imports,
     repeated_class_names,
@@ -115,6 +116,26 @@ PLANTED: dict[str, tuple[Rule, dict[str, str], str]] = {
         "launch.run imports torch",
     ),
     "numpy in the worker": (torch_imports, {"worker/apply.py": "import numpy as np\n"}, "worker.apply imports numpy"),
+    "a file made outside the folder for it": (
+        file_effects,
+        {"launch/run.py": "import os\ndef f(path):\n    os.mkdir(path)\n", "system/files/a.py": "os.mkdir('x')\n"},
+        "launch.run, line 3: os.mkdir",
+    ),
+    "a file opened for writing": (
+        file_effects,
+        {"cli/report.py": "open('/proc/self/oom_score_adj', 'w')\nopen('a')\nopen(path, mode='a')\n"},
+        "cli.report, line 3: open",
+    ),
+    "a descriptor opened for writing": (
+        file_effects,
+        {"worker/a.py": "os.open(os.devnull, os.O_WRONLY)\nos.open(p, os.O_RDONLY)\nos.open(p, os.O_RDWR)\n"},
+        "worker.a, line 3: os.open",
+    ),
+    "a file written through a path object": (
+        file_effects,
+        {"emit/slurm.py": "def f(path, text):\n    path.write_text(text.replace('a', 'b'))\n"},
+        "emit.slurm, line 2: path.write_text",
+    ),
     "two classes of one name": (
         repeated_class_names,
         {"view/a.py": "class Row: ...\n", "emit/b.py": "class Row: ...\n"},

@@ -1,7 +1,6 @@
 """The commands probe, profiles and doctor; arguments.py parses run, plan and torchrun."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from cpulaunch.profile.file import profile_errors, read_profile
 from cpulaunch.profile.selection import find_profile, user_profile_dir, user_profiles
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
+from cpulaunch.system.files.writing import write_output
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -69,7 +69,7 @@ def probe(
 
 def _write(path: str, text: str) -> None:
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_output(path, text.encode(), mode=0o666)
     except OSError as error:
         raise CpulaunchError(
             "cannot write the SVG file", value=f"{path}: {error.strerror}", source="--svg", hint="give a writable path"

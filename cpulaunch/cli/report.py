@@ -19,6 +19,8 @@ from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.system.files.paths import locate
+from cpulaunch.system.files.writing import write_output
 from cpulaunch.view import plan_view
 
 TYPE_CHECKING = False
@@ -40,6 +42,10 @@ def check_report(path: str) -> None:
         raise _unwritable(path, f"there is no directory {folder}")
     if not os.access(folder if _is_replaced(path) else path, os.W_OK):
         raise _unwritable(path, f"no permission to write in {folder}")
+    try:
+        os.close(locate(path).folder)
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error)) from None
 
 
 def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Callable[[str], None]) -> int:
@@ -87,28 +93,18 @@ def _report_unapplied(flags: tuple[str, ...], workers: str, *, strict: bool, not
 def write_report(path: str, content: dict[str, Any]) -> None:
     """Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly.
 
+    Only this user can read a new file.
+
     Raises: CpulaunchError.
     """
     if path == STANDARD_OUTPUT:
         terminal.print_json(content)
         return
     text = json.dumps(content, indent=2) + "\n"
-    target = os.path.realpath(path) if _is_replaced(path) else path
-    temporary = f"{target}.{os.getpid()}.new" if _is_replaced(path) else path
     try:
-        with open(temporary, "w", encoding="utf-8", opener=_private) as file:
-            file.write(text)
-        if temporary != target:
-            os.replace(temporary, target)
+        write_output(path, text.encode())
     except OSError as error:
-        if temporary != target and os.path.exists(temporary):
-            os.unlink(temporary)
         raise _unwritable(path, error.strerror or str(error)) from None
-
-
-def _private(path: str, flags: int) -> int:
-    """A descriptor; a new file is readable by its owner only, as its command and host are not for everyone."""
-    return os.open(path, flags, 0o600)
 
 
 def _is_replaced(path: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from cpulaunch.records.record import record
-from cpulaunch.system.private_file import read_lines, replace_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,6 +189,8 @@ def _read_until_closed(fd: int) -> tuple[bytes, bool]:
 
 def read_verdicts(path: str) -> dict[str, str | None]:
     """By key: the verdict, None for a success. Empty if the file is absent, malformed or writable by other users."""
+    from cpulaunch.system.files.caches import read_lines  # Not needed where nothing is preloaded.
+
     verdicts: dict[str, str | None] = {}
     for line in read_lines(path, header=HEADER, max_bytes=MAX_BYTES):
         key, tab, verdict = line.partition("\t")
@@ -200,13 +201,11 @@ def read_verdicts(path: str) -> dict[str, str | None]:
 
 def write_verdicts(path: str, verdicts: Mapping[str, str | None]) -> None:
     """Effect: replaces the file by one with the latest verdicts, atomically; does nothing if that fails."""
+    from cpulaunch.system.files.caches import replace_cache
+
     entries = list(verdicts.items())[-MAX_ENTRIES:]
     lines = [f"{key}\t{GOOD if verdict is None else _one_line(verdict)}" for key, verdict in entries]
-    try:
-        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-    except OSError:
-        return
-    replace_lines(path, lines, header=HEADER)
+    replace_cache(path, lines, header=HEADER)
 
 
 def _one_line(text: str) -> str:

@@ -30,6 +30,8 @@ from cpulaunch.records.errors import LaunchError, UsageError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
+from cpulaunch.system.files.folders import remove_if_empty
+from cpulaunch.system.files.paths import is_secure, open_folder
 from cpulaunch.system.signals import ending_signals
 
 TYPE_CHECKING = False
@@ -90,14 +92,7 @@ def launch_hosts(
     finally:
         remove_run_directory(directory)
         if plan.launch.log_dir is None and logs is not None:
-            _remove_if_empty(logs)  # No rank ever started.
-
-
-def _remove_if_empty(directory: str) -> None:
-    try:
-        os.rmdir(directory)
-    except OSError:
-        return
+            remove_if_empty(logs)  # No rank ever started.
 
 
 def _supported_job(plan: LaunchPlan) -> JobPlan:
@@ -152,10 +147,22 @@ def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], n
         notify(f"logs: {log_dir}")
     elif log_dir != os.devnull:
         try:
-            os.makedirs(log_dir, exist_ok=True)
+            os.close(open_folder(log_dir, make=0o777))
         except OSError as error:
             raise log_error(log_dir, error) from None
+        _check_trusted(log_dir)
     return log_dir
+
+
+def _check_trusted(log_dir: str) -> None:
+    """Raises: LaunchError if root would write where other users can put links, as torch's agent follows them."""
+    if os.geteuid() == 0 and not is_secure(os.path.realpath(log_dir)):
+        raise LaunchError(
+            "other users can change the folder of the logs",
+            value=log_dir,
+            source="torch's agent writes there as root",
+            hint="give a --log-dir that only root can write",
+        )
 
 
 def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> tuple[LaunchResult, JobOutput]:

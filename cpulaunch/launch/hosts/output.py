@@ -14,6 +14,7 @@ from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
 from cpulaunch.launch.process.descriptors import STDERR, STDOUT, StdioFds
 from cpulaunch.records.record import record
+from cpulaunch.system.files.writing import make_pipe, open_output_pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[boo
     write_ends: list[int] = []
     agent_paths = {number: agent_pipe(directory, number) for number in sinks}
     agent_streams = tuple(_stream(agent_paths[number], sink, write_ends) for number, sink in sinks.items())
-    agent_fds = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in agent_paths.values()]
+    agent_fds = [open_output_pipe(path) for path in agent_paths.values()]
     streams, pipes = [], []
     for local_rank, visible in zip(ranks, shown, strict=True):
         paths = {number: rank_pipe(directory, local_rank, number) for number in sinks}
@@ -68,7 +69,6 @@ def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[boo
 
 def _stream(path: str, sink: Sink | None, write_ends: list[int]) -> Stream:
     """The read end of a new named pipe, whose lines reach the sink whole. Effect: opens a write end that stays open."""
-    os.mkfifo(path, 0o600)
-    read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    write_ends.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    read, write = make_pipe(path)
+    write_ends.append(write)
     return Stream(read, routes=[] if sink is None else [OutputRoute(sink, exclusive=False)])

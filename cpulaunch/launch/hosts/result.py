@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from cpulaunch.launch.hosts.agent.files import agent_report_file
 from cpulaunch.launch.hosts.agent.messages import AgentReport, RankFailure, read_message
 from cpulaunch.launch.hosts.output import JobOutput
 from cpulaunch.launch.monitor.watch import Observation
-from cpulaunch.launch.monitor.worker_report import read_worker_report
+from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.run_directory import events_path
 from cpulaunch.launch.supervision.error_file import RankError
@@ -17,6 +15,7 @@ from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.plan import JobPlan
 from cpulaunch.records.record import replace
+from cpulaunch.system.files.reading import read_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def read_report(directory: str) -> AgentReport | None:
     """The agent's report in the run's directory; None if it ended without a whole one."""
     try:
         return read_message(agent_report_file(directory), AgentReport)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError, TypeError, RecursionError):  # A rank may have replaced it by anything.
         return None
 
 
@@ -46,8 +45,7 @@ def observed_ranks(directory: str, ranks: Iterable[int]) -> tuple[WorkerResult, 
 
 
 def _observation(path: str) -> Observation:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return Observation(wall_seconds=0.0, report=read_worker_report(file))
+    return Observation(wall_seconds=0.0, report=read_event_file(path))
 
 
 def job_result(
@@ -109,9 +107,6 @@ def _failed_rank(failure: RankFailure, output: JobOutput) -> WorkerResult:
 def _tail(path: str) -> tuple[str, ...]:
     """The last lines of a log; none if it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            return tuple(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+        return tuple(read_end(path, max_bytes=TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:])
     except OSError:
         return ()

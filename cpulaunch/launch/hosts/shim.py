@@ -71,8 +71,10 @@ def _bind(config: RankConfig) -> None:
 
 def _redirect(pipe: RankPipe) -> None:
     """Effect: the descriptor is the rank's own pipe, unless torch's agent sent it to a file."""
+    from cpulaunch.system.files.writing import open_output_pipe
+
     if os.path.samestat(os.fstat(pipe.descriptor), os.stat(pipe.agent_path)):
-        own = os.open(pipe.path, os.O_WRONLY)
+        own = open_output_pipe(pipe.path)
         os.dup2(own, pipe.descriptor)
         os.close(own)
 

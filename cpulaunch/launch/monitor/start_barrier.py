@@ -7,6 +7,7 @@ import os
 from cpulaunch.launch.process.run_directory import ARRIVALS, GATE
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.record import record, replace
+from cpulaunch.system.files.writing import make_pipe
 
 PIPE_BYTES = 1 << 16
 """The capacity of a pipe, so that one read takes whole lines. Source: pipe(7)."""
@@ -53,8 +54,8 @@ class StartBarrier:
         """Raises: OSError where the directory cannot hold named pipes."""
         self.state = BarrierState(missing=workers)
         arrivals, gate = os.path.join(directory, ARRIVALS), os.path.join(directory, GATE)
-        self.fd, self._own_end = _open_pipe(arrivals)
-        end, gate_end = _open_pipe(gate)
+        self.fd, self._own_end = make_pipe(arrivals)
+        end, gate_end = make_pipe(gate)
         self._gate: int | None = gate_end
         os.close(end)
 
@@ -102,10 +103,3 @@ class StartBarrier:
         if self._gate is not None:
             os.close(self._gate)
             self._gate = None
-
-
-def _open_pipe(path: str) -> tuple[int, int]:
-    """The read and the write end of a new named pipe, both non-blocking. With its own writer, it never ends."""
-    os.mkfifo(path, 0o600)
-    read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    return read, os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -6,7 +6,7 @@ import select
 
 from cpulaunch.launch.monitor.sampling import Sampler
 from cpulaunch.launch.monitor.start_barrier import StartBarrier
-from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_report
+from cpulaunch.launch.monitor.worker_report import WorkerReport, read_event_file
 from cpulaunch.launch.process.run_directory import events_path
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import LaunchPlan
@@ -102,7 +102,7 @@ class Watch:
         return Observation(
             wall_seconds=self._ended_at[worker] - self._started_at[worker],
             peak_memory_bytes=self._peaks[worker],
-            report=_read_report(events_path(self._directory, worker)),
+            report=read_event_file(events_path(self._directory, worker)),
             samples=self._sampler.snapshots.get(worker, {}) if self._sampler is not None else {},
         )
 
@@ -117,12 +117,3 @@ def _open_barrier(directory: str, workers: frozenset[int]) -> StartBarrier:
             source=error.strerror,
             hint="set TMPDIR to a local directory",
         ) from None
-
-
-def _read_report(path: str) -> WorkerReport:
-    """The report in a worker's event file; an empty one if the file is gone."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return read_worker_report(file)
-    except OSError:
-        return WorkerReport()

@@ -1,10 +1,14 @@
-"""A worker's report on itself, from the events in its file. Any process may write anything there."""
+"""A worker's report on itself, from the events in its file. Any process may write anything there.
+
+What no event is, or too large, is counted and otherwise ignored.
+"""
 
 from __future__ import annotations
 
 import json
 
-from cpulaunch.records.record import field, record
+from cpulaunch.records.record import field, record, replace
+from cpulaunch.system.files.reading import read_lines_at_ends
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +17,12 @@ if TYPE_CHECKING:
 
 LARGEST = 1e300
 """Larger numbers are no measurements. Sums of all smaller ones are finite, and so are their forms as floats."""
+MAX_BYTES = 1 << 24
+"""Read of an event file. Of a larger one both ends count: settings are reported first, and the last metrics last."""
+MAX_LINE = 1 << 20
+"""Characters of an event. The largest are snapshots of processes with thousands of threads."""
+MAX_MALFORMED = 10_000
+"""A file with more malformed lines is not one of events, and the rest of it is ignored."""
 PROGRAM_EVENTS = ("metric",)
 """Events that do not show that the plugin is loaded: the program causes them."""
 
@@ -36,16 +46,31 @@ class WorkerReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
     live: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """By pid: the last snapshot that the process took of itself."""
+    ignored: int = 0
+    """Lines that are no events."""
+    unread_bytes: int = 0
+
+
+def read_event_file(path: str) -> WorkerReport:
+    """The report in a worker's event file; an empty one if there is no regular file at the path."""
+    try:
+        lines, unread_bytes = read_lines_at_ends(path, max_bytes=MAX_BYTES)
+    except OSError:
+        return WorkerReport()
+    return replace(read_worker_report(lines), unread_bytes=unread_bytes)
 
 
 def read_worker_report(lines: Iterable[str]) -> WorkerReport:
-    """The report that the lines of an event file add up to; malformed lines are ignored."""
+    """The report that the lines of an event file add up to; malformed lines are counted."""
     collected = _Collected()
+    ignored = 0
     for line in lines:
-        event = _parse(line)
-        if event is not None:
-            collected.add(event)
-    return collected.report()
+        if not line or line == "\n":
+            continue
+        event = _parse(line) if ignored < MAX_MALFORMED and len(line) <= MAX_LINE else None
+        if event is None or not collected.add(event):
+            ignored += 1
+    return replace(collected.report(), ignored=ignored)
 
 
 def _parse(line: str) -> dict[str, Any] | None:
@@ -85,8 +110,8 @@ class _Collected:
         self.metrics: dict[str, float] = {}
         self.live: dict[int, dict[str, Any]] = {}
 
-    def add(self, event: dict[str, Any]) -> None:
-        """Effect: adds one event."""
+    def add(self, event: dict[str, Any]) -> bool:
+        """Whether the event has the form of its kind. Effect: adds it; those of unknown kinds are of other versions."""
         kind, pid = event["event"], event["pid"]
         facts = {name: value for name, value in event.items() if name != "event"}
         if self.main_pid is None and kind not in PROGRAM_EVENTS:
@@ -104,9 +129,10 @@ class _Collected:
         elif kind == "warning":
             self.warnings[str(facts.get("text", ""))] = None
         elif kind == "metric":
-            self._add_metric(facts)
+            return self._add_metric(facts)
         elif kind == "live":
             self.live[pid] = facts
+        return True
 
     def _add_setting(self, pid: int, state: str, facts: dict[str, Any]) -> None:
         """Effect: keeps the main process's last state of a setting, or another process's if the main one has none."""
@@ -121,10 +147,12 @@ class _Collected:
         del facts["pid"]
         modules.setdefault(json.dumps(facts, sort_keys=True), facts)
 
-    def _add_metric(self, facts: dict[str, Any]) -> None:
+    def _add_metric(self, facts: dict[str, Any]) -> bool:
         name, value = facts.get("name"), facts.get("value")
-        if isinstance(name, str) and isinstance(value, int | float) and not isinstance(value, bool):
-            self.metrics[name] = float(value)
+        if not isinstance(name, str) or not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        self.metrics[name] = float(value)
+        return True
 
     def report(self) -> WorkerReport:
         """The report on all events so far."""

@@ -10,6 +10,8 @@ from cpulaunch.launch.process.descriptors import STDERR, STDIN, STDOUT, StdioFds
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.record import record
+from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.writing import open_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,7 +136,6 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
         return [None] * len(plan.workers)
     path = log_dir
     try:
-        os.makedirs(log_dir, exist_ok=True)
         logs = []
         for worker in plan.workers:
             path = log_path(log_dir, worker.index)
@@ -148,16 +149,19 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
 def _open_log(path: str) -> int:
     """A descriptor that appends to the file, as rotating logs requires, and as two launches need to share it.
 
-    Non-blocking: a named pipe without a reader is an error at once; otherwise no signal could end this open.
+    Effect: makes the folder of the file. Raises: OSError.
     """
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    folder = open_folder(os.path.dirname(path), make=0o777)
+    try:
+        return open_log(os.path.basename(path), folder=folder)
+    finally:
+        os.close(folder)
 
 
 def reopen_logs(routing: OutputRouting) -> None:
     """Effect: the logs are written to new files where theirs were renamed; one that cannot be opened stays as it is."""
     for log in routing.rotated:
         try:
-            os.makedirs(os.path.dirname(log.name), exist_ok=True)
             new = _open_log(log.name)
         except OSError:
             continue

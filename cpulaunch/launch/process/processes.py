@@ -110,25 +110,36 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
 
     Removes the shared memory of those that were killed.
     """
+    left: set[int] = set()
     while pids := own_children() - spared:
         for pid in pids:
             signal_process(pid, signal.SIGKILL)
-        for pid in pids:
-            _reap_killed(pid)
+        left |= {pid for pid in pids if _reap_killed(pid)}
+    for pid in left:  # Others that were killed still used it.
+        _remove_shared_memory(pid)
 
 
-def _reap_killed(pid: int) -> None:
-    """Effect: waits for this child, and removes what it could not remove itself before its pid is released."""
-    from cpulaunch.system.shm_cleanup import remove_shared_memory
+def _remove_shared_memory(pid: int) -> bool:
+    from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
 
+    return remove_shared_memory(pid, since=started_at(os.getpid()))
+
+
+def _reap_killed(pid: int) -> bool:
+    """Whether memory of this child is left, as others use it.
+
+    Effect: waits for the child, and removes what it could not remove itself before its pid is released.
+    """
+    left = False
     try:
         if hasattr(os, "waitid"):
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_code != os.CLD_EXITED:
-                remove_shared_memory(pid)
+                left = _remove_shared_memory(pid)
         os.waitpid(pid, 0)
     except ChildProcessError:
-        return
+        return left
+    return left
 
 
 @record

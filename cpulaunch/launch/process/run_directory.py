@@ -7,6 +7,9 @@ import os
 from cpulaunch.launch.process.exec_spec import ExecSpec, with_variables
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
+from cpulaunch.system.files.folders import make_folder, remove_path, unpredictable
+from cpulaunch.system.files.paths import is_secure
+from cpulaunch.system.files.writing import create, create_unnamed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def make_private_directory(environ: Mapping[str, str]) -> str:
 def make_unique_directory(parent: str, prefix: str) -> str:
     """The absolute path of a new directory in `parent` that only its owner can read. Raises: OSError."""
     path = _unique_path(parent, prefix)
-    os.mkdir(path, 0o700)
+    os.close(make_folder(path))
     return path
 
 
@@ -47,21 +50,11 @@ def choose_private_path(environ: Mapping[str, str]) -> str:
 
 
 def _takes_files(parent: str) -> bool:
-    """Whether files can be made in this directory; permissions alone do not tell, /proc has them for root.
-
-    Effect: makes a file without a name, which ends with its descriptor. Source: open(2), O_TMPFILE.
-    """
+    """Whether files can be made in this directory; permissions alone do not tell, /proc has them for root."""
     if not os.access(parent, os.W_OK | os.X_OK):
         return False
     try:
-        if hasattr(os, "O_TMPFILE"):
-            os.close(os.open(parent, os.O_TMPFILE | os.O_WRONLY, 0o600))
-            return True
-    except OSError:
-        pass  # The file system has no such files, or none at all.
-    try:
-        path = make_unique_directory(parent, "cpulaunch-")
-        os.rmdir(path)
+        os.close(create_unnamed(parent))
     except OSError:
         return False
     return True
@@ -70,17 +63,26 @@ def _takes_files(parent: str) -> bool:
 def make_private_path(path: str) -> None:
     """Effect: makes this directory, which only its owner can read. Raises: LaunchError."""
     try:
-        os.mkdir(path, 0o700)
+        os.close(make_folder(path))
     except OSError as error:
         raise _directory_error(error) from None
 
 
-def _parents(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY
+def _parents(environ: Mapping[str, str]) -> list[str]:
+    """The parents to try, first those in which no other user can replace a directory: workers open files by paths."""
+    named = (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY
+    return sorted((os.path.realpath(path) for path in named), key=lambda path: not _is_secure(path))
+
+
+def _is_secure(path: str) -> bool:
+    try:
+        return is_secure(path)
+    except OSError:
+        return True  # It cannot be used, and the error for the first parent names it.
 
 
 def _unique_path(parent: str, prefix: str) -> str:
-    return os.path.join(os.path.abspath(parent), prefix + os.urandom(6).hex())
+    return os.path.join(os.path.abspath(parent), unpredictable(prefix))
 
 
 def _directory_error(error: OSError) -> LaunchError:
@@ -96,7 +98,7 @@ def make_event_files(directory: str, workers: Iterable[int]) -> None:
     """Effect: makes an empty event file for each worker. Raises: LaunchError."""
     try:
         for worker in workers:
-            os.close(os.open(events_path(directory, worker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(create(events_path(directory, worker)))
     except OSError as error:
         raise _directory_error(error) from None
 
@@ -113,20 +115,4 @@ def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpe
 
 def remove_run_directory(directory: str) -> None:
     """Effect: removes the directory and what is in it, as far as permissions allow."""
-    try:
-        with os.scandir(directory) as entries:
-            for entry in list(entries):
-                _remove(entry)
-        os.rmdir(directory)
-    except OSError:
-        return  # Another process of this launch has removed it.
-
-
-def _remove(entry: os.DirEntry[str]) -> None:
-    if entry.is_dir(follow_symlinks=False):
-        remove_run_directory(entry.path)
-        return
-    try:
-        os.unlink(entry.path)
-    except OSError:
-        return
+    remove_path(directory)

@@ -18,12 +18,13 @@ from cpulaunch.launch.process.run_directory import (
     remove_run_directory,
     with_event_files,
 )
-from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
+from cpulaunch.launch.ranks.files import ERROR_FILE, RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
+from cpulaunch.system.files.folders import open_own
 from cpulaunch.system.signals import ENDING, ending_signals
 
 TYPE_CHECKING = False
@@ -94,7 +95,7 @@ def _private_directory(plan: LaunchPlan, folder: RunFolder, environ: Mapping[str
     """The directory for error files and events that the user does not want to keep; None if none are written."""
     if folder.path is not None and not folder.kept:
         return folder.path
-    return choose_private_path(environ) if plan.launch.watched else None
+    return choose_private_path(environ) if plan.launch.watched or not folder.secure else None
 
 
 def random_id() -> str:
@@ -114,7 +115,7 @@ def _supervised(run: _RankRun) -> LaunchResult:
             ending=ending_signals(run.job.signals),
             directory=run.private,
         )
-        _make_directories(run)
+        run = _with_directories(run)
         result = _run_attempts(run, link)
     except OSError as error:
         raise fd_shortage_error(error) from None
@@ -123,11 +124,16 @@ def _supervised(run: _RankRun) -> LaunchResult:
     return result
 
 
-def _make_directories(run: _RankRun) -> None:
-    """Effect: makes the run's directories: after the fork, because then there always is a process to remove them."""
-    for path in {run.private, run.folder.path if run.folder.private else None}:
+def _with_directories(run: _RankRun) -> _RankRun:
+    """The run with the descriptor of its folder.
+
+    Effect: makes the run's directories: after the fork, because then there always is a process to remove them.
+    """
+    folder = run.folder.path if run.folder.private else None
+    for path in {run.private, folder}:
         if path is not None:
             make_private_path(path)
+    return run if folder is None else replace(run, folder=replace(run.folder, fd=open_own(folder)))
 
 
 def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
@@ -135,9 +141,10 @@ def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
     rank = next(each for each in result.workers if each.index == result.first_failure)
     if rank.error is None:
         return
-    files = rank_files(run.folder, restarts=(result.attempts or (1, 1))[0] - 1)
+    directory = rank_files(run.folder, restarts=(result.attempts or (1, 1))[0] - 1).of_rank(rank.index, ERROR_FILE)
+    name = os.path.relpath(directory, run.folder.path)
     code = -rank.signal if rank.signal is not None else rank.exit_code or 0
-    copy_error_file(files.error_file(rank.index), run.error_file, exit_code=code)
+    copy_error_file(name, run.error_file, exit_code=code, folder=run.folder.fd)
 
 
 def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
@@ -209,7 +216,7 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
     from cpulaunch.launch.ranks.output import open_rank_routing
     from cpulaunch.launch.supervision.supervise import supervise
 
-    files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs))
+    files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs), private=run.private)
     shared = {
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": run.run_id,
@@ -221,8 +228,11 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
         make_event_files(directory, [spec.worker for spec in specs])
         specs = list(with_event_files(specs, directory))
         options = replace(options, watch=_watch(run, directory))
-    result = supervise(specs, open_rank_routing(run.plan, run.job, files), options)
-    return _rank_result(run, result, files, restarts)
+    try:
+        result = supervise(specs, open_rank_routing(run.plan, run.job, files), options)
+        return _rank_result(run, result, files, restarts)
+    finally:
+        files.close()
 
 
 def _watch(run: _RankRun, directory: str) -> Watch:

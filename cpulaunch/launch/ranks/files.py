@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.process.run_directory import choose_private_path, make_unique_directory, remove_run_directory
+from cpulaunch.launch.process.run_directory import choose_private_path, make_unique_directory
+from cpulaunch.launch.supervision.error_file import MAX_BYTES
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
+from cpulaunch.system.files.folders import make_folder, remove_folder, unpredictable
+from cpulaunch.system.files.paths import is_secure, open_folder
+from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.writing import create, create_with
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+ERROR_FILE = "error.json"
 
 
 @record
@@ -22,19 +29,27 @@ class RunFolder:
     """The folder with the directories of all attempts of a job; `path` None: none are written (--log-dir /dev/null).
 
     `kept`: the user wants its files; else it is removed when the job has ended. `private`: it is made by the process
-    that starts the ranks.
+    that starts the ranks. `fd`: its descriptor, through which everything in it is made and removed, because others may
+    replace what a path names. `secure`: they cannot.
     """
 
     path: str | None
     kept: bool
     private: bool = False
+    fd: int | None = None
+    secure: bool = True
 
 
 @record(kw_only=False)
 class RankFiles:
-    """The directory of one attempt, with a directory for each rank in it; None: no files are written."""
+    """The directory of one attempt, with a directory for each rank in it; None: no files are written.
+
+    `fd`: its descriptor. `errors`: the directory with the ranks' error files, where it is another one.
+    """
 
     directory: str | None
+    fd: int | None = None
+    errors: str | None = None
 
     def of_rank(self, local_rank: int, name: str) -> str:
         """The path of a rank's file; "" if no files are written."""
@@ -42,7 +57,32 @@ class RankFiles:
 
     def error_file(self, local_rank: int) -> str:
         """The path of the file for torch's @record; "" if no files are written, as under torchrun."""
-        return self.of_rank(local_rank, "error.json")
+        if self.errors is not None:
+            return os.path.join(self.errors, f"error-{local_rank}.json")
+        return self.of_rank(local_rank, ERROR_FILE)
+
+    def open_log(self, name: str) -> int:
+        """A descriptor of a new file in the directory. Raises: OSError."""
+        return create(name, mode=0o666, folder=self.fd)
+
+    def close(self) -> None:
+        """Effect: the error files are in the ranks' directories, and the descriptor is closed."""
+        if self.fd is None:
+            return
+        if self.errors is not None:
+            _copy_errors(self.errors, self.fd)
+        os.close(self.fd)
+
+
+def _copy_errors(errors: str, attempt: int) -> None:
+    """Effect: each rank's directory in an attempt's has a copy of its error file, as far as they can be written."""
+    for entry in os.listdir(errors):
+        local_rank = entry.removeprefix("error-").removesuffix(".json")
+        try:
+            data = read_start(os.path.join(errors, entry), max_bytes=MAX_BYTES)
+            create_with(os.path.join(local_rank, ERROR_FILE), data, folder=attempt)
+        except OSError:
+            continue
 
 
 def writes_logs(plan: LaunchPlan, job: JobPlan) -> bool:
@@ -58,10 +98,21 @@ def make_run_folder(plan: LaunchPlan, job: JobPlan, *, environ: Mapping[str, str
     if log_dir == os.devnull:
         return RunFolder(path=None, kept=False)
     try:
-        os.makedirs(log_dir, exist_ok=True)
-        return RunFolder(path=make_unique_directory(log_dir, f"{run_id.replace(os.sep, '_')}_"), kept=True)
+        return _folder_in(log_dir, f"{run_id.replace(os.sep, '_')}_")
     except OSError as error:
         raise log_error(log_dir, error) from None
+
+
+def _folder_in(log_dir: str, prefix: str) -> RunFolder:
+    """A new folder in the user's one. Raises: OSError."""
+    parent = open_folder(log_dir, make=0o777)
+    try:
+        name = unpredictable(prefix)
+        fd = make_folder(name, folder=parent)
+    finally:
+        os.close(parent)
+    path = os.path.join(os.path.abspath(log_dir), name)
+    return RunFolder(path=path, kept=True, fd=fd, secure=is_secure(os.path.realpath(log_dir)))
 
 
 def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:
@@ -69,21 +120,24 @@ def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:
     return RankFiles(None if folder.path is None else os.path.join(folder.path, f"attempt_{restarts}"))
 
 
-def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int) -> RankFiles:
-    """The paths of an attempt's files. Effect: makes its directories, new and empty. Raises: LaunchError."""
+def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int, private: str | None = None) -> RankFiles:
+    """The files of an attempt. Effect: makes its directories, new and empty. Raises: LaunchError.
+
+    torch writes the error files by their paths, so they are in the `private` directory unless the folder is secure.
+    """
     files = rank_files(folder, restarts=restarts)
-    directory = files.directory
-    if directory is None:
+    if files.directory is None or folder.fd is None:
         return files
-    if os.path.isdir(directory):
-        remove_run_directory(directory)  # Of an attempt that lost its port and is repeated.
+    name = os.path.basename(files.directory)
+    remove_folder(name, folder=folder.fd)  # Of an attempt that lost its port and is repeated.
     try:
-        os.mkdir(directory)
+        fd = make_folder(name, folder=folder.fd)
         for local_rank in range(ranks):
-            os.mkdir(os.path.join(directory, str(local_rank)))
+            os.close(make_folder(str(local_rank), folder=fd))
+        errors = None if folder.secure or private is None else make_unique_directory(private, "errors-")
     except OSError as error:
-        raise log_error(directory, error) from None
-    return files
+        raise log_error(files.directory, error) from None
+    return replace(files, fd=fd, errors=errors)
 
 
 def log_error(path: str, error: OSError) -> LaunchError:

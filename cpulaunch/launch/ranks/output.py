@@ -95,7 +95,7 @@ class _AttemptOutput:
         terminal = self._terminal.out if stream == STDOUT else self._terminal.err
         filtered = self._filtered[stream] if teed and visible else None
         return _StreamSinks(
-            log=_open(self._files.of_rank(local_rank, f"{NAMES[stream]}.log")) if written else None,
+            log=self._open(os.path.join(str(local_rank), f"{NAMES[stream]}.log")) if written else None,
             terminal=terminal if visible and (teed or not written) else None,
             filtered=filtered,
             words=() if filtered is None else tuple(os.fsencode(word) for word in streams.filters[stream - 1]),
@@ -107,7 +107,15 @@ class _AttemptOutput:
         directory = self._files.directory
         if directory is None or not self._job.streams.filters[stream - 1]:
             return None
-        return _open(os.path.join(directory, f"filtered_{NAMES[stream]}.log"))
+        return self._open(f"filtered_{NAMES[stream]}.log")
+
+    def _open(self, name: str) -> Sink:
+        """The sink of a new file in the directory of the attempt. Raises: LaunchError."""
+        path = os.path.join(self._files.directory or "", name)
+        try:
+            return Sink(self._files.open_log(name), name=path)
+        except OSError as error:
+            raise log_error(path, error) from None
 
     def all_sinks(self, ranks: Sequence[tuple[_StreamSinks, _StreamSinks]]) -> tuple[Sink, ...]:
         """Every sink, each once."""
@@ -121,14 +129,6 @@ def _with_host(prefix: str) -> str:
     """The prefix with this host's name in place of its macro. Source: torch 2.15, local_elastic_agent.py."""
     name = escaped(os.uname().nodename)
     return prefix.replace("${hostname}", name).replace("$hostname", name)
-
-
-def _open(path: str) -> Sink:
-    """The sink of a new file. Raises: LaunchError."""
-    try:
-        return Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), name=path)
-    except OSError as error:
-        raise log_error(path, error) from None
 
 
 def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> OutputRouting:

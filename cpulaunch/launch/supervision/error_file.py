@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from cpulaunch.records.record import record
+from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.writing import write_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,13 +44,13 @@ def read_error(path: str) -> RankError | None:
     return RankError(text=text.rstrip(), timestamp=_seconds(extra.get("timestamp")))
 
 
-def copy_error_file(source: str, target: str, *, exit_code: int) -> None:
+def copy_error_file(source: str, target: str, *, exit_code: int, folder: int | None = None) -> None:
     """Effect: `target` holds the exception that a rank recorded in `source`, with an exit code (minus a signal).
 
-    Nothing happens where `source` has no content, or `target` cannot be written. Source: torch elastic, @record around
-    torchrun's main, dump_error_file.
+    `source` may be a name in the folder of this descriptor. Nothing happens where it has no content, or `target` cannot
+    be written. Source: torch elastic, @record around torchrun's main, dump_error_file.
     """
-    content = _read_json(source)
+    content = _read_json(source, folder)
     if content is None:
         return
     import json
@@ -56,17 +58,15 @@ def copy_error_file(source: str, target: str, *, exit_code: int) -> None:
     if isinstance(content, dict) and isinstance(content.get("message"), dict):
         content["message"]["errorCode"] = exit_code
     try:
-        with open(target, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-    except OSError:
+        write_at_once(target, json.dumps(content).encode())
+    except (OSError, ValueError, RecursionError):  # The latter two for numbers and nesting that can only be read.
         return
 
 
-def _read_json(path: str) -> Any:
+def _read_json(path: str, folder: int | None = None) -> Any:
     """The value in a JSON file; None if it cannot be read or is no JSON."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(MAX_BYTES)
+        text = read_start(path, max_bytes=MAX_BYTES, folder=folder).decode("utf-8", "replace")
     except OSError:
         return None
     import json

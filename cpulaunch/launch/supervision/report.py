@@ -62,6 +62,8 @@ def _worker_report(worker: WorkerResult, plan: WorkerPlan, metrics: Mapping[str,
         "binding": None if observation is None else binding(observation, worker, plan),
         "metrics": dict(metrics),
         "warnings": [] if reported is None else list(reported.warnings),
+        "ignored_events": modules.ignored,
+        "unread_event_bytes": modules.unread_bytes,
     }
 
 

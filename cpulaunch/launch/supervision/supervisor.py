@@ -103,6 +103,9 @@ class Supervisor:
         """By worker: its exit code, or minus the signal that killed it."""
         self.ended_at: dict[int, float] = {}
         """By worker, in the order of their ends: Unix time in seconds."""
+        self._since = wall_clock()
+        self._left_memory: set[int] = set()
+        """The pids of killed workers whose shared memory others still used."""
         self._worker_of: dict[int, int] = {}
         self._exits = ExitQueue()
         self._all_ended = False
@@ -127,6 +130,7 @@ class Supervisor:
         for worker in self.state.groups:
             self._signal_worker(worker, SIGKILL)
         kill_children()
+        self._remove_shared_memory(self._left_memory)
         if self._cgroup is not None and self._guard_is_gone:
             self._cgroup.remove()
         signal.set_wakeup_fd(-1)
@@ -265,12 +269,21 @@ class Supervisor:
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
                 self._handle(WorkerEnded(index, failed=ended.status != 0))
                 if ended.status < 0:
-                    _remove_shared_memory(ended.pid)
+                    self._remove_shared_memory({ended.pid})
             if index is None or self._watch is None:
                 reap(ended)
             else:
                 self._watch.worker_ended(index, reap_measured(ended))
         self._check_groups()
+
+    def _remove_shared_memory(self, pids: set[int]) -> None:
+        """Effect: removes what killed workers left in /dev/shm; what others still use is remembered for the end."""
+        if pids:
+            from cpulaunch.system.files.shared_memory import remove_shared_memory
+
+            self._left_memory = self._left_memory - pids | {
+                pid for pid in pids if remove_shared_memory(pid, since=self._since)
+            }
 
     def _check_groups(self) -> None:
         """Effect: handles groups that are gone. One that got SIGKILL counts as gone.
@@ -299,12 +312,6 @@ class Supervisor:
         except SinkError as error:
             self._fail_output(error)
         return self._pump.all_written or self._abandon_output
-
-
-def _remove_shared_memory(pid: int) -> None:
-    from cpulaunch.system.shm_cleanup import remove_shared_memory
-
-    remove_shared_memory(pid)
 
 
 def _child_wakeup_pipe() -> tuple[int, int]:

@@ -18,6 +18,7 @@ import torch
 from torch import distributed as dist
 
 from cpulaunch.records.ccl_defaults import PATH_VARIABLE
+from cpulaunch.system.files.shared_memory import remove_own_shared_memory
 from cpulaunch.worker.ccl.collective_ops import CollectiveOps
 from cpulaunch.worker.ccl.delegate import FAILURE_KEY, mention
 from cpulaunch.worker.ccl.memory.path import MemoryPath
@@ -166,11 +167,7 @@ def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
     source = torch.zeros(size, dtype=torch.int32, device="cpu")
     ops.all_to_all(torch.empty_like(source), source, [[1] * size] * 2)
     ops.barrier()
-    mark = f"{os.getpid()}:"
-    for name in os.listdir(SHARED_FOLDER):
-        if name.startswith(mark):
-            with suppress(OSError):
-                os.unlink(os.path.join(SHARED_FOLDER, name))
+    remove_own_shared_memory()
     if not _kept:
         _kept.append(ops)
 

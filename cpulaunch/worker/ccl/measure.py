@@ -12,13 +12,14 @@ import json
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from statistics import median
 from time import perf_counter
 
 from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.system.files.shared_memory import remove_shared_memory
 from cpulaunch.system.loopback_store import on_loopback
-from cpulaunch.system.shm_cleanup import remove_shared_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,13 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     cpus = [parse_cpulist(cpu_list) for cpu_list in cpu_lists.split(";")]
     read, write = os.pipe()
     ranks: set[int] = set()
+    since = time.time()
     try:
         for rank in range(len(cpus)):
             ranks.add(fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], port_pipe=(read, write)))
-        return wait_for(ranks)
+        return wait_for(ranks, since=since)
     finally:
         _kill(ranks)
-        wait_for(ranks)
+        wait_for(ranks, since=since)
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
@@ -69,21 +71,26 @@ def end_with(parent: int, number: int) -> None:
         os._exit(1)
 
 
-def wait_for(ranks: set[int]) -> int:
+def wait_for(ranks: set[int], *, since: float) -> int:
     """0 if all ranks succeeded, else 1.
 
-    Effect: waits for the ranks and removes their shared memory; kills the others when one fails.
+    Effect: waits for the ranks and removes their shared memory; kills the others when one fails. `since`: when they
+    started, in Unix seconds.
     """
     failed = False
+    left = set()
     while ranks:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None  # Only WNOHANG makes it None.
-        remove_shared_memory(ended.si_pid)
+        if remove_shared_memory(ended.si_pid, since=since):
+            left.add(ended.si_pid)
         ranks.discard(ended.si_pid)
         os.waitpid(ended.si_pid, 0)
         if ended.si_status and not failed:
             failed = True
             _kill(ranks)
+    for pid in left:  # Other ranks used it when this one ended.
+        remove_shared_memory(pid, since=since)
     return int(failed)
 
 

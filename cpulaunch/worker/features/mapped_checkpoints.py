@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from contextlib import suppress
 from functools import wraps
@@ -11,6 +10,7 @@ from functools import wraps
 import torch
 
 from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.system.files.writing import replace_by_empty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,13 +89,8 @@ def _replace_if_mapped(f: object) -> None:
     """
     if not isinstance(f, (str, bytes, os.PathLike)) or _identity(f) not in _mapped:
         return
-    path = os.path.realpath(os.fsdecode(f))
-    new = f"{path}.{os.getpid()}.new"
     with suppress(OSError):
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        os.chmod(new, mode)
-        os.replace(new, path)
+        replace_by_empty(os.path.realpath(os.fsdecode(f)))
 
 
 def _remember(f: Any) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from cpulaunch.system.private_file import is_private, read_lines, replace_lines
+from cpulaunch.system.files.caches import is_private, open_cache_folder, open_lock_file, read_lines, replace_lines
 from cpulaunch.worker.fusion.search import TrialOutcome
 
 HEADER = "cpulaunch graphs 2"
@@ -52,8 +52,7 @@ def open_folder(folder: str) -> Iterator[int]:
     if not os.path.isabs(folder):
         raise UnusableError(f"this user has no home folder ({folder})")
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_cache_folder(folder)
     except (OSError, ValueError) as error:
         other = isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
         raise UnusableError(f"{folder} is not a folder" if other else str(error)) from None
@@ -141,9 +140,8 @@ def claim(folder: str, key: str, is_over: Callable[[], bool]) -> Iterator[None]:
     import fcntl
 
     with open_folder(folder) as directory:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(CLAIMS, flags, 0o600, dir_fd=directory)
+            descriptor = open_lock_file(CLAIMS, folder=directory)
         except OSError as error:
             raise UnusableError(str(error)) from None
     place = int(key[:12], 16)

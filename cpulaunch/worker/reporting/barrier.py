@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
+from cpulaunch.system.files.writing import claim_name, open_pipe
 from cpulaunch.worker.reporting.process_identity import is_worker
 
 ARRIVALS, GATE = "arrivals", "gate"
@@ -49,11 +50,13 @@ def _arrive(events: str) -> bool:
     folder, name = os.path.split(events)
     worker = name.removeprefix("worker-").removesuffix(".jsonl")
     try:
-        arrivals = os.open(os.path.join(folder, ARRIVALS), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        arrivals = open_pipe(os.path.join(folder, ARRIVALS), os.O_WRONLY)
     except OSError:
         return False  # No barrier, or the launch has ended.
+    if not claim_name(f"{events}.arrived"):
+        os.close(arrivals)
+        return False
     try:
-        os.close(os.open(f"{events}.arrived", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         os.write(arrivals, f"{worker}\n".encode())
     except OSError:
         return False
@@ -65,8 +68,7 @@ def _arrive(events: str) -> bool:
 def _wait_for_gate(gate: str) -> None:
     """Effect: blocks until the launch closes the gate's write end."""
     try:
-        # O_NONBLOCK, because the launch may have closed the gate already and open would wait for a writer.
-        end = os.open(gate, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        end = open_pipe(gate, os.O_RDONLY)  # Does not wait: the launch may have closed the gate already.
     except OSError:
         return
     try:

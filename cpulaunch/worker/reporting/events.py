@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
+from cpulaunch.system.files.writing import append
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,15 +26,9 @@ def report_event(event: str, **facts: Any) -> None:
 
     line = json.dumps({"event": event, "pid": os.getpid(), **facts}, default=str) + "\n"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        append(path, line.encode(errors="backslashreplace"))
     except OSError:
-        return  # The launch has ended and removed the file.
-    try:
-        os.write(descriptor, line.encode(errors="backslashreplace"))
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
+        return  # The launch has ended and removed the file, or the disk is full.
 
 
 class MetricQueue:

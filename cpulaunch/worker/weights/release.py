@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import tempfile
 from typing import Any
 
 from torch import Tensor
+
+from cpulaunch.system.files.writing import create_unnamed
 
 MAP_PRIVATE, MAP_FIXED = 0x02, 0x10
 """Source: Linux, include/uapi/asm-generic/mman-common.h."""
@@ -34,13 +35,16 @@ def release(weight: Tensor, folder: str) -> int:
         raise OSError("the memory allocator takes pages that it gave back for zeros, which those of a file are not")
     if _is_in_memory(folder):
         raise OSError(f"{folder} is in memory itself")
-    with tempfile.TemporaryFile(dir=folder, prefix="cpulaunch-weights-") as file:
+    file = create_unnamed(folder)
+    try:
         view = memoryview((ctypes.c_char * length).from_address(start)).cast("B")
         written = 0
         while written < length:
-            written += os.write(file.fileno(), view[written : written + (1 << 28)])
-        os.fdatasync(file.fileno())
-        _map_file(start, length, file.fileno())
+            written += os.write(file, view[written : written + (1 << 28)])
+        os.fdatasync(file)
+        _map_file(start, length, file)
+    finally:
+        os.close(file)
     return length
 
 

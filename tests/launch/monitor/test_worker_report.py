@@ -1,11 +1,13 @@
 """Events -> a worker's report: which process decides, and which lines are ignored."""
 
 import json
+import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cpulaunch.launch.monitor import worker_report
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_report
 from cpulaunch.launch.supervision.report import report, worker_lines
@@ -82,8 +84,6 @@ def test_the_last_snapshot_of_each_process_counts():
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "\n",
         "{",
         '{"event": "metric", "pid": 1, "na',
         "[]",
@@ -101,8 +101,47 @@ def test_the_last_snapshot_of_each_process_counts():
         pytest.param('{"event": "weights", "pid": 1, "kinds": ' + "[" * 100_000, id="lists in lists"),
     ],
 )
-def test_malformed_lines_are_ignored(line):
-    assert read_worker_report([line]) == WorkerReport()
+def test_malformed_lines_are_counted_and_otherwise_ignored(line):
+    assert read_worker_report([line]) == WorkerReport(ignored=1)
+
+
+def test_empty_lines_are_not_malformed():
+    assert read_worker_report(["", "\n"]) == WorkerReport()
+
+
+METRIC = '{"event": "metric", "pid": 1, "name": "a", "value": %d}\n'
+
+
+def test_the_first_and_the_last_events_of_a_large_file_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_report, "MAX_BYTES", 1000)
+    events = tmp_path / "worker-0.jsonl"
+    text = json.dumps(applied("graph", "on")) + "\n" + "".join(METRIC % number for number in range(10_000))
+    events.write_text(text)
+    report = worker_report.read_event_file(str(events))
+    assert (report.settings["graph"], report.metrics, report.ignored) == (ON, {"a": 9999.0}, 0)
+    assert 0 <= report.unread_bytes - (len(text) - 1000) < 2 * len(METRIC % 9999)
+
+
+def test_an_event_larger_than_any_is_ignored():
+    line = json.dumps(event("warning", text="x" * worker_report.MAX_LINE))
+    assert read_worker_report([line]) == WorkerReport(ignored=1)
+
+
+def test_a_file_that_is_not_one_of_events_is_given_up():
+    lines = ["x"] * (worker_report.MAX_MALFORMED + 1) + [METRIC % 1]
+    assert read_worker_report(lines) == WorkerReport(ignored=len(lines))
+
+
+def test_the_time_that_events_take_grows_with_their_number_alone():
+    lines = [json.dumps(event("eager", module=f"layer{number}", reason="hooks")) for number in range(40_000)]
+    few, many = (min(timed(lines[:number]) for _ in range(3)) for number in (5_000, 40_000))
+    assert many < 8 * few * 4
+
+
+def timed(lines):
+    start = time.process_time()
+    assert len(read_worker_report(lines).eager) == len(lines)
+    return time.process_time() - start
 
 
 values = st.sampled_from(

@@ -47,13 +47,7 @@ def test_a_launch_with_everything(cpulaunch, tmp_path):
     assert report["metrics"]["speed"] == {"sum": 37.0, "values": [18.5, 18.5]}
     assert [worker["index"] for worker in report["plan"]["workers"]] == [0, 1]
     assert [worker["plugin"] for worker in report["workers"]] == ["not loaded"] * 2
-    assert os.stat(tmp_path / "r.json").st_mode & 0o777 == 0o666 & ~umask()
-
-
-def umask():
-    before = os.umask(0)
-    os.umask(before)
-    return before
+    assert os.stat(tmp_path / "r.json").st_mode & 0o777 == 0o600
 
 
 def test_a_report_on_stdout_follows_the_output(cpulaunch):

@@ -87,6 +87,8 @@ def test_a_worker_without_events_is_reported():
                 "binding": None,
                 "metrics": {},
                 "warnings": [],
+                "ignored_events": 0,
+                "unread_event_bytes": 0,
             }
         ],
     }

@@ -6,6 +6,8 @@ import json
 
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import fields, record
+from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.writing import create_with
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,6 +91,9 @@ class AgentReport:
     restarts: int = 0
 
 
+MAX_BYTES = 1 << 26
+"""Read of a message; most of one is the arguments and the environment of a rank."""
+
 RECORDS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
@@ -102,8 +107,7 @@ RECORDS: dict[str, type] = {
 
 def write_message(path: str, message: object) -> None:
     """Effect: a new file holds the record and the records in it. Raises: OSError."""
-    with open(path, "x") as file:
-        json.dump(message, file, default=_to_json)
+    create_with(path, json.dumps(message, default=_to_json).encode())
 
 
 def read_message(path: str, kind: type[Message]) -> Message:
@@ -111,8 +115,7 @@ def read_message(path: str, kind: type[Message]) -> Message:
 
     Raises: OSError; ValueError if this is no JSON; TypeError if it is another record, or a field is unknown or missing.
     """
-    with open(path) as file:
-        message = json.load(file, object_hook=_from_json)
+    message = json.loads(read_start(path, max_bytes=MAX_BYTES), object_hook=_from_json)
     if not isinstance(message, kind):
         raise TypeError(f"{path} holds no {kind.__name__}")
     return message

@@ -1,0 +1,83 @@
+"""Text files of this user's caches: trusted only if no other user can write them, and always replaced as a whole.
+
+Every function takes a path, or a name in the folder that the descriptor `folder` refers to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, open_folder
+from cpulaunch.system.files.reading import open_regular, read_from
+from cpulaunch.system.files.writing import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether this user owns a file or folder and no other user can write to it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & WRITABLE_BY_OTHERS
+
+
+def read_lines(name: str, *, header: str, max_bytes: int, folder: int | None = None) -> list[str]:
+    """The complete lines below the header; none if the file is not private, is larger, or has another header."""
+    try:
+        fd = open_regular(name, folder=folder)
+    except (OSError, ValueError):
+        return []
+    try:
+        data = read_from(fd, max_bytes + 1) if is_private(os.fstat(fd)) else b""
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+    found, *lines = data.decode("utf-8", "replace").split("\n")
+    return lines[:-1] if found == header and len(data) <= max_bytes else []
+
+
+def replace_cache(path: str, lines: Iterable[str], *, header: str) -> None:
+    """Effect: as `replace_lines`, and makes the folder of the file, which is reached through trusted links alone."""
+    try:
+        folder = open_folder(os.path.dirname(path), make=0o700)
+    except (OSError, ValueError):
+        return
+    replace_lines(os.path.basename(path), lines, header=header, folder=folder)
+    os.close(folder)
+
+
+def replace_lines(name: str, lines: Iterable[str], *, header: str, folder: int | None = None) -> None:
+    """Effect: replaces the file atomically by one with these lines below the header; does nothing if that fails."""
+    try:
+        replace(name, "\n".join([header, *lines, ""]).encode("utf-8", "backslashreplace"), folder=folder)
+    except (OSError, ValueError):
+        return
+
+
+def open_cache_folder(path: str) -> int:
+    """A descriptor of a folder, itself no link. Effect: makes it, if missing. Raises: OSError or ValueError."""
+    parent = open_folder(os.path.dirname(path), make=0o700)
+    name = os.path.basename(path)
+    try:
+        _make_missing(name, parent)
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def open_lock_file(name: str, *, folder: int) -> int:
+    """A descriptor of a private file for locks, made if it is missing. Raises: OSError."""
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    if is_private(os.fstat(fd)):
+        return fd
+    os.close(fd)
+    raise PermissionError(errno.EPERM, "other users can write to it", name)
+
+
+def _make_missing(name: str, folder: int) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=folder)
+    except FileExistsError:
+        return

@@ -1,0 +1,132 @@
+"""Private folders: made with unpredictable names, and removed through descriptors, whatever others put in their place.
+
+A name refers to an entry of the folder that the descriptor `folder` refers to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.writing import create, remove
+
+OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def unpredictable(prefix: str) -> str:
+    """A name that no other process has used or can guess."""
+    return prefix + os.urandom(6).hex()
+
+
+def make_folder(name: str, *, folder: int | None = None) -> int:
+    """A descriptor of a new folder that only its owner can read. Raises: OSError."""
+    os.mkdir(name, 0o700, dir_fd=folder)
+    return open_own(name, folder=folder)
+
+
+def open_own(name: str, *, folder: int | None = None) -> int:
+    """A descriptor of a folder that this user made. Raises: OSError, if it is a link or another user's."""
+    fd = os.open(name, OPENED, dir_fd=folder)
+    try:
+        if not _is_own(fd):
+            raise PermissionError(errno.EPERM, "it was replaced by a folder of another user", name)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _is_own(folder: int) -> bool:
+    """Whether the folder belongs to this user, or to the user as whom the file system stores this user's files.
+
+    That is another one where a share of NFS or CIFS maps users.
+    """
+    owner = os.fstat(folder).st_uid
+    if owner == os.geteuid():
+        return True
+    name = unpredictable(".owner-")
+    try:
+        fd = create(name, folder=folder)
+    except OSError:
+        return False
+    own = os.fstat(fd).st_uid
+    os.close(fd)
+    remove(name, folder=folder)
+    return owner == own
+
+
+def remove_path(path: str) -> None:
+    """Effect: removes this user's folder and what is in it, as far as permissions allow."""
+    parent, name = os.path.split(path)
+    try:
+        folder = open_folder(parent)
+    except OSError:
+        return
+    remove_folder(name, folder=folder)
+    os.close(folder)
+
+
+def remove_folder(name: str, *, folder: int) -> None:
+    """Effect: removes this user's folder and what is in it, as far as permissions allow; nothing if it is a link."""
+    try:
+        fd = open_own(name, folder=folder)
+    except OSError:
+        return  # Another process of this launch has removed it.
+    _empty(fd)
+    os.close(fd)
+    _remove_empty(name, folder)
+
+
+def remove_if_empty(path: str) -> None:
+    """Effect: removes a folder that is empty."""
+    _remove_empty(path, None)
+
+
+def _remove_empty(name: str, folder: int | None) -> None:
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError:
+        return
+
+
+def _empty(folder: int) -> None:
+    """Effect: removes what is in the folder.
+
+    What is in a folder in it is moved up first, so that two descriptors suffice for any depth.
+    """
+    kept: set[str] = set()
+    while left := [name for name in _without_files(folder) if name not in kept]:
+        for name in left:
+            _move_up(name, folder)
+            _remove_empty(name, folder)
+        kept |= set(left)
+
+
+def _move_up(name: str, folder: int) -> None:
+    """Effect: the folders in a folder of this name are in the folder itself, and its files are gone."""
+    try:
+        fd = os.open(name, OPENED, dir_fd=folder)
+    except OSError:
+        return
+    for each in _without_files(fd):
+        try:
+            os.rename(each, unpredictable("removed-"), src_dir_fd=fd, dst_dir_fd=folder)
+        except OSError:
+            continue
+    os.close(fd)
+
+
+def _without_files(folder: int) -> list[str]:
+    """The names of the folders in a folder. Effect: removes everything else in it."""
+    folders = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                else:
+                    remove(entry.name, folder=folder)
+    except OSError:
+        return folders
+    return folders

@@ -1,0 +1,170 @@
+"""Whose links are followed, and which folders no other user can change.
+
+Trusted owners are this user, root, and the owner of "/": in a user namespace, root's files have another number.
+Source: Linux, Documentation/admin-guide/sysctl/fs.rst, protected_symlinks, which protects world-writable folders only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from cpulaunch.records.record import record
+
+PATH_ONLY = getattr(os, "O_PATH", 0)
+FOLDER = (PATH_ONLY or os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+MAX_LINKS = 40
+"""Source: path_resolution(7)."""
+
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+"""With a POSIX ACL, the group's bits are its mask, which limits what any other user may do. Source: acl(5)."""
+OPEN_TO_OTHERS = stat.S_IXGRP | stat.S_IXOTH
+
+
+@record(kw_only=False)
+class Place:
+    """A descriptor of a folder and a name in it. `is_proc`: a link of /proc, which only the kernel can follow."""
+
+    folder: int
+    name: str
+    is_proc: bool
+
+
+def is_trusted(status: os.stat_result) -> bool:
+    """Whether no other user than this one and root owns a file, folder or link."""
+    return status.st_uid in (os.geteuid(), 0) or status.st_uid == os.stat("/").st_uid
+
+
+def is_shared(folder: os.stat_result) -> bool:
+    """Whether other users can make, rename or remove what is in a folder; in a sticky one, their own files."""
+    return not is_trusted(folder) or bool(folder.st_mode & WRITABLE_BY_OTHERS)
+
+
+def is_secure(path: str) -> bool:
+    """Whether no other user can rename or replace this folder or what is in it, itself a path without links."""
+    parts = os.path.abspath(path).rstrip("/").split("/")
+    for end in range(1, len(parts) + 1):
+        status = os.lstat("/".join(parts[:end]) or "/")
+        sticky = bool(status.st_mode & stat.S_ISVTX) and is_trusted(status)
+        if not stat.S_ISDIR(status.st_mode) or (is_shared(status) and not sticky):
+            return False
+        if status.st_uid == os.geteuid() and not status.st_mode & OPEN_TO_OTHERS:
+            return True  # No other user can reach what is below.
+    return True
+
+
+def open_folder(path: str, *, make: int | None = None, start: int | None = None) -> int:
+    """A descriptor of a folder, reached through trusted links alone; relative to `start`, else the current folder.
+
+    With `make`, effect: makes the folders that are missing, with this mode. Raises: OSError.
+    """
+    if not PATH_ONLY:
+        if make is not None:
+            os.makedirs(path, mode=make, exist_ok=True)
+        return os.open(path, FOLDER, dir_fd=start)
+    folder = os.open("/" if path.startswith("/") else ".", FOLDER, dir_fd=start)
+    pending, links = path.split("/")[::-1], 0
+    try:
+        while pending:
+            if (name := pending.pop()) in ("", "."):
+                continue
+            following, target = _step(folder, name, make=make)
+            os.close(folder)
+            folder = following
+            if target is not None:
+                links = _counted(links, name)
+                pending += target.split("/")[::-1]
+    except OSError:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _step(folder: int, name: str, *, make: int | None) -> tuple[int, str | None]:
+    """The folder of this name; or the folder in which the target of a link of this name starts, and that target."""
+    try:
+        found = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        if make is None:
+            raise
+        os.mkdir(name, make, dir_fd=folder)
+        return _step(folder, name, make=None)
+    try:
+        status = os.fstat(found)
+        if stat.S_ISDIR(status.st_mode):
+            return os.dup(found), None
+        if not stat.S_ISLNK(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
+        if _is_proc(folder):
+            return os.open(name, FOLDER, dir_fd=folder), None
+        target = _target(found, name, folder, is_last=False)
+        return (os.open("/", FOLDER) if target.startswith("/") else os.dup(folder)), target
+    finally:
+        os.close(found)
+
+
+def locate(path: str, *, start: int | None = None) -> Place:
+    """Where the file of this path is or would be, reached through trusted links alone. The caller closes the folder.
+
+    Raises: OSError.
+    """
+    parent, name = os.path.split(path)
+    folder, links = open_folder(parent, start=start), 0
+    while True:
+        try:
+            target, is_proc = _link_at(folder, name)
+            if target is None:
+                return Place(folder, name or ".", is_proc)
+            links = _counted(links, name)
+            parent, name = os.path.split(target)
+            following = open_folder(parent, start=folder)
+        except OSError:
+            os.close(folder)
+            raise
+        os.close(folder)
+        folder = following
+
+
+def _link_at(folder: int, name: str) -> tuple[str | None, bool]:
+    """The target of the link of this name, None if it is none; and whether it is one of /proc."""
+    if not PATH_ONLY or not name:
+        return None, False
+    try:
+        found = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None, False
+    try:
+        if not stat.S_ISLNK(os.fstat(found).st_mode):
+            return None, False
+        if _is_proc(folder):
+            return None, True
+        return _target(found, name, folder, is_last=True), False
+    finally:
+        os.close(found)
+
+
+def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
+    """What a link refers to. Raises: PermissionError if another user made it.
+
+    On the way to a folder, links of a folder's only owner are followed too, as administrators make them who are not
+    root; but not by root.
+    """
+    status, parent = os.fstat(link), os.fstat(folder)
+    of_owner = status.st_uid == parent.st_uid and not parent.st_mode & WRITABLE_BY_OTHERS
+    if is_trusted(status) or (of_owner and not is_last and os.geteuid() != 0):
+        return os.readlink("", dir_fd=link)
+    raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
+
+
+def _counted(links: int, name: str) -> int:
+    if links >= MAX_LINKS:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+    return links + 1
+
+
+def _is_proc(folder: int) -> bool:
+    try:
+        return os.fstat(folder).st_dev == os.stat("/proc/self").st_dev
+    except FileNotFoundError:
+        return False

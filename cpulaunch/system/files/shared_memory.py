@@ -1,0 +1,107 @@
+"""Shared memory that a killed process could not remove itself. Imported only after a worker was killed.
+
+Several containers may share /dev/shm, and a process of another one may have the same process and user id.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+SHARED_FOLDER = "/dev/shm"
+TICK_SECONDS = 0.02
+"""Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
+
+
+def remove_shared_memory(pid: int, *, since: float, folder: str = SHARED_FOLDER) -> bool:
+    """Whether files named after a process are left. Effect: removes those that no process uses any more.
+
+    They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
+    time in seconds) are the process's; other ranks may still use them.
+    Source: libfabric, whose shm provider names a region PID:UID:NUMBER; openmp/runtime/src/kmp_runtime.cpp,
+    __kmp_reg_status_name.
+    """
+    region, registered = f"{pid}:{os.getuid()}:", f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}"
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(region) or name == registered]
+        return any([_is_kept(os.path.join(folder, name), since) for name in names])
+    except OSError:
+        return False
+
+
+def started_at(pid: int) -> float:
+    """When a process started, in Unix seconds; 0 without /proc. Source: proc(5), /proc/pid/stat, starttime."""
+    from time import CLOCK_BOOTTIME, clock_gettime, time  # noqa: TID251 - compared with the times of files
+
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return time() - clock_gettime(CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _is_kept(path: str, since: float) -> bool:
+    """Whether a file of this user's is left because a process uses it. Effect: removes an unused one."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_mtime >= since - TICK_SECONDS
+        if not own:
+            return False
+        if is_in_use(fd):
+            return True
+        os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def is_in_use(fd: int) -> bool:
+    """Whether a process, also one of another container, has this file open or mapped, through another descriptor.
+
+    The kernel grants a lease for writing to the only user of a file. Source: fcntl(2), F_SETLEASE. Where it grants none
+    to anyone, the file is taken to be unused.
+    """
+    import fcntl  # Absent on Windows, where the worker's package is imported too.
+
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def remove_own_shared_memory(folder: str = SHARED_FOLDER) -> None:
+    """Effect: removes the names of the shared memory that this process has mapped and that is named after it.
+
+    A file of the same name in another container's /dev/shm is none of these. Source: proc(5), /proc/pid/map_files.
+    """
+    mark = f"{os.getpid()}:"
+    mapped = _mapped_files()
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        try:
+            status = os.lstat(path)
+            if name.startswith(mark) and (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in mapped:
+                os.unlink(path)
+        except OSError:
+            continue
+
+
+def _mapped_files() -> set[tuple[int, int, int]]:
+    """Device numbers and inode of every file that this process has mapped. Source: proc(5), /proc/pid/maps."""
+    files = set()
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            _, _, _, device, inode, *_ = line.split()
+            major, _, minor = device.partition(":")
+            files.add((int(major, 16), int(minor, 16), int(inode)))
+    return files

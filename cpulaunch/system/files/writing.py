@@ -1,0 +1,215 @@
+"""Files and named pipes that are written: new ones, logs, whole replacements and single lines.
+
+Every function takes a path, or a name in the folder that the descriptor `folder` refers to. A link is never followed,
+except for logs and reports that the user names, where `system/files/paths.py` says which.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from cpulaunch.system.files.paths import Place, is_shared, is_trusted, locate
+
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Nothing is waited for: without O_NONBLOCK, the open of a named pipe would wait for its reader."""
+MAX_LINES_FILE = 1 << 30
+"""A file to which lines are added grows no larger."""
+
+
+def create(name: str, *, mode: int = 0o600, folder: int | None = None) -> int:
+    """A descriptor of a new file. Raises: OSError, if there is anything of this name, such as a link."""
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, mode, dir_fd=folder)
+
+
+def create_with(name: str, data: bytes, *, folder: int | None = None) -> None:
+    """Effect: a new file holds the data. Raises: OSError."""
+    _write_all(create(name, folder=folder), data)
+
+
+def create_unnamed(folder: str) -> int:
+    """A descriptor for reading and writing a new file that never has a name, or has lost it. Raises: OSError."""
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+                raise  # Else: a file system, or a kernel, without such files. Source: open(2), O_TMPFILE.
+    name = os.path.join(folder, "cpulaunch-" + os.urandom(8).hex())
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY, 0o600)
+    os.unlink(name)
+    return fd
+
+
+def claim_name(name: str) -> bool:
+    """Whether this is the first call for the name. Effect: makes an empty file."""
+    try:
+        os.close(create(name))
+    except OSError:
+        return False
+    return True
+
+
+def replace(name: str, data: bytes, *, mode: int = 0o600, folder: int | None = None) -> None:
+    """Effect: replaces the file atomically by one with the data. Raises: OSError."""
+    temporary = _temporary(name)
+    fd = create(temporary, mode=mode, folder=folder)
+    try:
+        _write_all(fd, data)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        remove(temporary, folder=folder)
+        raise
+
+
+def _temporary(name: str) -> str:
+    """A name beside a file's that is unpredictable: others may write in the folder.
+
+    Processes of several containers that share it may have the same process id.
+    """
+    return f"{name}.{os.urandom(8).hex()}"
+
+
+def remove(name: str, *, folder: int | None = None) -> None:
+    """Effect: removes a file, if there is one and permissions allow it."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        return
+
+
+def write_output(path: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Effect: the file at a path that the user gave holds the data; a pipe or device gets it. Raises: OSError."""
+    place = locate(path)
+    try:
+        if not place.is_proc and _is_regular(place):
+            replace(place.name, data, mode=mode, folder=place.folder)
+        else:
+            _write_all(_open_special(place), data)
+    finally:
+        os.close(place.folder)
+
+
+def _is_regular(place: Place) -> bool:
+    """Whether a regular file is at a place, or none yet."""
+    try:
+        return stat.S_ISREG(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def _open_special(place: Place) -> int:
+    """A descriptor for writing to a pipe, a device or an inherited file, which waits for a pipe's reader."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
+    if place.is_proc:
+        return os.open(place.name, flags, dir_fd=place.folder)
+    _check_owner(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False), place.name)
+    return os.open(place.name, flags | os.O_NOFOLLOW, dir_fd=place.folder)
+
+
+def open_log(name: str, *, folder: int | None = None) -> int:
+    """A descriptor that appends to a log: a file, new or with content, or a named pipe with a reader.
+
+    Raises: OSError.
+    """
+    place = locate(name, start=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | SAFELY
+    try:
+        fd = os.open(place.name, flags & ~os.O_NOFOLLOW if place.is_proc else flags, 0o666, dir_fd=place.folder)
+        try:
+            _check_log(os.fstat(fd), os.fstat(place.folder), name)
+        except OSError:
+            os.close(fd)
+            raise
+    finally:
+        os.close(place.folder)
+    return fd
+
+
+def _check_log(status: os.stat_result, folder: os.stat_result, name: str) -> None:
+    """Raises: PermissionError if another user may have put a name of a foreign file, or a pipe, in place of a log."""
+    _check_owner(status, name)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and is_shared(folder):
+        raise PermissionError(errno.EPERM, f"{name} is a hard link in a folder that other users can write", name)
+
+
+def _check_owner(status: os.stat_result, name: str) -> None:
+    if stat.S_ISFIFO(status.st_mode) and not is_trusted(status):
+        raise PermissionError(errno.EPERM, f"{name} is a named pipe of another user (uid {status.st_uid})", name)
+
+
+def append(name: str, data: bytes, *, folder: int | None = None) -> None:
+    """Effect: adds the data, in one write, to the end of a regular file that exists. Raises: OSError."""
+    fd = os.open(name, os.O_WRONLY | os.O_APPEND | SAFELY, dir_fd=folder)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and status.st_size < MAX_LINES_FILE:
+            os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def open_pipe(path: str, flags: int) -> int:
+    """A descriptor of an end of a named pipe, O_RDONLY or O_WRONLY, opened without waiting. Raises: OSError."""
+    fd = os.open(path, flags | SAFELY)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a named pipe", path)
+
+
+def open_output_pipe(path: str) -> int:
+    """A descriptor for a program's output to a named pipe, whose writes wait for the reader. Raises: OSError."""
+    fd = open_pipe(path, os.O_WRONLY)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def make_pipe(path: str) -> tuple[int, int]:
+    """The read and the write end of a new named pipe, both non-blocking. With its own writer, it never ends.
+
+    Raises: OSError.
+    """
+    os.mkfifo(path, 0o600)
+    return open_pipe(path, os.O_RDONLY), open_pipe(path, os.O_WRONLY)
+
+
+def replace_by_empty(name: str, *, folder: int | None = None) -> None:
+    """Effect: replaces the file by an empty one with the same permissions. Raises: OSError."""
+    temporary = _temporary(name)
+    fd = create(temporary, folder=folder)
+    try:
+        os.fchmod(fd, stat.S_IMODE(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        remove(temporary, folder=folder)
+        raise
+    finally:
+        os.close(fd)
+
+
+def write_at_once(path: str, data: bytes) -> None:
+    """Effect: the regular file at a path that another program named holds the data. Raises: OSError.
+
+    A file that exists keeps its permissions; anything else than a regular file stays as it is.
+    """
+    place = locate(path)
+    try:
+        fd = os.open(place.name, os.O_WRONLY | os.O_CREAT | SAFELY, 0o600, dir_fd=place.folder)
+    finally:
+        os.close(place.folder)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        os.ftruncate(fd, 0)
+        _write_all(fd, data)
+    else:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Effect: writes the data and closes the file. Raises: OSError, on network file systems when it is closed."""
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)

@@ -1,0 +1,270 @@
+"""Workers and other users that replace the files of a launch: nothing else is touched, and the launch goes on."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.launch.launching import eventually
+from tests.strangers import AS_STRANGER, as_stranger, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
+SECONDS = 120
+"""A launch that has not ended by then hangs."""
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A folder and a file that an attacker wants to reach; it stays as it is."""
+    folder = tmp_path / "victim"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep/keep").write_text("keep")
+    yield folder
+    assert [(path.name, path.read_text()) for path in (folder / "deep").iterdir()] == [("keep", "keep")]
+    assert [path.name for path in folder.iterdir()] == ["deep"]
+
+
+@pytest.fixture
+def cpulaunch(tmp_path):
+    """Run the command in a folder with a program."""
+
+    def run(code, *options, env=None, cwd=tmp_path):
+        (tmp_path / "job.py").write_text(AS_STRANGER + "import os, sys\n" + textwrap.dedent(code))
+        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path), **(env or {})}
+        process = subprocess.run(
+            [sys.executable, "-m", "cpulaunch", *options, str(tmp_path / "job.py")],
+            env=environ,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert "Traceback" not in process.stderr
+        assert not list(tmp_path.glob("cpulaunch-*")), "the run's directory is gone"
+        return process
+
+    return run
+
+
+EVENTS = "path = os.environ['CPULAUNCH_EVENTS']\n"
+REPLACED = {
+    "pipe": "os.unlink(path); os.mkfifo(path)",
+    "folder": "os.unlink(path); os.mkdir(path)",
+    "endless": "os.unlink(path); os.symlink('/dev/zero', path)",
+    "gone": "os.unlink(path)",
+    "deep": "os.chdir(os.path.dirname(path))\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')",
+}
+
+
+@pytest.mark.parametrize("code", REPLACED.values(), ids=REPLACED)
+def test_an_event_file_that_a_worker_replaced_is_not_read(cpulaunch, tmp_path, code):
+    process = cpulaunch(f"{EVENTS}{code}\nsys.exit(7)", "--report", "r.json", "--cpus", "0")
+    assert process.returncode == 7
+    assert json.loads((tmp_path / "r.json").read_text())["workers"][0]["plugin"] == "not loaded"
+
+
+MALFORMED = {
+    "nest": "'[' * 200000 + chr(10)",
+    "big": """'{"event":"metric","pid":1,"name":"x","value":1' + '0' * 400 + '}' + chr(10)""",
+    "inf": """'{"event":"metric","pid":1,"name":"x","value":1e999}' + chr(10)""",
+    "no end": "'x' * (20 << 20)",
+    "binary": "chr(10).join(map(chr, range(256)))",
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_events_are_counted_and_change_no_exit_code(cpulaunch, tmp_path, text):
+    code = f"{EVENTS}open(path, 'a', encoding='latin-1').write({text})"
+    assert cpulaunch(code, "--report", "r.json", "--cpus", "0").returncode == 0
+    (worker,) = json.loads((tmp_path / "r.json").read_text())["workers"]
+    assert worker["ignored_events"] + worker["unread_event_bytes"] > 0
+    assert worker["metrics"] == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.mkfifo(path)",
+        "os.symlink('/dev/zero', path)",
+        "os.mkdir(path)",
+        "open(path, 'w').write('[' * 900)",
+    ],
+    ids=["pipe", "endless", "folder", "nest"],
+)
+def test_an_error_file_that_a_rank_replaced_is_not_read(cpulaunch, tmp_path, code):
+    code = f"path = os.environ['TORCHELASTIC_ERROR_FILE']\n{code}\nsys.exit(3)"
+    env = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "outer.json")}
+    assert cpulaunch(code, "--nproc-per-node", "1", env=env).returncode == 3
+
+
+@needs_root
+def test_a_link_in_place_of_an_attempt_is_not_followed(cpulaunch, strangers, victim):
+    """The folder of the attempts is renamed by its owner, and another one put there, with a link."""
+    code = f"""
+    def swap():
+        (run,) = os.listdir({str(strangers)!r})
+        run = os.path.join({str(strangers)!r}, run)
+        os.rename(run, run + ".moved")
+        os.mkdir(run, 0o755)
+        for number in range(3):
+            os.symlink({str(victim)!r}, run + "/attempt_" + str(number))
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        as_stranger(swap)
+        sys.exit(5)
+    print("again")
+    """
+    options = ("--nproc-per-node", "1", "--max-restarts", "1", "--log-dir", str(strangers), "--tee", "3")
+    process = cpulaunch(code, *options)
+    assert (process.returncode, process.stdout.splitlines()[-1:]) == (0, ["[default0]:again"]), process.stderr
+    (moved,) = strangers.glob("*.moved")
+    assert (moved / "attempt_1/0/stdout.log").read_text() == "again\n"
+
+
+@needs_root
+def test_an_error_file_is_not_written_through_a_link(cpulaunch, strangers, victim):
+    """torch opens the error file by its path, in a folder whose owner may put links there."""
+    target = victim / "deep/keep"
+    code = f"""
+    import json
+    path = os.environ["TORCHELASTIC_ERROR_FILE"]
+    def swap():
+        for name in os.listdir({str(strangers)!r}):
+            run = os.path.join({str(strangers)!r}, name)
+            os.rename(run, run + ".moved")
+            os.makedirs(run + "/attempt_0/0")
+            os.symlink({str(target)!r}, run + "/attempt_0/0/error.json")
+    as_stranger(swap)
+    with open(path, "w") as file:
+        json.dump({{"message": "why"}}, file)
+    sys.exit(5)
+    """
+    process = cpulaunch(code, "--nproc-per-node", "1", "--log-dir", str(strangers))
+    assert process.returncode == 5
+    assert "why" in process.stderr
+    (moved,) = strangers.glob("*.moved")
+    assert json.loads((moved / "attempt_0/0/error.json").read_text()) == {"message": "why"}
+
+
+@needs_root
+def test_a_run_directory_in_another_users_folder_is_not_followed(cpulaunch, strangers, victim):
+    code = f"""
+    def swap():
+        for name in os.listdir({str(strangers)!r}):
+            run = os.path.join({str(strangers)!r}, name)
+            os.rename(run, run + ".moved")
+            os.symlink({str(victim)!r}, run)
+    as_stranger(swap)
+    """
+    assert cpulaunch(code, "--report", "r.json", "--cpus", "0", env={"TMPDIR": str(strangers)}).returncode == 0
+
+
+@needs_root
+def test_a_report_is_not_written_through_another_users_link(cpulaunch, strangers, victim):
+    target = str(victim / "deep/keep")
+    code = f"""
+    def plant():
+        for pid in (os.getppid(), os.getpid(), *range(os.getpid(), os.getpid() + 50)):
+            try:
+                os.symlink({target!r}, {str(strangers)!r} + "/r.json." + str(pid) + ".new")
+            except FileExistsError:
+                pass
+    as_stranger(plant)
+    """
+    report = strangers / "r.json"
+    assert cpulaunch(code, "--report", str(report), "--cpus", "0").returncode == 0
+    assert json.loads(report.read_text())["exit_code"] == 0
+    assert report.stat().st_mode & 0o777 == 0o600
+
+    report.unlink()
+    as_stranger(lambda: os.symlink(target, report))
+    process = cpulaunch("print('started')", "--report", str(report), "--cpus", "0")
+    assert (process.returncode, process.stdout) == (125, "")
+    assert "r.json is a symbolic link of another user" in process.stderr
+
+
+@needs_root
+def test_a_log_is_not_written_through_another_users_link(cpulaunch, strangers, victim):
+    as_stranger(lambda: os.symlink(victim / "deep/keep", strangers / "worker-0.log"))
+    process = cpulaunch("print('started')", "--log-dir", str(strangers), "--cpus", "0")
+    assert process.returncode == 125
+    assert "worker-0.log is a symbolic link of another user" in process.stderr
+    as_stranger(lambda: os.symlink(victim, strangers / "logs"))
+    assert cpulaunch("", "--log-dir", str(strangers / "logs/new"), "--cpus", "0").returncode == 125
+
+
+def test_logs_below_own_links_are_written(cpulaunch, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "logs").symlink_to("real")
+    (tmp_path / "real/worker-0.log").write_text("of an earlier run, and longer")
+    assert cpulaunch("print('out')", "--log-dir", "logs", "--cpus", "0").returncode == 0
+    assert (tmp_path / "real/worker-0.log").read_text().endswith("longerout\n")
+
+
+def test_a_report_goes_to_the_file_that_is_standard_output(tmp_path):
+    (tmp_path / "job.py").write_text("print('line')")
+    command = [sys.executable, "-m", "cpulaunch", "--report", "/dev/stdout", "--cpus", "0", "job.py"]
+    with open(tmp_path / "out", "w") as out:
+        assert subprocess.run(command, cwd=tmp_path, stdout=out, check=False, timeout=SECONDS).returncode == 0
+    first, _, rest = (tmp_path / "out").read_text().partition("\n")
+    assert first == "line"
+    assert json.loads(rest)["exit_code"] == 0
+
+
+KILLED = """
+import mmap, time
+def hold(path):
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(fd, 4096)
+    return mmap.mmap(fd, 4096)
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return open(path).read()
+
+if "worker-0" in os.environ["CPULAUNCH_EVENTS"]:
+    path = f"/dev/shm/{os.getpid()}:{os.getuid()}:0"
+    memory = hold(path)
+    with open("path.new", "w") as file:
+        file.write(path)
+    os.rename("path.new", "path")
+    wait_for("go"), wait_for("mapped")
+    os.kill(os.getpid(), 9)
+memory = hold(wait_for("path"))
+open("mapped", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
+def test_shared_memory_of_a_killed_worker_goes_and_another_containers_stays(tmp_path):
+    """The other container's process is this one: the worker's number, and its own mapping."""
+    (tmp_path / "job.py").write_text("import os\n" + KILLED)
+    command = [sys.executable, "-m", "cpulaunch", "--report", "r.json", "--instances", "2", "--cpus", "0"]
+    launch = subprocess.Popen([*command, "--oversubscribe", "job.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    path = eventually(lambda: (tmp_path / "path").exists() and (tmp_path / "path").read_text(), "the worker's memory")
+    other = path[:-1] + "9"
+    with open(other, "w+b") as file:
+        file.write(bytes(4096))
+        file.flush()
+        try:
+            (tmp_path / "go").touch()
+            assert launch.wait(SECONDS) == 137, launch.stderr.read()
+            assert (os.path.exists(path), os.path.exists(other)) == (False, True)
+        finally:
+            os.unlink(other)
+            launch.communicate()
+
+
+@needs_root
+def test_roots_logs_of_several_hosts_are_refused_where_others_put_links(cpulaunch, strangers):
+    """torch's agent writes there, by paths."""
+    options = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "1")
+    process = cpulaunch("print('started')", *options, "--log-dir", str(strangers))
+    assert (process.returncode, process.stdout) == (125, "")
+    assert "other users can change the folder of the logs" in process.stderr
+    assert list(strangers.iterdir()) == []

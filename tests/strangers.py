@@ -1,0 +1,58 @@
+"""Another user without capabilities, in whose folder root works: what that user does, and the folder."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+UID = 12345
+needs_root = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root can act as another user"
+)
+
+
+def as_stranger(action):
+    """Effect: carries out the action as the other user, in a child process. Raises: AssertionError if that fails."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(UID, UID, UID)
+            os.setresuid(UID, UID, UID)
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def folder_of_stranger():
+    """A new folder that the other user owns and reaches, as a context for a fixture."""
+    folder = Path(tempfile.mkdtemp(prefix="strangers-", dir="/tmp"))
+    os.chown(folder, UID, UID)
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+AS_STRANGER = f"""
+import os
+def as_stranger(action):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid({UID}, {UID}, {UID})
+            os.setresuid({UID}, {UID}, {UID})
+            action()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+"""
+"""The same for a worker's program, which so acts at the right moment: an attacker finds that moment by trying."""

@@ -1,0 +1,93 @@
+"""Private folders are removed whole, and nothing else is, whatever another user puts in their place."""
+
+import os
+
+import pytest
+
+from cpulaunch.system.files.folders import make_folder, open_own, remove_folder, remove_path
+from tests.strangers import as_stranger, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
+
+
+@pytest.fixture
+def victim(tmp_path):
+    (tmp_path / "victim/deep").mkdir(parents=True)
+    (tmp_path / "victim/deep/keep").touch()
+    return tmp_path / "victim"
+
+
+def unharmed(victim):
+    return (victim / "deep/keep").exists()
+
+
+def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path, victim):
+    os.close(make_folder(str(tmp_path / "run")))
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "run/a/b/c").mkdir(parents=True)
+    (tmp_path / "run/a/file").touch()
+    (tmp_path / "run/a/b/link").symlink_to(victim)
+    (tmp_path / "run/link").symlink_to(victim)
+    os.mkfifo(tmp_path / "run/a/b/c/pipe")
+    remove_path(str(tmp_path / "run"))
+    assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+    assert unharmed(victim)
+
+
+def test_a_folder_deeper_than_any_path_is_removed(tmp_path):
+    """A worker may make one. A function that calls itself would fail, and so would one that keeps descriptors."""
+    fd = make_folder(str(tmp_path / "run"))
+    for _ in range(3000):
+        os.mkdir("deeper", dir_fd=fd)
+        below = os.open("deeper", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    remove_path(str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path, victim):
+    (tmp_path / "run").symlink_to(victim)
+    remove_path(str(tmp_path / "run"))
+    assert unharmed(victim)
+
+
+@needs_root
+def test_a_folder_of_another_user_is_not_removed(strangers):
+    as_stranger(lambda: os.mkdir(strangers / "run"))
+    (strangers / "run/keep").touch()
+    remove_path(str(strangers / "run"))
+    assert (strangers / "run/keep").exists()
+    with pytest.raises(PermissionError, match="replaced by a folder of another user"):
+        open_own(str(strangers / "run"))
+
+
+@needs_root
+def test_what_a_descriptor_refers_to_is_removed_after_a_swap(strangers, victim):
+    fd = make_folder(str(strangers / "run"))
+    os.close(make_folder("attempt", folder=fd))
+
+    def swap():
+        os.rename(strangers / "run", strangers / "moved")
+        os.mkdir(strangers / "run", 0o755)
+        os.symlink(victim, strangers / "run/attempt")
+
+    as_stranger(swap)
+    remove_folder("attempt", folder=fd)
+    os.close(fd)
+    assert unharmed(victim)
+    assert list((strangers / "moved").iterdir()) == []
+
+
+def test_a_folder_on_a_share_that_maps_users_is_own(tmp_path, monkeypatch):
+    """There, what this user makes belongs to another number, as if this process had another one."""
+    monkeypatch.setattr(os, "geteuid", lambda: 77_777)
+    os.close(make_folder(str(tmp_path / "run")))
+    (tmp_path / "run/file").touch()
+    remove_path(str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_folder_is_no_error(tmp_path):
+    remove_path(str(tmp_path / "missing/run"))

@@ -1,0 +1,112 @@
+"""Whose links are followed, and which folders count as ones that no other user can change."""
+
+import os
+
+import pytest
+
+from cpulaunch.system.files.paths import is_secure, locate, open_folder
+from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
+
+
+def opened(path, **options):
+    """The path of the folder that was opened."""
+    fd = open_folder(str(path), **options)
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def located(path):
+    place = locate(str(path))
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{place.folder}"), place.name), place.is_proc
+    finally:
+        os.close(place.folder)
+
+
+def test_own_links_are_followed(tmp_path, monkeypatch):
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/up").symlink_to("../link/deep")
+    (tmp_path / "absolute").symlink_to(tmp_path / "real/up")
+    (tmp_path / "real/file").symlink_to("deep/target")
+    monkeypatch.chdir(tmp_path)
+    deep = str(tmp_path / "real/deep")
+    for path in ("link/deep", "link/up", "absolute", "./absolute/../deep/", "link//up/.", tmp_path / "absolute"):
+        assert opened(path) == deep
+    assert located("link/file") == located("absolute/target") == (f"{deep}/target", False)
+
+
+def test_missing_folders_are_made(tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real").mkdir()
+    assert opened(tmp_path / "link/a/b", make=0o750) == str(tmp_path / "real/a/b")
+    assert (tmp_path / "real/a/b").stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize("path", ["circle/x", "file/x", "missing/x"])
+def test_what_is_no_folder_is_an_error_and_leaves_no_descriptor(tmp_path, path):
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").touch()
+    before = os.listdir("/proc/self/fd")
+    for call in (locate, open_folder):
+        with pytest.raises(OSError):  # noqa: PT011 - of several kinds
+            call(str(tmp_path / path))
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_links_of_proc_are_left_to_the_kernel(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert opened("/proc/self/cwd") == str(tmp_path)
+    assert located("/dev/stdout")[1]
+
+
+@needs_root
+def test_links_of_another_user_are_not_followed_by_root(tmp_path, strangers):
+    (tmp_path / "folder").mkdir()
+    target = str(tmp_path / "folder")
+    as_stranger(lambda: os.symlink(target, strangers / "link"))
+    for path in (strangers / "link", strangers / "link/below"):
+        with pytest.raises(PermissionError, match=f"link is a symbolic link of another user \\(uid {UID}\\)"):
+            open_folder(str(path), make=0o777)
+        with pytest.raises(PermissionError, match="link is a symbolic link of another user"):
+            locate(str(path))
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+@needs_root
+def test_links_of_root_are_followed_in_another_users_folder(tmp_path, strangers):
+    (strangers / "link").symlink_to(tmp_path)
+    assert opened(strangers / "link") == str(tmp_path)
+
+
+@needs_root
+def test_the_links_to_folders_that_an_administrator_made_are_followed_by_users(strangers):
+    """One who is not root made /data/home, in a folder that only the administrator writes."""
+    os.chown(strangers, UID + 1, UID + 1)
+    (strangers / "real").mkdir()
+    (strangers / "home").symlink_to("real")
+    os.chown(strangers / "home", UID + 1, UID + 1, follow_symlinks=False)
+    as_stranger(lambda: os.close(open_folder(str(strangers / "home"))))
+    with pytest.raises(AssertionError):
+        as_stranger(lambda: os.close(locate(str(strangers / "home")).folder))
+    strangers.chmod(0o777)
+    with pytest.raises(AssertionError):
+        as_stranger(lambda: os.close(open_folder(str(strangers / "home"))))
+
+
+@needs_root
+def test_folders_that_others_can_change_are_not_secure(tmp_path, strangers):
+    (strangers / "below").mkdir()
+    assert not is_secure(str(strangers))
+    assert not is_secure(str(strangers / "below"))
+    assert is_secure("/tmp")
+    os.chown(strangers, 0, 0)
+    for mode, secure in ((0o755, True), (0o775, False), (0o1777, True), (0o777, False), (0o700, True)):
+        strangers.chmod(mode)
+        assert is_secure(str(strangers / "below")) is secure
+    (strangers / "below").chmod(0o777)
+    assert is_secure(str(strangers / "below")), "no other user reaches it"

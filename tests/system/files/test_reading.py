@@ -1,0 +1,77 @@
+"""Files that a stranger may have replaced are read without waiting, without links, and not beyond a limit."""
+
+import os
+import signal
+
+import pytest
+
+from cpulaunch.system.files.reading import read_end, read_lines_at_ends, read_start
+
+READERS = [read_start, read_end, read_lines_at_ends]
+
+
+def make_pipe(path):
+    os.mkfifo(path)
+
+
+def make_link(path):
+    path.symlink_to("/etc/hostname")
+
+
+def make_endless(path):
+    path.symlink_to("/dev/zero")
+
+
+def make_folder(path):
+    path.mkdir()
+
+
+@pytest.fixture
+def _deadline():
+    """An open that waits fails the test, and does not hang it."""
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+
+
+@pytest.mark.usefixtures("_deadline")
+@pytest.mark.parametrize("make", [make_pipe, make_link, make_endless, make_folder])
+@pytest.mark.parametrize("read", READERS)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
+    make(tmp_path / "file")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError):  # noqa: PT011 - of several kinds
+        read(str(tmp_path / "file"), max_bytes=10)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_more_is_read_than_asked_for(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    assert read_start(str(path), max_bytes=4) == b"0123"
+    assert read_end(str(path), max_bytes=4) == b"6789"
+    assert read_start(str(path), max_bytes=99) == read_end(str(path), max_bytes=99) == b"0123456789"
+
+
+def test_a_name_is_found_in_a_folder(tmp_path):
+    (tmp_path / "file").write_text("text")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert read_start("file", max_bytes=9, folder=folder) == b"text"
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "limit", "expected"),
+    [
+        (b"a\nb\n", 99, (["a", "b", ""], 0)),
+        (b"aa\nbb\ncc\ndd\n", 8, (["aa", "dd", ""], 7)),
+        (b"aa\nbb\n" + b"x" * 99, 8, (["aa", ""], 103)),
+        (b"\xff\n", 99, (["\ufffd", ""], 0)),
+    ],
+    ids=["whole", "its ends", "one long line", "no UTF-8"],
+)
+def test_whole_lines_at_both_ends_are_read(tmp_path, content, limit, expected):
+    (tmp_path / "file").write_bytes(content)
+    assert read_lines_at_ends(str(tmp_path / "file"), max_bytes=limit) == expected

@@ -1,0 +1,103 @@
+"""Shared memory that a killed process left is removed; what a process of another container uses is not."""
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cpulaunch.system.files import shared_memory
+from tests.strangers import UID, needs_root
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
+PID = 41
+NAME = f"{PID}:{os.getuid()}:0"
+
+
+@pytest.fixture
+def folder():
+    """A folder in shared memory, as other containers' processes see it too."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="cpulaunch-test-") as folder:
+        yield folder
+
+
+def make(folder, name=NAME):
+    path = os.path.join(folder, name)
+    with open(path, "wb") as file:
+        file.write(bytes(mmap.PAGESIZE))
+    return path
+
+
+HOLD = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+memory = mmap.mmap(fd, 0)
+if sys.argv[2] == "mapped":
+    os.close(fd)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["mapped", "open"])
+def test_a_file_in_use_is_left_while_it_is_used(folder, how):
+    """Its user may be in another pid namespace: the kernel counts users, not names of processes."""
+    path = make(folder)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "ready\n"
+    assert shared_memory.remove_shared_memory(PID, since=0, folder=folder) is True
+    assert os.path.exists(path)
+    holder.communicate()
+    assert shared_memory.remove_shared_memory(PID, since=0, folder=folder) is False
+    assert not os.path.exists(path)
+
+
+def test_a_file_from_before_the_launch_is_left(folder):
+    path, registered = make(folder), make(folder, f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}")
+    for each in (path, registered):
+        os.utime(each, (time.time() - 1, time.time() - 1))
+    assert shared_memory.remove_shared_memory(PID, since=time.time(), folder=folder) is False
+    assert os.path.exists(path)
+    assert os.path.exists(registered)
+
+
+@needs_root
+def test_a_file_of_another_user_is_left(folder):
+    path = make(folder)
+    os.chown(path, UID, UID)
+    assert shared_memory.remove_shared_memory(PID, since=0, folder=folder) is False
+    assert os.path.exists(path)
+
+
+def test_the_start_of_a_process_is_known():
+    before = time.time()
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        assert before - 0.1 < shared_memory.started_at(process.pid) < time.time() + 0.1
+        process.kill()
+    assert shared_memory.started_at(process.pid) == 0.0
+
+
+def test_a_link_is_not_followed(folder, tmp_path):
+    (tmp_path / "victim").touch()
+    os.symlink(tmp_path / "victim", os.path.join(folder, NAME))
+    shared_memory.remove_shared_memory(PID, since=0, folder=folder)
+    assert (tmp_path / "victim").exists()
+
+
+def test_a_process_removes_the_names_of_what_it_has_mapped_alone(folder):
+    own, others = (make(folder, f"{os.getpid()}:{os.getuid()}:{number}") for number in (0, 1))
+    foreign = make(folder, f"1{os.getpid()}:{os.getuid()}:0")
+    fds = [os.open(path, os.O_RDWR) for path in (own, foreign)]
+    memory = [mmap.mmap(fd, 0) for fd in fds]
+    shared_memory.remove_own_shared_memory(folder)
+    assert [os.path.exists(path) for path in (own, others, foreign)] == [False, True, True]
+    for each in memory:
+        each.close()
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,164 @@
+"""Files are written where their names say, never through what another user put there."""
+
+import os
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from cpulaunch.system.files import writing
+from tests.strangers import as_stranger, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "victim"
+    path.write_text("keep")
+    return path
+
+
+def descriptor(path):
+    return os.open(path, os.O_RDONLY)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [writing.create, writing.claim_name, lambda path: writing.create_with(path, b"x")],
+    ids=["create", "claim", "create_with"],
+)
+@pytest.mark.parametrize("target", ["victim", "missing"])
+def test_a_new_file_is_not_made_through_a_link(tmp_path, victim, write, target):
+    (tmp_path / "link").symlink_to(target)
+    with suppress(FileExistsError):
+        assert not write(str(tmp_path / "link"))
+    assert victim.read_text() == "keep"
+    assert not (tmp_path / "missing").exists()
+
+
+def test_new_files_are_private(tmp_path):
+    os.close(writing.create(str(tmp_path / "new")))
+    writing.replace(str(tmp_path / "replaced"), b"x")
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new", "replaced")} == {0o600}
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path, victim):
+    (tmp_path / "link").symlink_to("victim")
+    writing.replace(str(tmp_path / "link"), b"new")
+    assert (victim.read_text(), (tmp_path / "link").read_text()) == ("keep", "new")
+
+
+def test_a_replacement_that_fails_leaves_no_other_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):  # noqa: PT011 - EISDIR or EEXIST
+        writing.replace(str(tmp_path / "folder"), b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_events_are_added_to_regular_files_alone(tmp_path, victim):
+    writing.append(str(victim), b"+")
+    (tmp_path / "link").symlink_to("victim")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "pipe", "folder", "missing"):
+        with pytest.raises(OSError):  # noqa: PT011 - of several kinds
+            writing.append(str(tmp_path / name), b"x")
+    assert victim.read_text() == "keep+"
+
+
+def test_a_file_of_lines_stops_growing(victim, monkeypatch):
+    monkeypatch.setattr(writing, "MAX_LINES_FILE", 6)
+    for _ in range(9):
+        writing.append(str(victim), b"+")
+    assert victim.read_text() == "keep++"
+
+
+def test_an_unnamed_file_holds_data_and_leaves_nothing(tmp_path):
+    fd = writing.create_unnamed(str(tmp_path))
+    assert os.write(fd, b"data") == os.fstat(fd).st_size == 4
+    os.close(fd)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_files_cannot_be_unnamed_they_lose_their_name(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "O_TMPFILE")
+    test_an_unnamed_file_holds_data_and_leaves_nothing(tmp_path)
+
+
+def test_a_pipe_that_is_another_file_is_refused(tmp_path, victim):
+    for flags in (os.O_RDONLY, os.O_WRONLY):
+        with pytest.raises(OSError, match="not a named pipe"):
+            writing.open_pipe(str(victim), flags)
+
+
+LOGS = {
+    "new": lambda folder, victim: None,
+    "an earlier run's": lambda folder, victim: (folder / "log").write_text("before"),
+    "an own link": lambda folder, victim: (folder / "log").symlink_to(victim),
+    "a link to a device": lambda folder, victim: (folder / "log").symlink_to("/dev/null"),
+}
+
+
+@pytest.mark.parametrize("make", LOGS.values(), ids=LOGS)
+def test_logs_of_the_user_are_opened(tmp_path, victim, make):
+    (tmp_path / "logs").mkdir()
+    make(tmp_path / "logs", victim)
+    folder = descriptor(tmp_path / "logs")
+    fd = writing.open_log("log", folder=folder)
+    assert os.write(fd, b"line") == 4
+    os.close(fd)
+    os.close(folder)
+    assert (tmp_path / "logs/log").read_bytes() in (b"line", b"beforeline", b"keepline", b"")
+
+
+@needs_root
+def test_a_log_that_another_user_put_there_is_refused(strangers, victim):
+    def plant():
+        os.symlink(victim, strangers / "link")
+        os.symlink(victim.parent / "missing", strangers / "dangling")
+        os.mkfifo(strangers / "pipe", 0o666)
+
+    as_stranger(plant)
+    reader = os.open(strangers / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    os.link(victim, strangers / "hard") if victim.stat().st_dev == strangers.stat().st_dev else None
+    folder = descriptor(strangers)
+    for name in os.listdir(strangers):
+        with pytest.raises(PermissionError):
+            writing.open_log(name, folder=folder)
+        if name != "hard":
+            with pytest.raises(PermissionError):
+                writing.write_output(str(strangers / name), b"x")
+    os.close(folder)
+    os.close(reader)
+    assert victim.read_text() == "keep"
+    assert not (victim.parent / "missing").exists()
+
+
+@needs_root
+def test_root_still_writes_in_another_users_folder(strangers):
+    as_stranger(lambda: (strangers / "log").write_text("of an earlier run of theirs"))
+    folder = descriptor(strangers)
+    for name in ("log", "new"):
+        os.close(writing.open_log(name, folder=folder))
+    os.close(folder)
+    writing.write_output(str(strangers / "r.json"), b"{}")
+    assert (strangers / "r.json").read_text() == "{}"
+
+
+def test_output_reaches_standard_output_and_devices():
+    code = "from cpulaunch.system.files.writing import write_output as w; w('/dev/stdout', b'x'); w('/dev/null', b'y')"
+    assert subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE).stdout == b"x"
+
+
+def test_an_error_file_is_written_but_nothing_else(tmp_path, victim):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writing.write_at_once(str(victim), b"new")
+    writing.write_at_once(str(tmp_path / "pipe"), b"new")
+    os.close(reader)
+    with pytest.raises(OSError):  # noqa: PT011 - ENXIO
+        writing.write_at_once(str(tmp_path / "pipe"), b"new")
+    assert victim.read_text() == "new"
