@@ -136,6 +136,7 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
         return [None] * len(plan.workers)
     path = log_dir
     try:
+        os.close(open_folder(log_dir, make=0o777))
         logs = []
         for worker in plan.workers:
             path = log_path(log_dir, worker.index)

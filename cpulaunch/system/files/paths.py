@@ -75,8 +75,11 @@ def open_folder(path: str, *, make: int | None = None, start: int | None = None)
             if target is not None:
                 links = _counted(links, name)
                 pending += target.split("/")[::-1]
-    except OSError:
+    except OSError as error:
         os.close(folder)
+        error.filename = path
+        if isinstance(error, NotADirectoryError) and make is not None and not any(pending):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
         raise
     return folder
 
