@@ -91,7 +91,7 @@ def _step(folder: int, name: str, *, make: int | None) -> tuple[int, str | None]
     except FileNotFoundError:
         if make is None:
             raise
-        os.mkdir(name, make, dir_fd=folder)
+        _make(name, make, folder)
         return _step(folder, name, make=None)
     try:
         status = os.fstat(found)
@@ -105,6 +105,13 @@ def _step(folder: int, name: str, *, make: int | None) -> tuple[int, str | None]
         return (os.open("/", FOLDER) if target.startswith("/") else os.dup(folder)), target
     finally:
         os.close(found)
+
+
+def _make(name: str, mode: int, folder: int) -> None:
+    try:
+        os.mkdir(name, mode, dir_fd=folder)
+    except FileExistsError:
+        return  # Another launch made it meanwhile, as tasks of one Slurm step do that share a --log-dir.
 
 
 def locate(path: str, *, start: int | None = None) -> Place:

@@ -1,6 +1,8 @@
 """Whose links are followed, and which folders count as ones that no other user can change."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -25,6 +27,16 @@ def located(path):
         return os.path.join(os.readlink(f"/proc/self/fd/{place.folder}"), place.name), place.is_proc
     finally:
         os.close(place.folder)
+
+
+def test_folders_that_others_make_meanwhile_are_opened(tmp_path):
+    """As tasks of one Slurm step do, which start at once with the same --log-dir."""
+    code = "import os, sys; from cpulaunch.system.files.paths import open_folder as o; sys.stdin.read(1)\n"
+    code += f"for i in range(300): os.close(o(f'{tmp_path}/{{i}}/a/b', make=0o777))"
+    each = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(3)]
+    for process in each:
+        process.stdin.close()
+    assert [process.wait() for process in each] == [0] * 3
 
 
 def test_own_links_are_followed(tmp_path, monkeypatch):
