@@ -197,6 +197,11 @@ def write_at_once(path: str, data: bytes) -> None:
     place = locate(path)
     try:
         fd = os.open(place.name, os.O_WRONLY | os.O_CREAT | SAFELY, 0o600, dir_fd=place.folder)
+        try:
+            _check_log(os.fstat(fd), os.fstat(place.folder), path)
+        except OSError:
+            os.close(fd)
+            raise
     finally:
         os.close(place.folder)
     if stat.S_ISREG(os.fstat(fd).st_mode):

@@ -162,3 +162,13 @@ def test_an_error_file_is_written_but_nothing_else(tmp_path, victim):
     with pytest.raises(OSError):  # noqa: PT011 - ENXIO
         writing.write_at_once(str(tmp_path / "pipe"), b"new")
     assert victim.read_text() == "new"
+
+
+@needs_root
+def test_an_error_file_in_a_shared_folder_may_be_no_other_name_of_a_file(strangers):
+    own = strangers / "own"
+    own.write_text("keep")
+    os.link(own, strangers / "error.json")
+    with pytest.raises(PermissionError, match="hard link"):
+        writing.write_at_once(str(strangers / "error.json"), b"new")
+    assert own.read_text() == "keep"
