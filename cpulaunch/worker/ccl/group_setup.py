@@ -94,11 +94,17 @@ def join_memory_path(store: Any, requested: str, *, rank: int, size: int, timeou
 
 
 def agree_on_path(memory: MemoryPath | str, requested: str, gloo: Any) -> str:
-    """The path of the group: memory, oneccl or gloo; all ranks agree over gloo. Raises: CclError."""
+    """The path of the group: memory, oneccl or gloo.
+
+    All ranks agree over gloo, unless oneCCL is requested: then a rank that fails, or exits, while it loads oneCCL has
+    already connected to the others, which learn from that which rank it was.
+    """
     if isinstance(memory, MemoryPath):
         return "memory"
+    if requested == "oneccl":
+        return "oneccl"
     problem = ""
-    if requested == "oneccl" or memory == ELSEWHERE:
+    if memory == ELSEWHERE:
         try:
             api.version()
         except CclError as error:
@@ -108,8 +114,6 @@ def agree_on_path(memory: MemoryPath | str, requested: str, gloo: Any) -> str:
         if loaded.item():
             return "oneccl"
         problem = problem or "oneCCL cannot be loaded by another rank"
-        if requested == "oneccl":
-            raise CclError(problem)
     if gloo.rank() == 0:
         mention(f"ccl uses gloo: {'; '.join([memory, *problem.splitlines()[:1]])}")
     return "gloo"
