@@ -50,6 +50,14 @@ def own_children() -> frozenset[int]:
     return frozenset(filter(is_child, listed)) or _children_without_proc()
 
 
+def endable_children() -> frozenset[int]:
+    """The pids of the children that this process may signal.
+
+    The others are setuid programs that run as another user, for whose end the launch would wait as long as they like.
+    """
+    return frozenset(pid for pid in own_children() if signal_process(pid, 0))
+
+
 def is_child(pid: int) -> bool:
     """Whether the process is a child of this one, be it unreaped."""
     return not hasattr(os, "waitid") or _has_children(os.P_PID, pid)
@@ -108,13 +116,11 @@ def _newest_pid() -> int:
 def kill_children(spared: frozenset[int] = frozenset()) -> None:
     """Effect: kills and reaps every child but those `spared`, and every orphan that this process adopts meanwhile.
 
-    Removes the shared memory of those that were killed.
+    Does not wait for one that it may not signal. Removes the shared memory of those that were killed.
     """
     left: set[int] = set()
-    while pids := own_children() - spared:
-        for pid in pids:
-            signal_process(pid, signal.SIGKILL)
-        left |= {pid for pid in pids if _reap_killed(pid)}
+    while killed := [pid for pid in own_children() - spared if signal_process(pid, signal.SIGKILL)]:
+        left |= {pid for pid in killed if _reap_killed(pid)}
     for pid in left:  # Others that were killed still used it.
         _remove_shared_memory(pid)
 
@@ -239,12 +245,13 @@ def _stat_field(pid: int, field: int) -> int | None:
         return None
 
 
-def signal_process(pid: int, number: int) -> None:
-    """Effect: sends the process this signal, unless it is gone or may not be signalled."""
+def signal_process(pid: int, number: int) -> bool:
+    """Whether the process was there and may be signalled. Effect: sends it this signal (0: none)."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        return
+        return False
+    return True
 
 
 def signal_child(pid: int, number: int) -> None:

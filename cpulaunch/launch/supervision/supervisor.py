@@ -14,9 +14,9 @@ from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
     ExitQueue,
     catches,
+    endable_children,
     group_exists,
     kill_children,
-    own_children,
     reap,
     reap_measured,
     signal_child,
@@ -294,7 +294,7 @@ class Supervisor:
             if self.state.is_killed(index) or not self._group_exists(index):
                 self._handle(GroupGone(index))
         if not self.state.groups:
-            orphans = own_children()
+            orphans = endable_children()
             self._all_ended = not orphans
             if orphans or self.state.orphans:
                 self._handle(OrphansFound(orphans))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.launch.launching import alive, eventually, python, refusing
 from tests.launch.process.killing import HIDE_CGROUPS
+from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
 
@@ -230,3 +232,31 @@ def test_a_process_that_got_the_pid_of_an_ended_orphan_is_spared(launcher, names
     own_pids = ("unshare", "-p", "-m", "--fork", "--mount-proc", sys.executable, "-c", REUSING)
     outcome = launcher.run(python(SAYING + TWO_ORPHANS), prefix=own_pids, grace_seconds=2.0, log_dir="logs")
     assert outcome.lines == ["True None False"], outcome.error
+
+
+@needs_root
+def test_a_process_of_another_user_does_not_hold_up_the_end():
+    """As an orphan that a setuid program left, which an ordinary user may not signal: nobody waits for it."""
+    code = f"""
+    import os, time
+    from cpulaunch.launch.process.processes import endable_children, kill_children, own_children
+    if os.fork() == 0:
+        os.close(1)
+        time.sleep(600)
+    foreign = own_children()
+    os.setgroups([])
+    os.setresgid({UID}, {UID}, {UID})
+    os.setresuid({UID}, {UID}, {UID})
+    own = os.fork()
+    if own == 0:
+        os.close(1)
+        time.sleep(600)
+    assert endable_children() == {{own}}
+    kill_children()
+    assert own_children() == foreign
+    print(*foreign)
+    """
+    done = subprocess.run(python(code), stdout=subprocess.PIPE, timeout=60, check=True)
+    foreign = int(done.stdout)
+    assert alive(foreign)
+    os.kill(foreign, signal.SIGKILL)
