@@ -151,7 +151,9 @@ class LaunchCgroup:
     def wait_until_inside(self) -> None:
         """Effect: returns once this process is in the cgroup, or cannot be. What it starts from then on is there."""
         if self._moved is not None:
-            self._inside = bool(os.read(self._moved, 1))
+            told = bool(os.read(self._moved, 1))
+            # Not told by a guard that was killed: it may have moved this process before, and `remove` must know.
+            self._inside = told or move_to_cgroup(self._path, 0)
             os.close(self._moved)
             self._moved = None
 

@@ -50,6 +50,21 @@ def test_removing_ends_what_runs_in_a_cgroup_and_below_it(cgroup, sleeper):
     assert sleeper.wait() == -signal.SIGKILL
 
 
+def test_a_supervisor_that_was_moved_by_a_killed_guard_leaves_its_cgroup_before_ending_it(cgroup):
+    """The guard died before it could say that it had moved the supervisor, which ended itself with its cgroup."""
+    os.close(make_cgroup(cgroup))
+    code = f"""
+    import os
+    from cpulaunch.system.control_group import LaunchCgroup, move_to_cgroup
+    moved, write = os.pipe()
+    assert move_to_cgroup({cgroup!r}, 0)
+    os.close(write)
+    LaunchCgroup({cgroup!r}, moved=moved).remove()
+    """
+    assert subprocess.run(python(code), timeout=60, check=False).returncode == 0
+    assert not os.path.exists(cgroup)
+
+
 @pytest.mark.parametrize(
     ("own", "procs"),
     [
