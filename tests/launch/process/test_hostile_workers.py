@@ -236,7 +236,7 @@ def test_a_process_that_got_the_pid_of_an_ended_orphan_is_spared(launcher, names
 
 @needs_root
 def test_a_process_of_another_user_does_not_hold_up_the_end():
-    """As an orphan that a setuid program left, which an ordinary user may not signal: the launch does not wait for it."""
+    """As an orphan that a setuid program left, which may not be signalled: the launch does not wait for it."""
     code = f"""
     import os, time
     from cpulaunch.launch.process.processes import endable_children, kill_children, own_children
