@@ -39,19 +39,24 @@ class Watchdog:
 
     def forward(self, number: int) -> None:
         """Effect: the supervisor can read the signal."""
-        try:
-            self._written += os.write(self._control, bytes([number]))
-        except (BlockingIOError, BrokenPipeError):
-            return  # The pipe holds thousands of unread signals, or the supervisor is ending.
+        awaited = self._written + 1
+        self._written += self._write(number)
         if number in self._ending:
-            self._expect_answer(number)
+            self._expect_answer(number, awaited)
 
-    def _expect_answer(self, number: int) -> None:
+    def _write(self, number: int) -> int:
+        """1; 0 if it will never be read: a worker has filled the pipe with signals, or the supervisor has ended."""
+        try:
+            return os.write(self._control, bytes([number]))
+        except (BlockingIOError, BrokenPipeError):
+            return 0
+
+    def _expect_answer(self, number: int, awaited: int) -> None:
         """Effect: sets the deadline for the first unanswered signal; a Ctrl-C after it, which kills, brings it near."""
         from time import monotonic
 
         if self._deadline is None or self._answered():
-            self._awaited, self._first = self._written, number
+            self._awaited, self._first = awaited, number
             self._deadline = monotonic() + self._grace_seconds + ANSWER_SECONDS
         elif number == SIGINT:
             self._deadline = min(self._deadline, monotonic() + ANSWER_SECONDS)

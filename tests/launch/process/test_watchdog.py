@@ -1,0 +1,52 @@
+"""The guard notices a supervisor that does not read the signal that is to end the launch."""
+
+import os
+import signal
+
+import pytest
+
+from cpulaunch.launch.process.watchdog import Watchdog
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="macOS has no timed wait for signals")
+
+NEVER = frozenset({signal.SIGUSR2})
+
+
+@pytest.fixture
+def pipe():
+    read, write = os.pipe()
+    yield read, write
+    os.close(read)
+    os.close(write)
+
+
+def watchdog(write):
+    return Watchdog(write, ending=frozenset({signal.SIGTERM}), grace_seconds=0.0)
+
+
+def test_a_signal_that_is_not_read_has_a_deadline(pipe):
+    dog = watchdog(pipe[1])
+    dog.forward(signal.SIGTERM)
+    assert dog.next_signal(NEVER) is None
+    assert dog.exit_code == 128 + signal.SIGTERM
+
+
+def test_a_signal_for_which_the_pipe_has_no_room_has_a_deadline_too(pipe):
+    """A worker that stops the supervisor can fill the pipe with signals that the guard forwards."""
+    dog = watchdog(pipe[1])
+    for _ in range(1 << 16):
+        dog.forward(signal.SIGWINCH)
+    dog.forward(signal.SIGTERM)
+    os.read(pipe[0], 1)
+    assert dog.next_signal(NEVER) is None
+    assert dog.exit_code == 128 + signal.SIGTERM
+
+
+def test_a_signal_for_a_supervisor_that_has_ended_has_a_deadline_too():
+    """The inner guard does not see the end of a supervisor that an orphan traces."""
+    read, write = os.pipe()
+    dog = watchdog(write)
+    os.close(read)
+    dog.forward(signal.SIGTERM)
+    assert dog.next_signal(NEVER) is None
+    os.close(write)
