@@ -3,12 +3,20 @@
 import os
 import select
 import signal
+import time
 
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import is_linux
 
 PARENT, GROUP = 1, 2
 """Indexes of the fields after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
+
+PAUSES, PAUSE_SECONDS = 50, 0.002
+"""How long to wait for killed children before looking for others.
+
+The end of one that is traced is seen only after that of its tracer, which may be an orphan that this process adopts
+meanwhile, and so has to kill. Source: Linux, kernel/exit.c, wait_consider_task, "delay reaping".
+"""
 
 DEFAULT_PID_MAX, PID_MAX_LIMIT = 1 << 15, 1 << 22
 """Source: Linux, include/linux/threads.h."""
@@ -120,7 +128,7 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
     """
     left: set[int] = set()
     while killed := [pid for pid in own_children() - spared if signal_process(pid, signal.SIGKILL)]:
-        left |= {pid for pid in killed if _reap_killed(pid)}
+        left |= _reap_all(killed)
     for pid in left:  # Others that were killed still used it.
         _remove_shared_memory(pid)
 
@@ -131,10 +139,30 @@ def _remove_shared_memory(pid: int) -> bool:
     return remove_shared_memory(pid, since=started_at(os.getpid()))
 
 
-def _reap_killed(pid: int) -> bool:
-    """Whether memory of this child is left, as others use it.
+def _reap_all(killed: list[int]) -> set[int]:
+    """The children of which memory is left, as others use it. Effect: reaps those that end in the next moment."""
+    left, pauses = set(), PAUSES
+    for pid in killed:
+        while not (ended := _has_ended(pid)) and pauses:
+            time.sleep(PAUSE_SECONDS)
+            pauses -= 1
+        if ended and _reap_killed(pid):
+            left.add(pid)
+    return left
 
-    Effect: waits for the child, and removes what it could not remove itself before its pid is released.
+
+def _has_ended(pid: int) -> bool:
+    """Whether the child can be reaped, which where waitid(2) is missing takes as long as it runs."""
+    try:
+        return not hasattr(os, "waitid") or bool(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
+    except ChildProcessError:
+        return True
+
+
+def _reap_killed(pid: int) -> bool:
+    """Whether memory of this ended child is left, as others use it.
+
+    Effect: removes what it could not remove itself before its pid is released.
     """
     left = False
     try:

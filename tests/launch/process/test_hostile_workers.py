@@ -260,3 +260,28 @@ def test_a_process_of_another_user_does_not_hold_up_the_end():
     foreign = int(done.stdout)
     assert alive(foreign)
     os.kill(foreign, signal.SIGKILL)
+
+
+def test_a_child_that_a_future_orphan_traces_is_killed():
+    """The kernel shows its end once the tracer has ended, and that is a child only after its own parent's end."""
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    code = """
+    import ctypes, os, time
+    from cpulaunch.launch.process.processes import kill_children, own_children
+    from cpulaunch.system.libc import adopt_orphans
+    adopt_orphans()
+    read, write = os.pipe()
+    traced = os.fork()
+    if traced == 0:
+        time.sleep(600)
+    if os.fork() == 0:
+        if os.fork() == 0:
+            assert ctypes.CDLL(None).ptrace(16, traced, 0, 0) == 0
+            os.write(write, b"x")
+        time.sleep(600)
+    os.read(read, 1)
+    kill_children()
+    assert not own_children()
+    """
+    assert subprocess.run(python(code), timeout=60, check=False).returncode == 0
