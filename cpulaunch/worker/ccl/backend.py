@@ -169,7 +169,8 @@ class CclGroup(ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """As torch.distributed.monitored_barrier, by gloo."""
         timeout = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
-        self.gloo.monitored_barrier(timeout or timedelta(seconds=self._seconds), wait_all_ranks)
+        timeout = timedelta(seconds=self._seconds) if timeout is None else timeout  # One of zero only looks.
+        self.gloo.monitored_barrier(timeout, wait_all_ranks)
 
     barrier_by_gloo = monitored_barrier
 
@@ -182,8 +183,8 @@ class CclGroup(ProcessGroup):
 
     @collective
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
-        """As torch.distributed.all_reduce_coalesced."""
-        opts = options(AllreduceOptions, opts)
+        """As torch.distributed.all_reduce_coalesced, whose options are of a type of their own."""
+        opts = AllreduceOptions() if opts is None else opts
         plain = [checks.plain(tensor) for tensor in tensors]
         reductions = [find_reduction(opts.reduceOp, tensor.dtype) for tensor in plain]
         return calls_of(tensors, self._open_ops.all_reduce, plain, reductions), opts

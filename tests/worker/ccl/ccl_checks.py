@@ -231,6 +231,15 @@ def all_reduce_coalesced(gloo):
 
 
 @check
+def all_reduce_coalesced_reduces_as_asked(gloo):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [torch.tensor([float(rank)]), torch.tensor([rank, -1.0 * rank])]
+    dist.all_reduce_coalesced(tensors, dist.ReduceOp.MAX)
+    same(tensors[0], torch.tensor([size - 1.0]))
+    same(tensors[1], torch.tensor([size - 1.0, 0.0]))
+
+
+@check
 def broadcast(gloo):
     for dtype, shape in itertools.product((*MOVED, torch.complex64, torch.int16), SIZES.values()):
         for root in range(dist.get_world_size()):

@@ -13,7 +13,10 @@ if find_spec("torch") is None or find_spec("expecttest") is None:
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PROGRAM = Path(__file__).with_name("ccl_distributed_tests.py")
-SECONDS, FEWEST = 1800, 90
+SECONDS, FEWEST = 900, 95
+"""Longest time for each backend, and fewest tests that pass with gloo: with torch 2.13, 100 of 285; most need a GPU."""
+ASKS_FOR_GLOO = "test_get_backend"
+"""Asserts that the group's backend has the name gloo; here it is ccl, as programs that ask must see."""
 
 
 def outcomes(backend: str, folder: Path, *names: str) -> dict[str, str]:
@@ -27,7 +30,7 @@ def outcomes(backend: str, folder: Path, *names: str) -> dict[str, str]:
 
 def test_every_test_of_torch_that_passes_with_gloo_passes_with_ccl(tmp_path: Path) -> None:
     gloo = outcomes("gloo", tmp_path / "gloo")
-    passing = [name for name, outcome in gloo.items() if outcome == "ok"]
+    passing = [name for name, outcome in gloo.items() if outcome == "ok" and name != ASKS_FOR_GLOO]
     assert len(passing) >= FEWEST
     ccl = outcomes("ccl", tmp_path / "ccl", *passing)
     assert {name: outcome for name, outcome in ccl.items() if outcome != "ok"} == {}

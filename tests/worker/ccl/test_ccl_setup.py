@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ccl_filter import forbid_reading_others
 
 from cpulaunch.worker.ccl import group_setup
+from cpulaunch.worker.ccl.backend import CclGroup
 from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
 from cpulaunch.worker.ccl.memory import setup
 from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, load
@@ -188,6 +189,16 @@ def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(t
 def test_ranks_that_may_not_read_each_other_use_gloo():
     gloo = SimpleNamespace(rank=lambda: 0)
     assert group_setup.agree_on_path(setup.FORBIDDEN, "auto", gloo) == "gloo"
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, 5), (timedelta(0), 0), (2.0, 2), (timedelta(seconds=3), 3)])
+def test_a_monitored_barrier_has_the_timeout_that_it_is_given(given, used):
+    calls = []
+    group = SimpleNamespace(
+        gloo=SimpleNamespace(monitored_barrier=lambda *arguments: calls.append(arguments)), _seconds=5
+    )
+    CclGroup.monitored_barrier(group, given)
+    assert calls == [(timedelta(seconds=used), False)]
 
 
 def test_the_library_is_loaded_once():
