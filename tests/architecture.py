@@ -93,7 +93,6 @@ FILES = "system.files"
 """The folder whose modules alone make, change, rename and remove files."""
 FILES_ELSEWHERE = {
     "system.control_group": "cgroups, which are folders of the kernel's in which root alone or the user can write",
-    "worker.ccl.memory.shared_barrier": "memory without a name: a memfd of another rank",
     "worker.ccl.memory.setup": "memory without a name: a memfd",
 }
 FILE_CALLS = {
