@@ -15,6 +15,7 @@ LLAMA_CPP = "llama.cpp "
 TYPES = {
     "python": "f32",
     "environment": "f32",
+    "control": "f32",
     "graph": "f32",
     "bf16": "bf16",
     "graph+bf16": "bf16",

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import psutil
 import pytest
 
 from tests.launch.launching import alive, eventually, python, shell
@@ -44,7 +45,8 @@ def test_the_exit_code_is_that_of_the_first_failure_in_time(launcher, tmp_path):
 
 
 def test_the_first_of_two_failures_decides_even_if_both_are_noticed_at_once(launcher, tmp_path):
-    # The supervisor is stopped meanwhile, as a slow disk or a busy machine may delay it.
+    # The supervisor is stopped meanwhile, as a slow disk or a busy machine may delay it, and so are its guards, which
+    # would continue it.
     worker = python("""
         import os, pathlib, sys, time
         index = sys.argv[1]
@@ -61,11 +63,14 @@ def test_the_first_of_two_failures_decides_even_if_both_are_noticed_at_once(laun
         eventually(path.exists, "a started worker")
         pid, supervisor = map(int, path.read_text().split())
         pids.append(pid)
-    os.kill(supervisor, signal.SIGSTOP)
+    stopped = (process.pid, psutil.Process(supervisor).ppid(), supervisor)
+    for each in stopped:
+        os.kill(each, signal.SIGSTOP)
     for index in (1, 0):
         (tmp_path / f"fail-{index}").touch()
         eventually(lambda pid=pids[index]: not alive(pid), "the end of a worker")
-    os.kill(supervisor, signal.SIGCONT)
+    for each in reversed(stopped):
+        os.kill(each, signal.SIGCONT)
     _, err = process.communicate()
     assert process.returncode == 4
     assert b"worker 1" in err

@@ -29,7 +29,7 @@ from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
 from cpulaunch.worker.ccl.oneccl.network import check_host_names, own_address
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
-from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
+from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
 from cpulaunch.worker.ccl.wire.reductions import describe_call
 
 TYPE_CHECKING = False
@@ -97,7 +97,7 @@ def agree_on_path(memory: MemoryPath | str, requested: str, gloo: Any) -> str:
     """The path of the group: memory, oneccl or gloo.
 
     All ranks agree over gloo, unless oneCCL is requested: then a rank that fails, or exits, while it loads oneCCL has
-    already connected to the others, which learn from that which rank it was.
+    already connected to the others, which learn from that which rank it was. Raises: PeerLostError.
     """
     if isinstance(memory, MemoryPath):
         return "memory"
@@ -110,7 +110,11 @@ def agree_on_path(memory: MemoryPath | str, requested: str, gloo: Any) -> str:
         except CclError as error:
             problem = str(error)
         loaded = torch.tensor([0 if problem else 1])
-        gloo.allreduce([loaded], op=dist.ReduceOp.MIN).wait()
+        try:
+            gloo.allreduce([loaded], op=dist.ReduceOp.MIN).wait()
+        except RuntimeError as error:  # gloo does not say whose connection was closed.
+            lost = f"rank {1 - gloo.rank()}" if gloo.size() == 2 else "a rank"
+            raise PeerLostError(f"{lost} of the group ended while the ranks agreed on its path: {error}") from error
         if loaded.item():
             return "oneccl"
         problem = problem or "oneCCL cannot be loaded by another rank"
