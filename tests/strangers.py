@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,29 @@ needs_root = pytest.mark.skipif(
 )
 
 
-def as_stranger(action):
-    """Effect: carries out the action as the other user, in a child process. Raises: AssertionError if that fails."""
+def as_other_user(action: Callable[[], object]) -> bool:
+    """Whether the action succeeds as the other user: no OSError. Effect: carries it out in a child process."""
     pid = os.fork()
     if pid == 0:
-        code = 1
+        code = 2
         try:
             os.setgroups([])
             os.setresgid(UID, UID, UID)
             os.setresuid(UID, UID, UID)
             action()
             code = 0
+        except OSError:
+            code = 1
         finally:
             os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 1), "the action failed with another error than OSError"
+    return code == 0
+
+
+def as_stranger(action: Callable[[], object]) -> None:
+    """Effect: carries out the action as the other user, in a child process. Raises: AssertionError if that fails."""
+    assert as_other_user(action)
 
 
 def folder_of_stranger():

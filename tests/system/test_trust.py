@@ -11,8 +11,8 @@ import pytest
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.system.trust import ACL, foreign_mounts
-from tests.attacker import UID, as_other_user, needs_root
 from tests.probe.libraries import elf_header
+from tests.strangers import UID, as_other_user, needs_root
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ACLs and mounts of Linux")
 

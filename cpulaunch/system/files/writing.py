@@ -115,8 +115,13 @@ def open_log(name: str, *, folder: int | None = None) -> int:
     """
     place = locate(name, start=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | SAFELY
+    return _open_checked(place, flags & ~os.O_NOFOLLOW if place.is_proc else flags, 0o666, name)
+
+
+def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
+    """A descriptor of the file in this place, if it is one to write to. Raises: OSError. Effect: closes the place."""
     try:
-        fd = os.open(place.name, flags & ~os.O_NOFOLLOW if place.is_proc else flags, 0o666, dir_fd=place.folder)
+        fd = os.open(place.name, flags, mode, dir_fd=place.folder)
         try:
             _check_log(os.fstat(fd), os.fstat(place.folder), name)
         except OSError:
@@ -194,16 +199,7 @@ def write_at_once(path: str, data: bytes) -> None:
 
     A file that exists keeps its permissions; anything else than a regular file stays as it is.
     """
-    place = locate(path)
-    try:
-        fd = os.open(place.name, os.O_WRONLY | os.O_CREAT | SAFELY, 0o600, dir_fd=place.folder)
-        try:
-            _check_log(os.fstat(fd), os.fstat(place.folder), path)
-        except OSError:
-            os.close(fd)
-            raise
-    finally:
-        os.close(place.folder)
+    fd = _open_checked(locate(path), os.O_WRONLY | os.O_CREAT | SAFELY, 0o600, path)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         os.ftruncate(fd, 0)
         _write_all(fd, data)

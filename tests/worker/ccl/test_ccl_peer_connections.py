@@ -17,7 +17,7 @@ from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
 from cpulaunch.worker.ccl.oneccl.handshakes import PROCESS, TOKEN_BYTES
 from cpulaunch.worker.ccl.oneccl.peer_connections import ADDRESS_KEY, PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
-from tests.attacker import UID
+from tests.strangers import UID
 
 SECONDS = 20
 LOCALHOST = "127.0.0.1"
