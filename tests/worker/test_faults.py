@@ -19,6 +19,12 @@ FAULTS = {
     # row: (the settings that request it, what makes it fail, the name in the warning)
     "report": ({}, "sys.modules['cpulaunch.worker.reporting.exit_report'] = None", "--report"),
     "gloo_threads": ({}, "sys.modules['cpulaunch.worker.process.gloo_threads'] = None", "gloo threads"),
+    "loopback_store": (
+        {"loopback_store": True},
+        "sys.modules['cpulaunch.worker.process.local_store'] = None",
+        "loopback store",
+    ),
+    "rank_hint": ({}, "sys.modules['cpulaunch.worker.features.rank_hint'] = None", "rank hint"),
     "children": ({"cpus": "0"}, "import subprocess; del subprocess._fork_exec", "children"),
     "affinity": ({"loader_cpus": "0"}, "del torch.utils.data._utils.worker._worker_loop", "--affinity"),
     "threads": ({"threads": 3}, "torch.set_num_threads = broken", "--threads"),
