@@ -6,6 +6,7 @@ import shlex
 
 from cpulaunch.cli import terminal
 from cpulaunch.cli.arguments import canonical, value_count
+from cpulaunch.cli.corrections.shell_words import ShellWords, shell_words
 from cpulaunch.cli.corrections.translation import translation
 from cpulaunch.records.errors import UsageError
 
@@ -30,21 +31,12 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if list(arguments[:1]) in (["-h"], ["--help"]):
         terminal.print_text(HELP, end="")
         return 0
-    words = _words(arguments)
-    if not words:
+    given = shell_words(arguments[0]) if len(arguments) == 1 else ShellWords(tuple(arguments))
+    if not given.words:
         raise UsageError("no command line to translate", hint=USAGE)
-    found = translation(words, canonical=canonical, values=value_count)
-    for note in found.notes:
+    found = translation(given.words, canonical=canonical, values=value_count)
+    replaced = tuple(f"{text} is left as it is: replace it, or take it out of the quotes" for text in given.replaced)
+    for note in (*found.notes, *replaced):
         terminal.notify(note, environ)
     terminal.print_text(shlex.join(("cpulaunch", *found.words)))
     return 0
-
-
-def _words(arguments: Sequence[str]) -> list[str]:
-    """The words of the command line, which may be one quoted argument. Raises: UsageError if a quote is not closed."""
-    if len(arguments) != 1:
-        return list(arguments)
-    try:
-        return shlex.split(arguments[0])
-    except ValueError as error:
-        raise UsageError("not a command line", value=error, hint=USAGE) from None

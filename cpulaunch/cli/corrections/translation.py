@@ -4,54 +4,28 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.cli.corrections.foreign_options import EACH_HOST, EQUIVALENTS, VALUES, Equivalent
+from cpulaunch.cli.corrections.foreign_options import VALUES, Equivalent
+from cpulaunch.cli.corrections.launchers import BINDERS, MPI, TABLES, Given, full_name, meaning
 from cpulaunch.cli.corrections.programs import is_python_name
-from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.cpulist import format_cpulist, parse_cpulist, parse_cpumask
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 _MODULES = {
     "torch.backends.xeon.run_cpu": "run_cpu",
     "intel_extension_for_pytorch.cpu.launch": "ipexrun",
+    "intel_extension_for_pytorch.launch": "ipexrun",
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
 }
 """Modules that are launchers when Python runs them with -m."""
+_ADDS_LOCAL_RANK = "torch.distributed.launch"
 _SUBCOMMANDS = {"accelerate": ("launch",), "ipexrun": ("cpu", "xpu")}
-_MEMORY = "--numa-nodes {value} --membind bind"
-_MPI = {
-    "-n": Equivalent(1, "--nproc-per-node {value}"),
-    "-np": Equivalent(1, "--nproc-per-node {value}"),
-    "--np": Equivalent(1, "--nproc-per-node {value}"),
-    "-c": Equivalent(1, "--nproc-per-node {value}"),
-    "-H": Equivalent(1, None, EACH_HOST),
-    "-N": Equivalent(1, "--nproc-per-node {value}"),
-}
-_NUMACTL = {
-    "-m": Equivalent(1, _MEMORY),
-    "--membind": Equivalent(1, _MEMORY),
-    "-c": Equivalent(1, "--numa-nodes {value}"),
-    "-l": Equivalent(0, "--membind none"),
-}
-_OWN: Mapping[str, Mapping[str, Equivalent]] = {
-    "numactl": _NUMACTL,
-    "taskset": {"-c": Equivalent(0, ""), "--cpu-list": Equivalent(0, ""), "-a": Equivalent(0, "")},
-    "mpirun": _MPI,
-    "mpiexec": _MPI,
-    "run_cpu": {},
-    "ipexrun": {},
-    "accelerate": {},
-    "deepspeed": {},
-    "torchrun": {},
-}
-"""Launcher -> options that mean something else there than in the table for all."""
-BINDERS = ("numactl", "taskset")
-"""Launchers whose program is any command; the others start Python scripts, and MPI either."""
 
 
 @record
@@ -68,7 +42,7 @@ class _Translator:
     def __init__(self, canonical: Callable[[str], str], values: Callable[[str], int | None]) -> None:
         self.canonical = canonical
         self.values = values
-        self.options: list[str] = []
+        self.options: list[tuple[str, ...]] = []
         self.notes: list[str] = []
         self.command: list[str] = []
 
@@ -81,77 +55,99 @@ class _Translator:
         if tool is None:
             return _program(words)
         if tool == "torchrun":
-            self.command = ["torchrun"]
-            return [word for word in rest if word not in ("--use_env", "--use-env")]
-        rest = self._read_options(tool, rest)
+            return self._torchrun(words, rest)
+        given, rest = self._given(tool, rest)
+        reading = meaning(tool, given)
+        self.notes += reading.notes
+        for option in reading.options:
+            self._add(*option)
+        for each in reading.given:
+            self._take(tool, each)
         if tool == "taskset" and rest:
-            self._add("--cpus", _cpus(rest[0]))
+            self._add("--cpus", _cpus(rest[0], is_list=any(each.name in ("-c", "--cpu-list") for each in given)))
             rest = rest[1:]
-        return self.read(rest) if tool in (*BINDERS, "mpirun", "mpiexec") else list(rest)
+        if tool in MPI and ":" in rest:
+            raise UsageError("one launch starts one program", value=":", source=tool, hint="translate each of them")
+        return self.read(rest) if tool in (*BINDERS, *MPI) else list(rest)
+
+    def _torchrun(self, words: Sequence[str], rest: Sequence[str]) -> list[str]:
+        """The words of torchrun, whose options are cpulaunch's, without the one that only the older launcher has."""
+        self.command = ["torchrun"]
+        at = 0
+        while at < len(rest) and rest[at].startswith("-") and self.canonical(rest[at]) != "--use-env":
+            count = self.values(self.canonical(rest[at].partition("=")[0]))
+            has_value = count if count is not None else not rest[at + 1 : at + 2] or rest[at + 1][0] != "-"
+            at += 1 + (0 if "=" in rest[at] else has_value)
+        if at < len(rest) and self.canonical(rest[at]) == "--use-env":
+            return [*rest[:at], *rest[at + 1 :]]
+        if _ADDS_LOCAL_RANK in words[: len(words) - len(rest)]:
+            self.notes.append("the program gets no argument --local-rank; LOCAL_RANK is in its environment")
+        return list(rest)
 
     def _assign(self, name: str, value: str) -> None:
-        if name == "OMP_NUM_THREADS":
+        if name == "OMP_NUM_THREADS" and value.isdecimal():
             self._add("--threads", value)
         else:
             self._add("--env", f"{name}={value}")
 
-    def _read_options(self, tool: str, words: Sequence[str]) -> list[str]:
-        """The words behind the launcher's options. Effect: adds what the options are in cpulaunch."""
-        rest = list(words)
+    def _given(self, tool: str, words: Sequence[str]) -> tuple[list[Given], list[str]]:
+        """The launcher's options, and the words behind them. Raises: UsageError for an option that is unknown."""
+        given, rest = [], list(words)
         while rest and rest[0].startswith("-") and rest[0] != "-":
             typed = rest.pop(0)
             if typed == "--":
                 break
             name, equals, value = typed.partition("=")
-            if tool in BINDERS and not typed.startswith("--") and len(name) > 2:
-                name, equals, value = typed[:2], "=", typed[2:].lstrip("=")
-            found = self._equivalent(tool, name)
-            if found is None:
-                rest = self._keep(tool, typed, name, rest)
-                continue
-            if found.values and not equals:
-                if not rest:
+            clustered = tool in BINDERS and not typed.startswith("--") and len(name) > 2
+            if clustered:
+                name, equals, value = typed[:2], "=", typed[2:].removeprefix("=")
+            name = full_name(tool, self.canonical(name) if name.startswith("--") else name)
+            count = self._value_count(tool, typed, name)
+            if clustered and not count:
+                rest.insert(0, f"-{value}")
+                typed, equals, value = name, "", ""
+            if count and not equals:
+                if len(rest) < count:
                     raise UsageError(f"{typed} needs a value", source=tool)
-                value = rest.pop(0)
-            self._take(typed if equals else f"{typed} {value}".strip(), value, found)
-        return rest
+                value, rest = "=".join(rest[:count]), rest[count:]
+            given.append(Given(typed if equals else f"{typed} {value}".strip(), name, value))
+        return given, rest
 
-    def _equivalent(self, tool: str, name: str) -> Equivalent | None:
-        own = _OWN[tool].get(self.canonical(name)) or _OWN[tool].get(name)
-        if own is not None or (name == "-m" and tool not in BINDERS):
-            return own
-        return EQUIVALENTS.get(self.canonical(name))
-
-    def _keep(self, tool: str, typed: str, name: str, rest: list[str]) -> list[str]:
-        """The words behind an option that cpulaunch has too. Raises: UsageError if it does not."""
+    def _value_count(self, tool: str, typed: str, name: str) -> int:
+        """How many values follow this option. Raises: UsageError if neither the launcher nor cpulaunch has it."""
+        if name in TABLES[tool]:
+            return TABLES[tool][name].values
         flag = self.canonical(name)
-        count = None if tool in BINDERS else self.values(flag)
+        may_be_own = tool not in BINDERS and (name.startswith("--") or name in ("-m", "-h"))
+        count = self.values(flag) if may_be_own else None
         if count is None:
-            raise UsageError(
-                f"{tool} option without counterpart", value=typed, hint="leave it out, and see docs/migrating.md"
-            )
-        _, equals, value = typed.partition("=")
-        values = [value] if equals else rest[:count]
-        words = VALUES.get(flag[2:].replace("-", "_"), {})
-        self._add(flag, *(words.get(each, each) for each in values))
-        return rest if equals else rest[count:]
+            hint = "leave it out, and see docs/migrating.md"
+            raise UsageError(f"{tool} option without counterpart", value=typed, hint=hint)
+        return count
 
-    def _take(self, typed: str, value: str, found: Equivalent) -> None:
-        options = (found.by_value or {}).get(value, found.options)
-        remark = found.remark.format(value=value)
+    def _take(self, tool: str, given: Given) -> None:
+        """Effect: adds what the option is in cpulaunch."""
+        found = TABLES[tool].get(given.name)
+        if found is not None:
+            return self._translate(given, found)
+        flag = self.canonical(given.name)
+        words = VALUES.get(flag[2:].replace("-", "_"), {})
+        has_value = bool(self.values(flag)) or given.typed.endswith("=")
+        return self._add(flag, *([words.get(given.value, given.value)] if has_value else ()))
+
+    def _translate(self, given: Given, found: Equivalent) -> None:
+        options = (found.by_value or {}).get(given.value, found.options)
+        remark = found.remark.format(value=given.value)
         if options is None or (remark and not found.by_value):
-            self.notes.append(f"{typed}: {remark}")
-        for flag in _flags((options or "").format(value=value).split()):
-            self._add(*flag)
+            self.notes.append(f"{given.typed}: {remark}")
+        for flag in _flags((options or "").split()):
+            self._add(*(word.format(value=given.value) for word in flag))
 
     def _add(self, flag: str, *values: str) -> None:
         """Effect: adds an option; one that is given again replaces the first, but for --env."""
-        if flag.startswith("-O"):
-            self.options = [each for each in self.options if not each.startswith("-O")]
-        if flag != "--env" and flag in self.options:
-            at = self.options.index(flag)
-            del self.options[at : at + 1 + len(values)]
-        self.options += [flag, *values]
+        replaced = [each for each in self.options if each[0] == flag or each[0][:2] == flag[:2] == "-O"]
+        self.options = [each for each in self.options if flag == "--env" or each not in replaced]
+        self.options.append((flag, *values))
 
 
 def _flags(words: Sequence[str]) -> list[list[str]]:
@@ -169,12 +165,14 @@ def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """The launcher that the words start, and what follows its name; None if they start the program."""
     if not words:
         return None, words
-    name = os.path.basename(words[0])
-    if is_python_name(name) and len(words) > 2 and words[1] == "-m" and words[2] in _MODULES:
-        return _MODULES[words[2]], words[3:]
-    if name not in _OWN:
+    name, rest = os.path.basename(words[0]), words[1:]
+    if is_python_name(name):
+        rest = rest[1:] if rest[:1] == ["-u"] else rest
+        if rest[:1] != ["-m"] or not rest[1:] or rest[1] not in _MODULES:
+            return None, words
+        name, rest = _MODULES[rest[1]], rest[2:]
+    if name not in TABLES:
         return None, words
-    rest = words[1:]
     return name, rest[1:] if rest[:1] and rest[0] in _SUBCOMMANDS.get(name, ()) else rest
 
 
@@ -190,15 +188,16 @@ def _program(words: Sequence[str]) -> list[str]:
     return ["--no-python", *words] if rest[:1] and rest[0].startswith("-") and rest[0] != "-m" else rest
 
 
-def _cpus(text: str) -> str:
-    """The CPUs of taskset's list or mask. Raises: UsageError."""
-    if text.isdecimal() or not text.strip("0123456789,-"):
-        return text
+def _cpus(text: str, *, is_list: bool) -> str:
+    """The CPUs of taskset's mask, or list, which -c announces. Raises: UsageError."""
     try:
-        mask = int(text.replace(",", ""), 16)
+        cpus = parse_cpulist(text) if is_list else parse_cpumask(text.removeprefix("0x"))
     except ValueError:
-        raise UsageError("not a CPU mask", value=text, source="taskset", hint="taskset -c LIST") from None
-    return format_cpulist(frozenset(bit for bit in range(mask.bit_length()) if mask >> bit & 1))
+        cpus = frozenset()
+    if not cpus:
+        what = "list" if is_list else "mask"
+        raise UsageError(f"not a CPU {what}", value=text, source="taskset", hint="taskset -c LIST")
+    return format_cpulist(cpus)
 
 
 def translation(
@@ -209,11 +208,6 @@ def translation(
     `values`: how many values an option of cpulaunch takes; None for a name that is unknown.
     """
     translator = _Translator(canonical, values)
-    program = translator.read(words)
-    options = translator.options
-    if "--cpus" in options and "--numa-nodes" in options and "--membind" in options:
-        at = options.index("--numa-nodes")
-        nodes = options[at + 1]
-        del options[at : at + 2]
-        translator.notes.append(f"--membind bind confines memory to the NUMA nodes of --cpus, not to {nodes}")
-    return Translation(words=(*translator.command, *options, *program), notes=tuple(translator.notes))
+    program = translator.read(list(words))
+    options = (word for option in translator.options for word in option)
+    return Translation(words=(*translator.command, *options, *program), notes=tuple(dict.fromkeys(translator.notes)))
