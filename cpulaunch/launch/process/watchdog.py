@@ -28,8 +28,8 @@ class Watchdog:
         self._ending = ending
         self._grace_seconds = grace_seconds
         self._written = 0
-        self._awaited = 0
-        """How many bytes have to be read for the first unanswered ending signal to be answered."""
+        self._awaited: int | None = 0
+        """How many bytes have to be read for the first unanswered ending signal to be answered; None: it never is."""
         self._deadline: float | None = None
         self._first = 0
         self.complaint: str | None = None
@@ -39,10 +39,10 @@ class Watchdog:
 
     def forward(self, number: int) -> None:
         """Effect: the supervisor can read the signal."""
-        awaited = self._written + 1
-        self._written += self._write(number)
+        written = self._write(number)
+        self._written += written
         if number in self._ending:
-            self._expect_answer(number, awaited)
+            self._expect_answer(number, self._written if written else None)
 
     def _write(self, number: int) -> int:
         """1; 0 if it will never be read: a worker has filled the pipe with signals, or the supervisor has ended."""
@@ -51,14 +51,17 @@ class Watchdog:
         except (BlockingIOError, BrokenPipeError):
             return 0
 
-    def _expect_answer(self, number: int, awaited: int) -> None:
+    def _expect_answer(self, number: int, awaited: int | None) -> None:
         """Effect: sets the deadline for the first unanswered signal; a Ctrl-C after it, which kills, brings it near."""
         from time import monotonic
 
         if self._deadline is None or self._answered():
             self._awaited, self._first = awaited, number
             self._deadline = monotonic() + self._grace_seconds + ANSWER_SECONDS
-        elif number == SIGINT:
+            return
+        if self._awaited is None:  # What the supervisor could not read the first time, it may read now.
+            self._awaited = awaited
+        if number == SIGINT:
             self._deadline = min(self._deadline, monotonic() + ANSWER_SECONDS)
 
     def next_signal(self, numbers: frozenset[int]) -> int | None:
@@ -84,5 +87,7 @@ class Watchdog:
         import sys
         import termios
 
+        if self._awaited is None:
+            return False
         unread = fcntl.ioctl(self._control, termios.FIONREAD, bytes(4))
         return self._written - int.from_bytes(unread, sys.byteorder) >= self._awaited

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -40,6 +41,31 @@ def test_a_signal_for_which_the_pipe_has_no_room_has_a_deadline_too(pipe):
     os.read(pipe[0], 1)
     assert dog.next_signal(NEVER) is None
     assert dog.exit_code == 128 + signal.SIGTERM
+
+
+def test_another_signal_that_is_read_is_no_answer_to_one_that_had_no_room(pipe):
+    """A worker that goes on to send signals, and lets the supervisor read them, must not hide a lost SIGTERM."""
+    dog = watchdog(pipe[1])
+    for _ in range(1 << 16):
+        dog.forward(signal.SIGWINCH)
+    dog.forward(signal.SIGTERM)
+    assert signal.SIGTERM not in os.read(pipe[0], 1 << 17)
+    dog.forward(signal.SIGWINCH)
+    os.read(pipe[0], 1)
+    assert dog.next_signal(NEVER) is None
+    assert dog.exit_code == 128 + signal.SIGTERM
+
+
+def test_the_same_signal_sent_again_and_read_is_an_answer(pipe):
+    dog = watchdog(pipe[1])
+    for _ in range(1 << 16):
+        dog.forward(signal.SIGWINCH)
+    dog.forward(signal.SIGTERM)
+    os.read(pipe[0], 1 << 17)
+    dog.forward(signal.SIGTERM)
+    assert os.read(pipe[0], 2) == bytes([signal.SIGTERM])
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    assert dog.next_signal(NEVER) == signal.SIGUSR2
 
 
 def test_a_signal_for_a_supervisor_that_has_ended_has_a_deadline_too():
