@@ -123,7 +123,7 @@ def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
     try:
         fd = os.open(place.name, flags, mode, dir_fd=place.folder)
         try:
-            _check_log(os.fstat(fd), os.fstat(place.folder), name)
+            _check_log(os.fstat(fd), place, name)
         except OSError:
             os.close(fd)
             raise
@@ -132,11 +132,20 @@ def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
     return fd
 
 
-def _check_log(status: os.stat_result, folder: os.stat_result, name: str) -> None:
+def _check_log(status: os.stat_result, place: Place, name: str) -> None:
     """Raises: PermissionError if another user may have put a name of a foreign file, or a pipe, in place of a log."""
     _check_owner(status, name)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and is_shared(folder):
+    if stat.S_ISREG(status.st_mode) and is_shared(os.fstat(place.folder)) and not _has_one_name(status, place):
         raise PermissionError(errno.EPERM, f"{name} is a hard link in a folder that other users can write", name)
+
+
+def _has_one_name(status: os.stat_result, place: Place) -> bool:
+    """Whether the opened file has this name alone: one that was removed after the opening does not count any more."""
+    try:
+        named = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, status) and named.st_nlink == 1
 
 
 def _check_owner(status: os.stat_result, name: str) -> None:

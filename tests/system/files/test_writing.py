@@ -172,3 +172,23 @@ def test_an_error_file_in_a_shared_folder_may_be_no_other_name_of_a_file(strange
     with pytest.raises(PermissionError, match="hard link"):
         writing.write_at_once(str(strangers / "error.json"), b"new")
     assert own.read_text() == "keep"
+
+
+@needs_root
+def test_the_name_of_a_foreign_file_cannot_be_removed_before_it_is_seen(strangers, monkeypatch):
+    """With the name gone, the count of the file's names is one again."""
+    own, error_file = strangers / "own", strangers / "error.json"
+    own.write_text("keep")
+    os.link(own, error_file)
+
+    def opened(*arguments, **options):
+        fd = original(*arguments, **options)
+        if arguments[0] == error_file.name and arguments[1] & os.O_WRONLY:
+            error_file.unlink()
+        return fd
+
+    original = os.open
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(PermissionError, match="hard link"):
+        writing.write_at_once(str(error_file), b"new")
+    assert own.read_text() == "keep"
