@@ -34,16 +34,25 @@ def spread(samples: Sequence[float]) -> Spread:
 def median_interval(samples: Sequence[float]) -> Spread:
     """The median, and the limits between which that of all possible samples lies with 95 % confidence.
 
-    Source: order statistics of independent samples, binomial distribution in its normal approximation. Fewer than six
-    samples give their minimum and maximum.
+    Source: order statistics of independent samples, binomial distribution. Fewer than six samples give their minimum
+    and maximum, whose confidence is lower.
     """
     ordered = sorted(samples)
     if not ordered:
         raise ValueError("no samples")
-    reach = 0.98 * math.sqrt(len(ordered))
-    low, high = math.floor(len(ordered) / 2 - reach), math.ceil(len(ordered) / 2 + reach)
-    first, last = ordered[max(0, low)], ordered[min(len(ordered), high) - 1]
+    outside = _outside(len(ordered))
+    first, last = ordered[outside], ordered[-1 - outside]
     return Spread(median=statistics.median(ordered), smallest=first, largest=last)
+
+
+def _outside(count: int) -> int:
+    """How many of so many sorted samples may be left out at each end of an interval with 95 % confidence."""
+    outside, cases, ways = 0, 1, 1
+    while 2 * cases <= 0.05 * 2**count:  # The next sample may be left out, too.
+        outside += 1
+        ways = ways * (count - outside + 1) // outside
+        cases += ways
+    return max(0, outside - 1)
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

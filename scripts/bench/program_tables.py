@@ -24,7 +24,7 @@ Spreads = Mapping[str, Mapping[str, Spread]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """A program that is slower under a variant than under `environment`."""
+    """A program that is slower under a variant than under another one."""
 
     program: str
     variant: str
@@ -63,13 +63,13 @@ def geometric_means(ratios: Spreads) -> dict[str, float]:
     }
 
 
-def shortfalls(samples: Samples) -> list[Shortfall]:
-    """The programs below LOWEST_RATIO of `environment`, by median; plain python and the control are not judged."""
+def shortfalls(samples: Samples, base: str = BASE) -> list[Shortfall]:
+    """The programs below LOWEST_RATIO of `base`, by median; plain python and the control are not judged."""
     return [
         Shortfall(program=program, variant=variant, ratio=ratio)
-        for program, by_variant in ratios_to(samples, BASE).items()
+        for program, by_variant in ratios_to(samples, base).items()
         for variant, ratio in by_variant.items()
-        if ratio.median < LOWEST_RATIO and variant not in ("python", BASE, CONTROL)
+        if ratio.median < LOWEST_RATIO and variant not in ("python", BASE if base == BASE else None, CONTROL)
     ]
 
 
@@ -86,9 +86,9 @@ def format_values(title: str, values: Mapping[str, Mapping[str, float]], form: s
 
 
 def format_ratios(samples: Samples, base: str) -> str:
-    """A table of the ratios to a variant, with geometric means; `<` marks those below LOWEST_RATIO of `environment`."""
+    """A table of the ratios to a variant, with geometric means; `<` marks those below LOWEST_RATIO."""
     ratios = ratios_to(samples, base)
-    low = {(each.program, each.variant) for each in shortfalls(samples)} if base == BASE else set()
+    low = {(each.program, each.variant) for each in shortfalls(samples, base)}
     cells = {
         program: {
             variant: f"{'<' if (program, variant) in low else ''}{format_spread(ratio)}"
@@ -120,8 +120,12 @@ def format_bypassed(ratios: Samples) -> str:
 
 
 def format_shortfalls(samples: Samples) -> str:
-    """The list of programs below LOWEST_RATIO of `environment`."""
-    return f"below {LOWEST_RATIO} of {BASE}: {'; '.join(map(str, shortfalls(samples))) or 'none'}"
+    """The lists of programs below LOWEST_RATIO of `environment` and, if it was measured, of plain python."""
+    return "\n".join(
+        f"below {LOWEST_RATIO} of {base}: {'; '.join(map(str, shortfalls(samples, base))) or 'none'}"
+        for base in (BASE, "python")
+        if base == BASE or ratios_to(samples, base)
+    )
 
 
 def summarise(samples: Samples) -> dict[str, object]:
@@ -136,6 +140,7 @@ def summarise(samples: Samples) -> dict[str, object]:
         },
         "geometric_means": {base: geometric_means(by_name) for base, by_name in ratios.items()},
         "below": [str(each) for each in shortfalls(samples)],
+        "below_python": [str(each) for each in shortfalls(samples, "python")],
     }
 
 

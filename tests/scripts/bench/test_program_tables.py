@@ -1,6 +1,7 @@
 """What scripts/bench/programs prints and computes, without running a program."""
 
 import importlib.util
+import math
 import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -50,8 +51,20 @@ def test_programs_below_the_line_are_marked_and_listed() -> None:
     table = format_ratios(SAMPLES, "environment")
     assert "<0.93 (0.90-0.95)" in table
     assert "<" not in format_ratios(SAMPLES, "python")
-    assert format_shortfalls(SAMPLES) == "below 0.98 of environment: mlp under graph 0.93 (0.90-0.95)"
+    assert format_shortfalls(SAMPLES).splitlines() == [
+        "below 0.98 of environment: mlp under graph 0.93 (0.90-0.95)",
+        "below 0.98 of python: none",
+    ]
     assert format_shortfalls({"mlp": {"environment": [1.0], "graph": [0.985]}}).endswith("none")
+
+
+def test_programs_that_are_slower_than_plain_python_are_marked_and_listed_too() -> None:
+    """As slow as `environment` is no comfort where that is slower than no launcher at all."""
+    samples = {"mlp": {"python": [2.0], "environment": [1.0], "control": [1.0], "O2": [1.5], "O3": [2.5]}}
+    listed = "below 0.98 of python: mlp under environment 0.50 (0.50-0.50); mlp under O2 0.75 (0.75-0.75)"
+    assert format_shortfalls(samples).splitlines() == ["below 0.98 of environment: none", listed]
+    assert "<0.50 (0.50-0.50)" in format_ratios(samples, "python")
+    assert len(summarise(samples)["below_python"]) == 2  # type: ignore[arg-type]
 
 
 def test_the_control_shows_noise_and_is_never_a_shortfall() -> None:
@@ -145,6 +158,16 @@ def test_rounds_end_with_the_time_for_them_but_not_before_the_fifth(
     module.measure_program(results, "mlp", options, None)
     assert results.samples["mlp"]["environment"] == [1.0] * windows
     assert results.bypassed["mlp"]["environment"] == [0.5, 0.75]
+
+
+@pytest.mark.parametrize("errors", [(float("nan"), 0.5), (0.5, float("nan"))])
+def test_an_error_that_is_no_number_is_the_largest(errors: tuple[float, float]) -> None:
+    module = bench()
+    tables = ("samples", "first_seconds", "bypassed", "errors", "agreements", "failures")
+    results = module.Results(**{name: {"mlp": {}} for name in tables})
+    for error in errors:
+        module._add_comparison(results, "O2", "mlp", error, None)
+    assert math.isnan(results.errors["mlp"]["O2"])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The arithmetic of the benches, without running anything."""
 
 import argparse
+import math
 import random
 from pathlib import Path
 
@@ -154,4 +155,16 @@ def test_the_interval_of_a_median_holds_it_in_95_of_100_cases() -> None:
         found = median_interval([rng.gauss(1.0, 0.2) for _ in range(40)])
         hits += found.smallest <= 1.0 <= found.largest
     assert 372 <= hits <= 396
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 11, 20, 40, 100, 101])
+def test_the_interval_of_a_median_is_the_shortest_of_its_confidence(count: int) -> None:
+    found = median_interval(list(range(count)))
+    below = int(found.smallest)
+    assert found.largest == count - 1 - below
+    outside = [2 * sum(math.comb(count, each) for each in range(left_out + 1)) for left_out in (below, below + 1)]
+    assert outside[0] <= 0.05 * 2**count < outside[1]
+
+
+def test_few_samples_have_their_range_as_interval() -> None:
     assert median_interval([3.0, 1.0, 2.0]) == Spread(median=2.0, smallest=1.0, largest=3.0)
