@@ -38,13 +38,52 @@ def test_processes_and_files_that_are_left_are_found(soak: ModuleType, tmp_path:
     process = subprocess.Popen(["sleep", "60"])
     monkeypatch.delenv(soak.MARK)
     try:
-        left = soak.left_over("test", tmp_path, soak._shared_files())
+        left = soak.left_over("test", tmp_path, soak.outside())
     finally:
         process.kill()
         process.wait()
     assert left == [f"process {process.pid} sleep 60", "file cpulaunch-1 in TMPDIR"]
     (tmp_path / "cpulaunch-1").rmdir()
-    assert soak.left_over("test", tmp_path, soak._shared_files()) == []
+    assert soak.left_over("test", tmp_path, soak.outside()) == []
+
+
+def test_a_launch_that_ends_at_once_and_ranks_that_are_not_restarted_are_no_success(soak: ModuleType) -> None:
+    assert soak.wrong_end("by itself", 2) == ["exit code 2"]
+    assert soak.wrong_end("by itself", 3) == soak.wrong_end("SIGTERM", 143) == []
+    assert soak.stalled([])
+    assert soak.stalled([4, 8, 8, 8])
+    assert not soak.stalled([4, 8, 8, 10])
+    findings = soak.Findings(descriptors=[1] * 8, threads=[1] * 8, resident_bytes=[1] * 8, workers=[2] * 8)
+    assert not soak.report(findings)
+    findings.workers[-1] = 4
+    assert soak.report(findings)
+
+
+def test_what_a_launch_leaves_outside_of_its_folder_is_seen(soak: ModuleType, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(soak, "LEFT_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(soak, "own_cgroup", lambda: str(tmp_path))
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    before = soak.outside()
+    (tmp_path / "cpulaunch-1").mkdir()
+    assert soak.left_over("none", folder, before) == ["cgroup cpulaunch-1"]
+
+
+def test_the_figures_of_all_processes_count(soak: ModuleType, monkeypatch) -> None:
+    """Growth of the smaller one of two processes is growth."""
+
+    class Process:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+            self.num_fds, self.num_threads = (lambda: pid), (lambda: 1)
+            self.memory_info = lambda: type("Memory", (), {"rss": 5})
+
+    monkeypatch.setattr(soak, "launchers", lambda value: [Process(10), Process(3)])
+    monkeypatch.setattr(soak, "marked", lambda value: [Process(10), Process(3), Process(20)])
+    findings = soak.Findings()
+    soak.sample("long", findings)
+    assert (findings.descriptors, findings.threads, findings.resident_bytes) == ([13], [2], [10])
+    assert findings.workers == [1]
 
 
 @pytest.mark.slow
