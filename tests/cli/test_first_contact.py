@@ -357,6 +357,10 @@ TRANSLATIONS = [
     ("'torchrun a.py --use-env'", 0, "cpulaunch torchrun a.py --use-env\n"),
     ("'python -u -m torch.distributed.launch --nproc_per_node 2 --use-env a.py'", 0, "--nproc_per_node 2 a.py\n"),
     ("'python -m torch.distributed.launch a.py --use-env'", 0, "a.py --use-env\n", "no argument --local-rank"),
+    ("torchrun --nproc_per 2 --use-env a.py", 0, "cpulaunch torchrun --nproc_per 2 a.py\n"),
+    ("torchrun -- --use-env", 0, "cpulaunch torchrun -- --use-env\n"),
+    ("'torchrun --zz \"\" a.py'", 0, "cpulaunch torchrun --zz '' a.py\n"),
+    ("numactl -N 0 --weighted-interleave all a.py", 0, "--membind interleave a.py\n", "have the same weight"),
     ("'OMP_NUM_THREADS=4,2 python a.py'", 0, "cpulaunch --env OMP_NUM_THREADS=4,2 a.py\n"),
     # What only a shell can do.
     ("'taskset -c 0-3 \\\n  python a.py \\\n --x'", 0, "cpulaunch --cpus 0-3 a.py --x\n"),

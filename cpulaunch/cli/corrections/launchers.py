@@ -103,7 +103,7 @@ def full_name(tool: str, name: str) -> str:
 
 
 def meaning(tool: str, given: Sequence[Given]) -> Reading:
-    """What the options of the launcher mean together. Raises: UsageError for what cannot be meant by cpulaunch."""
+    """What the options of the launcher mean together. Raises: UsageError for what cpulaunch cannot do."""
     rule = _RULES.get(tool)
     return Reading(tuple(given)) if rule is None else rule(tuple(given))
 
@@ -192,6 +192,9 @@ _MEMORY = {
 }
 
 
+_WEIGHTED = ("-w", "--weighted-interleave")
+
+
 def _numactl(given: tuple[Given, ...]) -> Reading:
     """CPUs decide where a worker runs. Memory is that of their NUMA nodes, which may not be what numactl was told."""
     nodes, cpus, memory = (_lists(given, *names) for names in (_CPU_NODES, _CPUS, tuple(_MEMORY)))
@@ -199,6 +202,7 @@ def _numactl(given: tuple[Given, ...]) -> Reading:
     notes = []
     for each in memory:
         policy = _MEMORY[each.name]
+        notes += [f"{each.typed}: all NUMA nodes have the same weight"] if each.name in _WEIGHTED else []
         places = ", ".join(place.typed for place in (*cpus, *nodes))
         if places and (cpus or nodes[0].value != each.value):
             notes.append(f"{each.typed}: --membind {policy} refers to the NUMA nodes of {places}, not to {each.value}")
@@ -216,7 +220,7 @@ def _lists(given: Sequence[Given], *names: str) -> list[Given]:
         if each.value != "all" and (not each.value[:1].isdigit() or each.value.strip("0123456789,-")):
             hint = "give the numbers, which cpulaunch probe shows"
             raise UsageError("numactl list without counterpart", value=each.typed, hint=hint)
-    return [each for each in found if each.value != "all" or each.name in ("-i", "--interleave", "-w")]
+    return [each for each in found if each.value != "all" or _MEMORY.get(each.name) == "interleave"]
 
 
 # Launchers of ranks

@@ -74,10 +74,11 @@ class _Translator:
         """The words of torchrun, whose options are cpulaunch's, without the one that only the older launcher has."""
         self.command = ["torchrun"]
         at = 0
-        while at < len(rest) and rest[at].startswith("-") and self.canonical(rest[at]) != "--use-env":
+        while at < len(rest) and rest[at].startswith("-") and self.canonical(rest[at]) not in ("--use-env", "--"):
             count = self.values(self.canonical(rest[at].partition("=")[0]))
-            has_value = count if count is not None else not rest[at + 1 : at + 2] or rest[at + 1][0] != "-"
-            at += 1 + (0 if "=" in rest[at] else has_value)
+            if count is None:  # An abbreviation: what follows is its value, unless it is an option.
+                count = not "".join(rest[at + 1 : at + 2]).startswith("-")
+            at += 1 + (0 if "=" in rest[at] else count)
         if at < len(rest) and self.canonical(rest[at]) == "--use-env":
             return [*rest[:at], *rest[at + 1 :]]
         if _ADDS_LOCAL_RANK in words[: len(words) - len(rest)]:
