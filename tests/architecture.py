@@ -75,6 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("plan", "plan.gpus", "plan.plugin", "launch", "launch.process", "launch.supervision"),
         *("view", "emit", "doctor", ""),
     },
+    "on_path": set(),
+    "on_path.cpulaunch": set(),
     "__main__": {"cli"},
     "ccl": {"worker.ccl"},
     "": {"worker.reporting"},

@@ -10,10 +10,12 @@ from cpulaunch.cli import terminal
 from cpulaunch.cli.run import worker_python
 from cpulaunch.cli.sysroot import machine_root
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.probe.software.interpreters import with_plugin_path
 from cpulaunch.profile.file import profile_errors, read_profile
 from cpulaunch.profile.selection import find_profile, user_profile_dir, user_profiles
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
+from cpulaunch.records.request import WorkerPython
 from cpulaunch.system.files.writing import write_output
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
@@ -40,11 +42,11 @@ def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def host_at(sysroot: str, context: typer.Context) -> Host:
-    """The facts about this machine, or about the captured one under `sysroot`."""
+def host_at(sysroot: str, context: typer.Context, python: WorkerPython | None = None) -> Host:
+    """The facts about this machine as its workers' Python sees it, or about the captured one under `sysroot`."""
     root = machine_root(sysroot)
-    environ = context.obj if root.live else {}
-    return probe_host(root, interpreter=worker_python(context.obj), environ=environ, detail="full")
+    python = python or worker_python(context.obj, live=root.live)
+    return probe_host(root, interpreter=python.path, environ=context.obj if root.live else {}, detail="full")
 
 
 @app.command()
@@ -77,12 +79,21 @@ def _write(path: str, text: str) -> None:
 
 
 @app.command()
-def doctor(context: typer.Context, json: Json = False, sysroot: Sysroot = "/") -> int:
+def doctor(
+    context: typer.Context,
+    json: Json = False,
+    sysroot: Sysroot = "/",
+    python: Annotated[str | None, typer.Option(metavar="PATH", help="Check this Python, or environment.")] = None,
+) -> int:
     """Check this machine and its Python environment; for every problem, show why it matters and how to fix it."""
     from cpulaunch.doctor.report import doctor_report
 
-    host = host_at(sysroot, context)
-    report = doctor_report(host, root=Root(sysroot), interpreter=worker_python(context.obj), environ=context.obj)
+    root = Root(sysroot)
+    chosen = worker_python(context.obj, python, live=root.live)
+    host = host_at(sysroot, context, chosen)
+    if root.live:
+        host = with_plugin_path(host, chosen.path)
+    report = doctor_report(host, root=root, python=chosen, environ=context.obj)
     if json:
         terminal.print_json(report.as_json())
     else:

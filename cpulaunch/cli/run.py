@@ -6,7 +6,7 @@ import os
 import sys
 
 from cpulaunch.cli.arguments import parse_command_line
-from cpulaunch.launch.process.program import check_program, check_shareable, find_executable
+from cpulaunch.launch.process.program import check_program, check_shareable, find_executable, find_python
 from cpulaunch.launch.run import launch
 from cpulaunch.launch.trial import try_preloads
 from cpulaunch.plan.planner import make_plan, preload_candidates
@@ -16,7 +16,8 @@ from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
-from cpulaunch.records.request import LaunchRequest, Layer, Program, merge
+from cpulaunch.records.record import replace
+from cpulaunch.records.request import LaunchRequest, Layer, Program, WorkerPython, merge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,27 +80,38 @@ def _notifier(environ: Mapping[str, str]) -> Callable[[str], None]:
 
 def read_command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torchrun: bool = False) -> CommandLine:
     """The parsed command line with torchrun's variables (PET_*) as a layer below it. Raises: UsageError."""
-    interpreter = worker_python(environ)
-    line = parse_command_line(tokens, interpreter=interpreter, torchrun=torchrun)
+    line = parse_command_line(tokens, interpreter=sys.executable, torchrun=torchrun)
+    python = worker_python(environ, line.values.get("python"), live=line.sysroot is None)
+    if line.program is not None and line.program.interpreter:
+        line = replace(line, program=replace(line.program, interpreter=python.path))
     if line.sysroot is None and any(name.startswith("PET_") for name in environ):
         from cpulaunch.cli.pet_variables import with_pet_variables
 
-        line = with_pet_variables(line, environ, interpreter=interpreter)
-    return line
+        line = with_pet_variables(line, environ, interpreter=python.path)
+    return replace(line, python=python)
 
 
-def worker_python(environ: Mapping[str, str]) -> str:
-    """The path of the Python that workers run: $PYTHON_EXEC (unchanged if it is not found), else this Python.
+def worker_python(environ: Mapping[str, str], requested: str | None = None, *, live: bool = True) -> WorkerPython:
+    """The Python that workers run: the requested one, $PYTHON_EXEC, the active environment's, or this one.
 
-    Source: torchrun, which reads PYTHON_EXEC too.
+    `requested`: a Python, or the folder of its environment. `live`: workers run on this machine.
+    Source: torchrun, which reads PYTHON_EXEC too. Raises: NotFoundError or NotExecutableError for the requested one.
     """
-    requested = environ.get("PYTHON_EXEC", "")
-    if not requested:
-        return sys.executable
-    try:
-        return os.path.abspath(find_executable(requested, environ))
-    except CpulaunchError:
-        return requested
+    if requested is not None:
+        path = find_python(requested, environ) if live else requested
+        return WorkerPython(path=path, origin="cli", reason="--python")
+    exported = environ.get("PYTHON_EXEC", "")
+    if exported:
+        try:
+            path = os.path.abspath(find_executable(exported, environ))
+        except CpulaunchError:
+            path = exported
+        return WorkerPython(path=path, origin="environment", reason="PYTHON_EXEC")
+    if not live or all(environ.get(name) in (None, "", sys.prefix) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")):
+        return WorkerPython(path=sys.executable, origin="default", reason="cpulaunch's own environment")
+    from cpulaunch.probe.software.interpreters import choose_python
+
+    return choose_python(Root(), environ)
 
 
 def _may_be_no_script(program: Program | None) -> bool:
@@ -144,6 +156,12 @@ def _make_plan(
     if line.sysroot is not None:  # A captured machine's plan depends on this process's profiles only.
         environ = {name: environ[name] for name in PROFILE_FOLDER_VARIABLES if name in environ}
     host = probe_host(_root(line), interpreter=interpreter, environ=environ, detail="launch")
+    python = None if host.sysroot is not None else line.python
+    if python is not None and (python.path != sys.executable or host.torch is None):
+        from cpulaunch.probe.software.interpreters import missing_torch, with_plugin_path
+
+        line = replace(line, warnings=(*line.warnings, *missing_torch(host, line.program, python, environ)))
+        host = with_plugin_path(host, python.path)
     request = request_for(line, host, environ)
     if host.gpus and request.distributed:
         host = _with_nvml(host, request)
@@ -191,7 +209,7 @@ def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> La
         from cpulaunch.plan.levels import with_level
 
         layers, label = with_level(layers, host)
-    return merge(
+    request = merge(
         layers,
         program=line.program,
         profile=label,
@@ -199,6 +217,8 @@ def request_for(line: CommandLine, host: Host, environ: Mapping[str, str]) -> La
         warnings=(*line.warnings, *profile_warnings(names, host, config_dir=folder)),
         notices=line.notices,
     )
+    runs_python = host.sysroot is None and line.program is not None and line.program.kind != "command"
+    return replace(request, python=line.python) if runs_python else request
 
 
 def _scheduler_layers(typed: Sequence[Layer], host: Host, environ: Mapping[str, str]) -> tuple[Layer, ...]:
@@ -305,7 +325,7 @@ def _launch(
     """The exit code of the launch. Effect: runs the plan and reports on it."""
     if line.program is not None:
         check_shareable(line.program, workers=len(plan.workers))
-    for notice in line.notices:
+    for notice in (*line.notices, *((line.python.notice,) if line.python and line.python.notice else ())):
         notify(notice)
     for warning in plan.warnings:
         notify(f"warning: {warning}")

@@ -20,6 +20,7 @@ from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.probe.software.oneccl import oneccl_version
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.records.host import Host
+from cpulaunch.records.request import WorkerPython
 
 OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
 SHM = "dev/shm"
@@ -53,7 +54,7 @@ class Facts:
     cpulaunch's library of collectives is not used; empty if it is. `cpuid_features`: those of FEATURES
     (records/host.py) that the processor reports by CPUID; None for a captured machine. `contradictions`: clauses on
     kernel files that contradict one another. `untrusted_code`: parts of the paths of Python, torch and cpulaunch that
-    other users can change.
+    other users can change. `python`: the Python that runs workers; None for a captured machine.
     """
 
     host: Host
@@ -71,9 +72,10 @@ class Facts:
     cpuid_features: frozenset[str] | None = None
     contradictions: tuple[str, ...] = ()
     untrusted_code: tuple[str, ...] = ()
+    python: WorkerPython | None = None
 
 
-def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner) -> Facts:
+def gather_facts(host: Host, *, root: Root, python: WorkerPython, environ: Mapping[str, str], run: Runner) -> Facts:
     """All facts; for a captured machine those in its files. Effect: on this machine runs torch, NVML and CPUID."""
     return Facts(
         host=with_nvml(host),
@@ -81,7 +83,7 @@ def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[s
         live=root.live,
         shm=read_shm() if root.live else None,
         swap=read_swap(root),
-        torch=read_torch_report(interpreter, environ, run=run) if root.live else None,
+        torch=read_torch_report(python.path, environ, run=run) if root.live else None,
         bundled_openmp=read_bundled_openmp(root, host),
         distribution=read_distribution(root),
         oneccl=None if host.torch is None else oneccl_version(root, host.torch),
@@ -90,7 +92,8 @@ def gather_facts(host: Host, *, root: Root, interpreter: str, environ: Mapping[s
         missing_library_reason=missing_library_reason(own_file(MEMORY_LIBRARY)) if root.live else "",
         cpuid_features=read_cpuid_features() if root.live else None,
         contradictions=read_contradictions(root, host),
-        untrusted_code=read_untrusted_code(root, host, interpreter) if root.live else (),
+        untrusted_code=read_untrusted_code(root, host, python.path) if root.live else (),
+        python=python if root.live else None,
     )
 
 

@@ -12,9 +12,11 @@ from cpulaunch.doctor.torch_report import Runner, run_program
 from cpulaunch.probe import Root
 from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import Host, count_text
+from cpulaunch.records.request import WorkerPython
 from cpulaunch.view.text import painter, wrapped
 
 CHECKS: Mapping[str, Check] = {
+    "Python": software.python,
     "torch": software.torch,
     "plugin": software.plugin,
     "other users": software.code_of_others,
@@ -78,10 +80,10 @@ class Report:
 
 
 def doctor_report(
-    host: Host, *, root: Root, interpreter: str, environ: Mapping[str, str], run: Runner = run_program
+    host: Host, *, root: Root, python: WorkerPython, environ: Mapping[str, str], run: Runner = run_program
 ) -> Report:
-    """The findings of all checks. Effect: on this machine, starts the interpreter once to examine its torch."""
-    return run_checks(gather_facts(host, root=root, interpreter=interpreter, environ=environ, run=run))
+    """The findings of all checks. Effect: on this machine, starts this Python once to examine its torch."""
+    return run_checks(gather_facts(host, root=root, python=python, environ=environ, run=run))
 
 
 def run_checks(facts: Facts) -> Report:

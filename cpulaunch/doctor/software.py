@@ -105,13 +105,25 @@ def code_of_others(facts: Facts) -> tuple[Finding, ...]:
     return tuple(Finding(status="advice", found=found, why=why, fix=fix) for found in facts.untrusted_code)
 
 
+def python(facts: Facts) -> tuple[Finding, ...]:
+    """Which Python runs the programs, and so has the torch that is checked."""
+    if facts.python is None:
+        return skipped("not part of a captured machine")
+    found = f"{facts.python.path} ({facts.python.reason})"
+    if not facts.python.notice:
+        return ok(found)
+    return advice(found, why=facts.python.notice, fix="activate the environment that has torch")
+
+
 def torch(facts: Facts) -> tuple[Finding, ...]:
     """Whether torch can be imported and was built for this CPU."""
     if not facts.live:
         return skipped("torch cannot be queried on a captured machine")
     match facts.torch:
         case None:
-            return advice("not installed", why="needed in this environment to run PyTorch programs", fix=TORCH_INSTALL)
+            path = "" if facts.python is None or facts.python.origin == "default" else f"{facts.python.path} -m "
+            why = "needed in this environment to run PyTorch programs"
+            return advice("not installed", why=why, fix=path + TORCH_INSTALL)
         case BrokenTorch(reason=reason):
             why = "`import torch` fails: no program that needs it can start"
             return problem(reason, why=why, fix=f"{TORCH_INSTALL} --force-reinstall")

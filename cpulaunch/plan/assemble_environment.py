@@ -92,7 +92,7 @@ def assemble_environment(
     expand = [instance.expand for instance in decisions.instances]
     environment = resolve(request, requests, replaced=inherited, expand=expand)
     return replace(
-        _with_preloads(environment, preloads),
+        _with_plugin_path(_with_preloads(environment, preloads), host, request),
         warnings=(
             *waiting.warnings,
             *affinity.warnings,
@@ -131,6 +131,14 @@ def _shared_cpus_reason(decisions: Decisions) -> str | None:
     if len(decisions.placement.workers) > 1 and not decisions.bound:
         return "the workers are not bound to CPUs of their own"
     return None
+
+
+def _with_plugin_path(environment: Environment, host: Host, request: LaunchRequest) -> Environment:
+    if host.plugin_path is None:
+        return environment
+    from cpulaunch.plan.plugin.search_path import with_plugin_path  # Only for a Python that lacks cpulaunch.
+
+    return with_plugin_path(environment, request, host.plugin_path)
 
 
 def _with_preloads(environment: Environment, preloads: Preloads) -> Environment:

@@ -17,6 +17,7 @@ _NOTED_ELSEWHERE = frozenset(
     (
         *("instances", "cores_per_instance", "cpus", "numa_nodes", "membind", "binder", "threads"),
         *("openmp", "allocator", "mkl_dispatch", "dataloader_workers", "profile", "env", "nproc_per_node", "device"),
+        "python",
         *("dist_backend", "ccl_workers", "ccl_path"),
     )
 )
@@ -52,6 +53,17 @@ def binder_note(host: Host, request: LaunchRequest) -> Note:
     if not host.can_bind:
         reason = "this operating system does not let a process choose its CPUs"
     return Note(setting="binder", value=binder, origin=request.origin("binder"), reason=reason)
+
+
+def python_notes(host: Host, request: LaunchRequest) -> tuple[Note, ...]:
+    """The note on the Python that runs the workers, and on its torch."""
+    python = request.python
+    if python is None:
+        return ()
+    torch = "no torch" if host.torch_known else "its torch is not known"
+    if host.torch is not None:
+        torch = f"torch {host.torch.version}"
+    return (Note(setting="python", value=python.path, origin=python.origin, reason=f"{python.reason}; {torch}"),)
 
 
 def setting_notes(request: LaunchRequest, choices: TorchChoices) -> tuple[Note, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.assemble_environment import Decisions, assemble_environment
 from cpulaunch.plan.command import bound_argv, program_argv, rank_argv
-from cpulaunch.plan.notes import binder_note, instances_note, setting_notes
+from cpulaunch.plan.notes import binder_note, instances_note, python_notes, setting_notes
 from cpulaunch.plan.placement.instances import HostWorkers, place
 from cpulaunch.plan.placement.loaders import plan_loaders
 from cpulaunch.plan.placement.memory import check_binder, place_memory
@@ -229,6 +229,7 @@ def _complete(worker: WorkerPlan, index: int, decisions: Decisions, environment:
 def _notes(host: Host, request: LaunchRequest, decisions: Decisions, environment: Environment) -> tuple[Note, ...]:
     return (
         instances_note(request, decisions.placement),
+        *python_notes(host, request),
         *decisions.workers.notes,
         *decisions.pool.notes,
         *decisions.memory.notes,

@@ -13,7 +13,7 @@ from cpulaunch.probe.kernel import read_kernel
 from cpulaunch.probe.limits import read_limits
 from cpulaunch.probe.numa import read_memory, read_numa_nodes
 from cpulaunch.probe.software.libraries import mkl_dispatch_library, read_libraries
-from cpulaunch.probe.software.torch_files import environment_prefix, read_torch
+from cpulaunch.probe.software.torch_files import environment_prefix, is_torch_known, read_torch
 from cpulaunch.probe.topology import read_cpu_ids, read_cpus, read_kinds
 from cpulaunch.records.host import CpuInfo, Gpu, Host, Library
 from cpulaunch.records.record import replace
@@ -58,6 +58,7 @@ def probe_host(
     arch = os.uname().machine if root.live else read_arch(root)
     cgroups = read_cgroups(root)
     prefix = environment_prefix(root, interpreter)
+    torch = read_torch(root, interpreter, prefix, environ)
     return Host(
         arch=arch,
         cpu=_with_frequencies(cpu) if full and root.live else cpu,
@@ -70,7 +71,8 @@ def probe_host(
         memory_bytes=read_memory(root),
         libraries=_libraries(root, arch, prefix=prefix, environ=environ),
         gpus=_gpus(root, all_of_them=full),
-        torch=read_torch(root, interpreter, prefix),
+        torch=torch,
+        torch_known=torch is not None or is_torch_known(root, interpreter, prefix, environ),
         container=cgroups.container or any(root.exists(name) for name in CONTAINER_FILES),
         sysroot=None if root.live else root.path,
     )

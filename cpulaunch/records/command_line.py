@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cpulaunch.records.request import Layer, Program
+    from cpulaunch.records.request import Layer, Program, WorkerPython
 
 
 @record
@@ -17,7 +17,7 @@ class CommandLine:
 
     `torchrun`: the command line is torchrun's, so the launch is a job of ranks. `layers` have a lower precedence than
     `values`, the first the highest; `notices` name the values that others override, one line each. `warnings` are
-    about the program.
+    about the program. `python`: the Python that was chosen for workers.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -25,6 +25,7 @@ class CommandLine:
     layers: tuple[Layer, ...] = ()
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    python: WorkerPython | None = None
     torchrun: bool = False
     program: Program | None = None
     switches: frozenset[str] = frozenset()

@@ -257,7 +257,9 @@ class Torch:
 class Host:
     """All facts about a machine. `sysroot` is None for the machine of this process.
 
-    `can_bind`: whether the operating system lets a process choose its CPUs (macOS does not).
+    `can_bind`: whether the operating system lets a process choose its CPUs (macOS does not). `torch_known`: whether
+    the packages of the worker's Python were found, so that `torch` None means that it has none. `plugin_path`: the
+    folder that makes cpulaunch's plugin known to a Python in which cpulaunch is not installed; None if none is needed.
     """
 
     arch: str
@@ -272,6 +274,8 @@ class Host:
     libraries: tuple[Library, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     torch: Torch | None = None
+    torch_known: bool = True
+    plugin_path: str | None = None
     container: bool = False
     sysroot: str | None = None
     can_bind: bool = True

@@ -28,6 +28,19 @@ class Program:
 
 
 @record
+class WorkerPython:
+    """The Python that runs the workers, and why. `notice`: what is worth a line at every launch; empty if nothing is.
+
+    `origin`: `cli`, `environment`, or `default` for the Python that runs cpulaunch.
+    """
+
+    path: str
+    origin: Origin
+    reason: str
+    notice: str = ""
+
+
+@record
 class EnvDefault:
     """An environment variable that a profile sets by default, and the reason."""
 
@@ -89,6 +102,8 @@ class LaunchRequest:
     """The address of that interface, at which the other hosts reach this one."""
     scheduled_rank: SchedulerRank | None = None
     """The rank of this process, if a scheduler started it as one rank; None: cpulaunch starts the ranks."""
+    python: WorkerPython | None = None
+    """The Python that runs the workers; None for a command, and for another machine's plan."""
 
     def origin(self, setting: str) -> Origin:
         """The origin of a setting's value."""

@@ -328,6 +328,12 @@ class Settings:
         (), types.ASSIGNMENTS, "Profile and environment", "set a variable in every worker; may be repeated"
     )
 
+    python: str | None = _cli_setting(
+        None,
+        types.PYTHON,
+        "Run and output",
+        "Python, or environment, that runs the program (default: the active environment's)",
+    )
     grace: float = _setting(30.0, types.number(minimum=0.0), "Run and output", "seconds between SIGTERM and SIGKILL")
     strict: bool = _cli_setting(False, types.FLAG, "Run and output", "treat warnings as errors")
     log_dir: str | None = _cli_setting(

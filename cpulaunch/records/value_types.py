@@ -343,6 +343,7 @@ FLAG = ValueType(
     metavar="", from_text=_text_bool, from_toml=_toml_bool, to_text=lambda on: "true" if on else "false", flag=True
 )
 FILE = ValueType(metavar="FILE", from_text=_text, from_toml=_toml_text)
+PYTHON = ValueType(metavar="PATH", from_text=_text, from_toml=_never)
 DIRECTORY = ValueType(metavar="DIR", from_text=_text, from_toml=_toml_text)
 PATTERN = ValueType(metavar="REGEX", from_text=_pattern, from_toml=_never)
 CPULIST = ValueType(metavar="LIST", from_text=_cpulist, from_toml=_never, to_text=format_cpulist)

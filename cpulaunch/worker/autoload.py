@@ -1,9 +1,13 @@
 """The entry point that torch (2.5 and later) calls at the end of every `import torch`."""
 
 import os
+import sys
 
 VARIABLE = "CPULAUNCH_WORKER"
 """Repeats torch_settings.VARIABLE: while it is not set, this module must import nothing else of the package."""
+
+OLDEST_PYTHON = (3, 10)
+"""The oldest Python that the plugin runs in, where cpulaunch itself runs in another one."""
 
 
 def activate() -> None:
@@ -12,7 +16,7 @@ def activate() -> None:
     Source: torch/__init__.py, _import_device_backends (entry-point group "torch.backends").
     """
     text = os.environ.get(VARIABLE)
-    if text is None:
+    if text is None or sys.version_info < OLDEST_PYTHON:  # An older one may be a child of a worker.
         return
     from cpulaunch.worker.apply import apply_all
 

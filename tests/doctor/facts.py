@@ -18,6 +18,7 @@ from cpulaunch.records.host import (
     Quota,
     Torch,
 )
+from cpulaunch.records.request import WorkerPython
 
 MIB, GIB = 1 << 20, 1 << 30
 TORCH = TorchFacts(
@@ -100,5 +101,6 @@ def facts(host: Host | None = None, **more: Any) -> Facts:
         oneccl="2022.1.2",
         may_copy=True,
         cpuid_features=frozenset({"avx2"}),
+        python=WorkerPython(path="/env/bin/python", origin="default", reason="cpulaunch's own environment"),
     )
     return replace(sound, **more)

@@ -8,10 +8,12 @@ from cpulaunch.doctor.facts import SharedMemory, Swap
 from cpulaunch.doctor.report import CHECKS, run_checks
 from cpulaunch.doctor.torch_report import BrokenTorch
 from cpulaunch.records.host import CpuInfo, MigInstance, Torch
+from cpulaunch.records.request import WorkerPython
 from tests.doctor.facts import GIB, MIB, PLUGIN, TORCH, facts, gpu, kernel, library, machine
 
 AMD = CpuInfo(vendor="AuthenticAMD", family=25, model=17, isa=frozenset({"avx2"}))
 MKL_TORCH = Torch(version="2.13.0+cpu", path="/env/site-packages/torch", mkl_dispatch_symbol=True)
+ACTIVE = WorkerPython(path="/b/bin/python", origin="environment", reason="the active virtual environment")
 WRITABLE = "/opt may be written by everyone"
 
 TABLE = {
@@ -321,7 +323,23 @@ TABLE = {
         "unset",
     ),
     "environment of a captured machine": ("environment", facts(live=False), "skipped", "captured", None),
+    "Python": ("Python", facts(python=ACTIVE), "ok", "/b/bin/python (the active virtual environment)", None),
+    "Python instead of the active one": (
+        "Python",
+        facts(python=replace(ACTIVE, notice="the active environment has no torch")),
+        "advice",
+        "/b/bin/python",
+        "activate",
+    ),
+    "Python of a captured machine": ("Python", facts(python=None), "skipped", "captured", None),
     "plugin": ("plugin", facts(), "ok", "loaded by torch", None),
+    "plugin of a cpulaunch in another environment": (
+        "plugin",
+        facts(machine(torch=replace(PLUGIN, plugin=False), plugin_path="/a/cpulaunch/on_path")),
+        "ok",
+        "loaded by torch",
+        None,
+    ),
     "plugin without torch": ("plugin", facts(machine(torch=None)), "skipped", "no torch", None),
     "plugin of an old torch": (
         "plugin",
@@ -351,6 +369,13 @@ TABLE = {
         "advice",
         "not installed",
         "pip install torch --index-url https://download.pytorch.org/whl/cpu",
+    ),
+    "no torch in the active environment": (
+        "torch",
+        facts(torch=None, python=ACTIVE),
+        "advice",
+        "not installed",
+        "/b/bin/python -m pip install torch",
     ),
     "broken torch": (
         "torch",

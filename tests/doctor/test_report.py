@@ -12,6 +12,7 @@ from cpulaunch.doctor.report import CHECKS, doctor_report, run_checks
 from cpulaunch.doctor.torch_report import REPORT_PROGRAM, BrokenTorch, ProgramResult, read_torch_report, run_program
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.records.host import Library, Torch
+from cpulaunch.records.request import WorkerPython
 from tests.doctor.facts import TORCH, facts, machine
 from tests.roots import RootSpec, write_root
 
@@ -24,6 +25,7 @@ TORCH_JSON = {
     "threads": 4,
     "openmp_files": ["/env/torch/lib/libgomp.so.1"],
 }
+PYTHON = WorkerPython(path=sys.executable, origin="default", reason="cpulaunch's own environment")
 
 
 def runner_with(result):
@@ -107,7 +109,7 @@ def test_a_captured_machine_is_checked_without_facts_of_this_one(tmp_path):
     def run(argv, environ):
         raise AssertionError("the torch of a captured machine must not be run")
 
-    report = doctor_report(probe_host(root), root=root, interpreter="python", environ={"OMP_DYNAMIC": "true"}, run=run)
+    report = doctor_report(probe_host(root), root=root, python=PYTHON, environ={"OMP_DYNAMIC": "true"}, run=run)
     by_name = {name: finding for name, finding in report.findings}
     for name in ("torch", "torch's OpenMP", "/dev/shm", "environment", "memory policy"):
         assert by_name[name].status == "skipped", name
@@ -142,7 +144,7 @@ def test_the_report_as_json():
     data = json.loads(json.dumps(report.as_json()))
     assert (data["schema"], data["problems"], data["advice"]) == (1, 2, 0)
     assert {check["check"] for check in data["checks"]} == set(CHECKS)
-    assert data["checks"][0] == {
+    assert data["checks"][1] == {
         "check": "torch",
         "status": "problem",
         "found": "OSError: x",
@@ -172,14 +174,14 @@ def test_escape_sequences_in_names_are_shown_as_text():
 
 def test_colours_are_on_the_first_word_only():
     text = run_checks(facts()).as_text(width=80, color=True)
-    assert text.startswith("\x1b[32mOK      \x1b[0mtorch ")
+    assert text.startswith("\x1b[32mOK      \x1b[0mPython ")
     assert text.count("\x1b[32m") == text.count("\x1b[0m") == len(CHECKS)
 
 
 def test_this_machine():
     root = Root("/")
     host = probe_host(root, interpreter=sys.executable)
-    report = doctor_report(host, root=root, interpreter=sys.executable, environ=dict(os.environ))
+    report = doctor_report(host, root=root, python=PYTHON, environ=dict(os.environ))
     assert {name for name, _ in report.findings} == set(CHECKS)
     assert json.dumps(report.as_json())
     assert all(finding.found for _, finding in report.findings)
@@ -188,7 +190,7 @@ def test_this_machine():
 def test_facts_of_this_machine():
     root = Root("/")
     given = gather_facts(
-        probe_host(root), root=root, interpreter="x", environ={"A": "1"}, run=runner_with(ProgramResult(exit_code=1))
+        probe_host(root), root=root, python=PYTHON, environ={"A": "1"}, run=runner_with(ProgramResult(exit_code=1))
     )
     assert (given.live, given.environ) == (True, {"A": "1"})
     assert isinstance(given.torch, BrokenTorch)

@@ -10,6 +10,7 @@ from cpulaunch.launch.process.program import check_program
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import CpulaunchError, NotFoundError
 from cpulaunch.records.record import replace
+from cpulaunch.records.request import WorkerPython
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +54,18 @@ def recognized(line: CommandLine, tokens: Sequence[str], environ: Mapping[str, s
             raise
         hint = "" if error.hint is None else f"; {error.hint}"
         return replace(line, warnings=(*line.warnings, error.summary + hint))
-    return replace(line, program=program)
+    return _with_programs_python(line, program)
+
+
+def _with_programs_python(line: CommandLine, program: Program) -> CommandLine:
+    """The command line with its program, and with the Python that it names, as in `python a.py`; --python wins."""
+    if program.kind == "command" or line.python is None or program.interpreter == line.python.path:
+        return replace(line, program=program)
+    if "python" in line.values:
+        return replace(line, program=replace(program, interpreter=line.python.path))
+    beside = os.path.dirname(program.target) == os.path.dirname(program.interpreter)
+    reason = f"the Python of {os.path.basename(program.target)}" if beside else "python on the command line"
+    return replace(line, program=program, python=WorkerPython(path=program.interpreter, origin="cli", reason=reason))
 
 
 def _check_script(program: Program, before: Sequence[str], environ: Mapping[str, str]) -> None:

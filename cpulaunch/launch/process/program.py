@@ -122,6 +122,16 @@ def find_executable(name: str, environ: Mapping[str, str], *, what: str = "comma
     raise refused or _not_found(what, name)
 
 
+def find_python(requested: str, environ: Mapping[str, str]) -> str:
+    """The path of a Python that is given by its path, by its name, or by its environment's folder.
+
+    Raises: NotFoundError or NotExecutableError.
+    """
+    if os.path.isdir(requested):
+        requested = os.path.join(requested, "bin", "python")
+    return os.path.abspath(find_executable(requested, environ, what="Python interpreter"))
+
+
 def _not_found(what: str, name: str) -> NotFoundError:
     if name in BINDERS:
         return NotFoundError(

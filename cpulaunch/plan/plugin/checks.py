@@ -120,7 +120,7 @@ def plugin_missing_reason(host: Host, environ: Mapping[str, str], *, interpreter
     version = host.torch_release
     if version is not None and version < FIRST_TORCH:
         return f"torch {host.torch.version} cannot load plugins (2.5 or newer can)"
-    if not host.torch.plugin:
+    if not host.torch.plugin and host.plugin_path is None:
         return f"cpulaunch is not installed in the environment of the worker's torch ({host.torch.path})"
     return None
 

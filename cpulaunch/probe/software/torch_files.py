@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import MappingProxyType
 
 from cpulaunch.probe.software.elf import exports
 from cpulaunch.records.host import EXTENSIONS, Torch
@@ -11,12 +12,14 @@ from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 OPENMP = ("libgomp", "libiomp5", "libomp")
 MKL_DISPATCH = "mkl_serv_intel_cpu_true"
 PLUGIN, PLUGIN_GROUP = "cpulaunch-", "[torch.backends]"
 METADATA = (".dist-info", ".egg-info")
+EDITABLE_TORCH = ("__editable___torch_", "__editable__.torch-")
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 def environment_prefix(root: Root, interpreter: str | None) -> str | None:
@@ -35,9 +38,11 @@ def environment_prefix(root: Root, interpreter: str | None) -> str | None:
         return prefix
 
 
-def read_torch(root: Root, interpreter: str | None, prefix: str | None) -> Torch | None:
-    """The torch that this interpreter would import; None if it has none."""
-    folders = tuple(_site_folders(root, interpreter, prefix))
+def read_torch(
+    root: Root, interpreter: str | None, prefix: str | None, environ: Mapping[str, str] = NO_VARIABLES
+) -> Torch | None:
+    """The torch that this interpreter would import, started with `environ`; None if it has none."""
+    folders = tuple(_site_folders(root, interpreter, prefix, environ))
     for folder in folders:
         version = _version(root.text(f"{folder}/torch/version.py") or "")
         if version is not None:
@@ -51,6 +56,50 @@ def read_torch(root: Root, interpreter: str | None, prefix: str | None) -> Torch
                 plugin=any(_has_plugin(root, at) for at in (folder, *folders)),
             )
     return None
+
+
+def has_torch(root: Root, interpreter: str, prefix: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether this interpreter would find a torch, as far as files show."""
+    folders = _site_folders(root, interpreter, prefix, environ)
+    return any(_version(root.text(f"{folder}/torch/version.py") or "") is not None for folder in folders)
+
+
+def is_torch_known(root: Root, interpreter: str | None, prefix: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether the folders of the interpreter's packages were found, and none has a torch that only Python can find.
+
+    Source: setuptools, editable installations ("__editable___torch_2_13_finder.py").
+    """
+    folders = [folder for folder in _site_folders(root, interpreter, prefix, environ) if root.exists(folder)]
+    names = (name for folder in folders for name in root.names(folder))
+    return bool(folders) and not any(name.startswith(EDITABLE_TORCH) for name in names)
+
+
+def python_version(root: Root, interpreter: str, prefix: str) -> tuple[int, int] | None:
+    """The version of an interpreter, from its environment's pyvenv.cfg, its file's name, or its packages' folder.
+
+    None if none of them says it. Source: PEP 405; virtualenv and uv write `version_info`.
+    """
+    config = _environment_config(root, prefix)
+    for text in (config.get("version_info", config.get("version", "")), _file_version(root, interpreter)):
+        if (version := _minor_version(text)) is not None:
+            return version
+    folders = {os.path.basename(folder) for folder in _python_folders(root, f"{prefix}/lib")} - {"python3"}
+    return _minor_version(folders.pop().removeprefix("python")) if len(folders) == 1 else None
+
+
+def _file_version(root: Root, interpreter: str) -> str:
+    """What follows "python" in the name of the interpreter's file, links resolved: "3.12"."""
+    try:
+        return os.path.basename(root.resolve_links(interpreter)[-1]).removeprefix("python")
+    except OSError:
+        return ""
+
+
+def _minor_version(text: str) -> tuple[int, int] | None:
+    parts = text.split(".")
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+        return None
+    return int(parts[0]), int(parts[1])
 
 
 def _has_plugin(root: Root, folder: str) -> bool:
@@ -82,32 +131,65 @@ def _bundled_openmp(root: Root, folder: str) -> str | None:
     return None
 
 
-def _site_folders(root: Root, interpreter: str | None, prefix: str | None) -> Iterator[str]:
+def _site_folders(root: Root, interpreter: str | None, prefix: str | None, environ: Mapping[str, str]) -> Iterator[str]:
     """Folders that `import torch` would look in, in order; this process's own if it is the same interpreter."""
     if root.live and interpreter == sys.executable:
         yield from (path for path in sys.path if os.path.isabs(path))
-    elif prefix is not None:
-        yield from _packages(root, prefix)
-        yield from _base_packages(root, prefix)
+    elif interpreter is not None and prefix is not None:
+        version = python_version(root, interpreter, prefix)
+        if root.live:
+            yield from (path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path))
+            yield from _users_packages(root, prefix, version, environ)
+        for folder in (*_packages(root, prefix, version), *_base_packages(root, prefix, version)):
+            yield folder
+            yield from _added_folders(root, folder)
 
 
-def _base_packages(root: Root, prefix: str) -> Iterator[str]:
+def _environment_config(root: Root, prefix: str) -> dict[str, str]:
+    """The entries of a virtual environment's pyvenv.cfg; empty if it is none."""
+    pairs = (line.partition("=") for line in (root.text(f"{prefix}/pyvenv.cfg") or "").splitlines())
+    return {key.strip().lower(): value.strip() for key, _, value in pairs}
+
+
+def _base_packages(root: Root, prefix: str, version: tuple[int, int] | None) -> Iterator[str]:
     """The packages of the Python a virtual environment was made from, if it may see them (pyvenv.cfg)."""
-    text = root.text(f"{prefix}/pyvenv.cfg") or ""
-    pairs = (line.partition("=") for line in text.splitlines())
-    config = {key.strip().lower(): value.strip() for key, _, value in pairs}
+    config = _environment_config(root, prefix)
     if config.get("include-system-site-packages", "").lower() == "true" and config.get("home"):
-        yield from _packages(root, os.path.dirname(config["home"]))
+        yield from _packages(root, os.path.dirname(config["home"]), version)
 
 
-def _packages(root: Root, prefix: str) -> Iterator[str]:
+def _users_packages(
+    root: Root, prefix: str, version: tuple[int, int] | None, environ: Mapping[str, str]
+) -> Iterator[str]:
+    """The folder of what `pip install --user` installs, if the interpreter looks there. Source: Python, site."""
+    config = _environment_config(root, prefix)
+    if (config and config.get("include-system-site-packages", "").lower() != "true") or version is None:
+        return
+    base = environ.get("PYTHONUSERBASE") or (f"{environ['HOME']}/.local" if environ.get("HOME") else "")
+    if base.startswith("/") and not environ.get("PYTHONNOUSERSITE"):
+        yield f"{base}/lib/python{version[0]}.{version[1]}/site-packages"
+
+
+def _packages(root: Root, prefix: str, version: tuple[int, int] | None) -> Iterator[str]:
     if prefix == "/usr":
-        yield from (f"{folder}/dist-packages" for folder in _python_folders(root, "/usr/local/lib"))
+        yield from (f"{folder}/dist-packages" for folder in _python_folders(root, "/usr/local/lib", version))
     for lib in (f"{prefix}/lib", f"{prefix}/lib64"):
-        for folder in _python_folders(root, lib):
+        for folder in _python_folders(root, lib, version):
             yield f"{folder}/site-packages"
             yield f"{folder}/dist-packages"
 
 
-def _python_folders(root: Root, lib: str) -> Iterator[str]:
-    yield from (f"{lib}/{name}" for name in sorted(root.names(lib)) if name.startswith("python3"))
+def _python_folders(root: Root, lib: str, version: tuple[int, int] | None = None) -> Iterator[str]:
+    """The folders of Pythons below a lib folder: of this version, if it is known and there, else of all."""
+    names = [name for name in sorted(root.names(lib)) if name.startswith("python3")]
+    own = "" if version is None else f"python{version[0]}.{version[1]}"
+    yield from (f"{lib}/{name}" for name in names if own not in names or name in ("python3", own))
+
+
+def _added_folders(root: Root, folder: str) -> Iterator[str]:
+    """The folders that a folder's .pth files add. Source: Python, site: lines that begin with "import" are code."""
+    for name in sorted(root.names(folder)):
+        if name.endswith(".pth"):
+            lines = (line.strip() for line in (root.text(f"{folder}/{name}") or "").splitlines())
+            paths = (os.path.join(folder, line) for line in lines if line and not line.startswith(("#", "import ")))
+            yield from (path for path in paths if root.exists(path))

@@ -11,6 +11,7 @@ import pytest
 
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.elf import exports
+from cpulaunch.probe.software.torch_files import has_torch, python_version
 from cpulaunch.records.host import Torch
 from tests.roots import RootSpec, write_root
 
@@ -125,6 +126,75 @@ def test_extensions_beside_torch(root: Path) -> None:
     torch = torch_of(root, "/env/bin/python")
     assert torch is not None
     assert torch.extensions == ("intel_extension_for_pytorch", "zentorch")
+
+
+@pytest.mark.parametrize(
+    ("config", "link", "folders", "version"),
+    [
+        ("version = 3.12.4\n", None, ("python3.12", "python3.11"), (3, 12)),
+        ("version_info = 3.13.0.final.0\n", None, ("python3.13",), (3, 13)),
+        ("", "/usr/bin/python3.14", (), (3, 14)),
+        ("", None, ("python3.10",), (3, 10)),
+        ("", None, ("python3.10", "python3.11"), None),
+        ("version = unknown\n", None, (), None),
+    ],
+)
+def test_the_version_of_a_python_from_files(
+    root: Path, config: str, link: str | None, folders: tuple[str, ...], version: tuple[int, int] | None
+) -> None:
+    (root / "env/bin").mkdir(parents=True)
+    if config:
+        (root / "env/pyvenv.cfg").write_text(config)
+    if link:
+        (root / "env/bin/python").symlink_to(link)
+    for folder in folders:
+        (root / "env/lib" / folder).mkdir(parents=True)
+    assert python_version(Root(str(root)), "/env/bin/python", "/env") == version
+
+
+def test_the_torch_of_another_version_of_python_is_not_this_ones(root: Path) -> None:
+    install(root, "/env/lib/python3.11/site-packages")
+    (root / "env/lib/python3.12/site-packages").mkdir(parents=True)
+    (root / "env/pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.12.1\n")
+    assert torch_of(root, "/env/bin/python") is None
+
+
+def test_torch_in_a_folder_that_a_pth_file_adds(root: Path) -> None:
+    install(root, "/shared")
+    (root / SITE.lstrip("/")).mkdir(parents=True)
+    (root / SITE.lstrip("/") / "shared.pth").write_text("# of the team\nimport site; site.x\n/missing\n/shared\n")
+    torch = torch_of(root, "/env/bin/python")
+    assert torch is not None
+    assert torch.path == "/shared/torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("numpy", True), ("__editable___torch_2_13_0_finder.py", False), (None, False)]
+)
+def test_whether_the_lack_of_torch_is_known(root: Path, name: str | None, known: bool) -> None:
+    if name is not None:
+        (root / SITE.lstrip("/") / name).mkdir(parents=True)
+    host = probe_host(Root(str(root)), interpreter="/env/bin/python", detail="launch")
+    assert (host.torch, host.torch_known) == (None, known)
+
+
+def test_torch_in_the_users_folder_and_in_pythonpath(tmp_path: Path) -> None:
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/python").symlink_to("/nowhere/python3.12")
+    (tmp_path / "env/lib/python3.12/site-packages").mkdir(parents=True)
+    python, prefix = str(tmp_path / "env/bin/python"), str(tmp_path / "env")
+    install(tmp_path, "home/.local/lib/python3.12/site-packages")
+    install(tmp_path, "path")
+    for environ, expected in (
+        ({"HOME": str(tmp_path / "home")}, True),
+        ({"HOME": str(tmp_path / "home"), "PYTHONNOUSERSITE": "1"}, False),
+        ({"PYTHONUSERBASE": str(tmp_path / "home/.local")}, True),
+        ({"PYTHONPATH": f"relative:{tmp_path}/path"}, True),
+        ({}, False),
+    ):
+        assert has_torch(Root(), python, prefix, environ) is expected
+    (tmp_path / "env/pyvenv.cfg").write_text("version = 3.12.0\n")
+    assert not has_torch(Root(), python, prefix, {"HOME": str(tmp_path / "home")})
 
 
 def loaded_libc() -> str | None:

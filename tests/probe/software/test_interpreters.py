@@ -1,0 +1,135 @@
+"""Which Python runs the workers: tables of active environments, with and without torch."""
+
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.probe.software.interpreters import (
+    PLUGIN_FOLDER,
+    OwnPython,
+    choose_python,
+    missing_torch,
+    with_plugin_path,
+)
+from cpulaunch.records.host import Torch
+from cpulaunch.records.request import WorkerPython
+from cpulaunch.system.root import Root
+from tests.plan.machines import SCRIPT, machine, replace
+
+
+def make_environment(prefix: Path, *, torch: bool, version: str = "3.12", virtual: bool = True) -> Path:
+    """The folder of an environment made of empty files."""
+    site = prefix / f"lib/python{version}/site-packages"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch/version.py").write_text("__version__ = '2.13.0'" if torch else "")
+    (prefix / "bin").mkdir()
+    (prefix / "bin/python").write_text("")
+    if virtual:
+        (prefix / "pyvenv.cfg").write_text(f"version = {version}.1\n")
+    return prefix
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("with", "without", "own", "own_with", "base", "base_without"):
+        make_environment(tmp_path / name, torch=("with" in name and "without" not in name) or name == "base")
+    for name in ("base", "base_without"):
+        (tmp_path / name / "condabin").mkdir()
+    return tmp_path
+
+
+TABLE = [
+    # cpulaunch's own, VIRTUAL_ENV, CONDA_PREFIX, in PATH -> what runs, words of the reason, words of the notice
+    ("own", None, None, "", "own", "cpulaunch's own environment", ""),
+    ("own", "with", None, "", "with", "the active virtual environment, by VIRTUAL_ENV", ""),
+    ("own", None, "with", "", "with", "the active conda environment, by CONDA_PREFIX", ""),
+    ("own", "without", None, "", "without", "the active virtual environment", ""),
+    ("own", "own", None, "", "own", "which is the active virtual environment", ""),
+    ("own_with", "without", None, "", "own_with", "has no torch", "has no torch: cpulaunch's own Python runs"),
+    ("own_with", "with", None, "", "with", "the active virtual environment", ""),
+    ("own_with", "with", None, "own_with:with", "own_with", "first in PATH", ""),
+    ("own_with", "with", None, "with:own_with", "with", "the active virtual environment", ""),
+    ("own", "with", None, "own:with", "with", "the active virtual environment", ""),
+    ("own_with", None, "base", "base", "own_with", "not conda's base environment", ""),
+    ("own_with", None, "base_without", "", "own_with", "conda's base environment", ""),
+    ("own", None, "base", "", "base", "conda's base environment", ""),
+    ("own", "with", "base", "", "with", "the active virtual environment", ""),
+    ("own", "with", "without", "without:with", "without", "the active conda environment", ""),
+    ("own", "with", "without", "with:without", "with", "the active virtual environment", ""),
+    ("own", "gone", None, "", "own", "own environment", "not an environment with a Python, and ignored: VIRTUAL_ENV="),
+    ("own", "gone", "with", "", "with", "the active conda environment", "ignored: VIRTUAL_ENV="),
+    ("own_with", "own_with", "base", "", "own_with", "which is the active virtual environment", ""),
+]
+
+
+@pytest.mark.parametrize(("own", "virtual", "conda", "path", "expected", "reason", "notice"), TABLE)
+def test_the_python_of_the_workers(
+    folder: Path, own: str, virtual: str | None, conda: str | None, path: str, expected: str, reason: str, notice: str
+) -> None:
+    environ = {"PATH": ":".join(f"{folder}/{name}/bin" for name in path.split(":"))}
+    environ |= {} if virtual is None else {"VIRTUAL_ENV": str(folder / virtual)}
+    environ |= {} if conda is None else {"CONDA_PREFIX": f"{folder / conda}/"}
+    chosen = choose_python(Root(), environ, own_python(folder / own))
+    assert chosen.path == str(folder / expected / "bin/python")
+    assert reason in chosen.reason
+    assert chosen.notice == "" if not notice else notice in chosen.notice
+
+
+def own_python(prefix: Path, *, named: bool = False) -> OwnPython:
+    return OwnPython(path=str(prefix / "bin/python"), prefix=str(prefix), named=named)
+
+
+@pytest.mark.parametrize(("own", "expected"), [("own_with", "own_with"), ("own", "with")])
+def test_a_python_that_runs_the_module_is_named_and_runs_workers_if_it_has_torch(
+    folder: Path, own: str, expected: str
+) -> None:
+    chosen = choose_python(Root(), {"VIRTUAL_ENV": str(folder / "with")}, own_python(folder / own, named=True))
+    assert chosen.path == str(folder / expected / "bin/python")
+
+
+def test_a_link_to_the_own_environment_is_the_own_environment(folder: Path) -> None:
+    (folder / "link").symlink_to(folder / "own")
+    chosen = choose_python(Root(), {"VIRTUAL_ENV": str(folder / "link")}, own_python(folder / "own"))
+    assert chosen.path == str(folder / "own/bin/python")
+
+
+def test_an_environment_whose_packages_are_not_found_may_have_torch(folder: Path) -> None:
+    (folder / "odd/bin").mkdir(parents=True)
+    (folder / "odd/bin/python3").write_text("")
+    chosen = choose_python(Root(), {"VIRTUAL_ENV": str(folder / "odd")}, own_python(folder / "own_with"))
+    assert chosen.path == str(folder / "odd/bin/python3")
+
+
+@pytest.mark.parametrize(
+    ("version", "torch", "same", "expected"),
+    [
+        ("3.14", Torch(version="2.13.0", path="/x", plugin=False), False, PLUGIN_FOLDER),
+        ("3.12", Torch(version="2.13.0", path="/x", plugin=True), False, PLUGIN_FOLDER),
+        ("3.12", Torch(version="2.13.0", path="/x", plugin=True), True, None),
+        ("3.10", None, False, PLUGIN_FOLDER),
+        ("3.9", Torch(version="2.8.0", path="/x", plugin=False), False, None),
+    ],
+)
+def test_the_plugin_of_a_python_without_this_cpulaunch(
+    tmp_path: Path, version: str, torch: Torch | None, same: bool, expected: str | None
+) -> None:
+    prefix = make_environment(tmp_path / "env", torch=torch is not None, version=version)
+    own = own_python(prefix if same else tmp_path)
+    host = with_plugin_path(replace(machine(), torch=torch), f"{prefix}/bin/python", own)
+    assert host.plugin_path == expected
+
+
+def test_missing_torch_names_an_environment_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    python = WorkerPython(path="/a/bin/python", origin="default", reason="cpulaunch's own environment")
+    (warning,) = missing_torch(machine(), SCRIPT, python, {})
+    assert warning.startswith("/a/bin/python (cpulaunch's own environment) has no torch: ")
+    assert warning.endswith("name that one with --python")
+    make_environment(tmp_path / ".venv", torch=True)
+    (warning,) = missing_torch(machine(), SCRIPT, python, {})
+    assert warning.endswith(".venv has it: --python .venv")
+    for host, program in ((machine(), None), (replace(machine(), torch_known=False), SCRIPT)):
+        assert not missing_torch(host, program, python, {})
+    assert not missing_torch(machine(), replace(SCRIPT, kind="command"), python, {})
