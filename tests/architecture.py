@@ -69,8 +69,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("plan.placement", "plan.plugin", "view", ""),
     },
     "cli.corrections": {"records", "launch.process"},
+    "cli.help": {"records"},
     "cli": {
-        "cli.corrections",
+        *("cli.corrections", "cli.help"),
         *("records", "system", "profile", "schedulers", "probe", "probe.software", "probe.gpus"),
         *("plan", "plan.gpus", "plan.plugin", "launch", "launch.process", "launch.supervision"),
         *("view", "emit", "doctor", ""),

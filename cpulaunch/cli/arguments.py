@@ -24,9 +24,10 @@ SWITCHES = {
     "--from-mpi": "take the ranks that mpirun starts: same as --scheduler mpi",
     "--dry-run": "print the plan and start nothing, like `cpulaunch plan`",
     "--json": "print the plan as JSON and start nothing",
+    "--brief": "print the plan's table and map only, and start nothing; with --verbose: then run it",
     "--verbose": "print the plan to stderr, then run it",
     "--show-env": "show the values that --env gives in plans, reports and emitted files",
-    "--help": "show this help (also -h)",
+    "--help": "show the help; --help TOPIC: all, or the options of a topic (also -h)",
     "--version": "show the version",
 }
 FORMATS = ("sh", "slurm", "k8s")
@@ -36,9 +37,10 @@ TEXT_OPTIONS = {
 }
 ALIASES = {"--from-mpi": {"scheduler": "mpi"}}
 """Switches that set a setting."""
-SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee", "-O": "--optimize"}
+SHORT = {"-m": "--module", "-h": "--help", "-r": "--redirects", "-t": "--tee", "-O": "--optimize", "-q": "--quiet"}
 ATTACHED = ("-r", "-t", "-O")
 """Short options whose value may follow without a space: -t3 as in argparse, -O2 as in compilers."""
+EXCLUSIVE = (("--json", "--emit"), ("--json", "--brief"), ("--brief", "--emit"), ("--verbose", "--quiet"))
 EMPTY_IS_UNSET = ("rdzv_endpoint", "rdzv_conf", "local_ranks_filter")
 """Settings that an empty text leaves unset: it is torchrun's default for them, and scripts pass it."""
 
@@ -81,7 +83,9 @@ class _Reader:
             flag = unabbreviated(flag) if self.abbreviated else self._job_option(flag)
         inline = text if equals else None
         if flag in SWITCHES:
-            if inline is not None:
+            if flag == "--help" and inline:
+                self.tokens.insert(self.position, inline)
+            elif inline is not None:
                 raise UsageError(f"{flag} takes no value", value=token, hint=f"cpulaunch {flag}")
             self.switches.add(flag)
             self.values |= ALIASES.get(flag, {})
@@ -216,7 +220,7 @@ def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: boo
     """The parsed command line of run, plan or `torchrun`. Raises: UsageError."""
     reader = _Reader(tokens, abbreviated=torchrun)
     try:
-        while (token := reader.next_option()) is not None:
+        while "--help" not in reader.switches and (token := reader.next_option()) is not None:
             reader.read(token)
     except UnknownOptionError:
         raise _unknown_options(tokens) from None
@@ -227,8 +231,7 @@ def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: boo
             value=f"expected one of {', '.join(FORMATS)}",
             hint=f"--emit {'|'.join(FORMATS)}",
         )
-    if output_format is not None and "--json" in reader.switches:
-        raise UsageError("--json and --emit exclude each other", hint="give one of them")
+    _check_exclusive(reader)
     return CommandLine(
         values=reader.values,
         program=_program(reader, interpreter),
@@ -237,6 +240,14 @@ def parse_command_line(tokens: Sequence[str], *, interpreter: str, torchrun: boo
         sysroot=reader.texts.get("--sysroot"),
         torchrun=torchrun,
     )
+
+
+def _check_exclusive(reader: _Reader) -> None:
+    """Raises: UsageError if options ask for different things at once."""
+    given = {*reader.switches, *reader.texts, *(["--quiet"] if reader.values.get("quiet") else [])}
+    for pair in EXCLUSIVE:
+        if given.issuperset(pair):
+            raise UsageError(f"{' and '.join(pair)} exclude each other", hint="give one of them")
 
 
 def _program(reader: _Reader, interpreter: str) -> Program | None:

@@ -57,6 +57,10 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from cpulaunch.cli.translate import translate
 
         return translate(arguments[1:], environ)
+    if first == "completion":
+        from cpulaunch.cli.usage import print_completion
+
+        return print_completion(arguments[1:], environ)
     from cpulaunch.cli.run import run
 
     rest = arguments[1:] if first in LAUNCH_COMMANDS else arguments or ["--help"]

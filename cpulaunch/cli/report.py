@@ -63,6 +63,8 @@ def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Cal
     except CpulaunchError as error:
         notify(f"error: {error}")
         return code or error.exit_code
+    if plan.launch.quiet:
+        return code
     for line in worker_lines(result):
         notify(line)
     if plan.launch.report != STANDARD_OUTPUT:

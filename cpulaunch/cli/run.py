@@ -22,6 +22,9 @@ from cpulaunch.records.request import LaunchRequest, Layer, Program, WorkerPytho
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
+
+    Dispatch: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], int]
 
 TORCHRUN_DEFAULTS = Layer(origin="default", values={"nproc_per_node": 1})
 """torchrun starts one rank by default."""
@@ -34,7 +37,7 @@ def run(
     *,
     only_plan: bool,
     torchrun: bool = False,
-    dispatch: Callable[[Sequence[str], Mapping[str, str]], int] | None = None,
+    dispatch: Dispatch | None = None,
 ) -> int:
     """The exit code of `run`, `plan` or `torchrun` with these arguments. Raises: CpulaunchError.
 
@@ -42,8 +45,9 @@ def run(
     """
     line = read_command_line(tokens, environ, torchrun=torchrun)
     if line.switches & {"--help", "--version"}:
-        return _print_help(line)
-    only_plan = only_plan or line.emit is not None or bool(line.switches & {"--dry-run", "--json"})
+        command = "plan" if only_plan else "torchrun" if torchrun else "run"
+        return _print_help(line, environ, command=command, dispatch=dispatch)
+    only_plan = only_plan or line.only_plan
     if _may_be_no_script(line.program):
         from cpulaunch.cli.corrections.recognize import other_command, recognized
 
@@ -121,18 +125,22 @@ def _may_be_no_script(program: Program | None) -> bool:
     return not (program.target.endswith(".py") and os.path.exists(program.target))
 
 
-def _print_help(line: CommandLine) -> int:
-    from cpulaunch.cli import terminal
-
+def _print_help(line: CommandLine, environ: Mapping[str, str], *, command: str, dispatch: Dispatch | None) -> int:
+    """Exit code 0. Effect: shows the version, or the help on what follows --help. Raises: NotFoundError."""
     if "--version" in line.switches:
         import cpulaunch
+        from cpulaunch.cli import terminal
 
         terminal.print_text(f"cpulaunch {cpulaunch.__version__}")
         return 0
-    from cpulaunch.cli.usage import run_help
+    from cpulaunch.cli.corrections.commands import help_of_command
+    from cpulaunch.cli.usage import print_help
 
-    terminal.print_text(run_help(terminal.width()), end="")
-    return 0
+    words = () if line.program is None else (line.program.target, *line.program.args)
+    other = help_of_command(words)
+    if other is not None and dispatch is not None:
+        return dispatch(other, environ)
+    return print_help(words[0] if words else None, environ, command=command)
 
 
 def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
@@ -174,7 +182,8 @@ def _make_plan(
     if plan.unmeasured and host.sysroot is None:
         from cpulaunch.cli.collective_timings import collective_measurement
 
-        measurement = collective_measurement(host, request, plan, environ=environ, measure=will_run, notify=notify)
+        note = _silent if plan.launch.quiet else notify
+        measurement = collective_measurement(host, request, plan, environ=environ, measure=will_run, notify=note)
         plan = make_plan(host, request, trials=trials, measurement=measurement)
     return host, plan
 
@@ -274,7 +283,23 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
     elif line.emit is not None:
         terminal.print_text(_emit(plan, host, line), end="")
     else:
-        terminal.print_text(plan_view.plan_text(shown, host, width=terminal.width(), color=terminal.color(environ)))
+        brief = "--brief" in line.switches
+        view = plan_view.brief_text if brief else plan_view.plan_text
+        terminal.print_text(view(shown, host, width=terminal.width(), color=terminal.color(environ)))
+        for warning in shown.warnings if brief else ():
+            terminal.notify(f"warning: {warning}", environ)
+
+
+def _notes(plan: LaunchPlan, line: CommandLine) -> list[str]:
+    """What is worth knowing of a launch, and no warning."""
+    notes = [*line.notices, *([line.python.notice] if line.python and line.python.notice else [])]
+    if len(plan.workers) > 1 and plan.launch.stdin is None and _has_input():
+        notes.append(f"standard input is not passed to {len(plan.workers)} workers; --stdin 0 passes it to worker 0")
+    return notes
+
+
+def _silent(text: str) -> None:
+    """Effect: none; in place of a function that prints."""
 
 
 def _has_input() -> bool:
@@ -325,19 +350,18 @@ def _launch(
     """The exit code of the launch. Effect: runs the plan and reports on it."""
     if line.program is not None:
         check_shareable(line.program, workers=len(plan.workers))
-    for notice in (*line.notices, *((line.python.notice,) if line.python and line.python.notice else ())):
-        notify(notice)
+    for note in () if plan.launch.quiet else _notes(plan, line):
+        notify(note)
     for warning in plan.warnings:
         notify(f"warning: {warning}")
-    if len(plan.workers) > 1 and plan.launch.stdin is None and _has_input():
-        notify(f"standard input is not passed to {len(plan.workers)} workers; --stdin 0 passes it to worker 0")
     if "--verbose" in line.switches:
         from cpulaunch.cli import terminal
         from cpulaunch.view import plan_view
         from cpulaunch.view.hidden_values import hidden_names, without_values
 
         shown = without_values(plan, hidden_names(line))
-        terminal.write_stderr(plan_view.plan_text(shown, host, width=terminal.width(), color=False))
+        view = plan_view.brief_text if "--brief" in line.switches else plan_view.plan_text
+        terminal.write_stderr(view(shown, host, width=terminal.width(), color=False))
     if plan.launch.report is not None:
         from cpulaunch.cli.report import check_report
 

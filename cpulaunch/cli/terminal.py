@@ -25,6 +25,13 @@ def width() -> int:
     return max(NARROWEST, min(shutil.get_terminal_size((80, 24)).columns, WIDEST))
 
 
+def height() -> int:
+    """Lines of the terminal; 24 if there is no terminal."""
+    import shutil
+
+    return shutil.get_terminal_size((80, 24)).lines
+
+
 def color(environ: Mapping[str, str]) -> bool:
     """Whether to colour stdout."""
     return _is_colored(sys.stdout, environ)

@@ -1,83 +1,82 @@
-"""The help of run and plan, made from the settings that are parsed."""
+"""The help of run, plan and torchrun, and the command completion."""
 
 from __future__ import annotations
 
-from cpulaunch.cli.arguments import SWITCHES, TEXT_OPTIONS
+import os
+import sys
+
+from cpulaunch.cli import terminal
+from cpulaunch.cli.arguments import SHORT, SWITCHES, TEXT_OPTIONS
+from cpulaunch.cli.help import layout, pager
+from cpulaunch.cli.help.commands import Command, command_named
+from cpulaunch.cli.help.options import Option, option_rows
+from cpulaunch.cli.help.topics import ALL, found_group, found_option, topics, unknown_topic
+from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
-from cpulaunch.records.value_types import SettingSpec
+from cpulaunch.view.text import painter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping, Sequence
 
-INTRODUCTION = """\
-Usage: cpulaunch [OPTIONS] SCRIPT [ARGS...]
-       cpulaunch [OPTIONS] -m MODULE [ARGS...]
-       cpulaunch [OPTIONS] --no-python PROGRAM [ARGS...]
-       cpulaunch COMMAND ...
-
-Run an unmodified PyTorch program on the right cores and memory, and explain
-every choice. Options for your script go after the script name. Each switch has
-a negative form: --no-smt overrides smt = true in a profile. An option under
-"Distributed" (except --device and --scheduler) makes the launch a job of ranks;
-PET_* variables are read as by torchrun.
-
-Commands:
-  run         run a program (the default)
-  torchrun    run a job of ranks with torchrun's options; one rank by default
-  plan        print what run would do, and why; start nothing
-  probe       show this machine: cores, caches, NUMA nodes, limits, libraries
-  profiles    list, show or validate profiles
-  translate   print what another launcher's command line is in cpulaunch
-  doctor      check this machine and its Python environment
-"""
-INDENT = 28
+COMPLETIONS = {"bash": "cpulaunch.bash", "zsh": "_cpulaunch", "fish": "cpulaunch.fish"}
+"""Shell -> its file in cpulaunch/completions, which scripts/generate-manuals writes."""
 
 
-def run_help(width: int) -> str:
-    """The help text, wrapped to `width` columns."""
-    lines = [INTRODUCTION.rstrip()]
-    group = ""
-    for spec in setting_specs().values():
-        if spec.group != group:
-            group = spec.group
-            lines += ["", f"{group}:"]
-        lines += _entry(_label(spec), _description(spec), width)
-    lines += ["", "Program, plan and help:"]
-    for flag, (metavar, text) in TEXT_OPTIONS.items():
-        lines += _entry(f"{flag} {metavar}", text, width)
-    for flag, text in SWITCHES.items():
-        lines += _entry(flag, text, width)
-    return "\n".join(lines) + "\n"
+def options() -> tuple[Option, ...]:
+    """Every option of run, plan and torchrun, in the order of the help."""
+    return option_rows(setting_specs().values(), texts=TEXT_OPTIONS, switches=SWITCHES, short=SHORT)
 
 
-def _label(spec: SettingSpec) -> str:
-    """The option as it is typed to change the default."""
-    if spec.value_type.flag:
-        return spec.negative_flag if spec.default else spec.flag
-    return f"{spec.flag} {spec.value_type.metavar}"
+def help_text(topic: str | None, page: layout.Page, *, command: str = "run") -> str:
+    """The help on a topic; without one, of a command. Raises: NotFoundError if there is no such topic."""
+    rows = options()
+    if topic is None:
+        return layout.short_help(command_named(command), rows, topics(rows), page)
+    if topic == ALL:
+        return layout.full_help(rows, page)
+    if not topic.startswith("-") and (group := found_group(topic, rows)) is not None:
+        return layout.topic_help(group, rows, page)
+    if (option := found_option(topic, rows)) is not None:
+        return layout.option_help(option, page)
+    raise unknown_topic(topic, rows)
 
 
-def _description(spec: SettingSpec) -> str:
-    """The help text with the default behind its first line, unless the text names it."""
-    if not spec.default or spec.value_type.flag or "(default:" in spec.help:
-        return spec.help
-    first, *others = spec.help.split("\n")
-    return "\n".join([f"{first} (default: {spec.value_type.to_text(spec.default)})", *others])
+def print_help(topic: str | None, environ: Mapping[str, str], *, command: str = "run") -> int:
+    """Exit code 0. Effect: shows the help, on a terminal that is smaller than it through a pager."""
+
+    def text(*, color: bool) -> str:
+        page = layout.Page(width=terminal.width(), heading=painter("bold", color=color))
+        return help_text(topic, page, command=command)
+
+    color = terminal.color(environ)
+    whole = text(color=color)
+    words = pager.pager_command(environ) if sys.stdout is not None and sys.stdout.isatty() else []
+    if words and whole.count("\n") >= terminal.height():
+        paged = text(color=color and pager.shows_colors(words, environ))
+        if pager.page(paged.encode(sys.stdout.encoding, "replace"), words, environ):
+            return 0
+    terminal.print_text(whole, end="")
+    return 0
 
 
-def _entry(label: str, text: str, width: int) -> Iterator[str]:
-    """The lines of one option: the label, and beside or below it the wrapped text."""
-    import textwrap
+def print_command_help(command: Command, environ: Mapping[str, str]) -> int:
+    """Exit code 0. Effect: shows the help of a command that has arguments only."""
+    page = layout.Page(width=terminal.width(), heading=painter("bold", color=terminal.color(environ)))
+    terminal.print_text(layout.command_help(command, page), end="")
+    return 0
 
-    first = f"  {label}"
-    if len(first) > INDENT - 2:
-        yield first
-        first = ""
-    body = [
-        line
-        for part in text.split("\n")
-        for line in textwrap.wrap(part, max(width - INDENT, 30), break_on_hyphens=False)
-    ]
-    yield first.ljust(INDENT) + body[0]
-    yield from (" " * INDENT + line for line in body[1:])
+
+def print_completion(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit code of `completion`. Effect: prints the installed file for a shell. Raises: UsageError."""
+    command = command_named("completion")
+    if list(arguments[:1]) in (["-h"], ["--help"]):
+        return print_command_help(command, environ)
+    shells = ", ".join(arguments)
+    if shells not in COMPLETIONS:
+        what = f"no completion for {shells}" if shells else "no shell given"
+        raise UsageError(what, hint=f"cpulaunch {command.usage}")
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with open(os.path.join(folder, "completions", COMPLETIONS[shells]), encoding="utf-8") as file:
+        terminal.print_text(file.read(), end="")
+    return 0

@@ -181,6 +181,7 @@ def _launch_options(request: LaunchRequest, decisions: Decisions) -> LaunchOptio
         stdin=settings.stdin,
         buffered=settings.buffered,
         strict=settings.strict,
+        quiet=settings.quiet,
         report=settings.report,
         metric=settings.metric,
         start_barrier=settings.start_barrier,

@@ -31,3 +31,9 @@ class CommandLine:
     switches: frozenset[str] = frozenset()
     emit: str | None = None
     sysroot: str | None = None
+
+    @property
+    def only_plan(self) -> bool:
+        """Whether these options ask for the plan instead of a launch."""
+        brief = "--brief" in self.switches and "--verbose" not in self.switches
+        return brief or self.emit is not None or bool(self.switches & {"--dry-run", "--json"})

@@ -83,7 +83,8 @@ class PreloadCandidate:
 @record
 class LaunchOptions:
     """How the workers are supervised. `show` None: the output of all workers is shown. `stdin`: the index of the worker
-    that reads standard input, "all" or "none"; None: a single worker does.
+    that reads standard input, "all" or "none"; None: a single worker does. `quiet`: notes are left out, but not errors,
+    warnings and metrics.
 
     `plugin`: some chosen settings need the plugin inside torch.
     """
@@ -95,6 +96,7 @@ class LaunchOptions:
     stdin: str | None = None
     buffered: bool = False
     strict: bool = False
+    quiet: bool = False
     report: str | None = None
     metric: str | None = None
     start_barrier: bool = False

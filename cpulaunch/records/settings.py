@@ -79,7 +79,7 @@ class Settings:
         "spread",
         types.choice(Strategy),
         "Placement",
-        "spread: distribute instances evenly over NUMA nodes; compact: fill one NUMA node after another",
+        "how to place instances; spread: evenly over NUMA nodes; compact: fill one NUMA node after another",
     )
     instance_index: frozenset[int] | None = _cli_setting(
         None, types.CPULIST, "Placement", "start only these instances of the plan, e.g. 0,2"
@@ -147,7 +147,7 @@ class Settings:
         None,
         types.choice(Precision),
         "Inside torch",
-        "bf16, fp16: autocast around modules; tf32, medium, fp32: precision of fp32 matrix products",
+        "precision of products; bf16, fp16: autocast around modules; tf32, medium, fp32: of fp32 matrix products",
     )
     graph_budget: float = _setting(
         60.0, types.number(minimum=0.0), "Inside torch", "seconds that a worker may spend on capturing graphs"
@@ -336,6 +336,9 @@ class Settings:
     )
     grace: float = _setting(30.0, types.number(minimum=0.0), "Run and output", "seconds between SIGTERM and SIGKILL")
     strict: bool = _cli_setting(False, types.FLAG, "Run and output", "treat warnings as errors")
+    quiet: bool = _cli_setting(
+        False, types.FLAG, "Run and output", "show errors, warnings and metrics only, no notes (also -q)"
+    )
     log_dir: str | None = _cli_setting(
         None,
         types.DIRECTORY,

@@ -54,9 +54,7 @@ def plan_text(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
     """The plan for a person: workers, the map of their cores, every value with its reason, warnings."""
     bold = painter("bold", color=color)
     blocks = [
-        bold(escaped(_title(plan))),
-        "\n".join(_worker_table(plan.workers, bold=bold)),
-        core_map(plan, host, width=width, color=color),
+        *_workers_and_map(plan, host, width=width, color=color),
         *(
             "\n".join([bold(heading), *_note_lines(notes, width=width, color=color)])
             for heading, notes in _groups(plan.notes)
@@ -64,6 +62,20 @@ def plan_text(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
         "\n".join(_warning_lines(plan.warnings, width=width, color=color)),
     ]
     return "\n\n".join(block for block in blocks if block)
+
+
+def brief_text(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
+    """The workers and the map of their cores, without reasons and warnings."""
+    return "\n\n".join(filter(None, _workers_and_map(plan, host, width=width, color=color)))
+
+
+def _workers_and_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> list[str]:
+    bold = painter("bold", color=color)
+    return [
+        bold(escaped(_title(plan))),
+        "\n".join(_worker_table(plan.workers, bold=bold)),
+        core_map(plan, host, width=width, color=color),
+    ]
 
 
 def _title(plan: LaunchPlan) -> str:

@@ -3,7 +3,8 @@
 import pytest
 
 from cpulaunch.cli.arguments import parse_command_line
-from cpulaunch.cli.usage import run_help
+from cpulaunch.cli.help.layout import Page
+from cpulaunch.cli.usage import help_text
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
 
@@ -115,7 +116,7 @@ def test_a_plan_needs_no_program():
 
 
 def test_help_names_every_setting():
-    text = run_help(80)
+    text = help_text("all", Page(width=80))
     for spec in setting_specs().values():
         assert f"\n  {spec.negative_flag if spec.default is True else spec.flag}" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -30,20 +30,55 @@ COMMANDS = [
     ("--help", 0, HELP),
     ("version", 0, "cpulaunch 0"),
     ("--version", 0, "cpulaunch 0"),
-    ("help plan", 0, "Usage: cpulaunch"),
+    ("help plan", 0, "Usage: cpulaunch plan [OPTIONS] SCRIPT"),
     ("help run", 0, "Usage: cpulaunch"),
     ("help help", 0, HELP),
     ("help version", 0, HELP),
     ("help doctor", 0, "Usage: cpulaunch doctor"),
     ("help profile", 0, "Usage: cpulaunch profiles"),
     ("help profiles show", 0, "Usage: cpulaunch profiles show"),
-    ("help docter", 127, "no command named 'docter'", "did you mean cpulaunch doctor?"),
+    ("help docter", 127, "no command or topic named 'docter'", "did you mean cpulaunch help doctor?"),
     ("help translate", 0, "Usage: cpulaunch translate"),
     ("translat x", 127, "did you mean cpulaunch translate x?"),
-    ("help frobnicate", 127, "no command named 'frobnicate'", "the commands are run, plan, torchrun"),
+    ("help frobnicate", 127, "no command or topic named 'frobnicate'", "the commands are run", "the topics are all"),
+    ("help all", 0, "Distributed:", "--rdzv-endpoint"),
+    ("--help all", 0, "Distributed:", "--rdzv-endpoint"),
+    ("--help=all", 0, "Distributed:"),
+    ("help torch", 0, "Inside torch:\n", "--weights"),
+    ("--help placement", 0, "Placement:\n", "--strategy"),
+    ("--help threads", 0, "Threads and memory:\n", "--wait-policy"),
+    ("--help output", 0, "Run and output:\n", "-q"),
+    ("plan --help memory", 0, "Threads and memory:\n"),
+    ("help plan torch", 0, "Inside torch:\n"),
+    ("help --membind", 0, "  --membind preferred|bind"),
+    ("help numa_nodes", 0, "  --numa-nodes LIST"),
+    ("--help --membind", 0, "  --membind preferred|bind"),
+    ("--help -O", 0, "  -O 0-4, --optimize 0-4"),
+    ("help no-smt", 0, "  --smt, --no-smt"),
+    ("--help plan", 0, "Usage: cpulaunch plan"),
+    ("--help doctor", 0, "Usage: cpulaunch doctor"),
+    ("--help --frob a.py", 127, "no command or topic named '--frob'", "the commands are"),
+    (
+        "--help distr",
+        127,
+        "no command or topic named 'distr'",
+        "did you mean cpulaunch help distributed? the topics are",
+    ),
+    ("--help placment", 127, "did you mean cpulaunch help placement?"),
+    ("--help a.py", 127, "no command or topic named 'a.py'", "cpulaunch a.py --help shows the help of the script"),
+    ("--help nosuch.py", 127, "cpulaunch nosuch.py --help shows the help of the script"),
+    ("--instances 2 --help", 0, HELP),
+    ("help completion", 0, "Usage: cpulaunch completion bash|zsh|fish"),
+    ("completion -h", 0, "Usage: cpulaunch completion bash|zsh|fish"),
+    ("completion bash", 0, "complete -F _cpulaunch cpulaunch"),
+    ("completion zsh", 0, "#compdef cpulaunch"),
+    ("completion fish", 0, "complete -c cpulaunch"),
+    ("completion", 2, "no shell given", "cpulaunch completion bash|zsh|fish"),
+    ("completion tcsh", 2, "no completion for tcsh", "cpulaunch completion bash|zsh|fish"),
+    ("completon bash", 127, "did you mean cpulaunch completion bash?"),
     ("run -h", 0, HELP),
-    ("plan -h", 0, HELP),
-    ("torchrun -h", 0, HELP),
+    ("plan -h", 0, "Usage: cpulaunch plan [OPTIONS] SCRIPT"),
+    ("torchrun -h", 0, "Usage: cpulaunch torchrun [OPTIONS] SCRIPT"),
     ("probe -h", 0, "Usage: cpulaunch probe"),
     ("doctor -h", 0, "Usage: cpulaunch doctor"),
     ("profiles -h", 0, "Usage: cpulaunch profiles"),
@@ -125,7 +160,6 @@ SLIPS = [
     ("--lr 0.1 --epochs 3 a.py", 2, "unknown options: --lr, --epochs", SCRIPT_OPTIONS),
     ("--instanses 2 --foo a.py --bar", 2, "unknown options: --instanses, --foo\n", "did you mean --instances for"),
     ("--no-cpus a.py", 2, "unknown option: --no-cpus", "cpulaunch --help"),
-    ("-q a.py", 2, "unknown option: -q", "cpulaunch --help"),
     ("-z a.py", 2, "unknown option: -z", "cpulaunch --help"),
     ("--t 2 a.py", 2, "unknown option: --t", "cpulaunch --help"),
     ("--instances two a.py", 2, "invalid value 'two' for --instances", "--instances N|auto"),
@@ -268,6 +302,15 @@ WORDS = [
     ("--stdin some a.py", 2, "expected the number of a worker, all or none"),
     ("plan --instances 3 --cores-per-instance 5 a.py", 0, "1 idle (CPUs 15)"),
     ("--show none a.py", RUNS, "runs 1"),
+    ("-q a.py", RUNS, "runs 1"),
+    ("--quiet --instances 2 a.py", RUNS, "runs 2"),
+    ("-q --verbose a.py", 2, "--verbose and --quiet exclude each other"),
+    ("plan --brief --instances 2 a.py", 0, "2 instances", "w1", "wN: worker N"),
+    ("--brief a.py", 0, "1 worker", "wN: worker N"),
+    ("--brief --verbose a.py", RUNS, "runs 1", "wN: worker N"),
+    ("plan --brief nosuch.py", 0, "warning: script not found: nosuch.py"),
+    ("--brief --json a.py", 2, "--json and --brief exclude each other"),
+    ("--brief --emit sh a.py", 2, "--brief and --emit exclude each other"),
     ("--instances 2 a.py --port {port:8000}", RUNS, "runs 2", "--port 8000"),
     ("--instances 2 a.py {{instance}}", RUNS, "runs 2", "a.py {instance}"),
     ("a.py {instance}", RUNS, "a.py {instance}"),
@@ -437,6 +480,28 @@ def test_a_new_user_types(typed, line, code, parts):
     if code != 0:
         assert len(said.splitlines()) == 2, said
         assert said.startswith("cpulaunch: error: ")
+
+
+def test_a_quiet_launch_has_no_notes_but_its_warnings(typed, monkeypatch):
+    for name, value in {"PET_NPROC_PER_NODE": "3", "OMP_DYNAMIC": "true"}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    line = "--nproc-per-node 2 --report report.json a.py"
+    notes = ("report: report.json", "PET_NPROC_PER_NODE")
+    _, loud = typed(line)
+    assert [note for note in notes if note not in loud] == []
+    code, quiet = typed(f"-q {line}")
+    assert code == 0
+    assert [note for note in notes if note in quiet] == []
+    assert "warning: OMP_DYNAMIC" in loud
+    assert "warning: OMP_DYNAMIC" in quiet
+
+
+def test_a_brief_plan_is_the_beginning_of_the_whole_one(typed):
+    _, whole = typed("plan --instances 2 a.py")
+    _, brief = typed("plan --instances 2 --brief a.py")
+    assert whole.startswith(brief.rstrip())
+    assert brief.rstrip().splitlines()[-1].startswith("n: ") or "no worker" in brief.splitlines()[-1]
+    assert "settings" not in brief
 
 
 def test_the_table_is_long_enough():

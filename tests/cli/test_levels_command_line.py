@@ -5,8 +5,9 @@ import json
 import pytest
 
 from cpulaunch.cli.arguments import parse_command_line
+from cpulaunch.cli.help.layout import Page
 from cpulaunch.cli.run import read_command_line, request_for
-from cpulaunch.cli.usage import run_help
+from cpulaunch.cli.usage import help_text
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import LaunchRequest
 from tests.profile.hosts import AVX512, amd
@@ -43,9 +44,10 @@ def test_other_levels_are_errors(words: str) -> None:
 
 
 def test_the_help_has_a_line_for_each_level() -> None:
-    lines = [line.strip() for line in run_help(80).splitlines()]
+    text = help_text("all", Page(width=80))
+    lines = [line.strip() for line in text.splitlines()]
     assert {line[:2] for line in lines if line[1:2] == ":"} == {"0:", "1:", "2:", "3:", "4:"}
-    assert "  --optimize 0-4            how much may change for speed (also -O2); other" in run_help(80)
+    assert "  --optimize 0-4            how much may change for speed (also -O2); other" in text
 
 
 def test_a_level_after_the_program_is_the_programs() -> None:

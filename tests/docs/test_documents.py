@@ -122,7 +122,7 @@ def section(heading: str) -> str:
 
 
 def test_the_reference_names_every_option(cpulaunch: Callable[..., str]) -> None:
-    offered = set(re.findall(r"^  (--[a-z-]+)", cpulaunch("--help"), re.MULTILINE))
+    offered = set(re.findall(r"^  (--[a-z-]+)", cpulaunch("--help", "all"), re.MULTILINE))
     named = set(re.findall(r"`(--[a-z-]+)`", section("## Options"))) - {"--no-smt"}
     assert offered == named - {f"--no-{name[2:]}" for name in offered - {"--python"}}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cpulaunch.records.errors import NotFoundError, UsageError
+from cpulaunch.records.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INSPECTION = ("probe", "profiles", "doctor")
-OTHER = ("translate",)
+OTHER = ("translate", "completion")
 LAUNCH = ("run", "plan", "torchrun")
 OTHER_FORMS = {
     "profile": "profiles",
@@ -43,7 +43,7 @@ def restated(word: str, before: Sequence[str], after: Sequence[str], *, plans: b
     if word == "version":
         return ["--version"]
     if word == "help":
-        return _help(after)
+        return help_of_command(after) or ["--help", *after]
     if word in LAUNCH:
         command = "torchrun" if ranks or word == "torchrun" else "run"
         return [command, *(["--dry-run"] if plans or word == "plan" else []), *before, *after]
@@ -53,19 +53,16 @@ def restated(word: str, before: Sequence[str], after: Sequence[str], *, plans: b
     return None
 
 
-def _help(words: Sequence[str]) -> list[str]:
-    """The command line that shows the help of these words. Raises: NotFoundError if there is no such command."""
-    if not words:
-        return ["--help"]
-    command = SAME.get(words[0], words[0])
+def help_of_command(words: Sequence[str]) -> list[str] | None:
+    """The command line that shows the help of the command that these words name; None if they name none."""
+    command = SAME.get(words[0], words[0]) if words else "help"
     if command in ("help", "version"):
-        return ["--help"]
-    if command in (*LAUNCH, *INSPECTION, *OTHER):
+        return ["--help"] if words else None
+    if command in LAUNCH:
+        return [command, "--help", *words[1:]]
+    if command in (*INSPECTION, *OTHER):
         return [command, *(word for word in words[1:] if not word.startswith("-")), "--help"]
-    raise NotFoundError(f"no command named {words[0]!r}", hint=suggestion(words[0], (), ()) or _ALL)
-
-
-_ALL = f"the commands are {', '.join((*LAUNCH, *INSPECTION, *OTHER))}"
+    return None
 
 
 def _check_shared(command: str, before: Sequence[str], after: Sequence[str]) -> None:

@@ -144,7 +144,8 @@ def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], n
         if not writes_logs(plan, job):
             return None
         log_dir = make_private_directory(environ)
-        notify(f"logs: {log_dir}")
+        if not plan.launch.quiet:
+            notify(f"logs: {log_dir}")
     elif log_dir != os.devnull:
         try:
             os.close(open_folder(log_dir, make=0o777))

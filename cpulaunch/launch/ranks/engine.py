@@ -72,7 +72,7 @@ def launch_ranks(
     folder = make_run_folder(plan, job, environ=environ, run_id=run_id)
     private = _private_directory(plan, folder, environ)
     try:
-        if folder.kept and plan.launch.log_dir is None:
+        if folder.kept and plan.launch.log_dir is None and not plan.launch.quiet:
             notify(f"logs: {folder.path}")
         run = _RankRun(
             plan=plan,

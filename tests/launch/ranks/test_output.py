@@ -51,6 +51,11 @@ def test_logs_without_a_directory_are_kept_and_found(launch):
     assert not job.out
 
 
+def test_a_quiet_job_says_nothing_of_its_logs(launch):
+    job = launch.run("-q", *TWO, "-r", "1", "seen.py")
+    assert (job.code, [line for line in job.err.splitlines() if line.startswith("cpulaunch:")]) == (0, [])
+
+
 def test_nothing_is_left_without_logs(launch):
     assert launch.run(*TWO, "seen.py").code == 0
     assert not list((launch.folder / "tmp").iterdir())

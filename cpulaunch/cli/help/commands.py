@@ -1,0 +1,104 @@
+"""The commands as rows: what each does, in a few words, in a line and in a paragraph."""
+
+from __future__ import annotations
+
+from cpulaunch.records.record import record
+
+
+@record
+class Command:
+    """A command. `brief` fits beside another command's; `usage` is what follows `cpulaunch`.
+
+    `options`: what the help on one screen shows of the options of a launch; empty for commands that have none of them.
+    `example`: a command line.
+    """
+
+    name: str
+    brief: str
+    summary: str
+    usage: str
+    text: str
+    options: tuple[str, ...] = ()
+    example: str = ""
+
+
+MOST_USED = (
+    *("--optimize", "--instances", "--cores-per-instance", "--cpus", "--numa-nodes", "--nproc-per-node"),
+    *("--profile", "--env", "--log-dir", "--report"),
+)
+OF_PLANS = ("--brief", "--json", "--emit", "--sysroot", "--show-env", *MOST_USED[:4], "--profile")
+OF_JOBS = (
+    *("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend"),
+    *("--rdzv-endpoint", "--max-restarts", "--redirects", "--log-dir"),
+)
+
+COMMANDS = (
+    Command(
+        name="run",
+        brief="run a program (the default)",
+        summary="run a program (the default)",
+        usage="[OPTIONS] SCRIPT | -m MODULE | --no-python PROGRAM [ARGS...]",
+        text="Run an unmodified PyTorch program on the right cores and memory, and explain every choice.",
+        options=MOST_USED,
+    ),
+    Command(
+        name="torchrun",
+        brief="run a job of ranks",
+        summary="run a job of ranks with torchrun's options; one rank by default",
+        usage="torchrun [OPTIONS] SCRIPT [ARGS...]",
+        text="Run a job of ranks with torchrun's command line, one rank by default, each rank on cores of its own. "
+        "PET_* variables are read as by torchrun.",
+        options=OF_JOBS,
+    ),
+    Command(
+        name="plan",
+        brief="show what run would do",
+        summary="print what run would do, and why; start nothing",
+        usage="plan [OPTIONS] SCRIPT [ARGS...]",
+        text="Print what run would do with the same options, and why; start nothing.",
+        options=OF_PLANS,
+    ),
+    Command(
+        name="probe",
+        brief="show this machine",
+        summary="show this machine: cores, caches, NUMA nodes, limits, libraries",
+        usage="probe [OPTIONS]",
+        text="Show a machine: cores, caches, NUMA nodes, limits, libraries.",
+    ),
+    Command(
+        name="profiles",
+        brief="list or show profiles",
+        summary="list, show or validate profiles",
+        usage="profiles COMMAND",
+        text="List, show or validate profiles.",
+    ),
+    Command(
+        name="doctor",
+        brief="check this machine",
+        summary="check this machine and its Python environment",
+        usage="doctor [OPTIONS]",
+        text="Check this machine and its Python environment; for every problem, show why it matters and how to fix it.",
+    ),
+    Command(
+        name="translate",
+        brief="from other launchers",
+        summary="print what another launcher's command line is in cpulaunch",
+        usage="translate 'COMMAND LINE'",
+        text="Print the command line of cpulaunch that does what another launcher's does, and start nothing: ipexrun, "
+        "run_cpu, torchrun, numactl, taskset, mpirun, accelerate launch and deepspeed. What differs is said on stderr.",
+        example="cpulaunch translate 'numactl -C 0-3 -m 0 python a.py'",
+    ),
+    Command(
+        name="completion",
+        brief="for bash, zsh or fish",
+        summary="print the shell completion for bash, zsh or fish",
+        usage="completion bash|zsh|fish",
+        text="Print the completion of cpulaunch's command line for a shell, which starts no Python when it completes.",
+        example='cpulaunch completion zsh >"${fpath[1]}/_cpulaunch"',
+    ),
+)
+
+
+def command_named(name: str) -> Command:
+    """The command of this name. Raises: KeyError."""
+    return {command.name: command for command in COMMANDS}[name]
