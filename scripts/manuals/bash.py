@@ -81,7 +81,9 @@ _cpulaunch() {
     COMPREPLY=()
     while ((at < COMP_CWORD)); do
         word=${COMP_WORDS[at]}
-        if [[ $word == -- ]]; then
+        if [[ $word == [=:]* ]]; then # bash takes A=1 and 1:2 for three words
+            ((at += 2))
+        elif [[ $word == -- ]]; then
             ((at++))
             break
         elif [[ $word == -* ]]; then
@@ -116,7 +118,9 @@ _cpulaunch() {
             break
         fi
     done
-    if [[ $help || $command == help ]]; then
+    if ((at > COMP_CWORD)); then
+        return
+    elif [[ $help || $command == help ]]; then
         _cpulaunch_help
     elif ((at < COMP_CWORD)); then
         case $command in

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from manuals.commands import LAUNCHES, Manual, manuals
+from manuals.commands import LAUNCHES, SUMMARIES, Manual, manuals
 
 import cpulaunch
 from cpulaunch.cli.help.commands import COMMANDS
@@ -43,8 +43,8 @@ def _main_page(launch: Manual, own: Iterable[Manual], reference: str) -> Iterato
     yield from _synopsis(line.removeprefix("Usage:").strip() for line in USAGE.splitlines())
     yield from _section("DESCRIPTION", INTRODUCTION)
     yield ".SH COMMANDS"
-    for command in COMMANDS:
-        yield from _entry(_bold(command.name), command.summary)
+    for name, summary in SUMMARIES.items():
+        yield from _entry(_bold(name), summary)
     yield ".SH OPTIONS"
     for group in dict.fromkeys(option.group for option in launch.options):
         yield f".SS {escaped(group)}"

@@ -21,6 +21,9 @@ LINES = [
     ("cpulaunch ", ["run", "plan", "completion", "help", "train.py", "folder"], ["notes.txt"]),
     ("cpulaunch --mem", ["--membind"], ["--mmap-weights"]),
     ("cpulaunch --membind ", ["preferred", "bind", "interleave", "none"], ["train.py"]),
+    ("cpulaunch --membind=in", ["interleave"], []),
+    ("cpulaunch --env A=pl", [], ["plan"]),
+    ("cpulaunch --membind=bind --env A=1 --nnodes 1:2 pl", ["plan"], []),
     ("cpulaunch -O ", ["0", "1", "2", "3", "4"], ["train.py"]),
     ("cpulaunch --no-s", ["--no-smt", "--no-strict"], []),
     ("cpulaunch --", ["--smt", "--instances"], ["--no-smt"]),
@@ -57,7 +60,8 @@ OTHER_FILES = {"notes.txt", "train.py", "mine.toml", "folder"}
 BASH = """
 source "$1"
 while IFS= read -r line; do
-    COMP_WORDS=($line)
+    words=${line//=/ = } # as COMP_WORDBREAKS says
+    COMP_WORDS=(${words//:/ : })
     [[ $line == *' ' ]] && COMP_WORDS+=("")
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
     COMPREPLY=()
@@ -130,7 +134,7 @@ def test_a_shell_offers(shell, folder):
     assert done.stderr == ""
     wrong = {}
     for (line, expected, absent), words in zip(LINES, offered, strict=True):
-        names = {word.rstrip("/") for word in words.split()}
+        names = {word.rstrip("/").rpartition("=")[2] for word in words.split()}
         unwanted = set(absent) - OTHER_FILES if shell == "fish" else set(absent)
         if not names.issuperset(expected) or names & unwanted:
             wrong[line] = words

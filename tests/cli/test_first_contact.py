@@ -322,6 +322,8 @@ WORDS = [
 
 TRANSLATIONS = [
     ("-h", 0, "Usage: cpulaunch translate"),
+    ("'accelerate launch -q a.py'", 0, "cpulaunch --quiet a.py\n"),
+    ("'mpirun --quiet -n 2 python a.py'", 0, "cpulaunch --quiet --nproc-per-node 2 a.py\n"),
     ("", 2, "no command line to translate"),
     ("'numactl -C 0-3 -m 0 python a.py'", 0, "cpulaunch --cpus 0-3 --membind bind a.py\n", "not to 0"),
     ("numactl -N0 -m0 python a.py x", 0, "cpulaunch --numa-nodes 0 --membind bind a.py x\n"),

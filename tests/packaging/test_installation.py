@@ -12,6 +12,13 @@ from pathlib import Path
 import pytest
 from builds import LIBRARIES, LINEAR, MKL, ROOT, copy_checkout, make_environment, run
 
+SHARED = {
+    *(f"share/man/man1/{path.name}" for path in (ROOT / "docs/man").iterdir()),
+    "share/bash-completion/completions/cpulaunch",
+    "share/zsh/site-functions/_cpulaunch",
+    "share/fish/vendor_completions.d/cpulaunch.fish",
+}
+"""What a wheel installs below the environment."""
 PROFILES = sorted(path.name for path in (ROOT / "profiles").glob("*.toml"))
 HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang")))
 
@@ -66,6 +73,7 @@ def test_wheel_without_a_compiler_is_pure(source: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert not set(LIBRARIES) & set(archive.namelist())
         assert profiles_in(archive.namelist()) == PROFILES
+        assert {name.partition(".data/data/")[2] for name in archive.namelist()} - {""} == SHARED
 
 
 def test_wheel_with_a_failing_compiler_is_pure(source: Path, tmp_path: Path) -> None:

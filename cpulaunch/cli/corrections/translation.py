@@ -119,7 +119,7 @@ class _Translator:
         if name in TABLES[tool]:
             return TABLES[tool][name].values
         flag = self.canonical(name)
-        may_be_own = tool not in BINDERS and (name.startswith("--") or name in ("-m", "-h"))
+        may_be_own = tool not in BINDERS and (name.startswith("--") or name in ("-m", "-h", "-q"))
         count = self.values(flag) if may_be_own else None
         if count is None:
             hint = "leave it out, and see docs/migrating.md"
