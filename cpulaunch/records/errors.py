@@ -3,6 +3,9 @@
 MAX_QUOTED = 80
 """Characters of a value that a message shows."""
 
+MAX_PART = 400
+"""Characters of each part of a message: of a longer one, such as an argument of megabytes, the ends are shown."""
+
 SPACES = "\xa0\u202f\u3000"
 """Spaces of French and Japanese text; str.isprintable knows the ASCII space alone."""
 
@@ -28,14 +31,21 @@ class CpulaunchError(Exception):
 
     def __str__(self) -> str:
         """`what: value (source)`, and a second line `hint: …` if there is one."""
-        return self.summary if self.hint is None else f"{self.summary}\nhint: {escaped(self.hint)}"
+        return self.summary if self.hint is None else f"{self.summary}\nhint: {_ends(self.hint)}"
 
     @property
     def summary(self) -> str:
         """`what: value (source)`, in one line."""
-        value = "" if self.value is None else f": {self.value}"
-        source = "" if self.source is None else f" ({self.source})"
-        return escaped(f"{self.what}{value}{source}")
+        value = "" if self.value is None else f": {_ends(str(self.value))}"
+        source = "" if self.source is None else f" ({_ends(self.source)})"
+        return f"{_ends(self.what)}{value}{source}"
+
+
+def _ends(text: str) -> str:
+    """The text in one line, of which the middle is left out if it is long."""
+    half = MAX_PART // 2
+    line = escaped(text if len(text) <= MAX_PART else f"{text[:half]} ... {text[-half:]}")
+    return line if len(line) <= MAX_PART + 5 else f"{line[:half]} ... {line[-half:]}"
 
 
 def escaped(text: str) -> str:
