@@ -8,9 +8,12 @@ import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # `python -m` puts the current folder there: its json.py is not the one that is meant.
+from cpulaunch.system.interrupts import INTERRUPTED, end_at_interrupt
+
+end_at_interrupt()
 gc.disable()  # There is no garbage worth collecting before the program runs; a supervisor enables it again.
 
-from cpulaunch.cli.main import INTERRUPTED, run_command_line  # noqa: E402
+from cpulaunch.cli.main import run_command_line  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "on_path": set(),
     "on_path.cpulaunch": set(),
-    "__main__": {"cli"},
+    "__main__": {"cli", "system"},
     "ccl": {"worker.ccl"},
     "": {"worker.reporting"},
 }

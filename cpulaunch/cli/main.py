@@ -6,6 +6,7 @@ import os
 import sys
 
 from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.system.interrupts import INTERRUPTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 INSPECTION_COMMANDS = ("probe", "profiles", "doctor")
 LAUNCH_COMMANDS = ("run", "plan", "torchrun")
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cpulaunch.system.interrupts import interruptible
+
 SECONDS = 120.0
 """A cold `import torch` from a network file system took 40 s (ecmwf/anemoi-core issue 1327)."""
 
@@ -73,16 +75,17 @@ class BrokenTorch:
 def run_program(argv: Sequence[str], environ: Mapping[str, str]) -> ProgramResult:
     """The result of a program. Effect: starts it and waits at most SECONDS for its end."""
     try:
-        done = subprocess.run(
-            list(argv),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-        )
+        with interruptible():
+            done = subprocess.run(
+                list(argv),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=SECONDS,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         return ProgramResult(exit_code=None, stderr=f"torch did not answer within {SECONDS:g} s")
     except OSError as error:

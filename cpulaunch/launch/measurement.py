@@ -10,6 +10,7 @@ import subprocess
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import OWN_VARIABLES
+from cpulaunch.system.interrupts import interruptible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,10 +57,18 @@ def measure_collectives(
     """
     cpus = ";".join(format_cpulist(worker.cpus) for worker in plan.workers)
     command = [interpreter, "-P", "-m", MODULE, str(os.getpid()), cpus, ",".join(map(str, sizes))]
+    with interruptible():
+        return _run(command, _environment(plan, environ), interpreter=interpreter, seconds=seconds)
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], *, interpreter: str, seconds: float
+) -> CollectiveTimes:
+    """What the command measures. Effect: it has ended, after Ctrl-C too."""
     try:
         child = subprocess.Popen(
             command,
-            env=_environment(plan, environ),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
