@@ -8,12 +8,16 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 """Source: Linux, include/uapi/linux/prctl.h."""
+
+SIGNAL_SET_BITS = 1024
+"""The size of sigset_t in glibc and musl."""
 
 
 _opened: list[Any] = []
@@ -82,6 +86,23 @@ def refuse_core_dumps() -> None:
     """
     if is_linux():
         _control(PR_SET_DUMPABLE, 0)
+
+
+def signal_descriptor(numbers: Iterable[int]) -> int | None:
+    """A descriptor that is readable while one of these blocked signals is pending; None where there is none.
+
+    Source: signalfd(2), Linux 2.6.27.
+    """
+    if not is_linux():
+        return None
+    mask = sum(1 << number - 1 for number in set(numbers))
+    try:
+        word = ctypes_module().c_ulong
+        bits = 8 * ctypes_module().sizeof(word)
+        words = [mask >> shift & (1 << bits) - 1 for shift in range(0, SIGNAL_SET_BITS, bits)]
+        return call("signalfd", -1, (word * len(words))(*words), os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
 
 
 def _control(option: int, value: int) -> bool:

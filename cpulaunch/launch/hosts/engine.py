@@ -21,7 +21,6 @@ from cpulaunch.launch.process.run_directory import (
     choose_private_path,
     events_path,
     make_event_files,
-    make_private_directory,
     make_private_path,
     remove_run_directory,
 )
@@ -55,13 +54,17 @@ AGENT_GRACE_SECONDS = 5.0
 
 @record
 class _HostRun:
-    """The agent to supervise, the ranks that it starts, and the run's directory, where both find their messages."""
+    """The agent to supervise, the ranks that it starts, and the run's directory, where both find their messages.
+
+    `logs`: the directory for kept logs, if the user names none.
+    """
 
     plan: LaunchPlan
     specs: Sequence[ExecSpec]
     agent: ExecSpec
     config: AgentConfig
     directory: str
+    logs: str | None
 
 
 def launch_hosts(
@@ -75,7 +78,7 @@ def launch_hosts(
     job = _supported_job(plan)
     specs = prepare_exec_specs(plan, environ, notify=notify)
     interpreter = find_executable(job.interpreter or sys.executable, environ, what="Python interpreter")
-    logs = _log_directory(plan, job, environ, notify)
+    logs = _own_logs(plan, job, environ, notify)
     directory = choose_private_path(environ)
     try:
         own_stores = OWN_STORES not in environ and hosts_may_join(job)
@@ -83,15 +86,16 @@ def launch_hosts(
             plan=plan,
             specs=specs,
             agent=_agent_exec_spec(interpreter, directory, {**environ, OWN_STORES: "1"} if own_stores else environ),
-            config=agent_config(plan, job, directory, log_dir=logs or private_logs(directory)),
+            config=agent_config(plan, job, directory, log_dir=logs or _given_logs(plan) or private_logs(directory)),
             directory=directory,
+            logs=logs,
         )
         result, output = _supervised(run, memory_events=memory_events, notify=notify)
         succeeded = observed_ranks(directory, [spec.worker for spec in specs]) if plan.launch.watched else ()
         return job_result(job, result, report=read_report(directory), output=output, succeeded=succeeded)
     finally:
         remove_run_directory(directory)
-        if plan.launch.log_dir is None and logs is not None:
+        if logs is not None:
             remove_if_empty(logs)  # No rank ever started.
 
 
@@ -137,16 +141,23 @@ def agent_config(plan: LaunchPlan, job: JobPlan, directory: str, *, log_dir: str
     )
 
 
-def _log_directory(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], notify: Notify) -> str | None:
-    """Where torch makes a folder for the logs that the user wants; None if there are none. Raises: LaunchError."""
+def _own_logs(plan: LaunchPlan, job: JobPlan, environ: Mapping[str, str], notify: Notify) -> str | None:
+    """The path of a directory for logs that the user wants without naming one; None if there are none.
+
+    Effect: none but the message: the supervisor makes it, because then another process can remove it.
+    """
+    if plan.launch.log_dir is not None or not writes_logs(plan, job):
+        return None
+    path = choose_private_path(environ)
+    if not plan.launch.quiet:
+        notify(f"logs: {path}")
+    return path
+
+
+def _given_logs(plan: LaunchPlan) -> str | None:
+    """The directory for logs that the user named. Effect: it exists. Raises: LaunchError."""
     log_dir = plan.launch.log_dir
-    if log_dir is None:
-        if not writes_logs(plan, job):
-            return None
-        log_dir = make_private_directory(environ)
-        if not plan.launch.quiet:
-            notify(f"logs: {log_dir}")
-    elif log_dir != os.devnull:
+    if log_dir is not None and log_dir != os.devnull:
         try:
             os.close(open_folder(log_dir, make=0o777))
         except OSError as error:
@@ -180,6 +191,7 @@ def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> 
             grace_seconds=grace_seconds,
             ending=ending,
             directory=run.directory,
+            logs=run.logs,
         )
         from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
         from cpulaunch.launch.supervision.supervise import supervise
@@ -216,7 +228,9 @@ def _prepare_files(run: _HostRun, *, stdin: int) -> JobOutput:
     is always there to remove them.
     """
     ranks = [spec.worker for spec in run.specs]
-    make_private_path(run.directory)
+    for path in (run.directory, run.logs):
+        if path is not None:
+            make_private_path(path)
     if run.plan.launch.watched:  # Here only under --strict, to know whether each rank's torch applied its settings.
         make_event_files(run.directory, ranks)
     try:

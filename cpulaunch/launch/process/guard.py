@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
+from cpulaunch.launch.process.child_watch import ChildWatch
+from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
 from cpulaunch.launch.process.processes import kill_children, own_children, signal_process
 from cpulaunch.launch.process.replace import flush_standard_streams
@@ -34,6 +37,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cpulaunch.launch.process.bind import Notify
 
+RELEASE_SECONDS, RELEASE_PAUSE_SECONDS = 1.0, 0.01
+"""How long a tracer from outside the launch, such as strace, may take to let go of a process that has ended."""
+
 
 @record
 class GuardLink:
@@ -51,7 +57,7 @@ class GuardLink:
 
 @record
 class _Remains:
-    """What is left of a launch whose supervisor was killed: its run directory and its cgroup, if it has them.
+    """What is left of a launch whose supervisor was killed: run directory, cgroup, an empty directory for logs.
 
     The supervisor or the inner guard makes them, under names that were chosen before: so whenever a process is killed,
     there is another one that knows what to remove.
@@ -59,6 +65,7 @@ class _Remains:
 
     directory: str | None
     cgroup: str | None
+    logs: str | None
 
 
 def fork_supervisor(
@@ -68,13 +75,14 @@ def fork_supervisor(
     grace_seconds: float,
     ending: frozenset[int] = ENDING,
     directory: str | None = None,
+    logs: str | None = None,
 ) -> GuardLink:
     """The supervisor's link to its guards; only the supervisor, a grandchild, returns.
 
     Effect: raises the limit on open files for this many workers, and forks twice. The calling process becomes the
-    outer guard and ends with the supervisor's exit code. Each removes the run's `directory`, as the others may be
-    killed or out of descriptors. A supervisor that reads none of the `ending` signals within the grace period is
-    killed, with everything.
+    outer guard and ends with the supervisor's exit code. Each removes the run's `directory`, and that of its `logs` if
+    it is empty, as the others may be killed or out of descriptors. A supervisor that reads none of the `ending`
+    signals within the grace period is killed, with everything.
     Raises: LaunchError if the limit on open files or on processes is too low.
     """
     open_standard_descriptors()
@@ -83,13 +91,14 @@ def fork_supervisor(
     signals, mask = _block_signals()
     earlier_children = own_children()  # `exec cpulaunch` in a shell with background jobs.
     adopt_orphans()
-    remains = _Remains(directory=directory, cgroup=choose_cgroup())
+    remains = _Remains(directory=directory, cgroup=choose_cgroup(), logs=logs)
     read, write = os.pipe()
     child = _fork()
     if child:
         os.close(read)
         watchdog = Watchdog(write, ending=ending, grace_seconds=grace_seconds)
-        code = _forward_signals(child, watchdog, signals=signals, spared=earlier_children)
+        watch = ChildWatch(child, urgent=(ending & signals, frozenset({signal.SIGCHLD})), others=signals - ending)
+        code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
         if code < 0:
             _end_everything(remains, earlier_children)
             notify(watchdog.complaint or _killed_text(code))
@@ -153,7 +162,7 @@ def _enter_inner_guard(control: int, remains: _Remains, notify: Notify) -> Launc
             _tell_moved(write)
         remove_leftovers(path)
     os.close(write)
-    code = _wait_for(supervisor)
+    code = _wait_for(supervisor, remains)
     _end_everything(remains)
     _remove(remains)
     if code < 0:
@@ -168,11 +177,30 @@ def _tell_moved(write: int) -> None:
         return  # The supervisor was killed.
 
 
-def _wait_for(child: int) -> int:
-    """The child's exit code, or minus the signal that killed it."""
-    while (code := _end_of(child)) is None:
-        signal.sigwait({signal.SIGCHLD})
+def _wait_for(child: int, remains: _Remains) -> int:
+    """The child's exit code, or minus the signal that killed it. Effect: see `_end_or_traced_end_of`."""
+    watch = ChildWatch(child, urgent=(frozenset({signal.SIGCHLD}),))
+    while (code := _end_or_traced_end_of(child, watch, remains)) is None:
+        watch.next_signal()
     return code
+
+
+def _end_or_traced_end_of(
+    child: int, watch: ChildWatch, remains: _Remains, spared: frozenset[int] = frozenset()
+) -> int | None:
+    """The child's exit code, or minus the signal that killed it (SIGKILL if that is not told); None if it still runs.
+
+    Effect: as `_end_of`. If it ended while a process traced it, which hides how, everything is ended, so that a tracer
+    that belongs to the launch lets go of it.
+    """
+    code = _end_of(child)
+    if code is not None or not watch.child_has_ended():
+        return code
+    _end_everything(remains, spared | {child})
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while (code := _end_of(child)) is None and time.monotonic() < deadline:
+        time.sleep(RELEASE_PAUSE_SECONDS)
+    return -signal.SIGKILL if code is None else code
 
 
 def _end_of(child: int) -> int | None:
@@ -189,17 +217,21 @@ def _end_of(child: int) -> int | None:
         signal_process(child, signal.SIGCONT)
 
 
-def _forward_signals(child: int, watchdog: Watchdog, *, signals: frozenset[int], spared: frozenset[int]) -> int:
+def _forward_signals(
+    child: int, watchdog: Watchdog, watch: ChildWatch, remains: _Remains, *, spared: frozenset[int]
+) -> int:
     """The inner guard's exit code, or minus the signal that killed it.
 
-    Effect: forwards `signals` until the inner guard ends; kills it if the supervisor answers none.
+    Effect: forwards signals until the inner guard ends; kills everything if the supervisor answers none.
     """
     while True:
-        number = watchdog.next_signal(signals | {signal.SIGCHLD})
+        number = watchdog.next_signal(watch)
         if number is None:
             signal_process(child, signal.SIGKILL)
+            _kill_cgroup(remains)
+            kill_descendants(spared)
         elif number == signal.SIGCHLD:
-            code = _end_of(child)
+            code = _end_or_traced_end_of(child, watch, remains, spared)
             if code is not None:
                 return code
             _reap(spared)
@@ -234,19 +266,27 @@ def _stop_with_shell_job(watchdog: Watchdog) -> None:
 
 def _end_everything(remains: _Remains, spared: frozenset[int] = frozenset()) -> None:
     """Effect: every process of the launch but the guards is killed, and reaped if this process adopted it."""
-    if remains.cgroup is not None:
-        kill_cgroup(remains.cgroup)
+    _kill_cgroup(remains)
     kill_children(spared)
 
 
+def _kill_cgroup(remains: _Remains) -> None:
+    if remains.cgroup is not None:
+        kill_cgroup(remains.cgroup)
+
+
 def _remove(remains: _Remains) -> None:
-    """Effect: the run's directory and cgroup do not exist."""
+    """Effect: the run's directory, its cgroup and an empty directory for its logs do not exist."""
     if remains.cgroup is not None:
         remove_cgroup(remains.cgroup)
     if remains.directory is not None:
         from cpulaunch.launch.process.run_directory import remove_run_directory
 
         remove_run_directory(remains.directory)
+    if remains.logs is not None:
+        from cpulaunch.system.files.folders import remove_if_empty
+
+        remove_if_empty(remains.logs)
 
 
 def _exit_code(code: int) -> int:

@@ -5,6 +5,7 @@ import select
 import signal
 import time
 
+from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import is_linux
 
@@ -127,7 +128,11 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
     Does not wait for one that it may not signal. Removes the shared memory of those that were killed.
     """
     left: set[int] = set()
+    before: list[int] = []
     while killed := [pid for pid in own_children() - spared if signal_process(pid, signal.SIGKILL)]:
+        if killed == before:
+            kill_descendants(spared)  # A process below them holds them at their end.
+        before = killed
         left |= _reap_all(killed)
     for pid in left:  # Others that were killed still used it.
         _remove_shared_memory(pid)

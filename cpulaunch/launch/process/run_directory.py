@@ -25,17 +25,6 @@ Source: Python's tempfile, whose import takes as long as planning.
 """
 
 
-def make_private_directory(environ: Mapping[str, str]) -> str:
-    """The absolute path of a new directory that only its owner can read. Raises: LaunchError."""
-    failures = []
-    for parent in _parents(environ):
-        try:
-            return make_unique_directory(parent, "cpulaunch-")
-        except OSError as error:
-            failures.append(error)
-    raise _directory_error(failures[0])
-
-
 def make_unique_directory(parent: str, prefix: str) -> str:
     """The absolute path of a new directory in `parent` that only its owner can read. Raises: OSError."""
     path = _unique_path(parent, prefix)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from cpulaunch.system.signals import SIGINT
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.launch.process.child_watch import ChildWatch
+
 ANSWER_SECONDS = 0.7
 """How long after the grace period a supervisor may take to read a signal that ends the launch."""
-
-MAX_WAIT_SECONDS = float(1 << 31)
-"""A wait that every system's time_t can express."""
 
 
 class Watchdog:
@@ -53,33 +53,42 @@ class Watchdog:
 
     def _expect_answer(self, number: int, awaited: int | None) -> None:
         """Effect: sets the deadline for the first unanswered signal; a Ctrl-C after it, which kills, brings it near."""
-        from time import monotonic
-
         if self._deadline is None or self._answered():
             self._awaited, self._first = awaited, number
-            self._deadline = monotonic() + self._grace_seconds + ANSWER_SECONDS
+            self._deadline = _now() + self._grace_seconds + ANSWER_SECONDS
             return
         if self._awaited is None:  # What the supervisor could not read the first time, it may read now.
             self._awaited = awaited
         if number == SIGINT:
-            self._deadline = min(self._deadline, monotonic() + ANSWER_SECONDS)
+            self._deadline = min(self._deadline, _now() + ANSWER_SECONDS)
 
-    def next_signal(self, numbers: frozenset[int]) -> int | None:
-        """The next signal of these that arrives; None if by its deadline the supervisor has not read an ending one."""
-        while self._deadline is not None and hasattr(signal, "sigtimedwait"):  # macOS lacks it.
-            from time import monotonic
+    def next_signal(self, watch: ChildWatch) -> int | None:
+        """The next signal that arrives; None if by its deadline the supervisor has not read an ending one.
 
-            info = signal.sigtimedwait(numbers, min(max(0.0, self._deadline - monotonic()), MAX_WAIT_SECONDS))
-            if info is not None:
-                return info.si_signo
-            if self._deadline > monotonic():
-                continue
+        From then on it is None again and again: what a process holds at its end may need more than one kill.
+        """
+        while not self._is_overdue():
+            number = watch.next_signal(self._seconds_left())
+            if number is not None:
+                return number
+        self._deadline = _now() + ANSWER_SECONDS
+        if self.complaint is None:
+            self.exit_code = 128 + self._first
+            self.complaint = f"the supervisor did not read signal {self._first} in time; all workers were killed"
+        return None
+
+    def _is_overdue(self) -> bool:
+        """Whether the deadline has passed without an answer. Effect: there is none any more once it is answered."""
+        if self._seconds_left() != 0.0:
+            return False
+        if self.complaint is None and self._answered():
             self._deadline = None
-            if not self._answered():
-                self.exit_code = 128 + self._first
-                self.complaint = f"the supervisor did not read signal {self._first} in time; all workers were killed"
-                return None
-        return signal.sigwait(numbers)
+        return self._deadline is not None
+
+    def _seconds_left(self) -> float | None:
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline - _now())
 
     def _answered(self) -> bool:
         """Whether the supervisor has read as many bytes as it has to. Source: ioctl_pipe(2), FIONREAD."""
@@ -91,3 +100,9 @@ class Watchdog:
             return False
         unread = fcntl.ioctl(self._control, termios.FIONREAD, bytes(4))
         return self._written - int.from_bytes(unread, sys.byteorder) >= self._awaited
+
+
+def _now() -> float:
+    from time import monotonic
+
+    return monotonic()

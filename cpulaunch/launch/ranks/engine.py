@@ -18,6 +18,7 @@ from cpulaunch.launch.process.run_directory import (
     remove_run_directory,
     with_event_files,
 )
+from cpulaunch.launch.ranks.attempts import Attempts
 from cpulaunch.launch.ranks.files import ERROR_FILE, RankFiles, RunFolder, make_rank_files, make_run_folder, rank_files
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
     from cpulaunch.launch.monitor.watch import Watch
     from cpulaunch.launch.supervision.supervisor import SupervisorOptions
-
-MAX_LOST_PORTS = 3
-"""A process that takes one port after another does not do so by chance."""
 
 
 @record
@@ -114,6 +112,7 @@ def _supervised(run: _RankRun) -> LaunchResult:
             grace_seconds=run.plan.launch.grace_seconds,
             ending=ending_signals(run.job.signals),
             directory=run.private,
+            logs=run.folder.path if run.folder.private and run.folder.kept else None,
         )
         run = _with_directories(run)
         result = _run_attempts(run, link)
@@ -152,7 +151,7 @@ def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
     # After the fork: while the kernel moves this process to its cgroup.
     from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
-    restarts = lost_ports = 0
+    attempts = Attempts(max_restarts=run.job.max_restarts)
     options = SupervisorOptions(
         inherited=link.inherited,
         grace_seconds=run.plan.launch.grace_seconds,
@@ -165,20 +164,20 @@ def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
     )
     while True:
         with PortReservation(run.job.master_port) as reservation:
-            result = _run_attempt(run, options, port=reservation.port, restarts=restarts)
+            result = _run_attempt(run, options, port=reservation.port, restarts=attempts.restarts)
             lost_port = _lost_port(result, reservation)
         if result.first_failure is None or result.output_error is not None or end_requested(result, options):
             return result
-        if lost_port is not None and run.job.master_port is None and lost_ports < MAX_LOST_PORTS:
-            lost_ports += 1
-            run.notify(f"{lost_port}; restarting the ranks with a new port")
-        elif restarts < run.job.max_restarts:
-            restarts += 1
-            run.notify(_restart_text(result, restarts, run.job.max_restarts))
-        else:
+        following = attempts.following(lost_port=lost_port is not None and run.job.master_port is None)
+        if following is None:
             if lost_port is not None:
                 run.notify(lost_port)
             return result
+        if following.restarts == attempts.restarts:
+            run.notify(f"{lost_port}; restarting the ranks with a new port")
+        else:
+            run.notify(_restart_text(result, following.restarts, following.max_restarts))
+        attempts = following
 
 
 def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None:

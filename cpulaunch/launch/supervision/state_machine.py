@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 REACTION_SECONDS = 0.5
 """How long orphans that are found at their workers' deadline may take to end, if the grace period is as long."""
 
+REPEAT_SECONDS = 2.0
+"""How long after the last resort it is tried again: a process that the kernel cannot interrupt may take minutes."""
+
 
 @record(kw_only=False)
 class WorkerEnded:
@@ -83,7 +86,12 @@ class SignalOrphans:
     number: int
 
 
-Action = SignalGroups | SignalOrphans
+@record(kw_only=False)
+class KillDescendants:
+    """Kill every process below the launch: some worker has got SIGKILL and does not end."""
+
+
+Action = SignalGroups | SignalOrphans | KillDescendants
 
 
 @record
@@ -98,6 +106,8 @@ class SupervisionState:
     """The latest deadline that a group has had."""
     orphans: frozenset[int] = frozenset()
     orphan_deadline: float | None = None
+    last_resort: float | None = None
+    """When every descendant is killed if groups that got SIGKILL still exist: a process may hold one at its end."""
     ending: bool = False
     killing: bool = False
     killed: frozenset[int] = frozenset()
@@ -114,8 +124,8 @@ class SupervisionState:
     @property
     def next_deadline(self) -> float | None:
         """When `TimePassed` is due; None: at no time."""
-        orphans = () if self.orphan_deadline is None else (self.orphan_deadline,)
-        return min((*self.deadlines.values(), *orphans), default=None)
+        others = [at for at in (self.orphan_deadline, self.last_resort) if at is not None]
+        return min((*self.deadlines.values(), *others), default=None)
 
 
 def with_worker(state: SupervisionState, worker: int) -> SupervisionState:
@@ -133,13 +143,15 @@ def step(state: SupervisionState, event: Event, now: float) -> Step:
             return _worker_ended(state, event, now)
         case GroupGone(worker=worker):
             deadlines = {i: at for i, at in state.deadlines.items() if i != worker}
-            return replace(state, groups=state.groups - {worker}, deadlines=deadlines), ()
+            groups = state.groups - {worker}
+            last_resort = state.last_resort if groups else None
+            return replace(state, groups=groups, deadlines=deadlines, last_resort=last_resort), ()
         case OrphansFound(pids=pids):
             return _orphans_found(state, pids, now)
         case SignalArrived(number=number):
             return _signal_arrived(state, number, now)
         case LauncherGone():
-            return _kill_all(replace(state, ended_by=state.ended_by or SIGKILL, end_requested=True))
+            return _kill_all(replace(state, ended_by=state.ended_by or SIGKILL, end_requested=True), now)
         case OutputFailed():
             failed = replace(state, output_failed=True)
             return (failed, ()) if state.ending else _end_all(failed, now, SIGTERM)
@@ -180,7 +192,7 @@ def _signal_arrived(state: SupervisionState, number: int, now: float) -> Step:
     if number not in state.ending_signals:
         return state, (SignalGroups(state.groups, number),) if state.groups else ()
     if number == SIGINT and state.ending:
-        return _kill_all(state)
+        return _kill_all(state, now)
     if state.ending:
         return state, _signal_groups(state.groups, number)
     return _end_all(replace(state, ended_by=number), now, number)
@@ -194,8 +206,9 @@ def _end_all(state: SupervisionState, now: float, number: int) -> Step:
     return ending, _signal_groups(state.groups, number)
 
 
-def _kill_all(state: SupervisionState) -> Step:
-    killed = replace(state, ending=True, killing=True, deadlines={}, orphan_deadline=None)
+def _kill_all(state: SupervisionState, now: float) -> Step:
+    last_resort = now + REACTION_SECONDS if state.groups else None
+    killed = replace(state, ending=True, killing=True, deadlines={}, orphan_deadline=None, last_resort=last_resort)
     return killed, (*_signal_groups(state.groups, SIGKILL), *_signal_orphans(state.orphans, SIGKILL))
 
 
@@ -207,9 +220,15 @@ def _time_passed(state: SupervisionState, now: float) -> Step:
         state = replace(state, killing=True, orphan_deadline=None)
     orphans = state.orphans if orphans_overdue else frozenset()
     killed = state.killed | overdue
-    return replace(state, deadlines=deadlines, killed=killed), (
+    is_last = state.last_resort is not None and state.last_resort <= now
+    last_resort = now + REPEAT_SECONDS if is_last else state.last_resort
+    if overdue and state.ending and last_resort is None:
+        last_resort = now + REACTION_SECONDS
+    killing = state.killing or is_last
+    return replace(state, deadlines=deadlines, killed=killed, killing=killing, last_resort=last_resort), (
         *_signal_groups(overdue, SIGKILL),
         *_signal_orphans(orphans, SIGKILL),
+        *((KillDescendants(),) if is_last else ()),
     )
 
 

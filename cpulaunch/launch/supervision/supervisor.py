@@ -9,6 +9,7 @@ import signal
 from cpulaunch.launch.output.pump import Pump
 from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
 from cpulaunch.launch.output.sink import SinkError
+from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
@@ -31,6 +32,7 @@ from cpulaunch.launch.supervision.state_machine import (
     OutputFailed,
     SignalArrived,
     SignalGroups,
+    SignalOrphans,
     SupervisionState,
     TimePassed,
     WorkerEnded,
@@ -245,9 +247,11 @@ class Supervisor:
             if isinstance(action, SignalGroups):
                 for worker in filter(lambda worker: self._gets(worker, action.number), action.workers):
                     self._signal_worker(worker, action.number)
-            else:
+            elif isinstance(action, SignalOrphans):
                 for pid in action.pids:
                     signal_child(pid, action.number)
+            else:
+                kill_descendants()
         if self._cgroup is not None and self.state.killing and not was_killing:
             self._cgroup.kill_others()
 

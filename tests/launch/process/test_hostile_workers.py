@@ -57,6 +57,12 @@ def hostile(code):
     return python(SAYING + "\n    " + code.strip() + "\n    say('ready')\n    time.sleep(600)\n")
 
 
+@pytest.fixture
+def without_cgroups():
+    """The start of a command line under which a launch has no cgroup; for others than root no test gives it one."""
+    return HIDE_CGROUPS if os.geteuid() == 0 else ()
+
+
 def may_trace():
     """Whether a process may trace its parent. Source: Linux, Documentation/admin-guide/LSM/Yama.rst."""
     try:
@@ -285,3 +291,78 @@ def test_a_child_that_a_future_orphan_traces_is_killed():
     assert not own_children()
     """
     assert subprocess.run(python(code), timeout=60, check=False).returncode == 0
+
+
+TRACER = """
+    supervisor = os.getppid()
+    victims = {"supervisor": supervisor, "inner guard": parent(supervisor), "worker": os.getpid()}
+    victims = [victims[name] for name in sys.argv[1].split("+")]
+    options = int(sys.argv[2])
+    if os.fork() == 0:
+        os.setsid()
+        for victim in victims:
+            assert ctypes.CDLL(None).ptrace(0x4206, victim, 0, options) == 0
+        say("tracer")
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        for victim in victims[: int(sys.argv[3])]:
+            os.kill(victim, signal.SIGKILL)
+        say("killed")
+        time.sleep(600)
+    while not os.path.exists("tracer"):
+        time.sleep(0.01)
+    say("ready")
+    time.sleep(600)
+"""
+SEIZED, HELD_AT_EXIT = 0, 1 << 6
+"""Options of PTRACE_SEIZE. Source: ptrace(2), PTRACE_O_TRACEEXIT."""
+
+
+def start_traced(launcher, victims, *, options=SEIZED, killed=0, prefix=()):
+    """A launch whose worker left a daemon that traces these processes and kills so many of them; its tracer's pid."""
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    worker = python(SAYING + TRACER, victims, str(options), str(killed))
+    process = launcher.start(worker, prefix=prefix, grace_seconds=GRACE, log_dir="logs")
+    launcher.pid("ready")
+    return process, launcher.pid("tracer")
+
+
+@pytest.mark.parametrize("victims", ["supervisor", "inner guard", "supervisor+inner guard"])
+def test_the_end_of_a_killed_process_is_seen_while_another_traces_it(launcher, without_cgroups, victims):
+    process, tracer = start_traced(launcher, victims, killed=2, prefix=without_cgroups)
+    worker = launcher.pid("ready")
+    (launcher.dir / "go").touch()
+    assert process.wait(SLACK_SECONDS) == 128 + signal.SIGKILL
+    assert not alive(tracer)
+    assert not alive(worker)
+
+
+@pytest.mark.parametrize("victims", ["worker", "supervisor", "inner guard"])
+@pytest.mark.parametrize("options", [SEIZED, HELD_AT_EXIT], ids=["traced", "held at its end"])
+def test_a_signal_ends_a_launch_of_which_a_daemon_traces_a_process(launcher, without_cgroups, victims, options):
+    process, tracer = start_traced(launcher, victims, options=options, killed=1, prefix=without_cgroups)
+    if victims != "worker":
+        (launcher.dir / "go").touch()
+        launcher.pid("killed")
+    process.send_signal(signal.SIGTERM)
+    process.wait(GRACE + SLACK_SECONDS)
+    assert not alive(tracer)
+
+
+FLOOD = """
+    guard = parent(parent(os.getppid()))
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
+        if os.fork() == 0:
+            while True:
+                os.kill(guard, number)
+    time.sleep(0.2)
+"""
+
+
+def test_signals_without_end_do_not_hide_the_one_that_ends_the_launch(launcher, without_cgroups):
+    """The kernel hands out pending signals in the order of their numbers: SIGUSR1 before SIGTERM."""
+    process = launcher.start(hostile(FLOOD), prefix=without_cgroups, grace_seconds=GRACE, log_dir="logs")
+    launcher.pid("ready")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(GRACE + SLACK_SECONDS) == 128 + signal.SIGTERM

@@ -56,7 +56,15 @@ main()
 """
 
 
-@pytest.mark.parametrize("options", [("--instances", "2", "--report", "report.json"), ("--nproc-per-node", "2")])
+EARLY = {
+    "instances": ("--instances", "2", "--report", "report.json"),
+    "ranks": ("--nproc-per-node", "2"),
+    "ranks with logs": ("--nproc-per-node", "2", "--tee", "3"),
+    "several hosts with logs": ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--tee", "3"),
+}
+
+
+@pytest.mark.parametrize("options", EARLY.values(), ids=EARLY.keys())
 def test_no_run_folder_is_left_of_a_launch_killed_early(tmp_path, options):
     """It is made after the fork: until then no other process could remove it."""
     (tmp_path / "tmp").mkdir()
@@ -75,4 +83,24 @@ def test_no_run_folder_is_left_of_a_launch_killed_early(tmp_path, options):
     environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.torch
+def test_no_empty_folder_of_logs_is_left_of_a_killed_supervisor(tmp_path):
+    """Its files are kept, but there are none before a rank has started."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "stop").mkdir()
+    # The agent's Python stops before torch's agent makes a folder in that of the logs.
+    (tmp_path / "stop" / "sitecustomize.py").write_text(
+        "import sys, time\n'agent' in ' '.join(sys.orig_argv) and time.sleep(600)"
+    )
+    (tmp_path / "program.py").write_text("")
+    command = [sys.executable, "-m", "cpulaunch", *EARLY["several hosts with logs"], "program.py"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": f"{tmp_path / 'stop'}:{ROOT}"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    eventually(lambda: len(os.listdir(tmp_path / "tmp")) == 2, "the folders of the run and of its logs")
+    supervisor = eventually(lambda: chain(process.pid)["supervisor"], "a supervisor")
+    os.kill(supervisor, signal.SIGKILL)
+    assert process.wait() == 128 + signal.SIGKILL
     assert os.listdir(tmp_path / "tmp") == []

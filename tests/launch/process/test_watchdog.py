@@ -3,14 +3,16 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
+from cpulaunch.launch.process.child_watch import ChildWatch
 from cpulaunch.launch.process.watchdog import Watchdog
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="macOS has no timed wait for signals")
 
-NEVER = frozenset({signal.SIGUSR2})
+NEVER = ChildWatch(os.getpid(), urgent=(), others=frozenset({signal.SIGUSR2}))
 
 
 @pytest.fixture
@@ -30,6 +32,28 @@ def test_a_signal_that_is_not_read_has_a_deadline(pipe):
     dog.forward(signal.SIGTERM)
     assert dog.next_signal(NEVER) is None
     assert dog.exit_code == 128 + signal.SIGTERM
+
+
+def test_after_the_deadline_the_guard_is_told_again_and_again(pipe):
+    """A process that is held at its end may need more than one kill."""
+    dog = watchdog(pipe[1])
+    dog.forward(signal.SIGTERM)
+    assert [dog.next_signal(NEVER), dog.next_signal(NEVER)] == [None, None]
+    assert dog.exit_code == 128 + signal.SIGTERM
+
+
+def test_an_answered_signal_has_no_deadline(pipe):
+    dog = watchdog(pipe[1])
+    dog.forward(signal.SIGTERM)
+    os.read(pipe[0], 1)
+    time.sleep(0.8)
+    pending = ChildWatch(os.getpid(), urgent=(), others=frozenset({signal.SIGUSR2}))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert dog.next_signal(pending) == signal.SIGUSR2
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
 
 def test_a_signal_for_which_the_pipe_has_no_room_has_a_deadline_too(pipe):

@@ -6,6 +6,7 @@ import pytest
 
 from cpulaunch.launch.supervision.state_machine import (
     GroupGone,
+    KillDescendants,
     LauncherGone,
     OrphansFound,
     OutputFailed,
@@ -43,7 +44,7 @@ def replay(*events, workers=(0, 1, 2)):
     done = []
     for now, event in events:
         state, actions = step(state, event, now)
-        done += [(now, action) for action in actions if action.number != CONT]
+        done += [(now, action) for action in actions if getattr(action, "number", None) != CONT]
     return state, done
 
 
@@ -128,6 +129,36 @@ CASES = {
             (11.5, TimePassed()),
         ],
         [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 1, 2)), (11, orphans(TERM, 70)), (11.5, orphans(KILL, 70))],
+    ),
+    "a worker that SIGKILL does not end is a reason to kill every descendant, again and again": (
+        [
+            (1, SignalArrived(TERM)),
+            (11, TimePassed()),
+            (11.4, TimePassed()),
+            (11.5, TimePassed()),
+            (13.5, TimePassed()),
+        ],
+        [
+            (1, groups(TERM, 0, 1, 2)),
+            (11, groups(KILL, 0, 1, 2)),
+            (11.5, KillDescendants()),
+            (13.5, KillDescendants()),
+        ],
+    ),
+    "Ctrl-C twice has the same last resort": (
+        [(1, SignalArrived(INT)), (2, SignalArrived(INT)), (2.5, TimePassed())],
+        [(1, groups(INT, 0, 1, 2)), (2, groups(KILL, 0, 1, 2)), (2.5, KillDescendants())],
+    ),
+    "groups that SIGKILL has ended need no last resort": (
+        [
+            (1, SignalArrived(TERM)),
+            (11, TimePassed()),
+            (11.1, GroupGone(0)),
+            (11.1, GroupGone(1)),
+            (11.1, GroupGone(2)),
+            (11.5, TimePassed()),
+        ],
+        [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 1, 2))],
     ),
     "orphans get SIGTERM once, then SIGKILL": (
         [

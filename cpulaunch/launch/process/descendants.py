@@ -1,0 +1,90 @@
+"""Killing descendants that are not children: those of a child that cannot end.
+
+A process may hold the one that it traces at its end (PTRACE_O_TRACEEXIT), SIGKILL or not: its children then stay its
+own, the tracer perhaps among them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from cpulaunch.records.record import record
+
+PARENT, START = 1, 19
+"""Indexes of the fields after the name in /proc/PID/stat. Source: proc(5)."""
+
+
+@record(kw_only=False)
+class Seen:
+    """What is known of a process: its parent's pid, and its start in clock ticks since the host's."""
+
+    parent: int
+    start: int
+
+
+def kill_descendants(spared: frozenset[int] = frozenset()) -> None:
+    """Effect: kills every descendant of this process but the children `spared` and what is below these.
+
+    None where there is no /proc or no pidfd.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return
+    processes = _processes()
+    for pid in descendants(processes, spared):
+        _kill(pid, processes[pid])
+
+
+def descendants(processes: dict[int, Seen], spared: frozenset[int]) -> list[int]:
+    """The pids of the descendants of this process but those `spared`, parents first.
+
+    No process starts before its parent: what seems to do so had another parent, whose pid was given again meanwhile.
+    """
+    children: dict[int, list[int]] = {}
+    for pid, seen in processes.items():
+        children.setdefault(seen.parent, []).append(pid)
+    found = dict.fromkeys(pid for pid in children.get(os.getpid(), []) if pid not in spared)
+    left = list(found)
+    while left:
+        parent = left.pop()
+        below = [pid for pid in children.get(parent, []) if processes[pid].start >= processes[parent].start]
+        left += [pid for pid in below if pid not in found]
+        found |= dict.fromkeys(below)
+    return list(found)
+
+
+def _kill(pid: int, seen: Seen) -> None:
+    """Effect: kills the process if it is the one that was seen, and not another one with its pid."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        now = _look_at(pid)
+        if now is not None and now.start == seen.start:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return  # It has ended, or may not be signalled.
+    finally:
+        os.close(pidfd)
+
+
+def _processes() -> dict[int, Seen]:
+    """By pid; empty without /proc, and where that is the one of another pid namespace."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return {}
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return {}
+    return {pid: seen for pid in pids if (seen := _look_at(pid)) is not None}
+
+
+def _look_at(pid: int) -> Seen | None:
+    """What is known of the process; None if it is gone. Its name may hold any character, even ")"."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return Seen(int(fields[PARENT]), int(fields[START]))
+    except (OSError, IndexError, ValueError):
+        return None
