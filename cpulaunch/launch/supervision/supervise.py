@@ -16,9 +16,11 @@ from cpulaunch.system.signals import SIGINT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cpulaunch.launch.monitor.watch import Watch
+    from cpulaunch.launch.supervision.state_machine import SupervisionState
+    from cpulaunch.records.errors import CpulaunchError
 
 
 def supervise(specs: Sequence[ExecSpec], routing: OutputRouting, options: SupervisorOptions) -> LaunchResult:
@@ -62,15 +64,9 @@ def _launch_result(
         )
     )
     output_error = None if supervisor.output_error is None else _output_error(supervisor.output_error)
-    code = 0
-    if output_error is not None:
-        code = output_error.exit_code
-    elif state.first_failure is not None:
-        code = next(worker.status for worker in workers if worker.index == state.first_failure)
-    elif state.ended_by is not None and not _ended_well(state.ended_by, workers):
-        code = 128 + state.ended_by
+    statuses = {worker.index: worker.status for worker in workers}
     return LaunchResult(
-        exit_code=code,
+        exit_code=launch_exit_code(state, statuses, output_error),
         output_error=output_error,
         end_requested=state.end_requested,
         host=os.uname().nodename,
@@ -82,12 +78,25 @@ def _launch_result(
     )
 
 
-def _ended_well(number: int, workers: Sequence[WorkerResult]) -> bool:
+def launch_exit_code(
+    state: SupervisionState, statuses: Mapping[int, int], output_error: CpulaunchError | None = None
+) -> int:
+    """The launch's exit code, from that of each worker as a shell shows it."""
+    if output_error is not None:
+        return output_error.exit_code
+    if state.first_failure is not None:
+        return statuses[state.first_failure]
+    if state.ended_by is not None and not _ended_well(state.ended_by, statuses):
+        return 128 + state.ended_by
+    return 0
+
+
+def _ended_well(number: int, statuses: Mapping[int, int]) -> bool:
     """Whether all workers ended with 0 although this signal ended the launch: they had finished what they had to.
 
     After Ctrl-C a shell that runs several commands goes on if a command ends with 0.
     """
-    return number != SIGINT and not any(worker.status for worker in workers)
+    return number != SIGINT and not any(statuses.values())
 
 
 def _output_error(error: SinkError) -> LaunchError:
