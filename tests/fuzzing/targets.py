@@ -54,7 +54,7 @@ class Target:
     separator: bytes = b""
 
 
-def run(target: Target, data: bytes) -> None:
+def run(target: Target, data: bytes, *, max_seconds: float = MAX_SECONDS) -> None:
     """Raises: AssertionError, or whatever the target lets escape, if the input is not dealt with as promised."""
     began = time.process_time()
     try:
@@ -62,7 +62,7 @@ def run(target: Target, data: bytes) -> None:
     except target.errors as error:
         check_message(error)
     took = time.process_time() - began
-    assert took < MAX_SECONDS, f"it took {took:.1f} s"
+    assert took < max_seconds, f"it took {took:.1f} s"
 
 
 def check_message(error: Exception) -> None:
@@ -161,7 +161,7 @@ def show_machine(host: Host) -> None:
 
 SYSROOT_SEEDS = tuple(
     place.to_bytes(2, "big") + b"=" + FILES[name].encode()[:500] for place, name in enumerate(sorted(FILES))
-)[::7]
+)[::23]
 
 
 # Files of workers

@@ -7,7 +7,7 @@ import pytest
 from tests.fuzzing.mutation import mutated
 from tests.fuzzing.targets import TARGETS, run
 
-INPUTS = 300
+INPUTS = 150
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -50,7 +50,7 @@ class ChildWatch:
         return signal.SIGCHLD if number is None and self.child_has_ended() else number
 
     def child_has_ended(self) -> bool:
-        """Whether the child has ended, be it unseen; False where the kernel has no pidfd."""
+        """Whether the child has ended, traced or not; False where the kernel has no pidfd."""
         return self._poll is not None and bool(self._end.poll(0))
 
     def _first_pending(self) -> int | None:

@@ -270,7 +270,7 @@ class Supervision(RuleBasedStateMachine):
         assert launch_exit_code(self.state, statuses, failed) == expected
 
 
-Supervision.TestCase.settings = settings(max_examples=200, stateful_step_count=25, deadline=None, derandomize=True)
+Supervision.TestCase.settings = settings(max_examples=120, stateful_step_count=25, deadline=None, derandomize=True)
 TestSupervision = Supervision.TestCase
 
 
