@@ -103,7 +103,11 @@ _cpulaunch() {
   fi
 }
 
-_cpulaunch "$@"
+if [[ $funcstack[1] == _cpulaunch ]]; then
+  _cpulaunch "$@"
+else
+  compdef _cpulaunch cpulaunch # the file was sourced
+fi
 """
 
 

@@ -141,6 +141,15 @@ def test_a_shell_offers(shell, folder):
     assert wrong == {}
 
 
+def test_the_completion_for_zsh_can_be_sourced():
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    script = 'autoload -U compinit; compinit -D -u; source "$1"; print $_comps[cpulaunch]'
+    words = [*START["zsh"], script, "-", COMPLETIONS / "_cpulaunch"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("_cpulaunch\n", "")
+
+
 def test_the_files_are_as_generated():
     script = REPOSITORY / "scripts/generate-manuals"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)

@@ -75,7 +75,7 @@ def _hint(unknown: Sequence[UnknownOption], known: Sequence[str]) -> str:
     unknown = _with_level(unknown)
     parts = list(dict.fromkeys(filter(None, (_instead(option, known, alone=len(unknown) == 1) for option in unknown))))
     if not all(each.name in EQUIVALENTS or each.name == "--module" for each in unknown):
-        parts += [FOR_THE_SCRIPT] if parts else ["cpulaunch --help lists all options", FOR_THE_SCRIPT]
+        parts += [FOR_THE_SCRIPT] if parts else ["cpulaunch --help all lists all options", FOR_THE_SCRIPT]
     return "; ".join(parts).replace("?;", "?")
 
 
