@@ -126,13 +126,17 @@ def show_profile(context: typer.Context, name: str, json: Json = False) -> None:
 
 
 @profiles.command("validate")
-def validate_profile(context: typer.Context, file: str) -> None:
+def validate_profile(context: typer.Context, file: str, json: Json = False) -> int:
     """Check a profile file; report the file, line and key of every error."""
-    from cpulaunch.view.profile_view import validate_text
+    from cpulaunch.view.profile_view import validate_json, validate_text
 
     errors = profile_errors(file)
+    if json:
+        terminal.print_json(validate_json(file, errors or read_profile(file)))
+        return errors[-1].exit_code if errors else 0
     for error in errors[:-1]:
         terminal.notify(f"error: {error}", context.obj)
     if errors:
         raise errors[-1]
     terminal.print_text(validate_text(file, read_profile(file)))
+    return 0

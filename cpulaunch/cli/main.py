@@ -20,7 +20,7 @@ BROKEN_PIPE = 141
 def run_command_line(arguments: Sequence[str]) -> int:
     """The exit code of a command line.
 
-    Effect: runs the command; an error is at most two lines on stderr; all output is flushed.
+    Effect: runs the command; an error is at most two lines on stderr, with --json one; all output is flushed.
     """
     if sys.stderr is None:  # The descriptor is closed: print(file=None) would write warnings to stdout.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -38,12 +38,24 @@ def _exit_code(arguments: Sequence[str]) -> int:
     try:
         return dispatch(arguments, os.environ)
     except CpulaunchError as error:
-        from cpulaunch.cli.terminal import notify
-
-        notify(f"error: {error}", os.environ)
+        _print_error(error, arguments)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _print_error(error: CpulaunchError, arguments: Sequence[str]) -> None:
+    from cpulaunch.cli.terminal import notify, notify_json
+
+    if any(word.startswith("--json") for word in arguments):
+        from cpulaunch.cli.arguments import canonical, value_count
+        from cpulaunch.cli.corrections.json_option import asks_for_json
+        from cpulaunch.view.message_view import error_json
+
+        if asks_for_json(arguments, canonical=canonical, values=value_count):
+            notify_json(error_json(error))
+            return
+    notify(f"error: {error}", os.environ)
 
 
 def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

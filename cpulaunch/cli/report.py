@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-STANDARD_OUTPUT = "-"
-
 
 def check_report(path: str) -> None:
     """Raises: CpulaunchError if no report can be written to this path."""
-    if path == STANDARD_OUTPUT:
+    if path == "-":
         return
     folder = os.path.dirname(os.path.realpath(path))
     if os.path.isdir(path):
@@ -67,7 +65,7 @@ def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Cal
         return code
     for line in worker_lines(result):
         notify(line)
-    if plan.launch.report != STANDARD_OUTPUT:
+    if not plan.launch.reports_on_stdout:
         notify(f"report: {plan.launch.report}")
     return code
 
@@ -99,7 +97,7 @@ def write_report(path: str, content: dict[str, Any]) -> None:
 
     Raises: CpulaunchError.
     """
-    if path == STANDARD_OUTPUT:
+    if path == "-":
         terminal.print_json(content)
         return
     text = json.dumps(content, indent=2) + "\n"

@@ -57,7 +57,7 @@ def run(
         line = recognized(line, tokens, environ, only_plan=only_plan)
     if not only_plan:
         _check_runnable(line, environ)
-    notify = _notifier(environ)
+    notify = _notifier(environ, json="--json" in line.switches)
     host, plan = _make_plan(line, environ, will_run=not only_plan, notify=notify)
     if plan.launch.strict and plan.warnings:
         raise CpulaunchError(
@@ -72,9 +72,14 @@ def run(
     return _launch(plan, host, line, environ, notify=notify)
 
 
-def _notifier(environ: Mapping[str, str]) -> Callable[[str], None]:
+def _notifier(environ: Mapping[str, str], *, json: bool) -> Callable[[str], None]:
     """A function that prints one message to stderr, also where no descriptor is left to import a module with."""
     from cpulaunch.cli import terminal
+
+    if json:
+        from cpulaunch.view.message_view import notice_json
+
+        return lambda text: terminal.notify_json(notice_json(text))
 
     def notify(text: str) -> None:
         terminal.notify(text, environ)

@@ -82,6 +82,13 @@ def notify(text: str, environ: Mapping[str, str]) -> None:
     write_stderr(f"cpulaunch: {text}")
 
 
+def notify_json(message: Mapping[str, Any]) -> None:
+    """Write a message to stderr as one line of JSON."""
+    import json
+
+    write_stderr(json.dumps(message))
+
+
 def write_stderr(text: str) -> None:
     """Write text to stderr, or nothing if stderr cannot be written: the exit code still has to be returned."""
     left = f"{text}\n".encode(sys.stderr.encoding, "backslashreplace")

@@ -89,7 +89,7 @@ _cpulaunch_options() {
             echo "--json --help"
             ;;
         "profiles validate")
-            echo "--help"
+            echo "--json --help"
             ;;
         "doctor")
             echo "--json --sysroot --python --help"

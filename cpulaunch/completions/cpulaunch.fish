@@ -199,6 +199,7 @@ complete -c cpulaunch -n '__cpulaunch_at \'profiles show\'' -a '(__cpulaunch_pro
 complete -c cpulaunch -n '__cpulaunch_at \'profiles show\'' -l json -d 'Print JSON and nothing else.'
 complete -c cpulaunch -n '__cpulaunch_at \'profiles show\'' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at \'profiles validate\'' -k -a '(__fish_complete_suffix .toml)'
+complete -c cpulaunch -n '__cpulaunch_at \'profiles validate\'' -l json -d 'Print JSON and nothing else.'
 complete -c cpulaunch -n '__cpulaunch_at \'profiles validate\'' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at doctor' -l json -d 'Print JSON and nothing else.'
 complete -c cpulaunch -n '__cpulaunch_at doctor' -l sysroot -x -a '(__fish_complete_directories)' -d 'Read the captured machine under DIR instead of this machine.'

@@ -118,6 +118,7 @@ _EFFECTS = {
     ("weights", "int8"): "modules in eval mode keep their weights in int8, a quarter of the bytes to read",
     ("weights", "int4"): "modules in eval mode keep their weights in int4, a seventh of the bytes to read",
     ("graph_budget", 0.0): "nothing is captured",
+    ("report", "-"): "stdout has the report alone: what workers write to stdout goes to stderr",
     ("debug_apis", False): "anomaly detection, emit_nvtx and gradcheck do nothing",
 }
 """What a choice does, where the help describes several choices in one line."""

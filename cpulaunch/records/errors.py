@@ -14,6 +14,8 @@ class CpulaunchError(Exception):
     """Something cpulaunch cannot do: what, the value seen, its source, and a hint on what to do."""
 
     exit_code = 125
+    kind = "failure"
+    """What JSON calls errors of this class."""
 
     def __init__(
         self,
@@ -69,23 +71,30 @@ class UsageError(CpulaunchError):
     """A command line, profile or combination of settings that is invalid."""
 
     exit_code = 2
+    kind = "usage"
 
 
 class ProbeError(CpulaunchError):
     """A file that describes the machine exists and cannot be parsed."""
 
+    kind = "machine"
+
 
 class LaunchError(CpulaunchError):
     """A valid plan could not be carried out."""
+
+    kind = "launch"
 
 
 class NotExecutableError(CpulaunchError):
     """The program exists but cannot be executed."""
 
     exit_code = 126
+    kind = "not-executable"
 
 
 class NotFoundError(CpulaunchError):
     """The program does not exist."""
 
     exit_code = 127
+    kind = "not-found"

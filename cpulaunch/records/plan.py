@@ -112,6 +112,11 @@ class LaunchOptions:
         return reports or (self.strict and self.plugin)
 
     @property
+    def reports_on_stdout(self) -> bool:
+        """Whether stdout is for the report alone, and what workers write there goes to stderr."""
+        return self.report == "-"
+
+    @property
     def supervised(self) -> bool:
         """Whether even a single worker needs a supervisor beside it."""
         routed = self.log_dir is not None or self.show is not None or self.stdin is not None

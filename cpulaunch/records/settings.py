@@ -355,7 +355,10 @@ class Settings:
         False, types.FLAG, "Run and output", "let Python buffer a worker's output (default: -u if piped)"
     )
     report: str | None = _cli_setting(
-        None, types.FILE, "Run and output", "write a JSON report of what took effect in each worker (-: stdout)"
+        None,
+        types.FILE,
+        "Run and output",
+        "write a JSON report of what took effect in each worker (-: to stdout, and workers' output to stderr)",
     )
     metric: str | None = _cli_setting(
         None,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-OPENMP = ("libgomp", "libiomp5", "libomp", "libomp5")
-"""File names of OpenMP runtimes before "-" or ".so": wheels bundle them as libgomp-HASH.so.1."""
+OPENMP = {"libgomp": "gnu", "libiomp5": "intel", "libomp": "llvm", "libomp5": "llvm"}
+"""File names of OpenMP runtimes before "-" or ".so", and whose they are: wheels bundle them as libgomp-HASH.so.1."""
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 COMMAND_LETTERS = 1000
@@ -26,20 +26,23 @@ def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True)
     """Facts about a process (None: this one); empty, zero or None where /proc has none or the process has ended.
 
     Shape: {"pid", "command", "threads": [{"cpus": "0-1", "count": 3}], most first, "pages": {"0": bytes of each NUMA
-    node}, "openmp": [paths], "allocator": name, "allocator_path", "peak_memory_bytes", "rss_bytes"}.
+    node}, "openmp": [paths], "openmp_runtime" and "openmp_path": of the only one,
+    "allocator": name, "allocator_path", "peak_memory_bytes", "rss_bytes"}.
     `pages` walks the page tables of the process: milliseconds for each GB, during which the process may be delayed.
     """
     number = os.getpid() if pid is None else pid
     folder = f"{proc}/{number}"
     status = _status(f"{folder}/status")
     loaded = loaded_files(_lines(f"{folder}/maps"))
+    openmp = [file for file in loaded if openmp_kind(file)]
     allocator, path = _allocator(loaded)
     return {
         "pid": number,
         "command": " ".join(_read(f"{folder}/cmdline").replace("\0", " ").split())[:COMMAND_LETTERS],
         "threads": thread_masks(_masks(f"{folder}/task")),
         "pages": page_placement(_lines(f"{folder}/numa_maps")) if pages else {},
-        "openmp": [file for file in loaded if _stem(file) in OPENMP],
+        "openmp": openmp,
+        **openmp_facts(openmp[0] if len(openmp) == 1 else None),
         "allocator": allocator,
         "allocator_path": path,
         "peak_memory_bytes": _bytes(status.get("VmHWM")),
@@ -80,6 +83,16 @@ def loaded_files(lines: Iterable[str]) -> list[str]:
         if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/"):
             files[parts[5].rstrip("\n").removesuffix(" (deleted)")] = None
     return list(files)
+
+
+def openmp_kind(path: str) -> str | None:
+    """Whose OpenMP runtime a library is: "gnu", "intel" or "llvm"; None for any other library."""
+    return OPENMP.get(_stem(path))
+
+
+def openmp_facts(path: str | None) -> dict[str, str | None]:
+    """What a snapshot says about the runtime that is in use; None if it is not known."""
+    return {"openmp_runtime": None if path is None else openmp_kind(path), "openmp_path": path}
 
 
 def _stem(path: str) -> str:

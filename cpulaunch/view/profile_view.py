@@ -7,6 +7,7 @@ from cpulaunch.profile.model import Choice, Conditions, Profile
 from cpulaunch.profile.selection import UserProfiles, auto_profiles, presets
 from cpulaunch.records.errors import UsageError, escaped
 from cpulaunch.records.host import Host, count_text
+from cpulaunch.view.message_view import error_json
 from cpulaunch.view.text import wrapped
 
 TITLES = {"situation": "Situations", "server": "Servers", "intent": "Intents"}
@@ -123,6 +124,20 @@ def _choice_lines(head: str, choice: Choice, width: int) -> Iterable[str]:
     if choice.source is not None:
         dated = f"{choice.source} ({choice.date})" if choice.date else choice.source
         yield from wrapped(dated, width, head="      source: ")
+
+
+def validate_json(file: str, found: Profile | tuple[UsageError, ...]) -> dict[str, Any]:
+    """Whether the file is a valid profile, and if not, everything that is wrong with it."""
+    errors, profile = (found, None) if isinstance(found, tuple) else ((), found)
+    return {
+        "schema": 1,
+        "file": file,
+        "valid": profile is not None,
+        "kind": profile and profile.kind,
+        "settings": profile and len(profile.settings),
+        "variables": profile and len(profile.env),
+        "errors": [error_json(error) for error in errors],
+    }
 
 
 def validate_text(file: str, profile: Profile) -> str:

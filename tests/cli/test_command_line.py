@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import json_output
 from tests.roots import RootSpec, write_root
 
 
@@ -128,7 +129,8 @@ def test_a_corrupt_sysfs_is_two_lines(cpulaunch, tmp_path):
 def test_json_is_the_plan_and_nothing_else(cpulaunch, script, tmp_path):
     script("pass")
     root = write_root(tmp_path / "root", RootSpec(sockets=2, cores_per_l3=4, smt=2))
-    plan = json.loads(cpulaunch("plan", "--json", "--instances", "2", "--sysroot", str(root), "job.py").stdout)
+    words = ("plan", "--json", "--instances", "2", "--sysroot", str(root), "job.py")
+    plan = json_output.read("plan", cpulaunch(*words).stdout)
     assert {"schema", "mode", "profile", "world_size", "workers", "notes", "warnings"} <= set(plan)
     assert [worker["cpus"] for worker in plan["workers"]] == ["0-3", "4-7"]
     assert [worker["numa_nodes"] for worker in plan["workers"]] == ["0", "1"]
@@ -165,7 +167,7 @@ def test_an_interpreter_may_be_named_as_in_a_shell(cpulaunch, script, tmp_path):
     (folder / "snake").symlink_to(sys.executable)
     for named in ("snake", "bin/snake"):
         environ = {"PYTHON_EXEC": named, "PATH": f"{folder}:{os.environ['PATH']}"}
-        (worker,) = json.loads(cpulaunch("plan", "--json", "job.py", env=environ).stdout)["workers"]
+        (worker,) = json_output.read("plan", cpulaunch("plan", "--json", "job.py", env=environ).stdout)["workers"]
         assert worker["argv"][0] == str(folder / "snake")
     two_lines(cpulaunch("job.py", env={"PYTHON_EXEC": "no-such-snake"}), 127, "no-such-snake")
 
@@ -191,9 +193,16 @@ def test_a_closed_stdout_causes_no_traceback(cpulaunch, script):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize("command", [("plan", "job.py"), ("plan", "--json", "job.py"), ("probe",), ("--help",)])
+@pytest.mark.parametrize("command", [("plan", "job.py"), ("probe",), ("--help",)])
 def test_a_full_disk_is_two_lines(cpulaunch, command):
     two_lines(cpulaunch(*command, shell='exec "$@" >/dev/full'), 125, "stdout")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_is_an_error_in_json(cpulaunch):
+    result = cpulaunch("plan", "--json", "job.py", shell='exec "$@" >/dev/full')
+    (error,) = json_output.read_messages(result.stderr)
+    assert (result.returncode, error["source"]) == (125, "stdout")
 
 
 def test_several_workers_do_not_read_their_script_from_standard_input(cpulaunch):
@@ -250,7 +259,7 @@ def test_help_and_version(cpulaunch):
 
 
 def test_probe_of_this_machine(cpulaunch, tmp_path):
-    found = json.loads(cpulaunch("probe", "--json").stdout)
+    found = json_output.read("probe", cpulaunch("probe", "--json").stdout)
     assert found["schema"] == 1
     assert found["cpus"]
     assert cpulaunch("probe", "--svg", "map.svg").returncode == 0

@@ -15,6 +15,7 @@ from cpulaunch.cli import run as run_module
 from cpulaunch.cli.main import run_command_line
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.probe import Root
+from tests import json_output
 from tests.roots import RootSpec, write_root
 
 HELP = "Usage: cpulaunch [OPTIONS] SCRIPT"
@@ -479,7 +480,9 @@ def test_a_new_user_types(typed, line, code, parts):
     result, said = typed(line)
     assert [part for part in parts if part not in said] == [], said
     assert result == code, said
-    if code != 0:
+    if code != 0 and "--json" in line:
+        json_output.read_messages(said)
+    elif code != 0:
         assert len(said.splitlines()) == 2, said
         assert said.startswith("cpulaunch: error: ")
 

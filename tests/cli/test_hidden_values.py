@@ -1,6 +1,5 @@
 """No output of any command shows a value that --env gave, unless --show-env asks for it."""
 
-import json
 import os
 import stat
 import subprocess
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests import json_output
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shell scripts")
 
@@ -84,12 +85,12 @@ def test_the_answer_to_another_launchers_option_does_not_repeat_the_value(words:
 def test_the_worker_gets_the_value_and_show_env_shows_it(script: str, tmp_path: Path) -> None:
     done = cpulaunch(*ENV, "--show-env", "--report", "report.json", script)
     assert done.stdout == f"{TOKEN[::-1]} 3m\n"
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = json_output.read("report", (tmp_path / "report.json").read_text())
     assert report["plan"]["workers"][0]["env"]["API_KEY"] == TOKEN
 
 
 def test_a_variable_that_tunes_is_shown(script: str) -> None:
-    plan = json.loads(cpulaunch("plan", "--json", *ENV, script).stdout)
+    plan = json_output.read("plan", cpulaunch("plan", "--json", *ENV, script).stdout)
     env = plan["workers"][0]["env"]
     assert (env["API_KEY"], env["OMP_STACKSIZE"]) == ("(hidden)", "3m")
     note = next(note for note in plan["notes"] if note["setting"] == "API_KEY")

@@ -1,7 +1,5 @@
 """-O on command lines: how it is written, and what it does with the profiles of a machine."""
 
-import json
-
 import pytest
 
 from cpulaunch.cli.arguments import parse_command_line
@@ -10,6 +8,7 @@ from cpulaunch.cli.run import read_command_line, request_for
 from cpulaunch.cli.usage import help_text
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import LaunchRequest
+from tests import json_output
 from tests.profile.hosts import AVX512, amd
 
 HOST = amd(0x1A, 0x02, *AVX512, "avx512_bf16", quota=2.0)
@@ -110,7 +109,7 @@ def test_json_shows_the_level_and_its_settings(capsys: pytest.CaptureFixture[str
     from cpulaunch.cli.run import run
 
     assert run(["-O2", "--json", "a.py"], {"HOME": "/nowhere"}, only_plan=True) == 0
-    notes = {entry["setting"]: entry for entry in json.loads(capsys.readouterr().out)["notes"]}
+    notes = {entry["setting"]: entry for entry in json_output.read("plan", capsys.readouterr().out)["notes"]}
     assert (notes["optimize"]["value"], notes["optimize"]["origin"]) == ("2", "cli")
     assert (notes["graph"]["value"], notes["graph"]["origin"]) == ("onednn", "cli -O2")
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from tests.json_output import schema
 from tests.probe.captured import hwloc_machines, unpack
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,6 +29,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 CALL = re.compile(r"(?:^|\s)(?:cpulaunch|torchrun)(?= |$)")
+FIELDS = re.compile(r"^<!-- schemas/([\w-]+)\.json -->\n.*?(?=\n## |\Z)", re.MULTILINE | re.DOTALL)
+"""Where a page lists the fields of a schema: from the comment to the next heading."""
 QUOTED = re.compile(r"^\$ (cpulaunch (?:.*\\\n)*.*)\n((?:(?!\$ |```).*\n)*)", re.MULTILINE)
 
 
@@ -71,13 +77,54 @@ def call_words(line: str) -> list[str]:
 
 
 def refreshed(text: str, run: Callable[[str], str]) -> str:
-    """The page with the output of every quoted command on the captured machine as it is now."""
+    """The page with the output of every quoted command on the captured machine, and every schema's fields, of now."""
 
     def again(quoted: re.Match[str]) -> str:
         command, output = quoted.groups()
         return f"$ {command}\n{run(command) if '--sysroot' in command else output}"
 
-    return QUOTED.sub(again, text)
+    return FIELDS.sub(lambda place: schema_fields(place.group(1)), QUOTED.sub(again, text))
+
+
+def schema_fields(name: str) -> str:
+    """The comment that names a schema, its description with a link, and a list of its fields."""
+    document = schema(name)
+    title = f"{document['description']} Schema: [{name}](schemas/{name}.json)."
+    lines = [f"<!-- schemas/{name}.json -->", "", *_paragraph(title), "", *_field_lines(document, indent=""), ""]
+    return "\n".join(lines)
+
+
+def _paragraph(text: str, *, head: str = "", indent: str = "") -> list[str]:
+    return textwrap.wrap(text, 120, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _field_lines(node: Any, *, indent: str) -> Iterator[str]:
+    """A list item for each field of a schema's object, and below it those for the object in the field."""
+    for name, described in node.get("properties", {}).items():
+        if name == "schema":
+            continue
+        suffix, inner = _element(described)
+        text = f"`{name}{suffix}`{_type_text(inner)}: {described['description']}"
+        yield from _paragraph(text, head=f"{indent}- ", indent=f"{indent}  ")
+        yield from _field_lines(inner, indent=f"{indent}  ")
+
+
+def _element(node: Any) -> tuple[str, Any]:
+    """The schema of the values in lists and under names that vary, with what stands for these in a path."""
+    for key, step in (("items", "[]"), ("additionalProperties", ".*")):
+        if isinstance(node.get(key), dict) and "array" not in node["type"][1:]:
+            suffix, inner = _element(node[key])
+            return step + suffix, inner
+    return "", node
+
+
+def _type_text(node: Any) -> str:
+    """The type of a value in brackets; nothing for an object, whose fields follow, and for one of another schema."""
+    if "enum" in node:
+        words = [json.dumps(word) for word in node["enum"]]
+        return f" ({', '.join(f'`{word}`' for word in words)})"
+    types = node.get("type", "object")
+    return "" if types == "object" else f" ({types if isinstance(types, str) else ' or '.join(types)})"
 
 
 def runner(folder: Path) -> Callable[[str], str]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from cpulaunch.cli.main import run_command_line
+from cpulaunch.doctor import findings
+from cpulaunch.profile.model import CONDITIONS, PROFILE_KINDS
+from cpulaunch.records import host, plan, settings
+from cpulaunch.records.record import fields
+from cpulaunch.records.value_types import literal_words
+from tests import json_output
 from tests.docs import pages
 from tests.docs.pages import CAPTURED, PAGES, REPOSITORY
 from tests.plan.gpus.machines import DGX_H100
@@ -141,9 +147,9 @@ PLANS = (
 @pytest.mark.parametrize("options", PLANS, ids=" ".join)
 def test_the_reference_names_every_variable(options: list[str], cpulaunch: Callable[..., str], gpus: str) -> None:
     root = gpus if "gpu" in options else CAPTURED
-    plan = json.loads(cpulaunch("plan", "--sysroot", root, "--json", *options, "train.py"))
+    planned = json_output.read("plan", cpulaunch("plan", "--sysroot", root, "--json", *options, "train.py"))
     named = set(re.findall(r"\b[A-Z][A-Z0-9_]{3,}\b", section("## Environment variables")))
-    assert {name for worker in plan["workers"] for name in worker["env"]} <= named
+    assert {name for worker in planned["workers"] for name in worker["env"]} <= named
 
 
 @pytest.fixture(scope="module")
@@ -152,19 +158,69 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_root(tmp_path_factory.mktemp("gpus"), DGX_H100))
 
 
-def test_the_reference_has_the_fields_of_probe(cpulaunch: Callable[..., str], gpus: str) -> None:
-    machines = ([], ["--sysroot", gpus])
-    check_fields("### `cpulaunch probe --json`", [json.loads(cpulaunch("probe", "--json", *line)) for line in machines])
+SAMPLES = {
+    "probe": [["probe"], ["probe", "--sysroot", "GPUS"], ["probe", "--sysroot", CAPTURED]],
+    "plan": [
+        ["plan", "--sysroot", CAPTURED, "--instances", "40", "--oversubscribe", "train.py"],
+        ["plan", "--sysroot", CAPTURED, "--nproc-per-node", "2", "train.py"],
+        ["plan", "--sysroot", "GPUS", "--nproc-per-node", "gpu", "train.py"],
+        ["plan"],
+    ],
+    "doctor": [["doctor", "--sysroot", CAPTURED]],
+    "profiles-list": [["profiles", "list"]],
+    "profiles-show": [["profiles", "show", name] for name in ("hybrid-desktop", "xeon-amx")],
+}
 
 
-def test_the_reference_has_the_fields_of_plan(cpulaunch: Callable[..., str]) -> None:
-    lines = (["--instances", "40", "--oversubscribe"], ["--nproc-per-node", "2"])
-    plans = [json.loads(cpulaunch("plan", "--sysroot", CAPTURED, "--json", *line, "train.py")) for line in lines]
-    check_fields("### `cpulaunch plan --json`", plans)
+@pytest.mark.parametrize(("name", "words"), [(name, words) for name, lines in SAMPLES.items() for words in lines])
+def test_outputs_obey_their_schemas(name: str, words: list[str], cpulaunch: Callable[..., str], gpus: str) -> None:
+    json_output.read(name, cpulaunch("--json", *(gpus if word == "GPUS" else word for word in words)))
 
 
-def test_the_reference_has_the_fields_of_doctor(cpulaunch: Callable[..., str]) -> None:
-    check_fields("### `cpulaunch doctor --json`", [json.loads(cpulaunch("doctor", "--json", "--sysroot", CAPTURED))])
+def described(node: Any) -> Iterator[Any]:
+    """Every part of a schema that is about a named field."""
+    for inner in node.get("properties", {}).values():
+        yield inner
+        yield from described(inner)
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            yield from described(node[key])
+
+
+@pytest.mark.parametrize("name", json_output.names())
+def test_schemas_are_valid_and_describe_every_field(name: str) -> None:
+    schema = json_output.schema(name)
+    Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:cpulaunch:schema:1:{name}"
+    assert [inner for inner in described(schema) if not inner.get("description")] == []
+    assert f"<!-- schemas/{name}.json -->" in (REPOSITORY / "docs/json.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "words"),
+    [
+        ("plan", "mode", literal_words(plan.Mode)),
+        ("plan", "workers/mempolicy", literal_words(settings.MemoryPolicy)),
+        ("probe", "cpus/kind", (*literal_words(host.CoreKind), None)),
+        ("probe", "caches/type", literal_words(host.CacheType)),
+        ("probe", "kernel/mempolicy", literal_words(host.Permission)),
+        ("probe", "libraries/kind", literal_words(host.LibraryKind)),
+        ("doctor", "checks/status", get_args(findings.Status)),
+        ("profiles-show", "kind", PROFILE_KINDS),
+    ],
+)
+def test_schemas_know_every_word(name: str, field: str, words: tuple[str | None, ...]) -> None:
+    node = json_output.schema(name)
+    for step in field.split("/"):
+        node = node.get("items", node)["properties"][step]
+    assert set(node["enum"]) == set(words)
+
+
+def test_schemas_know_every_condition_and_every_field_of_a_job() -> None:
+    applies = json_output.schema("profiles-show")["properties"]["applies"]
+    assert set(applies["items"]["properties"]) == set(CONDITIONS)
+    job = json_output.schema("plan")["properties"]["job"]
+    assert set(job["required"]) == {"member" if name == "scheduled_rank" else name for name in fields(plan.JobPlan)}
 
 
 PROGRAM = """import torch, cpulaunch
@@ -177,47 +233,13 @@ cpulaunch.metric("samples/s", 1.5)
 
 
 @pytest.mark.torch
-def test_the_reference_has_the_fields_of_a_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", [["--graph", "onednn", "program.py"], ["--nproc-per-node", "1", "--no-python", "true"]]
+)
+def test_reports_obey_their_schema(line: list[str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "program.py").write_text(PROGRAM)
-    launches = (["--graph", "onednn", "program.py"], ["--nproc-per-node", "1", "--no-python", "true"])
-    check_fields("### `--report FILE.json`", [reported(line, tmp_path) for line in launches])
-
-
-def reported(line: list[str], folder: Path) -> Any:
-    """The report of a launch with these words."""
     command = [sys.executable, "-m", "cpulaunch", "--report", "r.json", *line]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    return json.loads((folder / "r.json").read_text())
-
-
-def check_fields(heading: str, objects: Iterable[Any]) -> None:
-    """Fails unless the table under the heading names the fields of these objects, and no others.
-
-    A field under one that is null or empty in all of them may be there.
-    """
-    rows = re.findall(r"^\| (`.+?`) \|", section(heading), re.MULTILINE)
-    named = {field for cell in rows for field in re.findall(r"`([^`]+)`", cell)} | {"schema"}
-    fields = {field for each in objects for field in leaves(each, "", named)}
-    empty = {field.removesuffix("?") for field in fields if field.endswith("?")}
-    filled = {field for field in fields if not field.endswith("?")}
-    assert filled - named == set()
-    assert {each for each in empty - named if not any(name.startswith(each) for name in named)} == set()
-    assert {name for name in named - filled if not any(name.startswith(each) for each in empty)} == set()
-
-
-def leaves(value: Any, path: str, named: set[str]) -> Iterator[str]:
-    """The paths of an object's values, with `[]` for lists and `*` for keys that vary; `?` after what is empty."""
-    if f"{path}.*" in named and value is not None:
-        yield f"{path}.*"
-    elif isinstance(value, dict) and value:
-        varies = any(name.startswith(f"{path}.*") for name in named)
-        for key, inner in value.items():
-            step = "*" if varies else key
-            yield from leaves(inner, f"{path}.{step}" if path else step, named)
-    elif isinstance(value, list) and value:
-        for inner in value:
-            yield from leaves(inner, f"{path}[]", named)
-    else:
-        yield f"{path}?" if value is None or value == [] or value == {} else path
+    json_output.read("report", (tmp_path / "r.json").read_text())

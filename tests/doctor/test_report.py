@@ -13,6 +13,7 @@ from cpulaunch.doctor.torch_report import REPORT_PROGRAM, BrokenTorch, ProgramRe
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.records.host import Library, Torch
 from cpulaunch.records.request import WorkerPython
+from tests import json_output
 from tests.doctor.facts import TORCH, facts, machine
 from tests.roots import RootSpec, write_root
 
@@ -141,7 +142,7 @@ def test_wheels_with_a_runtime_of_their_own(tmp_path):
 
 def test_the_report_as_json():
     report = run_checks(facts(torch=BrokenTorch(reason="OSError: x"), environ={"OMP_DYNAMIC": "1"}, swap=None))
-    data = json.loads(json.dumps(report.as_json()))
+    data = json_output.read("doctor", json.dumps(report.as_json()))
     assert (data["schema"], data["problems"], data["advice"]) == (1, 2, 0)
     assert {check["check"] for check in data["checks"]} == set(CHECKS)
     assert data["checks"][1] == {
@@ -183,7 +184,7 @@ def test_this_machine():
     host = probe_host(root, interpreter=sys.executable)
     report = doctor_report(host, root=root, python=PYTHON, environ=dict(os.environ))
     assert {name for name, _ in report.findings} == set(CHECKS)
-    assert json.dumps(report.as_json())
+    json_output.checked("doctor", report.as_json())
     assert all(finding.found for _, finding in report.findings)
 
 

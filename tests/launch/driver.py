@@ -9,6 +9,7 @@ from cpulaunch.launch.supervision.failure_text import summary
 from cpulaunch.launch.supervision.report import report
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
+from cpulaunch.view.plan_view import plan_json
 
 
 def read_plan(described):
@@ -55,7 +56,7 @@ def main(path):
         print(line, file=sys.stderr)
     if plan.launch.report is not None:
         with open(plan.launch.report, "w") as file:
-            json.dump(report(plan, result, version="test", plan_json={}), file)
+            json.dump(report(plan, result, version="test", plan_json=plan_json(plan)), file)
     return result.exit_code
 
 

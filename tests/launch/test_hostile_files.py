@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from tests import json_output
 from tests.launch.launching import eventually
 from tests.strangers import AS_STRANGER, as_stranger, folder_of_stranger, needs_root
 
@@ -64,7 +65,7 @@ REPLACED = {
 def test_an_event_file_that_a_worker_replaced_is_not_read(cpulaunch, tmp_path, code):
     process = cpulaunch(f"{EVENTS}{code}\nsys.exit(7)", "--report", "r.json", "--cpus", "0")
     assert process.returncode == 7
-    assert json.loads((tmp_path / "r.json").read_text())["workers"][0]["plugin"] == "not loaded"
+    assert json_output.read("report", (tmp_path / "r.json").read_text())["workers"][0]["plugin"] == "not loaded"
 
 
 MALFORMED = {
@@ -80,7 +81,7 @@ MALFORMED = {
 def test_malformed_events_are_counted_and_change_no_exit_code(cpulaunch, tmp_path, text):
     code = f"{EVENTS}open(path, 'a', encoding='latin-1').write({text})"
     assert cpulaunch(code, "--report", "r.json", "--cpus", "0").returncode == 0
-    (worker,) = json.loads((tmp_path / "r.json").read_text())["workers"]
+    (worker,) = json_output.read("report", (tmp_path / "r.json").read_text())["workers"]
     assert worker["ignored_events"] + worker["unread_event_bytes"] > 0
     assert worker["metrics"] == {}
 
@@ -176,7 +177,7 @@ def test_a_report_is_not_written_through_another_users_link(cpulaunch, strangers
     """
     report = strangers / "r.json"
     assert cpulaunch(code, "--report", str(report), "--cpus", "0").returncode == 0
-    assert json.loads(report.read_text())["exit_code"] == 0
+    assert json_output.read("report", report.read_text())["exit_code"] == 0
     assert report.stat().st_mode & 0o777 == 0o600
 
     report.unlink()
@@ -211,7 +212,7 @@ def test_a_report_goes_to_the_file_that_is_standard_output(tmp_path):
         assert subprocess.run(command, cwd=tmp_path, stdout=out, check=False, timeout=SECONDS).returncode == 0
     first, _, rest = (tmp_path / "out").read_text().partition("\n")
     assert first == "line"
-    assert json.loads(rest)["exit_code"] == 0
+    assert json_output.read("report", rest)["exit_code"] == 0
 
 
 KILLED = """

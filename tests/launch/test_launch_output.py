@@ -1,6 +1,5 @@
 """The output of workers is complete, unmixed, prefixed and logged, and never delays a signal."""
 
-import json
 import os
 import pty
 import signal
@@ -11,6 +10,7 @@ import time
 import pytest
 
 from cpulaunch.launch.process.processes import children_of
+from tests import json_output
 from tests.launch.launching import alive, eventually, python, shell
 
 LINES = 20_000
@@ -245,7 +245,7 @@ def test_a_full_disk_leaves_a_report(launcher, tmp_path):
     (tmp_path / "worker-0.log").symlink_to("/dev/full")
     outcome = launcher.run(shell("echo text; exec sleep 600"), ["/bin/true"], log_dir=".", report="report.json")
     assert outcome.code == 125
-    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 125
+    assert json_output.read("report", (tmp_path / "report.json").read_text())["exit_code"] == 125
 
 
 def test_a_full_standard_output_is_a_failure_too(launcher):

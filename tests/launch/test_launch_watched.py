@@ -1,6 +1,5 @@
 """Runs with a report, a metric or a start barrier: the observations, and that no file of a run remains."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import pytest
 
 from cpulaunch.launch.process.run_directory import make_private_path
 from cpulaunch.records.errors import LaunchError
+from tests import json_output
 from tests.launch.launching import alive, eventually, python, shell, sleeps
 
 
@@ -34,7 +34,7 @@ def watched(launcher, runs):
             return launcher.run(*workers, env={"TMPDIR": str(runs), **(env or {})}, **{"report": "r.json"} | options)
 
         def report(self):
-            return json.loads((launcher.dir / "r.json").read_text())
+            return json_output.read("report", (launcher.dir / "r.json").read_text())
 
         def parts(self, name):
             return [worker[name] for worker in self.report()["workers"]]

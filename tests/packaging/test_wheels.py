@@ -1,7 +1,6 @@
 """The files that scripts/build-wheels builds: which one pip selects, and what each installs without a compiler."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from builds import CCL, LIBRARIES, MKL, complete, copy_checkout, make_environment, run
 
 import cpulaunch
+from tests import json_output
 
 NAME = f"cpulaunch-{cpulaunch.__version__}"
 COMPILED = f"{NAME}-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
@@ -75,7 +75,7 @@ class Installation:
 
     def doctor(self, check: str) -> dict[str, str]:
         """The finding of this check (others may find problems of this machine)."""
-        found = json.loads(self.cpulaunch("doctor", "--json").stdout)["checks"]
+        found = json_output.read("doctor", self.cpulaunch("doctor", "--json").stdout)["checks"]
         return next(each for each in found if each["check"] == check)
 
 

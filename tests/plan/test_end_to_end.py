@@ -10,6 +10,7 @@ from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.view.plan_view import plan_json, plan_text
+from tests import json_output
 from tests.plan.machines import lines, plan
 from tests.probe.captured import hwloc_machines, unpack
 from tests.roots import EPYC, GRACE, RootSpec, host_of
@@ -27,7 +28,7 @@ def test_every_captured_machine_is_planned_for(machine: dict[str, Any], tmp_path
             assert cores < 3
             continue
         assert plan_text(made, host, width=80, color=False)
-        assert plan_json(made)["world_size"] == len(made.workers)
+        assert json_output.checked("plan", plan_json(made))["world_size"] == len(made.workers)
         check_workers(made, host)
 
 

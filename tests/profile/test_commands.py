@@ -8,6 +8,7 @@ from cpulaunch.profile.file import read_profile
 from cpulaunch.profile.selection import find_profile, presets, user_profiles
 from cpulaunch.records.errors import UsageError
 from cpulaunch.view.profile_view import list_json, list_text, show_json, show_text, validate_text
+from tests import json_output
 from tests.profile.hosts import AMX, xeon
 
 EMERALD = xeon(207, *AMX, quota=2.0)
@@ -39,7 +40,7 @@ def test_the_list_shows_own_profiles_and_their_errors(folder):
 
 
 def test_the_list_as_json(folder):
-    listed = json.loads(json.dumps(list_json(EMERALD, own=user_profiles(folder))))
+    listed = json_output.read("profiles-list", json.dumps(list_json(EMERALD, own=user_profiles(folder))))
     by_name = {entry["name"]: entry for entry in listed["profiles"]}
     assert listed["schema"] == 1
     assert by_name["xeon-amx"]["auto"] is True
@@ -64,7 +65,7 @@ def test_show_explains_every_value(name):
         assert choice["source"] in flat
         assert choice["date"] in flat
     assert shown["not_for"] in flat
-    assert json.loads(json.dumps(shown)) == shown
+    assert json_output.read("profiles-show", json.dumps(shown)) == shown
 
 
 def test_show_writes_values_as_typed():

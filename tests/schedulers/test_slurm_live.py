@@ -1,11 +1,11 @@
 """A real Slurm on this machine: two nodes of two CPUs, started and ended by scripts/slurm-cluster."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests import json_output
 from tests.schedulers.live import HERE, answers, slurm
 
 pytestmark = pytest.mark.root
@@ -53,7 +53,7 @@ def test_shells_of_an_allocation_are_not_tasks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     for name in ("salloc.json", "batch.json"):
-        plan = json.loads((tmp_path / name).read_text())
+        plan = json_output.read("plan", (tmp_path / name).read_text())
         assert (plan["world_size"], [worker["rank"] for worker in plan["workers"]]) == (2, [0, 1]), name
         assert "scheduler" not in {note["setting"] for note in plan["notes"]}
 

@@ -54,11 +54,19 @@ def test_a_process_is_described(proc):
         "threads": [{"cpus": "0-1,4", "count": 2}, {"cpus": "3", "count": 1}],
         "pages": {"0": 3 * 4096, "1": 2 * 4096 + 2 * 2048 * 1024, "12": 4 * 4096},
         "openmp": ["/opt/torch/lib/libgomp-98b21ff3.so.1", "/opt/with space/libiomp5.so"],
+        "openmp_runtime": None,
+        "openmp_path": None,
         "allocator": "tcmalloc",
         "allocator_path": "/usr/lib/libtcmalloc_minimal.so.4.5.10",
         "peak_memory_bytes": 2116 * 1024,
         "rss_bytes": 2000 * 1024,
     }
+
+
+def test_the_only_openmp_runtime_is_the_one_in_use(proc):
+    (proc / "42/maps").write_text(MAPS.replace("libiomp5", "libother"))
+    described = snapshot(42, proc=str(proc))
+    assert (described["openmp_runtime"], described["openmp_path"]) == ("gnu", described["openmp"][0])
 
 
 def test_pages_are_left_out_on_request(proc):

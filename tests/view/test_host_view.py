@@ -15,6 +15,7 @@ from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Quota, Torch
 from cpulaunch.view.host_view import probe_json, probe_text
 from cpulaunch.view.machine_map import machine_map
 from cpulaunch.view.machine_svg import machine_svg
+from tests import json_output
 from tests.probe.captured import hwloc_machines
 from tests.roots import EPYC, GRACE, RootSpec, X86Cpu, host_of
 
@@ -123,7 +124,7 @@ def test_the_table_lists_the_extensions_of_torch() -> None:
 
 
 def test_the_json_contract() -> None:
-    found = json.loads(json.dumps(probe_json(HOSTS["hybrid"])))
+    found = json_output.read("probe", json.dumps(probe_json(HOSTS["hybrid"])))
     assert found["schema"] == 1
     assert found["arch"] == "x86_64"
     assert set(found["cpu"]["features"]) == set(FEATURES)
@@ -154,7 +155,7 @@ def test_the_json_contract() -> None:
 
 
 def test_this_machine_as_json() -> None:
-    assert json.loads(json.dumps(probe_json(probe_host(Root()))))["sysroot"] is None
+    assert json_output.read("probe", json.dumps(probe_json(probe_host(Root()))))["sysroot"] is None
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -182,7 +183,7 @@ def test_captured_machines_can_be_shown(machine: dict[str, Any], captured_root: 
     assert max(map(len, machine_map(host).splitlines())) <= 80
     assert probe_text(host, width=80, color=True)
     minidom.parseString(machine_svg(host))
-    json.dumps(probe_json(host))
+    json_output.read("probe", json.dumps(probe_json(host)))
 
 
 EVIL = "Xeon\x1b]0;owned\x07\x9b31m\u202e<b>\x00\ud8ff&"

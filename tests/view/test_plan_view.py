@@ -9,6 +9,7 @@ from cpulaunch.records.record import replace
 from cpulaunch.records.request import SchedulerRank
 from cpulaunch.view.job_view import job_json
 from cpulaunch.view.plan_view import plan_json, plan_text
+from tests import json_output
 from tests.plan.machines import libraries, machine, plan, quota
 
 HOST = libraries(machine(sockets=2, cores=4, smt=2), "tcmalloc")
@@ -20,7 +21,7 @@ def text(host: Host, flags: str = "", *, width: int = 80, color: bool = False, *
 
 def test_json_is_the_contract() -> None:
     made = plan_json(plan(HOST, "--instances 2 --affinity none", environ={"KMP_AFFINITY": "compact"}, profile={}))
-    assert json.loads(json.dumps(made)) == made
+    assert json_output.read("plan", json.dumps(made)) == made
     assert list(made) == ["schema", "mode", "profile", "world_size", "workers", "notes", "warnings", "job"]
     assert (made["schema"], made["mode"], made["profile"], made["world_size"]) == (1, "instances", "p", 2)
     worker = made["workers"][1]
@@ -113,7 +114,7 @@ def test_colours_are_off_by_default() -> None:
 
 def test_json_of_a_job_has_its_ranks_and_the_job() -> None:
     made = plan_json(plan(HOST, "--nproc-per-node 2 --nnodes 2 --node-rank 1 --master-addr a --redirects 1:3"))
-    assert json.loads(json.dumps(made)) == made
+    assert json_output.read("plan", json.dumps(made)) == made
     assert (made["mode"], made["world_size"]) == ("ranks", 4)
     assert [(each["rank"], each["local_rank"], each["gpu"]) for each in made["workers"]] == [(2, 0, None), (3, 1, None)]
     job = made["job"]

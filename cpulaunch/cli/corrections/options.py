@@ -6,7 +6,7 @@ import os
 
 from cpulaunch.cli.corrections.foreign_options import EQUIVALENTS, VALUES, Equivalent
 from cpulaunch.records.errors import UsageError
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ PROGRAM_SUFFIXES = (".py", ".sh")
 
 
 @record(kw_only=False)
-class UnknownOption:
-    """An option as typed, its name with dashes, and its value, if the next word is one."""
+class TypedOption:
+    """An option as typed, its name with dashes, its value, if the next word is one, and the number of the next word."""
 
     typed: str
     name: str
     value: str | None
+    known: bool
+    end: int
 
 
 def unknown_options_error(
@@ -35,15 +37,17 @@ def unknown_options_error(
 
     `values`: how many values an option of cpulaunch takes; None for a name that is unknown. `known`: all names.
     """
-    unknown = list(_unknown(tokens, canonical=canonical, values=values))
+    typed = typed_options(tokens, canonical=canonical, values=values)
+    unknown = [option for option in typed if not option.known]
     names = list(dict.fromkeys(option.typed for option in unknown))
     what = "unknown option" if len(names) == 1 else "unknown options"
     return UsageError(what, value=", ".join(names), hint=_hint(unknown, known))
 
 
-def _unknown(
+def typed_options(
     tokens: Sequence[str], *, canonical: Callable[[str], str], values: Callable[[str], int | None]
-) -> Iterator[UnknownOption]:
+) -> Iterator[TypedOption]:
+    """The options before the program, also where some are unknown."""
     position = 0
     while position < len(tokens) and tokens[position].startswith("-") and tokens[position] not in ("-", "--"):
         typed, equals, inline = tokens[position].partition("=")
@@ -51,12 +55,10 @@ def _unknown(
         position += 1
         following = tokens[position : position + 1]
         count = None if name == "--module" and following and _is_cpulist(following[0]) else values(name)
-        if count is not None:
-            position += 0 if equals else count
-            continue
-        takes_value = not equals and _takes_value(name, tokens[position:])
-        yield UnknownOption(typed, name, inline if equals else following[0] if takes_value else None)
-        position += takes_value
+        takes_value = _takes_value(name, tokens[position:]) if count is None else count > 0 and bool(following)
+        value = inline if equals else following[0] if takes_value else None
+        position += takes_value and not equals
+        yield TypedOption(typed, name, value, count is not None, position)
 
 
 def _takes_value(name: str, rest: Sequence[str]) -> bool:
@@ -70,7 +72,7 @@ def _takes_value(name: str, rest: Sequence[str]) -> bool:
     return len(rest) > 1 and not rest[0].endswith(PROGRAM_SUFFIXES) and not os.path.exists(rest[0])
 
 
-def _hint(unknown: Sequence[UnknownOption], known: Sequence[str]) -> str:
+def _hint(unknown: Sequence[TypedOption], known: Sequence[str]) -> str:
     """What to type instead of each option, in one line."""
     unknown = _with_level(unknown)
     parts = list(dict.fromkeys(filter(None, (_instead(option, known, alone=len(unknown) == 1) for option in unknown))))
@@ -79,17 +81,17 @@ def _hint(unknown: Sequence[UnknownOption], known: Sequence[str]) -> str:
     return "; ".join(parts).replace("?;", "?")
 
 
-def _with_level(unknown: Sequence[UnknownOption]) -> list[UnknownOption]:
+def _with_level(unknown: Sequence[TypedOption]) -> list[TypedOption]:
     """The options with `--auto-ipex --dtype bfloat16` as one: together they are one optimization level."""
     dtype = next((option for option in unknown if option.name == "--dtype"), None)
     auto = next((option for option in unknown if option.name == "--auto-ipex"), None)
     if dtype is None or auto is None:
         return list(unknown)
-    both = UnknownOption(f"{auto.typed} {dtype.typed}", dtype.name, dtype.value)
+    both = replace(dtype, typed=f"{auto.typed} {dtype.typed}")
     return [both if option is dtype else option for option in unknown if option is not auto]
 
 
-def _instead(option: UnknownOption, known: Sequence[str], *, alone: bool) -> str | None:
+def _instead(option: TypedOption, known: Sequence[str], *, alone: bool) -> str | None:
     equivalent = EQUIVALENTS.get(option.name)
     if equivalent is not None:
         return _in_cpulaunch(option, equivalent)
@@ -104,7 +106,7 @@ ASSIGNING, ASSIGNMENT = ("-x", "-e"), "NAME=VALUE"
 """Options of other launchers that set a variable, and what is shown for its value, which may be a password."""
 
 
-def _in_cpulaunch(option: UnknownOption, equivalent: Equivalent) -> str:
+def _in_cpulaunch(option: TypedOption, equivalent: Equivalent) -> str:
     """The option of another tool, and what to type for it."""
     given = ASSIGNMENT if option.value and option.name in ASSIGNING else option.value
     value = given or "N"

@@ -66,7 +66,7 @@ def open_output_routing(plan: LaunchPlan) -> OutputRouting:
 
 def _open_routing(plan: LaunchPlan, logs: Sequence[Sink | None]) -> OutputRouting:
     shown = [plan.launch.show is None or worker.index in plan.launch.show for worker in plan.workers]
-    terminal = open_terminal(prefixed=sum(shown) > 1)
+    terminal = open_terminal(plan, prefixed=sum(shown) > 1)
     inputs = worker_inputs(plan)
     metrics = open_metrics(plan)
     opened = [
@@ -170,8 +170,11 @@ def reopen_logs(routing: OutputRouting) -> None:
         os.close(new)
 
 
-def open_terminal(*, prefixed: bool) -> Terminal:
-    """The sinks for this launch's own stdout and stderr. Raises: OSError."""
+def open_terminal(plan: LaunchPlan, *, prefixed: bool) -> Terminal:
+    """The sinks for this launch's own stdout and stderr; only stderr if a report goes to stdout. Raises: OSError."""
+    if plan.launch.reports_on_stdout:
+        err = Sink.for_inherited(STDERR, name="stderr")
+        return Terminal(out=err, err=err, prefixed=prefixed)
     out = Sink.for_inherited(STDOUT, name="stdout")
     same = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
     err = out if same else Sink.for_inherited(STDERR, name="stderr")

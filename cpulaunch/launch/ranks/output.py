@@ -80,7 +80,7 @@ class _AttemptOutput:
         self._job = job
         self._files = files
         self._shown = frozenset(range(len(plan.workers))) if plan.launch.show is None else plan.launch.show
-        self._terminal = open_terminal(prefixed=False)
+        self._terminal = open_terminal(plan, prefixed=False)
         self._filtered = {stream: self._open_filtered(stream) for stream in (STDOUT, STDERR)}
 
     def stream_sinks(self, local_rank: int, stream: int) -> _StreamSinks:

@@ -6,7 +6,7 @@ from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
 from cpulaunch.launch.supervision.module_report import chosen_report, graph_report, module_lines, weights_report
 from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
-from cpulaunch.records.errors import quoted
+from cpulaunch.records.errors import escaped, quoted
 from cpulaunch.records.host import count_text
 from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
 from cpulaunch.records.torch_settings import VARIABLE, decode
@@ -126,8 +126,23 @@ def _metrics(plan: LaunchPlan, worker: WorkerResult) -> dict[str, float]:
 
 
 def worker_lines(result: LaunchResult) -> tuple[str, ...]:
-    """Lines on how the modules of all workers ran; none where nothing was reported."""
-    return module_lines(worker.observation.report for worker in result.workers if worker.observation is not None)
+    """Lines on the OpenMP runtime and on how the modules of all workers ran; none where nothing was reported."""
+    modules = module_lines(worker.observation.report for worker in result.workers if worker.observation is not None)
+    return (*_openmp_lines(result), *modules)
+
+
+def _openmp_lines(result: LaunchResult) -> tuple[str, ...]:
+    """A line on the OpenMP runtime of each worker that loaded torch, as far as it is known."""
+    files: dict[str, set[int]] = {}
+    for worker in result.workers:
+        observation = worker.observation
+        live = None if observation is None else observation.report.live.get(observation.report.main_pid or 0)
+        path = None if live is None else live.get("openmp_path")
+        if isinstance(path, str):
+            files.setdefault(path, set()).add(worker.index)
+    alike = [set(range(len(result.workers)))] == list(files.values())
+    texts = [path if alike else f"{path} in {_workers_text(frozenset(found))}" for path, found in files.items()]
+    return (f"OpenMP runtime: {escaped(', '.join(texts))}",) if texts else ()
 
 
 def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:

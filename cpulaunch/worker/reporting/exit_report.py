@@ -31,11 +31,15 @@ def _report_at_exit(settings: TorchSettings, process: int, preload: str) -> None
 
 
 def _report_live(settings: TorchSettings, preload: str) -> None:
-    from cpulaunch.system.process_snapshot import snapshot
+    from cpulaunch.system.process_snapshot import openmp_facts, snapshot
 
     has_report = bool(os.environ.get(EVENTS_VARIABLE))
     live = snapshot(pages=has_report)
     if has_report:
+        if len(live["openmp"]) > 1:
+            from cpulaunch.worker.reporting.openmp import active_runtime
+
+            live |= openmp_facts(active_runtime())
         report_event("live", **live)
     _check_openmp(settings, live["openmp"], preload)
 
@@ -46,6 +50,8 @@ def _check_openmp(settings: TorchSettings, loaded: Sequence[str], preload: str) 
     A preloaded runtime overrides the entry points of all others, so that only it starts threads. Source: ld.so(8); LLVM
     OpenMP reference (it has libgomp's entry points too); pytorch issues 44282 and 166087.
     """
+    from cpulaunch.system.process_snapshot import openmp_kind
+
     kinds = {kind for path in loaded if (kind := openmp_kind(path))}
     if len(loaded) < 2 or any(openmp_kind(path) for path in preload.replace(":", " ").split()):
         return
@@ -54,10 +60,3 @@ def _check_openmp(settings: TorchSettings, loaded: Sequence[str], preload: str) 
         warned(settings, f"{text}; --openmp intel or llvm preloads a single one")
     else:
         report_event("warning", text=text)
-
-
-def openmp_kind(path: str) -> str | None:
-    """The vendor of an OpenMP runtime library ("GNU", "Intel" or "LLVM"); None for any other library."""
-    name = os.path.basename(path)
-    kinds = {"libgomp": "GNU", "libiomp5": "Intel", "libomp": "LLVM", "libomp5": "LLVM"}
-    return kinds.get(name.partition(".so")[0].partition("-")[0])

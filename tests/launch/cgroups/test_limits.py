@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from control_groups import ControlGroup
 
+from tests import json_output
+
 REPORT = Path(__file__).with_name("report.py")
 CPULAUNCH = (sys.executable, "-m", "cpulaunch")
 QUICK = ("--allocator", "default", "--openmp", "default")
@@ -36,7 +38,7 @@ def run_command(*options: str) -> list[object]:
 
 def parsed(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return json_output.read("plan", result.stdout)
 
 
 def worker_reports(result: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:

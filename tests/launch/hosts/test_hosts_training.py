@@ -7,6 +7,8 @@ import sys
 import pytest
 from two_hosts import HERE, LEAKY, ROOT, eventually
 
+from tests import json_output
+
 pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.slow]
 
 TRAIN = HERE / "train_job.py"
@@ -20,7 +22,7 @@ def planned():
     env = {name: value for name, value in os.environ.items() if name not in LEAKY} | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "cpulaunch", "plan", "--json", "--nproc-per-node", "2", str(TRAIN)]
     made = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    return [worker["cpus"] for worker in json.loads(made.stdout)["workers"]]
+    return [worker["cpus"] for worker in json_output.read("plan", made.stdout)["workers"]]
 
 
 def cpulist(cpus):

@@ -1,6 +1,5 @@
 """Where ranks' output goes: whole lines, files, and what happens when a disk is full."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from jobs import alive, text_of
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import LINE_BYTES
 from cpulaunch.launch.ranks.output import FilteredRoute
+from tests import json_output
 
 TWO = ("--nproc-per-node", "2")
 
@@ -81,7 +81,7 @@ def test_figures_reports_and_barriers_work_with_ranks(launch):
     job = launch.run(*TWO, "--metric", r"speed: (\d+)", "--report", "r.json", "--start-barrier", "job.py")
     assert job.code == 0, job.err
     assert "cpulaunch: speed: 3 (1 + 2)" in job.err.splitlines()
-    report = json.loads((launch.folder / "r.json").read_text())
+    report = json_output.read("report", (launch.folder / "r.json").read_text())
     assert [(worker["rank"], worker["exit_code"]) for worker in report["workers"]] == [(0, 0), (1, 0)]
     assert report["attempts"] == 1
     assert not list((launch.folder / "tmp").iterdir())
@@ -90,7 +90,7 @@ def test_figures_reports_and_barriers_work_with_ranks(launch):
 def test_a_report_is_of_the_last_attempt(launch):
     metric = ("--metric", r"attempt (\d+)", "--report", "r.json")
     job = launch.run(*TWO, *metric, "--max-restarts", "3", "seen.py", "fail=1:3:2")
-    report = json.loads((launch.folder / "r.json").read_text())
+    report = json_output.read("report", (launch.folder / "r.json").read_text())
     assert (job.code, report["attempts"]) == (0, 3)
     assert report["metrics"]["attempt"] == {"sum": 4.0, "values": [2.0, 2.0]}
 

@@ -9,6 +9,7 @@ import pytest
 from jobs import HERE, run
 
 from cpulaunch.records.cpulist import parse_cpulist
+from tests import json_output
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 TWO = ("--nproc-per-node", "2")
@@ -24,7 +25,8 @@ def trained(tool, folder, *options):
 
 def planned_cpus(folder, *options):
     command = [sys.executable, "-m", "cpulaunch", "plan", "--json", *options, *TWO, "training.py"]
-    plan = json.loads(subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True).stdout)
+    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=True)
+    plan = json_output.read("plan", done.stdout)
     return [sorted(parse_cpulist(worker["cpus"])) for worker in plan["workers"]]
 
 

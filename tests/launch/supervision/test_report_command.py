@@ -9,6 +9,7 @@ import pytest
 
 from cpulaunch.cli.report import check_report, write_report
 from cpulaunch.records.errors import CpulaunchError
+from tests import json_output
 
 
 @pytest.fixture
@@ -43,22 +44,48 @@ def test_a_launch_with_everything(cpulaunch, tmp_path):
         "cpulaunch: tokens/s: 3 (1.5 + 1.5)",
         "cpulaunch: report: r.json",
     ]
-    report = json.loads((tmp_path / "r.json").read_text())
+    report = json_output.read("report", (tmp_path / "r.json").read_text())
     assert report["metrics"]["speed"] == {"sum": 37.0, "values": [18.5, 18.5]}
     assert [worker["index"] for worker in report["plan"]["workers"]] == [0, 1]
     assert [worker["plugin"] for worker in report["workers"]] == ["not loaded"] * 2
     assert os.stat(tmp_path / "r.json").st_mode & 0o777 == 0o600
 
 
-def test_a_report_on_stdout_follows_the_output(cpulaunch):
-    first, _, rest = cpulaunch("--report", "-", "job.py").stdout.partition("\n")
-    assert first == "speed: 18.5"
-    assert json.loads(rest)["exit_code"] == 0
+LINE = "speed: 18.5"
+ON_STDOUT = [
+    (["job.py"], 0, [LINE]),
+    (["job.py", "3"], 3, [LINE, "cpulaunch: worker 0"]),
+    ([*TWO, "job.py"], 0, [f"[0] {LINE}", f"[1] {LINE}"]),
+    ([*TWO, "--show", "1", "--log-dir", "logs", "job.py"], 0, [LINE]),
+    ([*TWO, "--show", "none", "--metric", r"speed: (.*)", "job.py"], 0, ["cpulaunch: speed: 37"]),
+    (["--cpus", "0", "--oversubscribe", "--nproc-per-node", "2", "job.py"], 0, [LINE]),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), ON_STDOUT, ids=lambda each: None)
+def test_a_report_has_stdout_for_itself(cpulaunch, tmp_path, words, code, said):
+    result = cpulaunch("--report", "-", *words)
+    assert json_output.read("report", result.stdout)["exit_code"] == result.returncode == code
+    for text in said:
+        assert any(line.startswith(text) for line in result.stderr.splitlines()), result.stderr
+    if "--log-dir" in words:
+        assert (tmp_path / "logs/worker-0.log").read_text() == f"{LINE}\n"
+
+
+def test_no_report_of_what_could_not_start(cpulaunch):
+    result = cpulaunch("--report", "-", "--no-python", "nosuch")
+    assert (result.returncode, result.stdout) == (127, "")
+
+
+def test_the_plan_says_where_the_output_goes(cpulaunch):
+    plan = json_output.read("plan", cpulaunch("--json", "--report", "-", "job.py").stdout)
+    (note,) = [note for note in plan["notes"] if note["setting"] == "report"]
+    assert "what workers write to stdout goes to stderr" in note["reason"]
 
 
 def test_a_failure_is_reported_and_keeps_its_exit_code(cpulaunch, tmp_path):
     assert cpulaunch("--report", "r.json", "job.py", "3").returncode == 3
-    report = json.loads((tmp_path / "r.json").read_text())
+    report = json_output.read("report", (tmp_path / "r.json").read_text())
     assert (report["exit_code"], report["workers"][0]["exit_code"]) == (3, 3)
 
 
@@ -80,7 +107,7 @@ def test_settings_without_a_plugin_fail_a_strict_run(cpulaunch, tmp_path):
     result = cpulaunch("--strict", "--report", "r.json", "--precision", "tf32", "job.py")
     assert result.returncode == 125
     assert f"cpulaunch: error: {ABSENT} (--strict)" in result.stderr
-    assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 125
+    assert json_output.read("report", (tmp_path / "r.json").read_text())["exit_code"] == 125
 
 
 def test_a_strict_run_notices_the_absence_without_a_report(cpulaunch):
@@ -145,13 +172,16 @@ def test_a_named_pipe_gets_the_report(tmp_path):
 @pytest.mark.torch
 def test_a_worker_that_loads_torch_says_what_took_effect(cpulaunch, tmp_path):
     (tmp_path / "job.py").write_text("import torch\nprint(torch.ones(3).sum())\n")
-    assert cpulaunch("--report", "r.json", "--cpus", "0", "--flush-denormal", "job.py").returncode == 0
-    (worker,) = json.loads((tmp_path / "r.json").read_text())["workers"]
+    result = cpulaunch("--report", "r.json", "--cpus", "0", "--flush-denormal", "--openmp", "default", "job.py")
+    assert result.returncode == 0
+    (worker,) = json_output.read("report", (tmp_path / "r.json").read_text())["workers"]
     assert worker["plugin"] == "loaded"
     assert worker["settings"]["flush_denormal"]["state"] == "applied"
     assert {group["cpus"] for group in worker["binding"]["threads"]} == {"0"}
     assert worker["binding"]["as_planned"] is True
-    assert worker["binding"]["openmp"]
+    (runtime,) = worker["binding"]["openmp"]
+    assert (worker["binding"]["openmp_runtime"], worker["binding"]["openmp_path"]) == ("gnu", runtime)
+    assert f"cpulaunch: OpenMP runtime: {runtime}\n" in result.stderr
     assert worker["peak_memory_bytes"] >= worker["binding"]["rss_bytes"] > 50 << 20
 
 

@@ -10,6 +10,8 @@ from cpulaunch.launch.supervision.report import flags_without_effect, metric_lin
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, encode
+from cpulaunch.view.plan_view import plan_json
+from tests import json_output
 
 GB = 1 << 30
 
@@ -58,11 +60,16 @@ def live(pid, *, peak=GB, masks=("0-1",)):
 
 def reported(observation, **options):
     """The one worker's part of a report."""
-    return report(plan(**options), result(worker(observation=observation)), version="1", plan_json={})["workers"][0]
+    return whole(plan(**options), result(worker(observation=observation)))["workers"][0]
+
+
+def whole(planned, ended):
+    """The report, which obeys its schema."""
+    return json_output.checked("report", report(planned, ended, version="1", plan_json=plan_json(planned)))
 
 
 def test_a_worker_without_events_is_reported():
-    assert report(plan(), result(worker(status=-9), exit_code=137), version="1", plan_json={"schema": 1}) == {
+    assert whole(plan(), result(worker(status=-9), exit_code=137)) == {
         "schema": 1,
         "cpulaunch": "1",
         "host": "here",
@@ -70,7 +77,7 @@ def test_a_worker_without_events_is_reported():
         "wall_seconds": 2.0,
         "world_size": 1,
         "metrics": {},
-        "plan": {"schema": 1},
+        "plan": plan_json(plan()),
         "workers": [
             {
                 "index": 0,
@@ -204,18 +211,18 @@ def test_metrics_from_output_and_program_are_summed_by_name():
         worker(0, metric=read(pattern, b"tokens/s: 2"), observation=with_metrics(x=1.0)),
         worker(1, metric=read(pattern, b"tokens/s: 3"), observation=with_metrics()),
     )
-    whole = report(plan(workers=2, metric=pattern), result(*workers), version="1", plan_json={})
-    assert whole["metrics"] == {
+    made = whole(plan(workers=2, metric=pattern), result(*workers))
+    assert made["metrics"] == {
         "tokens/s": {"sum": 5.0, "values": [2.0, 3.0]},
         "x": {"sum": 1.0, "values": [1.0, None]},
     }
-    assert [each["metrics"] for each in whole["workers"]] == [{"tokens/s": 2.0, "x": 1.0}, {"tokens/s": 3.0}]
+    assert [each["metrics"] for each in made["workers"]] == [{"tokens/s": 2.0, "x": 1.0}, {"tokens/s": 3.0}]
     assert metric_lines(plan(workers=2, metric=pattern), result(*workers)) == ("tokens/s: 5 (2 + 3)", "x: 1")
 
 
 def test_a_metric_set_by_the_program_wins_over_its_output():
     one = worker(metric=read("x (.*)", b"x 1"), observation=with_metrics(x=2.0))
-    assert report(plan(metric="x (.*)"), result(one), version="1", plan_json={})["metrics"]["x"]["sum"] == 2
+    assert whole(plan(metric="x (.*)"), result(one))["metrics"]["x"]["sum"] == 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.records.cpulist import parse_cpulist
+from tests import json_output
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="no NVIDIA GPU here (no /dev/nvidiactl)")
 
@@ -52,7 +53,8 @@ def program(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("flags", [(), ("--virtual-local-rank",)], ids=["whole", "virtual"])
 def test_a_rank_sees_its_gpu_and_its_near_cores(program: str, flags: tuple[str, ...]) -> None:
-    planned = cpulaunch("plan", "--json", "--nproc-per-node", "gpu", *flags, program, visible="0")
+    words = ("plan", "--json", "--nproc-per-node", "gpu", *flags, program)
+    planned = json_output.checked("plan", cpulaunch(*words, visible="0"))
     seen = cpulaunch("--nproc-per-node", "gpu", *flags, program, visible="0")
     (worker,) = planned["workers"]
     host = probe_host(Root())

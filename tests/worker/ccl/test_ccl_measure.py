@@ -1,7 +1,6 @@
 """--dist-backend auto: the measurement in real processes, its failures, and the cache of its results."""
 
 import ctypes
-import json
 import os
 import select
 import signal
@@ -15,6 +14,7 @@ from ccl_ranks import LIBRARY
 
 from cpulaunch.launch.measurement import MODULE, CollectiveTimes, measure_collectives
 from cpulaunch.records.torch_settings import VARIABLE
+from tests import json_output
 from tests.plan.machines import TORCH, machine, plan, replace
 from tests.worker.applying import clean_environment
 
@@ -175,7 +175,7 @@ def decision_lines(done):
 
 
 def note_of_plan(tmp_path, *arguments):
-    printed = json.loads(cpulaunch(tmp_path, "plan", "--json", *arguments).stdout)
+    printed = json_output.read("plan", cpulaunch(tmp_path, "plan", "--json", *arguments).stdout)
     (note,) = [note for note in printed["notes"] if note["setting"] == "dist_backend"]
     return note["value"], note["reason"]
 

@@ -1,6 +1,5 @@
 """ipex.optimize through the plugin, in an environment with intel_extension_for_pytorch, and its errors anywhere."""
 
-import json
 import sys
 import textwrap
 from importlib import metadata
@@ -13,6 +12,7 @@ from tests.worker.applying import case, events, run_cases, run_python
 
 pytest.importorskip("torch", reason="torch is not installed here")
 from cpulaunch.worker.features import ipex
+from tests import json_output
 
 pytestmark = pytest.mark.torch
 
@@ -205,5 +205,5 @@ def test_a_launch_optimizes_an_unedited_program(tmp_path):
     program.write_text(textwrap.dedent(MODEL) + calls)
     done = run_python("-m", "cpulaunch", "--ipex", "--report", report, program, argv=(WITH_IPEX,))
     assert (done.code, done.out) == (0, "1\n"), done.err
-    (worker,) = json.loads(report.read_text())["workers"]
+    (worker,) = json_output.read("report", report.read_text())["workers"]
     assert worker["settings"]["ipex"]["state"] == "applied"

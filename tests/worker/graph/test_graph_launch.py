@@ -1,6 +1,5 @@
 """`cpulaunch --graph onednn` as a user types it: an unedited program, its report, and --strict."""
 
-import json
 import os
 import re
 import shutil
@@ -9,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests import json_output
 
 pytest.importorskip("torch")
 
@@ -64,7 +65,7 @@ def test_the_report_says_what_was_captured(tmp_path: Path) -> None:
     result = launch(tmp_path, "plain", "--graph", "onednn", "--report", str(report), "--metric", r"sum: (\S+)")
     assert result.returncode == 0, result.stderr
     assert "type Tensor torch.float32" in result.stdout
-    content = json.loads(report.read_text())
+    content = json_output.read("report", report.read_text())
     (worker,) = content["workers"]
     graph = worker["graph"]
     # On some CPUs eager products of this size are faster, which the report then gives as the reason.
@@ -85,7 +86,7 @@ def test_inductor_with_weights_that_change(tmp_path: Path) -> None:
     for word in ("sum: ", "changed: "):
         value, expected = (float(text.split(word)[1].split()[0]) for text in (result.stdout, plain.stdout))
         assert value == pytest.approx(expected, rel=1e-3)
-    (worker,) = json.loads(report.read_text())["workers"]
+    (worker,) = json_output.read("report", report.read_text())["workers"]
     modules = worker["graph"]["captured"] + worker["graph"]["eager"]
     reasons = (
         *("eager execution is faster", "calls without captured graphs are faster"),
@@ -98,7 +99,7 @@ def test_inductor_with_weights_that_change(tmp_path: Path) -> None:
 def test_without_the_flag_nothing_is_captured(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     assert launch(tmp_path, "plain", "--report", str(report)).returncode == 0
-    (worker,) = json.loads(report.read_text())["workers"]
+    (worker,) = json_output.read("report", report.read_text())["workers"]
     assert (worker["graph"]["captured"], worker["graph"]["eager"], worker["graph"]["seconds"]) == ([], [], None)
     assert worker["chosen"] == []
 

@@ -9,6 +9,7 @@ from importlib import metadata
 import pytest
 
 from cpulaunch.records.cpulist import parse_cpulist
+from tests import json_output
 from tests.worker.applying import HERE, case, run_cases, run_python
 
 ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -36,7 +37,7 @@ def children(tmp_path):
         outcome = run_python(*options, program, reported, what, argv=CPULAUNCH, env=env)
         assert outcome.code == 0, outcome.err
         plan = run_python("plan", "--json", *options, program, argv=CPULAUNCH, env=env)
-        (worker,) = json.loads(plan.out)["workers"]
+        (worker,) = json_output.read("plan", plan.out)["workers"]
         return json.loads(reported.read_text()), worker, outcome
 
     return run

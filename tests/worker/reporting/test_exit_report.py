@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cpulaunch.records.torch_settings import TorchSettings, encode
-from cpulaunch.worker.reporting.exit_report import openmp_kind
+from cpulaunch.system.process_snapshot import openmp_kind
 from tests.worker.applying import case, events, run_cases, run_python
 
 ALLOWED = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -24,10 +24,10 @@ LOAD_SECOND = """
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/x/libgomp-a34b3233.so.1.0.0", "GNU"),
-        ("/x/libgomp.so.1", "GNU"),
-        ("/x/libiomp5.so", "Intel"),
-        ("/x/libomp.so", "LLVM"),
+        ("/x/libgomp-a34b3233.so.1.0.0", "gnu"),
+        ("/x/libgomp.so.1", "gnu"),
+        ("/x/libiomp5.so", "intel"),
+        ("/x/libomp.so", "llvm"),
         ("/x/libompd.so", None),
         ("/x/libcomp.so", None),
         ("/x/libm.so.6", None),
@@ -78,6 +78,17 @@ def test_a_warning_is_printed_once_and_reported(outcomes, name):
 
 @linux
 @pytest.mark.torch
+@pytest.mark.parametrize("name", ["two kinds", "two copies"])
+def test_of_several_runtimes_the_report_names_the_one_that_torch_uses(outcomes, name):
+    (live,) = [event for event in outcomes[name][1] if event["event"] == "live"]
+    assert len(live["openmp"]) == 2
+    assert live["openmp_path"] in live["openmp"]
+    assert "/torch/lib/" in live["openmp_path"]
+    assert live["openmp_runtime"] == "gnu"
+
+
+@linux
+@pytest.mark.torch
 def test_the_worker_reports_how_it_ran_and_its_forked_children_do_not(tmp_path):
     program, file = tmp_path / "program.py", tmp_path / "events"
     program.write_text("import os, sys, torch\nif os.fork(): os.wait()\nprint(os.getpid())\nsys.exit(4)\n")
@@ -89,7 +100,8 @@ def test_the_worker_reports_how_it_ran_and_its_forked_children_do_not(tmp_path):
     assert str(live["pid"]) == outcome.out.split()[-1]
     assert {mask["cpus"] for mask in live["threads"]}
     assert live["peak_memory_bytes"] > 0
-    assert any(openmp_kind(path) for path in live["openmp"])
+    assert live["openmp_runtime"] == openmp_kind(live["openmp_path"])
+    assert live["openmp"] == [live["openmp_path"]]
 
 
 @pytest.mark.torch
