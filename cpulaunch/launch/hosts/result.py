@@ -8,6 +8,7 @@ from cpulaunch.launch.hosts.output import JobOutput
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
+from cpulaunch.launch.process.descriptors import STDERR
 from cpulaunch.launch.process.run_directory import events_path
 from cpulaunch.launch.supervision.error_file import RankError
 from cpulaunch.launch.supervision.failure_text import exit_text
@@ -67,7 +68,7 @@ def job_result(
         raise ERRORS.get(report.exit_code, LaunchError)(
             error.what, value=error.value, source=error.source, hint=error.hint
         )
-    workers = tuple(_failed_rank(failure, output) for failure in report.failures)
+    workers = tuple(_failed_rank(failure, job, output) for failure in report.failures)
     return replace(
         agent,
         workers=succeeded if not workers and agent.exit_code == 0 else workers,
@@ -88,9 +89,11 @@ def _result_without_report(agent: LaunchResult) -> LaunchResult:
     )
 
 
-def _failed_rank(failure: RankFailure, output: JobOutput) -> WorkerResult:
+def _failed_rank(failure: RankFailure, job: JobPlan, output: JobOutput) -> WorkerResult:
     code, traceback = failure.exit_code, failure.traceback
-    last_lines = _tail(failure.log) if failure.log else output.ranks[failure.local_rank][-1].last_lines()
+    stderr = output.ranks[failure.local_rank][-1]
+    teed = not failure.log or bool(job.streams.tee[failure.local_rank] & STDERR)
+    last_lines = _tail(failure.log) if failure.log else stderr.last_lines()
     return WorkerResult(
         index=failure.local_rank,
         pid=failure.pid,
@@ -98,6 +101,7 @@ def _failed_rank(failure: RankFailure, output: JobOutput) -> WorkerResult:
         signal=-code if code < 0 else None,
         last_lines=last_lines,
         log=failure.log,
+        shown=teed and bool(stderr.routes),
         ended_at=failure.timestamp,
         rank=failure.rank,
         error=None if traceback is None else RankError(text=traceback, timestamp=failure.timestamp),

@@ -157,6 +157,9 @@ def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> Outpu
         logs=tuple(next((each.log.name for each in (err, out) if each.log is not None), None) for out, err in ranks),
         metrics=metrics,
         stdin=tuple(set(inputs)),
+        shown=frozenset(
+            worker.index for worker, (_, err) in zip(plan.workers, ranks, strict=True) if err.terminal is not None
+        ),
     )
 
 

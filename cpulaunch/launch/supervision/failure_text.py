@@ -59,22 +59,26 @@ def _failed_worker(worker: WorkerResult, result: LaunchResult) -> list[str]:
     return [f"cpulaunch: {first}", *_out_of_memory(worker, result), *_log(worker), *_last_lines(_unseen(worker))]
 
 
+def _has_shown_traceback(worker: WorkerResult) -> bool:
+    """Whether the terminal has just shown a traceback of the worker's."""
+    return worker.shown and any(line == TRACEBACK or line.startswith(TRACEBACK_ENTRY) for line in worker.last_lines)
+
+
 def _unseen(worker: WorkerResult) -> tuple[str, ...]:
     """The worker's last lines; none if they are a traceback that the terminal has just shown."""
-    seen = worker.shown and any(line == TRACEBACK or line.startswith(TRACEBACK_ENTRY) for line in worker.last_lines)
-    return () if seen else worker.last_lines
+    return () if _has_shown_traceback(worker) else worker.last_lines
 
 
 def _failed_rank(rank: WorkerResult, result: LaunchResult, *, attempts: tuple[int, int]) -> list[str]:
     subject = f"rank {rank.rank} (local rank {rank.index}, pid {rank.pid}) on {result.host}"
     others = [each for each in result.workers if each is not rank]
-    lines = [f"cpulaunch: {subject} failed{' first' if others else ''}: {exit_text(rank)}"]
-    lines += _out_of_memory(rank, result)
-    if others:
-        lines.append(f"cpulaunch: {_others_text(others, rank)}")
+    first = f"{subject} failed ({exit_text(rank)}); {_others_text(others, rank)}"
+    if not others:
+        first = f"{subject} failed: {exit_text(rank)}"
+    lines = [f"cpulaunch: {first}", *_out_of_memory(rank, result)]
     lines += [f"cpulaunch: {_time_text(rank, attempts)}", *_log(rank)]
-    if rank.error is None:
-        return [*lines, *_last_lines(rank.last_lines)]
+    if rank.error is None or _has_shown_traceback(rank):
+        return [*lines, *_last_lines(_unseen(rank))]
     lines += ["cpulaunch: its exception:", *(f"  {line}" for line in rank.error.text.splitlines())]
     last = rank.last_lines
     # Python has printed the recorded traceback there too.
@@ -82,15 +86,16 @@ def _failed_rank(rank: WorkerResult, result: LaunchResult, *, attempts: tuple[in
 
 
 def _others_text(others: list[WorkerResult], first: WorkerResult) -> str:
-    ranks = "the other rank" if len(others) == 1 else "the other ranks"
+    """What became of the other ranks; of one that ended after the first failure, a signal shows that it was ended."""
+    ranks, were = ("the other", "was") if len(others) == 1 else ("the others", "were")
     if all(rank.status == 0 and (rank.ended_at or 0.0) < (first.ended_at or 0.0) for rank in others):
         return f"{ranks} had already finished"
     failed = sum(1 for rank in others if rank.status and rank.signal not in (SIGTERM, SIGKILL))
     if not failed:
-        return f"{ranks} {'was' if len(others) == 1 else 'were'} terminated"
+        return f"{ranks} {were} then ended"
     if failed == len(others):
         return f"{ranks} failed afterwards"
-    return f"{failed} other {'rank' if failed == 1 else 'ranks'} failed afterwards; the rest were terminated"
+    return f"{failed} {'other' if failed == 1 else 'others'} failed afterwards, the rest were then ended"
 
 
 def _time_text(rank: WorkerResult, attempts: tuple[int, int]) -> str:

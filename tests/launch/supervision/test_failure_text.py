@@ -47,11 +47,13 @@ def test_the_lines_about_a_failed_rank():
     )
     others = [rank(0, signal=15), rank(2, code=1, ended_at=AT + 1)]
     lines = summary(job(*others, failed, attempts=(2, 3)))
-    assert lines[0] == "cpulaunch: rank 1 (local rank 1, pid 101) on h1 failed first: exit code 1"
-    assert lines[1] == "cpulaunch: 1 other rank failed afterwards; the rest were terminated"
-    assert lines[2].startswith("cpulaunch: at 2023-11-1")
-    assert lines[2].endswith(" (attempt 2 of 3)")
-    assert lines[3:] == (
+    assert lines[0] == (
+        "cpulaunch: rank 1 (local rank 1, pid 101) on h1 failed (exit code 1); "
+        "1 other failed afterwards, the rest were then ended"
+    )
+    assert lines[1].startswith("cpulaunch: at 2023-11-1")
+    assert lines[1].endswith(" (attempt 2 of 3)")
+    assert lines[2:] == (
         "cpulaunch: log: logs/1/stderr.log",
         "cpulaunch: its exception:",
         f"  {TRACEBACK}",
@@ -68,27 +70,41 @@ def test_without_a_record_the_last_lines_hold_the_traceback():
     assert lines[0].endswith("failed: exit code 1")
 
 
+@pytest.mark.parametrize("recorded", [None, 1700000000])
+@pytest.mark.parametrize("printed", [(TRACEBACK, "KeyError: 3"), ('  File "a.py", line 1', "KeyError: 3")])
+def test_a_traceback_on_the_terminal_is_not_repeated(recorded, printed):
+    failed = rank(1, code=1, recorded=recorded, text=f"{TRACEBACK}\nKeyError: 3", last_lines=printed, shown=True)
+    lines = summary(job(rank(0, signal=15), failed))
+    assert len(lines) == 2
+    assert lines[0].endswith("failed (exit code 1); the other was then ended")
+    assert lines[1].startswith("cpulaunch: at 2023-11-1")
+
+
+def test_a_recorded_exception_that_the_terminal_did_not_show_is_quoted():
+    failed = rank(1, code=1, recorded=1700000000, text="KeyError: 3", last_lines=("epoch 3",), shown=True)
+    assert summary(job(failed))[2:4] == ("cpulaunch: its exception:", "  KeyError: 3")
+
+
 @pytest.mark.parametrize(
     ("others", "text"),
     [
-        ([rank(0, code=0, ended_at=AT - 9), rank(2, code=0, ended_at=AT - 1)], "the other ranks had already finished"),
-        ([rank(0, code=0, ended_at=AT - 9), rank(2, signal=15, ended_at=AT + 1)], "the other ranks were terminated"),
-        ([rank(0, code=0, ended_at=AT + 1)], "the other rank was terminated"),
-        ([rank(0, code=0, ended_at=AT - 1)], "the other rank had already finished"),
-        ([rank(0, code=1, ended_at=AT + 1)], "the other rank failed afterwards"),
-        ([rank(0, code=1), rank(2, code=2)], "the other ranks failed afterwards"),
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, code=0, ended_at=AT - 1)], "the others had already finished"),
+        ([rank(0, code=0, ended_at=AT - 9), rank(2, signal=15, ended_at=AT + 1)], "the others were then ended"),
+        ([rank(0, code=0, ended_at=AT + 1)], "the other was then ended"),
+        ([rank(0, code=0, ended_at=AT - 1)], "the other had already finished"),
+        ([rank(0, code=1, ended_at=AT + 1)], "the other failed afterwards"),
+        ([rank(0, code=1), rank(2, code=2)], "the others failed afterwards"),
     ],
 )
 def test_the_line_about_the_other_ranks(others, text):
     lines = summary(job(*others, rank(1, code=3)))
-    assert lines[1] == f"cpulaunch: {text}"
+    assert lines[0] == f"cpulaunch: rank 1 (local rank 1, pid 101) on h1 failed (exit code 3); {text}"
 
 
 def test_memory_is_the_reason_if_the_kernel_killed():
     lines = summary(job(rank(0, signal=15), rank(1, signal=9), oom=1))
-    assert lines[0].endswith("failed first: killed by SIGKILL (signal 9: killed)")
+    assert lines[0].endswith("failed (killed by SIGKILL (signal 9: killed)); the other was then ended")
     assert lines[1].startswith("cpulaunch: out of memory")
-    assert lines[2] == "cpulaunch: the other rank was terminated"
 
 
 def test_spaces_of_other_languages_stay_as_they_are():
