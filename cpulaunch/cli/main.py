@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 INSPECTION_COMMANDS = ("probe", "profiles", "doctor")
 LAUNCH_COMMANDS = ("run", "plan", "torchrun")
+FOREIGN_COMMANDS = ("ipexrun", "run_cpu")
+"""Launchers whose command lines run as they are."""
 BROKEN_PIPE = 141
 
 
@@ -75,5 +77,9 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return print_completion(arguments[1:], environ)
     from cpulaunch.cli.run import run
 
+    if first in FOREIGN_COMMANDS:
+        from cpulaunch.cli.translate import run_foreign
+
+        return run_foreign(first, arguments[1:], environ, launch=dispatch)
     rest = arguments[1:] if first in LAUNCH_COMMANDS else arguments or ["--help"]
     return run(rest, environ, only_plan=first == "plan", torchrun=first == "torchrun", dispatch=dispatch)

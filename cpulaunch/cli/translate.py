@@ -1,4 +1,4 @@
-"""The command translate: prints what another launcher's command line is in cpulaunch, and starts nothing."""
+"""Command lines of other launchers: `translate` prints what they are in cpulaunch, ipexrun and run_cpu run them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,51 @@ from cpulaunch.records.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 COMMAND = command_named("translate")
+QUIET = "--quiet-migration"
+HIDDEN = "(hidden)"
+
+
+def run_foreign(
+    tool: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    launch: Callable[[Sequence[str], Mapping[str, str]], int],
+) -> int:
+    """The exit code of `ipexrun` or `run_cpu` with these arguments. Effect: launches what they are in cpulaunch.
+
+    Raises: UsageError for an option that has no counterpart.
+    """
+    if list(arguments[:1]) in (["-h"], ["--help"]):
+        return print_command_help(command_named(tool), environ)
+    leading = list(arguments[:1]) == [QUIET]
+    quiet: list[str] = []
+
+    def count(flag: str) -> int | None:
+        if flag != QUIET:
+            return value_count(flag)
+        quiet.append(flag)
+        return 0
+
+    found = translation([tool, *arguments[leading:]], canonical=canonical, values=count)
+    words = list(found.words)
+    if quiet:
+        words.remove(QUIET)  # The first one is the option: options come before the program.
+    if not (quiet or leading):
+        for note in found.notes:
+            terminal.notify(note, environ)
+        terminal.notify(f"{tool}'s options are in cpulaunch: {shlex.join(('cpulaunch', *_shown(words)))}", environ)
+    return launch(["run", *words], environ)
+
+
+def _shown(words: Sequence[str]) -> list[str]:
+    """The words without the values that --env gives: they may be secrets."""
+    before = ["", *words]
+    pairs = zip(before, words, strict=False)
+    return [f"{word.partition('=')[0]}={HIDDEN}" if flag == "--env" and "=" in word else word for flag, word in pairs]
 
 
 def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

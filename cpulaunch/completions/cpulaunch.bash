@@ -67,7 +67,7 @@ _cpulaunch_value() { # what follows this option
 }
 
 _cpulaunch_help() {
-    _cpulaunch_words "all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan probe profiles doctor translate completion"
+    _cpulaunch_words "all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan probe profiles doctor translate ipexrun run_cpu completion"
 }
 
 _cpulaunch_options() {
@@ -97,6 +97,12 @@ _cpulaunch_options() {
         "translate")
             echo "--help"
             ;;
+        "ipexrun")
+            echo "--help"
+            ;;
+        "run_cpu")
+            echo "--help"
+            ;;
         "completion")
             echo "--help"
             ;;
@@ -116,7 +122,7 @@ _cpulaunch_program() { # the name of the program
     if [[ $kind == --no-python ]]; then
         COMPREPLY=($(compgen -c -- "$cur"))
     elif [[ $kind != --module ]]; then
-        [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "run torchrun plan probe profiles doctor translate completion help"
+        [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "run torchrun plan probe profiles doctor translate ipexrun run_cpu completion help"
         _cpulaunch_files '*.py'
     fi
 }
@@ -161,7 +167,7 @@ _cpulaunch() {
                 --no-python) kind=--no-python ;;
             esac
             ((at++))
-        elif [[ ! $command && " run torchrun plan probe profiles doctor translate completion help " == *" $word "* ]]; then
+        elif [[ ! $command && " run torchrun plan probe profiles doctor translate ipexrun run_cpu completion help " == *" $word "* ]]; then
             command=$word
             ((at++))
         elif [[ $command == profiles && " list show validate " == *" $word "* ]]; then

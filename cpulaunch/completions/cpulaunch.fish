@@ -22,14 +22,14 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
             case run torchrun plan
                 test $place = launch; or return (echo rest; true)
                 set place $word
-            case probe profiles doctor translate completion help
+            case probe profiles doctor translate ipexrun run_cpu completion help
                 test $place = launch; or return (echo rest; true)
                 set place $word
             case list show validate
                 test $place = profiles; or return (echo rest; true)
                 set place "profiles $word"
             case '*'
-                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' probe profiles doctor translate completion help; or set place rest
+                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' probe profiles doctor translate ipexrun run_cpu completion help; or set place rest
                 test "$place" = rest; and break
         end
     end
@@ -59,12 +59,14 @@ complete -c cpulaunch -n '__cpulaunch_at profiles' -a show -d 'show a profile'
 complete -c cpulaunch -n '__cpulaunch_at profiles' -a validate -d 'check a profile file'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a doctor -d 'check this machine and its Python environment'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a translate -d 'print what another launcher\'s command line is in cpulaunch'
+complete -c cpulaunch -n '__cpulaunch_at launch' -a ipexrun -d 'run a command line of ipexrun'
+complete -c cpulaunch -n '__cpulaunch_at launch' -a run_cpu -d 'run a command line of run_cpu'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a completion -d 'print the shell completion for bash, zsh or fish'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a help -d 'show the help on a command or topic'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan' -k -a '(__fish_complete_suffix .py)'
 complete -c cpulaunch -n '__cpulaunch_at command' -a '(__fish_complete_command)'
 complete -c cpulaunch -n '__cpulaunch_at rest' -F
-complete -c cpulaunch -n '__cpulaunch_at help' -a 'all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan probe profiles doctor translate completion'
+complete -c cpulaunch -n '__cpulaunch_at help' -a 'all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan probe profiles doctor translate ipexrun run_cpu completion'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -s O -l optimize -x -a '0 1 2 3 4' -d 'how much may change for speed (also -O2)'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l instances -x -a 'auto' -d 'run N independent copies of the program'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l cores-per-instance -x -d 'cores per instance'
@@ -206,5 +208,7 @@ complete -c cpulaunch -n '__cpulaunch_at doctor' -l sysroot -x -a '(__fish_compl
 complete -c cpulaunch -n '__cpulaunch_at doctor' -l python -r -F -d 'Check this Python, or environment.'
 complete -c cpulaunch -n '__cpulaunch_at doctor' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at translate' -s h -l help -d 'show the help'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -s h -l help -d 'show the help'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at completion' -a 'bash zsh fish'
 complete -c cpulaunch -n '__cpulaunch_at completion' -s h -l help -d 'show the help'

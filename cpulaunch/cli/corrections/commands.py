@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INSPECTION = ("probe", "profiles", "doctor")
-OTHER = ("translate", "completion")
+FOREIGN = ("ipexrun", "run_cpu")
+OTHER = ("translate", "completion", *FOREIGN)
 LAUNCH = ("run", "plan", "torchrun")
 OTHER_FORMS = {
     "profile": "profiles",
@@ -47,6 +48,8 @@ def restated(word: str, before: Sequence[str], after: Sequence[str], *, plans: b
     if word in LAUNCH:
         command = "torchrun" if ranks or word == "torchrun" else "run"
         return [command, *(["--dry-run"] if plans or word == "plan" else []), *before, *after]
+    if word in FOREIGN:
+        return [word, *(["--dry-run"] if plans else []), *before, *after]
     if word in INSPECTION:
         _check_shared(word, before, after)
         return [word, *after, *before]

@@ -40,7 +40,7 @@ TABLES: Mapping[str, Mapping[str, Equivalent]] = {
         "--all-tasks": Equivalent(0, ""),
     },
     **{name: {**RANKS, **_MPI_TABLE} for name in MPI},
-    "run_cpu": INSTANCES,
+    "run_cpu": {**INSTANCES, "--rank": Equivalent(1, "--instance-index {value}")},
     "ipexrun": {**INSTANCES, "--hostfile": RANKS["--hostfile"]},
     "accelerate": {**RANKS, "--num-workers": WORDS["--num-workers"]},
     "deepspeed": {**RANKS, "-H": RANKS["--hostfile"]},

@@ -7,7 +7,7 @@ from cpulaunch.records.record import record
 
 @record
 class Command:
-    """A command. `brief` fits beside another command's; `usage` is what follows `cpulaunch`.
+    """A command. `brief` fits beside another command's, empty: left out there; `usage` is what follows `cpulaunch`.
 
     `options`: what the help on one screen shows of the options of a launch; empty for commands that have none of them.
     `example`: a command line.
@@ -87,6 +87,18 @@ COMMANDS = (
         text="Print the command line of cpulaunch that does what another launcher's does, and start nothing: ipexrun, "
         "run_cpu, torchrun, numactl, taskset, mpirun, accelerate launch and deepspeed. What differs is said on stderr.",
         example="cpulaunch translate 'numactl -C 0-3 -m 0 python a.py'",
+    ),
+    *(
+        Command(
+            name=tool,
+            brief="",
+            summary=f"run a command line of {tool}",
+            usage=f"{tool} [OPTIONS] SCRIPT [ARGS...]",
+            text=f"Run a command line of {tool}. What its options are in cpulaunch is said on stderr, unless "
+            "--quiet-migration is given; cpulaunch's own options may be among them. The exit code is the program's.",
+            example=f"cpulaunch {tool} --ninstances 2 infer.py",
+        )
+        for tool in ("ipexrun", "run_cpu")
     ),
     Command(
         name="completion",

@@ -104,7 +104,7 @@ def _short_label(option: Option) -> str:
 
 def _commands_in_columns(width: int) -> Iterator[str]:
     """The commands, in two columns where they fit."""
-    cells = [f"  {command.name.ljust(COMMAND_INDENT - 2)}{command.brief}" for command in COMMANDS]
+    cells = [f"  {command.name.ljust(COMMAND_INDENT - 2)}{command.brief}" for command in COMMANDS if command.brief]
     if width < TWO_COLUMNS:
         yield from cells
         return
