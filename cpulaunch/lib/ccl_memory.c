@@ -2,12 +2,14 @@
  * The protocol of the backend "ccl" between ranks of one host: a barrier in shared memory at which ranks compare their
  * next collective, the transfer of small tensors through that memory, and of large ones by process_vm_readv. A rank
  * reads from the memory of other ranks and never writes to it, so a late rank cannot change a tensor of a rank that has
- * given up: it reads data that is stale, then fails at the barrier that follows every read.
+ * given up. What the late rank reads there may be wrong: after its last read it checks whether a rank has given up.
  *
  * cpulaunch/worker/ccl/memory/library.py has the same structures. A function returns at a signal, so that Python can run
- * its handlers, and is then called again. The code relies on x86-64, where other CPUs see stores in program order.
- * Sources: futex(2), process_vm_readv(2), pidfd_open(2).
+ * its handlers, and is then called again. Sources: futex(2), process_vm_readv(2), pidfd_open(2).
  */
+#if !defined(__x86_64__) || defined(__ILP32__)
+#error "the library of collectives is for x86-64 only: its memory order is not tested on other processors"
+#endif
 #define _GNU_SOURCE
 #include <errno.h>
 #include <immintrin.h>
@@ -232,13 +234,11 @@ static int arrives_soon(const struct group *group, const struct slot *slot, uint
 
 static int has_exited(const struct rank *rank) {
     struct pollfd exit = {rank->pidfd, POLLIN, 0};
-    return rank->pidfd >= 0 && poll(&exit, 1, 0) > 0;
+    return rank->pidfd >= 0 && poll(&exit, 1, 0) > 0 && (exit.revents & POLLIN); /* not if the program closed it */
 }
 
 /* Sleeps until the rank has arrived; returns DONE, or why it does not arrive. */
 static enum outcome await_rank(const struct group *group, const struct rank *rank, uint64_t deadline) {
-    struct timespec interval = {(time_t)(group->poll_nanoseconds / 1000000000u),
-                                (long)(group->poll_nanoseconds % 1000000000u)};
     struct slot *slot = rank->slot;
     int exited = 0;
     for (;;) {
@@ -251,8 +251,11 @@ static enum outcome await_rank(const struct group *group, const struct rank *ran
             return left ? LEFT : EXITED;
         if (__atomic_load_n(&group->ranks[group->rank].slot->has_left, __ATOMIC_ACQUIRE))
             return ABORTED; /* by another thread of this process */
-        if (now() > deadline)
+        uint64_t time = now(), left_over = deadline > time ? deadline - time : 0;
+        if (left_over == 0)
             return LATE;
+        uint64_t sleep = left_over < group->poll_nanoseconds ? left_over : group->poll_nanoseconds;
+        struct timespec interval = {(time_t)(sleep / 1000000000u), (long)(sleep % 1000000000u)};
         __atomic_store_n(&slot->sleepers[group->number & 1], 1, __ATOMIC_SEQ_CST);
         if (syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &interval, NULL, 0) == 0 || errno == EAGAIN)
             continue;
@@ -524,11 +527,30 @@ static enum outcome transfer(const struct group *group, struct operation *operat
     return DONE;
 }
 
+/*
+ * Whether all tensors were as announced until now, after this rank's last read. A rank that gives up says so before its
+ * program can change a tensor, perhaps while it waits at the barrier that this rank is about to reach. One that exited
+ * is noticed by the read, except if its process id is in use again, which takes longer than poll_nanoseconds.
+ */
+static enum outcome check_read(const struct group *group, struct operation *operation) {
+    int is_slow = now() + group->timeout_nanoseconds > operation->deadline + group->poll_nanoseconds;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    for (uint32_t other = 0; other < group->size; other++) {
+        const struct rank *rank = &group->ranks[other];
+        operation->failed_rank = (int32_t)other;
+        if (__atomic_load_n(&rank->slot->has_left, __ATOMIC_ACQUIRE))
+            return other == group->rank ? ABORTED : LEFT;
+        if (is_slow && has_exited(rank))
+            return EXITED;
+    }
+    return DONE;
+}
+
 enum phase { ANNOUNCE, MEET, REDUCED, READ };
 
 /*
  * Runs the operation, whose phase is 0, or continues it after INTERRUPTED. Large operations end with a barrier, so that
- * no rank changes a tensor that another still reads, and a rank that has read from one that gave up fails there.
+ * no rank changes a tensor that another still reads.
  */
 int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
     enum outcome outcome = DONE;
@@ -541,14 +563,19 @@ int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
         if ((outcome = await_all(group, operation)) != DONE || (outcome = compare(group, operation)) != DONE ||
             (outcome = transfer(group, operation)) != DONE || operation->largest_bytes <= group->payload_bytes)
             return (int)outcome;
-        operation->phase = operation->shares ? REDUCED : READ;
-        arrive(group, operation);
-        if (operation->phase == REDUCED && (outcome = copy_soon(group, operation, &missing)) != DONE)
-            return (int)outcome;
+        operation->phase = REDUCED;
+        if (operation->shares) {
+            arrive(group, operation);
+            if ((outcome = copy_soon(group, operation, &missing)) != DONE)
+                return (int)outcome;
+        }
     }
     if (operation->phase == REDUCED) {
-        if (missing > 0 && ((outcome = await_all(group, operation)) != DONE ||
-                            (outcome = copy_shares(group, operation, &missing)) != DONE))
+        if (operation->shares && missing > 0 &&
+            ((outcome = await_all(group, operation)) != DONE ||
+             (outcome = copy_shares(group, operation, &missing)) != DONE))
+            return (int)outcome;
+        if ((outcome = check_read(group, operation)) != DONE)
             return (int)outcome;
         operation->phase = READ;
         arrive(group, operation);

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -113,3 +114,11 @@ def test_editable_installation_finds_profiles_and_libraries(source: Path, tmp_pa
     assert package == source / "cpulaunch"
     assert sorted(path.name for path in (package / "profiles").glob("*.toml")) == PROFILES
     assert [(source / library).exists() for library in LIBRARIES] == [HAS_COMPILER] * len(LIBRARIES)
+
+
+@needs_compiler
+def test_the_library_of_collectives_is_refused_on_other_processors() -> None:
+    command = ["cc", "-fsyntax-only", "-U__x86_64__", "cpulaunch/lib/ccl_memory.c"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "the library of collectives is for x86-64 only" in done.stderr

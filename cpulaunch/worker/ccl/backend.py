@@ -58,10 +58,11 @@ class CclGroup(ProcessGroup):
         self._names = {"name": "", "description": "undefined"}
         self._ops: CollectiveOps | None = None
         self._gloo: Any = None
+        self._gloo_backend: Any = None
         with group_setup.shared_fate(store, rank) as store:
             path = group_setup.requested_path()
             memory = group_setup.join_memory_path(store, path, rank=rank, size=size, timeout=timeout)
-            self._gloo = open_gloo(store, rank, size, timeout, set_timeout=self.set_timeout)
+            self._gloo, self._gloo_backend = open_gloo(store, rank, size, timeout, set_timeout=self.set_timeout)
             self.path = group_setup.agree_on_path(memory, path, self._gloo)
             self._is_in_memory, self.uses_gloo = self.path == "memory", self.path == "gloo"
             self._queue = GroupQueue(
@@ -367,6 +368,6 @@ class CclGroup(ProcessGroup):
     def _end(self, why: str) -> None:
         """Effect: the group accepts no more works, and its own thread ends."""
         self._queue.broken = self._queue.broken or CclError(why)
-        self._gloo = None  # Ends gloo's threads and connections even if this object lives on.
+        self._gloo = self._gloo_backend = None  # Ends gloo's threads and connections even if this object lives on.
         if self._is_in_memory:
             self._queue.executor.close()

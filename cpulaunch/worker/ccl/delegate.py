@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 
 import torch
 from torch import distributed as dist
@@ -33,18 +34,25 @@ def mention(text: str) -> None:
 
 
 class _Gloo(dist.ProcessGroupGloo):
-    """gloo's backend; torch sets the timeout of a group on it."""
+    """gloo's backend; torch sets the timeout of a group on it, if it is still this object and not only its C++ half."""
 
-    owner: Callable[[timedelta], None]
+    owner: Callable[[], Callable[[timedelta], None] | None]
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         """Effect: the timeout becomes that of the owner too."""
         super()._set_default_timeout(timeout)
-        self.owner(timeout)
+        set_timeout = self.owner()
+        if set_timeout is not None:
+            set_timeout(timeout)
 
 
-def open_gloo(store: Any, rank: int, size: int, timeout: timedelta, *, set_timeout: Callable[[timedelta], None]) -> Any:
-    """A group over gloo, once all ranks have created it. Raises: CclError as soon as the set-up of a rank fails."""
+def open_gloo(
+    store: Any, rank: int, size: int, timeout: timedelta, *, set_timeout: Callable[[timedelta], None]
+) -> tuple[Any, Any]:
+    """A group over gloo and its backend, which must be kept with it, once all ranks have created it.
+
+    `set_timeout` is a method that is told later timeouts. Raises: CclError as soon as the set-up of a rank fails.
+    """
     made: list[Any] = []
     errors: list[Exception] = []
 
@@ -64,12 +72,12 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta, *, set_timeo
     if errors:
         raise errors[0]
     backend = made[0]
-    backend.owner = set_timeout
+    backend.owner = weakref.WeakMethod(set_timeout)  # Its object keeps the backend.
     group = dist.ProcessGroup(store, rank, size)
     kind = dist.ProcessGroup.BackendType.GLOO
     group._register_backend(torch.device("cpu"), kind, backend)
     group._set_default_backend(kind)
-    return group
+    return group, backend
 
 
 def _copy_of(store: Any) -> Any:

@@ -1,5 +1,6 @@
 """The memory path in ranks that are threads of one process."""
 
+import ctypes
 import errno
 import os
 import threading
@@ -326,3 +327,67 @@ def test_a_missing_or_foreign_library_is_ignored(tmp_path):
     assert load("libc.so.6") is None
     (tmp_path / "text.so").write_text("not a library")
     assert load(str(tmp_path / "text.so")) is None
+
+
+COPIES = {
+    "broadcast": lambda path, call, tensors: path.broadcast(call, tensors[0], root=0),
+    "all_gather": lambda path, call, tensors: path.all_gather(call, tensors[1], tensors[0]),
+    "all_to_all": lambda path, call, tensors: path.all_to_all(
+        call, tensors[1], torch.cat([tensors[0]] * 2), ([tensors[0].numel()] * 2,) * 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_data_of_a_rank_that_gave_up_while_it_was_read_is_not_returned(name):
+    """It waited at the last barrier, where the late rank then found it: so that rank must look before it arrives."""
+    count = READ_BYTES
+    waiting, late = groups_of(2, seconds=0.2)
+    call = packed_call(name, torch.float32, 0 if name == "all_to_all" else count)
+    tensors = torch.full((count,), 1.0), torch.zeros(2 * count)
+    late.slot(1).announcements[1][:2] = [int.from_bytes(call[at : at + 8], "little") for at in (0, 8)]
+    if name == "all_to_all":
+        (ctypes.c_uint64 * 4).from_address(late.native.ranks[1].splits[1])[:] = [4 * count] * 4
+    if name != "broadcast":
+        late.slot(1).announcements[1][2] = tensors[0].data_ptr()
+        tensors = (tensors[0].clone(), tensors[1])
+    late.slot(1).count = 1  # It has met the other, and is stopped before it reads.
+    with pytest.raises(PeerLostError):
+        COPIES[name](MemoryPath(waiting), call, tensors)
+    waiting.leave()
+    with pytest.raises(PeerLostError, match="left the group"):
+        COPIES[name](MemoryPath(late), call, (torch.full((count,), 2.0), torch.zeros(2 * count)))
+
+
+def test_a_late_rank_is_lost_at_the_timeout_and_not_at_the_next_look():
+    group = groups_of(2, seconds=0.05)[0]
+    group.native.poll_nanoseconds = 10**10
+    started = time.monotonic()
+    with pytest.raises(PeerLostError):
+        MemoryPath(group).barrier(BARRIER)
+    assert time.monotonic() - started < SECONDS / 4
+
+
+def test_a_closed_descriptor_of_a_process_does_not_mean_that_it_has_exited():
+    """A program may close all descriptors, as daemons do."""
+    group = groups_of(2, seconds=0.3)[0]
+    group.native.poll_nanoseconds = 10**7
+    pidfd = os.pidfd_open(os.getpid())
+    group.native.ranks[1].pidfd = pidfd
+    os.close(pidfd)
+    with pytest.raises(PeerLostError, match="did not reach this collective"):
+        MemoryPath(group).barrier(BARRIER)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("count", [1, 37, 1000, READ_BYTES // 4 + 3])
+def test_tensors_at_odd_addresses(dtype, count):
+    def odd(rank):
+        plain = (torch.arange(count) % 50 + rank).to(dtype)
+        tensor = torch.frombuffer(bytearray(count * dtype.itemsize + 1), dtype=dtype, offset=1)
+        assert tensor.data_ptr() % 2 == 1
+        return tensor.copy_(plain)
+
+    expected = ((torch.arange(count) % 50) * 2 + 1).to(dtype)
+    for result in together(2, all_reduced(odd)):
+        assert torch.equal(result, expected)

@@ -1,5 +1,7 @@
 """Ranks join a group: they verify each other, all agree on a path, and a failure in one is an error in all."""
 
+import ctypes
+import gc
 import os
 import resource
 import socket
@@ -18,6 +20,7 @@ if find_spec("torch") is None:
 
 import torch.distributed as dist
 from ccl_filter import forbid_reading_others
+from torch.distributed import distributed_c10d
 
 from cpulaunch.worker.ccl import group_setup
 from cpulaunch.worker.ccl.backend import CclGroup
@@ -155,6 +158,8 @@ def test_ranks_that_may_not_read_each_other_all_get_the_reason():
 
 
 def test_no_descriptors_for_rank_0_is_a_reason_for_all():
+    assert load() is not None  # It needs a descriptor too.
+
     def ranks():
         store = dist.HashStore()
         most = len(os.listdir("/proc/self/fd")) - 1
@@ -182,8 +187,17 @@ def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(t
     threading.Timer(0.2, lambda: dist.FileStore(str(tmp_path / "store"), 2).set(FAILURE_KEY, "rank 1: no")).start()
     started = time.monotonic()
     with pytest.raises(CclError, match="the group cannot be created: rank 1: no"):
-        open_gloo(store, 0, 2, timedelta(seconds=5), set_timeout=lambda timeout: None)
+        open_gloo(store, 0, 2, timedelta(seconds=5), set_timeout=SimpleNamespace().__eq__)
     assert time.monotonic() - started < 1.2
+
+
+def test_a_timeout_that_torch_sets_later_is_that_of_all_collectives():
+    """torch sets it on gloo's backend, which the C++ group returned without the class that passes it on."""
+    group = CclGroup(dist.HashStore(), 0, 1, timedelta(seconds=SECONDS))
+    gc.collect()
+    distributed_c10d._set_pg_timeout(timedelta(seconds=7), group)
+    assert (group._seconds, group._ops.path._group.seconds) == (7, 7)
+    group.shutdown()
 
 
 def test_ranks_that_may_not_read_each_other_use_gloo():
@@ -203,3 +217,94 @@ def test_a_monitored_barrier_has_the_timeout_that_it_is_given(given, used):
 
 def test_the_library_is_loaded_once():
     assert load() is load()
+
+
+def test_the_time_that_joining_took_is_not_taken_off_the_timeout():
+    groups = joined(2, before=lambda rank: time.sleep(0.3 * rank))
+    assert [group.seconds for group in groups] == [SECONDS] * 2
+    for group in groups:
+        group.close()
+
+
+def test_a_stranger_of_the_same_user_with_a_wrong_rank_is_not_let_in():
+    store = dist.HashStore()
+    strangers = []
+
+    def before(rank):
+        if rank == 1:
+            name = store.get(setup.SOCKET_KEY).decode()
+            for number in (0, 2, -1):
+                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                stranger.connect(f"\0{name}")
+                stranger.send(setup.MEMBER.pack(number, os.getpid(), 0, bytes(setup.NONCE_BYTES)))
+                strangers.append(stranger)
+
+    groups = joined(2, store=store, before=before)
+    assert [type(group) for group in groups] == [SharedGroup] * 2
+    for each in (*groups, *strangers):
+        each.close()
+
+
+def pidfds():
+    folder = "/proc/self/fd"
+    return sum(
+        "pidfd" in os.readlink(f"{folder}/{name}") for name in os.listdir(folder) if os.path.islink(f"{folder}/{name}")
+    )
+
+
+def test_a_set_up_that_fails_late_leaves_no_descriptors():
+    store, before = dist.HashStore(), pidfds()
+
+    def silent_rank():
+        nonce = ctypes.create_string_buffer(b"n" * setup.NONCE_BYTES, setup.NONCE_BYTES)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(f"\0{store.get(setup.SOCKET_KEY).decode()}")
+            connection.send(setup.MEMBER.pack(1, os.getpid(), ctypes.addressof(nonce), nonce.raw))
+            connection.recv(1000)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=silent_rank)
+    thread.start()
+    with pytest.raises(UnavailableError, match="rank 0: timed out"):
+        setup.join_memory(store, rank=0, size=2, seconds=0.2)
+    thread.join()
+    gc.collect()
+    assert pidfds() == before
+
+
+def test_a_full_queue_of_connections_delays_a_rank_and_is_no_error():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        name = f"cpulaunch-test-queue-{os.getpid()}"
+        listener.bind(f"\0{name}")
+        listener.listen(0)
+        strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        setup._connect(strangers[0], name, time.monotonic() + SECONDS)
+        with pytest.raises(TimeoutError):
+            setup._connect(strangers[1], name, time.monotonic() + 0.05)
+        threading.Timer(0.1, lambda: listener.accept()[0].close()).start()
+        setup._connect(strangers[1], name, time.monotonic() + SECONDS)
+        for each in strangers:
+            each.close()
+
+
+def test_a_group_that_cannot_be_set_up_leaves_other_groups_readable(tmp_path):
+    """Yama lets peers read a process only while it permits that, for all groups at once."""
+
+    def permissions():
+        kept, permitted = setup._libc.prctl, []
+        setup._libc.prctl = lambda option, tracer, *rest: permitted.append(tracer.value != 0)
+        try:
+            store = dist.HashStore()
+            store.set(setup.SOCKET_KEY, "cpulaunch-test-no-such-socket")
+            groups = joined(2)
+            with pytest.raises(UnavailableError):
+                setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
+            while groups:
+                groups.pop().close()
+            with pytest.raises(UnavailableError):
+                setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
+        finally:
+            setup._libc.prctl = kept
+        return permitted
+
+    assert forked(permissions) == str([True] * 4 + [False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from contextlib import suppress
 from ctypes import POINTER, Structure, c_int, c_int32, c_uint32, c_uint64, c_void_p
 from functools import cache
@@ -154,6 +155,12 @@ def _payload_offset(size: int, rank: int, parity: int) -> int:
     return before + (2 * rank + parity) * (-(-payload_bytes(size) // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 class SharedGroup:
     """One rank's view of its group, in memory that all ranks have mapped."""
 
@@ -165,7 +172,9 @@ class SharedGroup:
         if functions is None:
             raise OSError("the compiled library is missing")
         self.rank, self.size, self.functions = rank, size, functions
-        self.processes, self._pidfds, self._owner = list(processes), list(pidfds), os.getpid()
+        self.processes, self._owner = list(processes), os.getpid()
+        self._close_pidfds = weakref.finalize(self, _close_all, list(pidfds))
+        self._close_pidfds.atexit = False
         anchor = ctypes.c_char.from_buffer(memory)
         start = ctypes.addressof(anchor)
         scratch = (ctypes.c_char * CHUNK_BYTES)()
@@ -217,8 +226,6 @@ class SharedGroup:
     def close(self) -> None:
         """Effect: leaves, and closes the descriptors of the other ranks' processes."""
         self.leave()
-        for rank, pidfd in enumerate(self._pidfds):
+        for rank in range(self.size):
             self.native.ranks[rank].pidfd = -1
-            if pidfd >= 0:
-                os.close(pidfd)
-        self._pidfds.clear()
+        self._close_pidfds()

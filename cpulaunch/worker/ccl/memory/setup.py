@@ -20,6 +20,7 @@ import select
 import socket
 import struct
 import time
+import weakref
 from contextlib import ExitStack, suppress
 
 from cpulaunch.worker.ccl.memory.library import SharedGroup, bytes_needed, load
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 SOCKET_KEY, VERDICT_KEY = "memory/socket", "memory/verdict"
 POLL_SECONDS = 0.02
-"""Interval at which rank 0 checks the store for a rank that cannot connect."""
+"""Interval at which rank 0 checks the store for a rank that cannot connect, and such a rank tries again."""
 NONCE_BYTES, REASON_BYTES = 16, 1000
 MEMBER = struct.Struct(f"<iiQ{NONCE_BYTES}s")
 """A member: its rank, its process id (as rank 0 sees it), and the address and value of its random number."""
@@ -45,6 +46,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PR_SET_PTRACER, _PTRACER_ANY, _PTRACER_NONE = 0x59616D61, ctypes.c_ulong(-1), ctypes.c_ulong(0)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
+_joined: weakref.WeakSet[SharedGroup] = weakref.WeakSet()
+"""The groups of this process."""
 
 
 def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGroup:
@@ -59,14 +62,23 @@ def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGr
     try:
         with ExitStack() as resources:
             join = _host if rank == 0 else _join
-            return join(store, mine, size=size, deadline=time.monotonic() + seconds, resources=resources)
+            group = join(store, mine, size=size, deadline=time.monotonic() + seconds, resources=resources)
+            group.set_timeout(seconds)
+            _joined.add(group)
+            return group
     except UnavailableError:
-        _libc.prctl(_PR_SET_PTRACER, _PTRACER_NONE, 0, 0, 0)
+        _forbid_reading()
         raise
     except OSError as error:
-        _libc.prctl(_PR_SET_PTRACER, _PTRACER_NONE, 0, 0, 0)
+        _forbid_reading()
         elsewhere = isinstance(error, ConnectionRefusedError)
         raise UnavailableError(_agree(store, ELSEWHERE if elsewhere else f"rank {rank}: {error}")) from None
+
+
+def _forbid_reading() -> None:
+    """Effect: with Yama, other processes may not read this one's memory any more, unless ranks of a group need it."""
+    if not _joined:
+        _libc.prctl(_PR_SET_PTRACER, _PTRACER_NONE, 0, 0, 0)
 
 
 def _agree(store: Any, verdict: str) -> str:
@@ -147,6 +159,9 @@ def _accepted(
             poll.unregister(descriptor)
             with suppress(ConnectionResetError, struct.error):  # Not a rank of the group after all.
                 rank, _, address, nonce = MEMBER.unpack(connection.recv(MEMBER.size))
+                if rank in found or not 0 < rank < size:
+                    connection.close()
+                    continue
                 found.add(rank)
                 yield rank, (connection, MEMBER.pack(rank, process, address, nonce))
 
@@ -164,8 +179,7 @@ def _join(store: Any, mine: bytes, *, size: int, deadline: float, resources: Exi
     if not name:
         raise UnavailableError(store.get(VERDICT_KEY).decode())
     connection = resources.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    connection.settimeout(max(0.1, deadline - time.monotonic()))
-    connection.connect(f"\0{name}")
+    _connect(connection, name, deadline)
     if _credentials(connection)[1] != os.geteuid():
         raise OSError("rank 0 belongs to another user")
     rank = MEMBER.unpack(mine)[0]
@@ -182,6 +196,18 @@ def _join(store: Any, mine: bytes, *, size: int, deadline: float, resources: Exi
         raise UnavailableError(_agree(store, "rank 0 gave up")) from None
     except TimeoutError:
         raise PeerLostError("Timed out waiting for all ranks of the group to join") from None
+
+
+def _connect(connection: socket.socket, name: str, deadline: float) -> None:
+    """Effect: connects; also if strangers have filled the listener's queue, which is an error of a Unix socket."""
+    while True:
+        connection.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            return connection.connect(f"\0{name}")
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError("rank 0 accepts no connection") from None
+            time.sleep(POLL_SECONDS)
 
 
 def _verified(roster: bytes, descriptor: int, *, rank: int, deadline: float) -> tuple[SharedGroup | None, str]:
