@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 from torch import distributed as dist
@@ -26,7 +27,7 @@ from cpulaunch.worker.ccl.memory.setup import ELSEWHERE, join_memory
 from cpulaunch.worker.ccl.oneccl import api
 from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
 from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
-from cpulaunch.worker.ccl.oneccl.network import check_host_names, own_address
+from cpulaunch.worker.ccl.oneccl.network import agreed, check_hosts, own_address
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
@@ -131,11 +132,14 @@ def join_oneccl(
     `on_connect` receives the object that detects and reports lost ranks, before oneCCL connects, which would wait
     forever for a rank that exits. Raises: CclError.
     """
-    check_space(size)
-    check_host_names(store, rank=rank, size=size)
-    address = own_address(os.environ) if rank == 0 else ""
+    address = ""
+    with shown_to_all(partial(check_hosts, store), rank, size):
+        check_space(size)
+        address = own_address(os.environ) if rank == 0 else ""
     peers = open_connections(store, address, rank=rank, size=size, seconds=seconds)
     on_connect(peers)
+    with shown_to_all(partial(agreed, store, "loaded", "yes"), rank, size):
+        api.version()
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
@@ -146,6 +150,17 @@ def join_oneccl(
     if spans_program(size):
         _unlink_shared_memory(ops, size)
     return ops
+
+
+@contextmanager
+def shown_to_all(agree: Callable[..., Any], rank: int, size: int) -> Iterator[None]:
+    """Effect: an error of one rank in this context is the error of all. Raises: CclError."""
+    problem = ""
+    try:
+        yield
+    except CclError as error:
+        problem = str(error)
+    agree(rank=rank, size=size, problem=problem)
 
 
 def check_space(size: int) -> None:

@@ -52,6 +52,15 @@ def die_on_oneccl_load(event, arguments):
         kill_self()
 
 
+def refuse_oneccl(event, arguments):
+    if event == "ctypes.dlopen" and "libccl" in str(arguments[0]):
+        raise OSError("libccl of this test is missing")
+
+
+def cannot_load(rank):
+    """Not reached: rank 1 cannot load oneCCL."""
+
+
 def dies_during_setup(rank):
     """Not reached: rank 1 dies while the group is created."""
 
@@ -192,6 +201,8 @@ def main(fault):
         forbid_reading_others()
     if fault == "dies_during_setup" and os.environ["RANK"] == "1":
         sys.addaudithook(die_on_oneccl_load)
+    if fault == "cannot_load" and os.environ["RANK"] == "1":
+        sys.addaudithook(refuse_oneccl)
     if fault in ("late", "own_timeout"):
         store().set(f"started/{os.environ['RANK']}", "1")
         store().wait(["started/0", "started/1"])

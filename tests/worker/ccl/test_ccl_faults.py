@@ -52,6 +52,13 @@ def test_other_ranks_fail_when_a_rank_dies_during_setup():
     assert shared_memory_of(ranks) == []
 
 
+def test_all_ranks_get_the_reason_why_one_cannot_load_oneccl():
+    _, results = run("cannot_load", "oneccl", size=3)
+    assert [code for code, _, _ in results] == [1, 1, 1]
+    for _, _, err in results:
+        assert "UnavailableError: rank 1: oneCCL cannot be loaded: libccl of this test is missing" in err
+
+
 @both_paths
 def test_training_fails_when_a_rank_dies(path):
     ranks, results = run("dies_in_backward", path)
@@ -156,18 +163,23 @@ def test_two_concurrent_programs_do_not_interfere(path):
 
 @pytest.mark.root
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to mount a small /dev/shm")
-def test_the_error_for_too_little_shared_memory_states_the_size_needed():
+def test_all_ranks_get_the_error_for_too_little_shared_memory_of_one():
     line = f"mount -t tmpfs -o size=10m none /dev/shm && exec {sys.executable} {PROGRAM} fine"
-    process = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", line],
-        env=environment(1, free_port()) | {"RANK": "0", "LOCAL_RANK": "0", "CPULAUNCH_CCL_PATH": "oneccl"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
-    assert process.returncode == 1
-    assert "/dev/shm is too small for oneCCL: 10 MiB free, 26 MiB needed by 1 ranks" in process.stderr
+    commands = [sys.executable, PROGRAM, "fine"], ["unshare", "--mount", "sh", "-c", line]
+    common = environment(2, free_port()) | {"CPULAUNCH_CCL_PATH": "oneccl"}
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, command in enumerate(commands)
+    ]
+    for code, _, err in finish(ranks, DEADLINE_SECONDS):
+        assert code == 1
+        assert "rank 1: /dev/shm is too small for oneCCL: 10 MiB free, 52 MiB needed by 2 ranks" in err
 
 
 UNEDITED = """

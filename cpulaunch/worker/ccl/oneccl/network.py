@@ -6,13 +6,15 @@ import os
 import socket
 
 from cpulaunch.records.ccl_defaults import GLOO_INTERFACE
-from cpulaunch.worker.ccl.wire.errors import CclError
+from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+PROBLEM = "!"
+"""First character of a value in the store that says why a rank cannot join the others."""
 DEFAULT_ROUTE_ADDRESS = "192.0.2.1"
 """An address that no machine has, so packets to it take the default route. Source: RFC 5737, TEST-NET-1."""
 
@@ -41,19 +43,29 @@ def own_address(environ: Mapping[str, str]) -> str:
     raise CclError(f"the network interface has no address: {name or 'none is known'}\n{hint}")
 
 
-def check_host_names(store: Any, *, rank: int, size: int, host: str | None = None) -> None:
+def check_hosts(store: Any, *, rank: int, size: int, problem: str = "", host: str | None = None) -> None:
     """Effect: waits until all ranks have published their host under the store's keys hosts/*.
 
-    `host` is this host's name and kernel, for tests. Raises: CclError, in all ranks, if two hosts have the same name:
-    oneCCL would treat them as one, and wait forever for data in shared memory.
+    `problem` is why this rank cannot use oneCCL; `host` is this host's name and kernel, for tests.
+    Raises: UnavailableError, in all ranks, if one has a problem; CclError, in all ranks, if two hosts have the same
+    name: oneCCL would treat them as one, and wait forever for data in shared memory.
     """
-    store.set(f"hosts/{rank}", host or f"{_host_name()} {_kernel()}")
-    hosts = {each.decode() for each in store.multi_get([f"hosts/{other}" for other in range(size)])}
-    names = [each.partition(" ")[0] for each in sorted(hosts)]
+    hosts = agreed(store, "hosts", host or f"{_host_name()} {_kernel()}", rank=rank, size=size, problem=problem)
+    names = [each.partition(" ")[0] for each in sorted(set(hosts))]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         hint = "hint: give every host a unique name (hostname, docker run --hostname), or use gloo"
         raise CclError(f"two hosts have the same name, which oneCCL uses to distinguish them: {repeated}\n{hint}")
+
+
+def agreed(store: Any, key: str, value: str, *, rank: int, size: int, problem: str) -> list[str]:
+    """The values that all ranks publish. Raises: UnavailableError, in all ranks, if one has a problem."""
+    store.set(f"{key}/{rank}", f"{PROBLEM}rank {rank}: {problem}" if problem else value)
+    values: list[str] = [each.decode() for each in store.multi_get([f"{key}/{other}" for other in range(size)])]
+    for each in values:
+        if each.startswith(PROBLEM):
+            raise UnavailableError(each.removeprefix(PROBLEM))
+    return values
 
 
 def _host_name() -> str:
