@@ -46,7 +46,8 @@ def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) 
 
     ways: Ways = {name: over(group) for name, group in groups.items()}
     if bare is not None:
-        ways["bare"] = lambda: bare.all_reduce(tensor.data_ptr(), tensor.numel(), codes.FLOAT32, codes.SUM)
+        address = tensor.data_ptr()
+        ways["bare"] = lambda: bare.run("AllReduce", address, address, tensor.numel(), codes.FLOAT32, codes.SUM)
     ranks = dist.get_world_size()
     checked(ways, tensor, mine=dist.get_rank() + 1, expected=ranks * (ranks + 1) / 2)
     return ways

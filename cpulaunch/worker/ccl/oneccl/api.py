@@ -114,8 +114,7 @@ def unique_id() -> bytes:
 class Communicator:
     """One rank's communicator of oneCCL. Its methods block.
 
-    The caller ensures that the addresses and counts are valid. `kind` and `operation` are oneCCL's numbers for the type
-    of the elements and the reduction. Raises, from every method: CclError.
+    The caller ensures that addresses and counts are valid. Raises, from every method: CclError.
     """
 
     def __init__(self, identity: bytes, *, rank: int, size: int) -> None:
@@ -132,44 +131,12 @@ class Communicator:
         self._handle: c_void_p | None = handle
         self._library = api()
 
-    def all_reduce(self, address: int, count: int, kind: int, operation: int) -> None:
-        """Effect: reduces the elements of all ranks in place, in all ranks."""
-        code = self._library.onecclAllReduce(address, address, count, kind, operation, self._handle, None)
+    def run(self, function: str, *arguments: int) -> None:
+        """Effect: calls onecclFUNCTION with its arguments before the communicator. An error sets `has_failed`."""
+        code = getattr(self._library, f"oneccl{function}")(*arguments, self._handle, None)
         if code:
-            self._check(code, "onecclAllReduce")
-
-    def reduce(self, address: int, count: int, kind: int, *, operation: int, root: int) -> None:
-        """Effect: reduces the elements of all ranks in place, in the root."""
-        self._check(
-            self._library.onecclReduce(address, address, count, kind, operation, root, self._handle, None),
-            "onecclReduce",
-        )
-
-    def reduce_scatter(self, source: int, target: int, *, count: int, kind: int, operation: int) -> None:
-        """Effect: reduces the sources of all ranks; the target holds this rank's part, `count` elements."""
-        self._check(
-            self._library.onecclReduceScatter(source, target, count, kind, operation, self._handle, None),
-            "onecclReduceScatter",
-        )
-
-    def broadcast(self, address: int, count: int, kind: int, *, root: int) -> None:
-        """Effect: copies the root's elements to all ranks."""
-        self._check(
-            self._library.onecclBroadcast(address, address, count, kind, root, self._handle, None), "onecclBroadcast"
-        )
-
-    def all_gather(self, source: int, target: int, count: int, kind: int) -> None:
-        """Effect: the target holds the `count` elements of each rank, in rank order."""
-        self._check(self._library.onecclAllGather(source, target, count, kind, self._handle, None), "onecclAllGather")
-
-    def all_to_all(self, source: int, target: int, count: int, kind: int) -> None:
-        """Effect: the target holds the parts for this rank of all sources, `count` elements each, in rank order."""
-        self._check(self._library.onecclAllToAll(source, target, count, kind, self._handle, None), "onecclAllToAll")
-
-    def _check(self, code: int, function: str) -> None:
-        """Raises: CclError if the code is an error. Effect: an error sets `has_failed`, for good."""
-        self.has_failed = self.has_failed or bool(code)
-        check(code, function)
+            self.has_failed = True
+            check(code, f"oneccl{function}")
 
     def close(self) -> None:
         """Effect: destroys the communicator; does nothing when called again."""

@@ -42,7 +42,7 @@ class CallCheck:
         Raises: RanksDisagreeError if a rank is about to run another call.
         """
         self._mine.raw = call
-        self._communicator.all_gather(*self._addresses, CALL.size // 8, codes.UINT64)
+        self._communicator.run("AllGather", *self._addresses, CALL.size // 8, codes.UINT64)
         calls = self._all.raw
         if calls != call * self._size:
             starts = range(0, len(calls), CALL.size)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import select
+import asyncio
 import socket
 import struct
-import time
-from contextlib import suppress
 from hmac import compare_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection
 
 TOKEN_BYTES = 32
 PROCESS = struct.Struct("<II")
@@ -24,106 +22,72 @@ MAX_CALLERS = 256
 """At most this many connections, beyond those of the ranks, may be unidentified; then the oldest one is closed."""
 
 
-class _Caller:
-    """A connection whose peer has not identified itself yet."""
+async def accept_ranks(
+    listener: socket.socket,
+    found: Callable[[socket.socket, int, int], None],
+    *,
+    token: bytes,
+    ranks: Collection[int],
+    seconds: float,
+) -> None:
+    """Effect: passes the connection, rank and process id of each rank to `found`, as they identify themselves.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.received = b""
-        self.deadline = time.monotonic() + HANDSHAKE_SECONDS
+    Raises: TimeoutError if not all have done so within `seconds`.
+    """
+    missing, all_found = set(ranks), asyncio.Event()
+    callers: dict[asyncio.Task[None], None] = {}
 
-    def read(self) -> bool:
-        """Whether nothing more is to be read: the message is complete, or the peer has closed the connection."""
+    async def identify(connection: socket.socket) -> None:
         try:
-            data = self.connection.recv(MESSAGE_BYTES - len(self.received))
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        self.received += data
-        return not data or len(self.received) == MESSAGE_BYTES
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                message = await _received(connection, MESSAGE_BYTES)
+            rank, process = PROCESS.unpack(message[TOKEN_BYTES:])
+            if rank not in missing or not compare_digest(message[:TOKEN_BYTES], token):
+                raise ConnectionError  # Not a rank of the group, for example a port scan.
+        except (OSError, asyncio.CancelledError):
+            connection.close()
+            return
+        missing.discard(rank)
+        found(connection, rank, process)
+        if not missing:
+            all_found.set()
 
-    def process(self, token: bytes) -> tuple[int, int] | None:
-        """The rank and process id in the message; None if the peer does not know the token."""
-        complete = len(self.received) == MESSAGE_BYTES
-        if not complete or not compare_digest(self.received[:TOKEN_BYTES], token):
-            return None
-        rank, process = PROCESS.unpack(self.received[TOKEN_BYTES:])
-        return rank, process
-
-
-class Handshakes:
-    """The unidentified connections of a listener. Close it, and they are closed."""
-
-    def __init__(self, listener: socket.socket, *, token: bytes, ranks: Collection[int]) -> None:
-        listener.setblocking(False)
-        self._listener, self._token = listener, token
-        self._missing = set(ranks)
-        self._most = MAX_CALLERS + len(ranks)
-        self._callers: dict[int, _Caller] = {}
-        self._poll = select.poll()
-        self._poll.register(listener, select.POLLIN)
-
-    def accept(self, deadline: float) -> Iterator[tuple[socket.socket, int, int]]:
-        """The connection, rank and process id of each rank, in the order of their messages.
-
-        Raises: TimeoutError if not all have identified themselves by the deadline.
-        """
-        while self._missing:
-            for caller in self._ready(deadline):
-                found = caller.process(self._token)
-                self._forget(caller)
-                if found is None or found[0] not in self._missing:
-                    caller.connection.close()  # Not a rank of the group, for example a port scan.
-                    continue
-                self._missing.discard(found[0])
-                yield (caller.connection, *found)
-
-    def _ready(self, deadline: float) -> list[_Caller]:
-        """The callers that have identified themselves or left. Effect: accepts new ones, closes those that are late."""
-        now = time.monotonic()
-        if now >= deadline:
-            raise TimeoutError
-        wake = min((deadline, *(caller.deadline for caller in self._callers.values())))
-        done = []
-        for fd, _ in self._poll.poll(max(0.0, wake - now) * 1000 + 1):
-            if fd == self._listener.fileno():
-                self._accept_waiting()
-            elif fd in self._callers and self._callers[fd].read():
-                done.append(self._callers[fd])
-        for caller in [each for each in self._callers.values() if each.deadline <= time.monotonic()]:
-            if caller not in done:
-                self._close(caller)
-        return done
-
-    def _accept_waiting(self) -> None:
-        for _ in range(self._most):
+    async def accept() -> None:
+        while True:
             try:
-                connection = self._listener.accept()[0]
-            except BlockingIOError:
-                return
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError:  # The peer has gone, or the limit of open files is reached.
-                if self._callers:
-                    self._close(next(iter(self._callers.values())))
-                time.sleep(RETRY_SECONDS)
-                return
-            connection.setblocking(False)
-            self._callers[connection.fileno()] = _Caller(connection)
-            self._poll.register(connection, select.POLLIN)
-            if len(self._callers) > self._most:
-                self._close(next(iter(self._callers.values())))
+                _cancel_oldest(callers)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            caller = asyncio.create_task(identify(connection))
+            callers[caller] = None
+            caller.add_done_callback(callers.pop)
+            if len(callers) > MAX_CALLERS + len(ranks):
+                _cancel_oldest(callers)
 
-    def _forget(self, caller: _Caller) -> None:
-        """Effect: the connection is no longer watched."""
-        del self._callers[caller.connection.fileno()]
-        self._poll.unregister(caller.connection)
+    listener.setblocking(False)
+    accepting = asyncio.create_task(accept())
+    try:
+        async with asyncio.timeout(seconds):
+            while missing:
+                await all_found.wait()
+    finally:
+        accepting.cancel()
 
-    def _close(self, caller: _Caller) -> None:
-        self._forget(caller)
-        with suppress(OSError):
-            caller.connection.close()
 
-    def close(self) -> None:
-        """Effect: closes the connections that are not identified."""
-        for caller in list(self._callers.values()):
-            self._close(caller)
+def _cancel_oldest(callers: dict[asyncio.Task[None], None]) -> None:
+    oldest = next((caller for caller in callers if not caller.cancelling()), None)
+    if oldest is not None:
+        oldest.cancel()
+
+
+async def _received(connection: socket.socket, size: int) -> bytes:
+    """`size` bytes from the connection. Raises: OSError, also if the peer closes it before."""
+    received = b""
+    while len(received) < size:
+        more = await asyncio.get_running_loop().sock_recv(connection, size - len(received))
+        if not more:
+            raise ConnectionError
+        received += more
+    return received

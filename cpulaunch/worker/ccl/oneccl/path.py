@@ -57,6 +57,10 @@ class OnecclPath:
         self._check.synchronize(call)
         return moved.numel() > 0
 
+    def _run(self, function: str, source: Tensor, target: Tensor, *numbers: int) -> None:
+        """Effect: runs oneCCL's function. Its numbers: count, type, and reduction and root if it has them."""
+        self._communicator.run(function, source.data_ptr(), target.data_ptr(), *numbers)
+
     def barrier(self, call: bytes) -> None:
         """Effect: returns when all ranks have called it."""
         self._check.synchronize(call)
@@ -70,8 +74,7 @@ class OnecclPath:
             flat = tensor.data.view(-1)
             if self._synchronize(call, flat):
                 for piece in _pieces(flat):
-                    kind, operation = _kind(reduction), reduction.operation
-                    self._communicator.all_reduce(piece.data_ptr(), piece.numel(), kind, operation)
+                    self._run("AllReduce", piece, piece, piece.numel(), _kind(reduction), reduction.operation)
                 reduction.finish(flat, self._size)
 
     def reduce(self, call: bytes, flat: Tensor, reduction: Reduction, *, root: int) -> None:
@@ -80,9 +83,7 @@ class OnecclPath:
             return
         # oneCCL overwrites the buffers of the other ranks too.
         row = flat if self._communicator.rank == root else flat.clone()
-        self._communicator.reduce(
-            row.data_ptr(), row.numel(), _kind(reduction), operation=reduction.operation, root=root
-        )
+        self._run("Reduce", row, row, row.numel(), _kind(reduction), reduction.operation, root)
         if row is flat:
             reduction.finish(flat, self._size)
 
@@ -90,25 +91,19 @@ class OnecclPath:
         """Effect: the target is this rank's part of the sources, reduced over all ranks."""
         if not self._synchronize(call, target):
             return
-        self._communicator.reduce_scatter(
-            source.data_ptr(),
-            target.data_ptr(),
-            count=target.numel(),
-            kind=_kind(reduction),
-            operation=reduction.operation,
-        )
+        self._run("ReduceScatter", source, target, target.numel(), _kind(reduction), reduction.operation)
         reduction.finish(target, self._size)
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
         """Effect: copies the root's elements to all ranks."""
         if self._synchronize(call, flat):
             for piece in _pieces(flat):
-                self._communicator.broadcast(piece.data_ptr(), *_count_and_type(piece), root=root)
+                self._run("Broadcast", piece, piece, *_count_and_type(piece), root)
 
     def all_gather(self, call: bytes, target: Tensor, source: Tensor) -> None:
         """Effect: the target is the sources of all ranks, in rank order."""
         if self._synchronize(call, source):
-            self._communicator.all_gather(source.data_ptr(), target.data_ptr(), *_count_and_type(source))
+            self._run("AllGather", source, target, *_count_and_type(source))
 
     def gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
         """Effect: the root's target is the sources of all ranks, in rank order; only the root has a target.
@@ -141,7 +136,7 @@ class OnecclPath:
         sent, received = (source.new_empty((self._size, most)) for _ in range(2))
         for row, part in zip(sent, source.split(table[rank]), strict=True):
             row[: part.numel()] = part
-        self._communicator.all_to_all(sent.data_ptr(), received.data_ptr(), *_count_and_type(sent, self._size))
+        self._run("AllToAll", sent, received, *_count_and_type(sent, self._size))
         for row, part in zip(received, target.split([counts[rank] for counts in table]), strict=True):
             part.copy_(row[: part.numel()])
 
@@ -149,7 +144,7 @@ class OnecclPath:
         """How many elements each rank (row) gives to each (column). Raises: RanksDisagreeError, in all ranks alike."""
         mine = torch.tensor([*splits[0], *splits[1]], dtype=torch.int64, device="cpu")
         table = mine.new_empty((self._size, 2 * self._size))
-        self._communicator.all_gather(mine.data_ptr(), table.data_ptr(), mine.numel(), codes.UINT64)
+        self._run("AllGather", mine, table, mine.numel(), codes.UINT64)
         given, expected = (half.tolist() for half in table.split(self._size, dim=1))
         for giver, row in enumerate(given):
             for taker, count in enumerate(row):

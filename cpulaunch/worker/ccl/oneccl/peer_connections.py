@@ -6,15 +6,16 @@ exits, for whatever reason, so rank 0 sees this at once and notifies the others.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
 import threading
 import time
 import weakref
-from contextlib import closing, suppress
+from contextlib import suppress
 
-from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, TOKEN_BYTES, Handshakes
+from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, TOKEN_BYTES, accept_ranks
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
 
 TYPE_CHECKING = False
@@ -131,16 +132,18 @@ def open_connections(store: Any, address: str, *, rank: int, size: int, seconds:
 def _accept_all(store: Any, address: str, size: int, seconds: float) -> PeerConnections:
     """Rank 0's connections to all others. Raises: TimeoutError, OSError."""
     connections, token = PeerConnections(), os.urandom(TOKEN_BYTES // 2).hex()
-    deadline = time.monotonic() + seconds
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
+    def add(connection: socket.socket, rank: int, process: int) -> None:
+        with suppress(OSError):  # It has left again, which its closed connection will show.
+            connection.send(PROCESS.pack(0, os.getpid()))
+        connections.add(connection, rank, process)
+
     try:
         with socket.create_server((address, 0), family=family, backlog=size + MAX_CALLERS) as listener:
             store.set(ADDRESS_KEY, f"{address} {listener.getsockname()[1]} {token}")
-            with closing(Handshakes(listener, token=token.encode(), ranks=range(1, size))) as handshakes:
-                for connection, rank, process in handshakes.accept(deadline):
-                    with suppress(OSError):  # It has left again, which its closed connection will show.
-                        connection.send(PROCESS.pack(0, os.getpid()))
-                    connections.add(connection, rank, process)
+            ranks = range(1, size)
+            asyncio.run(accept_ranks(listener, add, token=token.encode(), ranks=ranks, seconds=seconds))
     except BaseException:
         connections.close()  # Ranks that have connected must not wait for the others.
         raise
