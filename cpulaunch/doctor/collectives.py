@@ -17,8 +17,13 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
         return skipped("torch is not installed")
     engine = "oneCCL" if facts.oneccl is None else f"oneCCL {facts.oneccl}"
     obstacle = _obstacle(facts)
+    if obstacle is None and facts.oneccl_problem:
+        found = f"ccl works on this host, but not between hosts: {engine} cannot be loaded, so gloo is used there"
+        return advice(found, why=facts.oneccl_problem, fix="pip install --upgrade 'cpulaunch[ccl]'")
     if obstacle is None:
-        between = "one host only, without oneCCL" if facts.oneccl is None else f"{engine} between hosts"
+        between = (
+            "one host only, without oneCCL" if facts.oneccl is None else f"{engine} (it can be loaded) between hosts"
+        )
         found = f"ccl works: direct memory access between ranks on this host, {between}"
         missing = facts.missing_library_reason
         if not missing:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import cpulaunch
-from cpulaunch.doctor.torch_report import BrokenTorch, Runner, TorchFacts, read_torch_report
+from cpulaunch.doctor.torch_report import BrokenTorch, Runner, TorchFacts, read_oneccl_problem, read_torch_report
 from cpulaunch.probe import Root
 from cpulaunch.probe.contradictions import read_contradictions
 from cpulaunch.probe.gpus.nvml import with_nvml
@@ -49,12 +49,13 @@ class Facts:
 
     `live`: whether the facts are about this machine and not a captured one. `torch`: None if it is not installed.
     `bundled_openmp`: (folder of a package, OpenMP runtime in it). `oneccl`: the version installed beside torch.
-    `may_copy`: whether the system calls that copy between processes are permitted; None if the kernel lacks them.
-    `ptrace_scope`: the setting of Yama that restricts them further; None without Yama. `missing_library_reason`: why
-    cpulaunch's library of collectives is not used; empty if it is. `cpuid_features`: those of FEATURES
-    (records/host.py) that the processor reports by CPUID; None for a captured machine. `contradictions`: clauses on
-    kernel files that contradict one another. `untrusted_code`: parts of the paths of Python, torch and cpulaunch that
-    other users can change. `python`: the Python that runs workers; None for a captured machine.
+    `oneccl_problem`: why it cannot be loaded; empty if it can. `may_copy`: whether the system calls that copy between
+    processes are permitted; None if the kernel lacks them. `ptrace_scope`: the setting of Yama that restricts them
+    further; None without Yama. `missing_library_reason`: why cpulaunch's library of collectives is not used; empty if
+    it is. `cpuid_features`: those of FEATURES (records/host.py) that the processor reports by CPUID; None for a
+    captured machine. `contradictions`: clauses on kernel files that contradict one another. `untrusted_code`: parts of
+    the paths of Python, torch and cpulaunch that other users can change. `python`: the Python that runs workers; None
+    for a captured machine.
     """
 
     host: Host
@@ -66,6 +67,7 @@ class Facts:
     bundled_openmp: tuple[tuple[str, str], ...] = ()
     distribution: str = ""
     oneccl: str | None = None
+    oneccl_problem: str = ""
     may_copy: bool | None = None
     ptrace_scope: int | None = None
     missing_library_reason: str = ""
@@ -77,6 +79,7 @@ class Facts:
 
 def gather_facts(host: Host, *, root: Root, python: WorkerPython, environ: Mapping[str, str], run: Runner) -> Facts:
     """All facts; for a captured machine those in its files. Effect: on this machine runs torch, NVML and CPUID."""
+    oneccl = None if host.torch is None else oneccl_version(root, host.torch)
     return Facts(
         host=with_nvml(host),
         environ=environ if root.live else {},
@@ -86,7 +89,8 @@ def gather_facts(host: Host, *, root: Root, python: WorkerPython, environ: Mappi
         torch=read_torch_report(python.path, environ, run=run) if root.live else None,
         bundled_openmp=read_bundled_openmp(root, host),
         distribution=read_distribution(root),
-        oneccl=None if host.torch is None else oneccl_version(root, host.torch),
+        oneccl=oneccl,
+        oneccl_problem=read_oneccl_problem(python.path, environ, run=run) if root.live and oneccl else "",
         may_copy=may_copy() if root.live else None,
         ptrace_scope=read_ptrace_scope(root),
         missing_library_reason=missing_library_reason(own_file(MEMORY_LIBRARY)) if root.live else "",

@@ -1,11 +1,13 @@
 """Facts that the worker's torch reports about itself, from a program run by the worker's interpreter."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cpulaunch
 from cpulaunch.system.interrupts import interruptible
 
 SECONDS = 120.0
@@ -87,7 +89,7 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str]) -> ProgramResul
                 check=False,
             )
     except subprocess.TimeoutExpired:
-        return ProgramResult(exit_code=None, stderr=f"torch did not answer within {SECONDS:g} s")
+        return ProgramResult(exit_code=None, stderr=f"no answer within {SECONDS:g} s")
     except OSError as error:
         return ProgramResult(exit_code=None, stderr=f"{argv[0]} cannot be started: {error.strerror}")
     return ProgramResult(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
@@ -104,6 +106,26 @@ def read_torch_report(interpreter: str, environ: Mapping[str, str], *, run: Runn
         return None if report.get("absent") is True else _facts(report)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError):
         return BrokenTorch(reason="torch's report could not be parsed")
+
+
+LOAD_PROGRAM = """\
+import sys
+sys.path.append(sys.argv[1])
+from cpulaunch.worker.ccl.oneccl import api
+from cpulaunch.worker.ccl.wire.errors import CclError
+try:
+    api.version()
+except CclError as error:
+    sys.exit(str(error).splitlines()[0])
+"""
+"""Loads oneCCL as a rank does: with the libraries that it needs, which its files do not name completely."""
+
+
+def read_oneccl_problem(interpreter: str, environ: Mapping[str, str], *, run: Runner) -> str:
+    """Why the interpreter cannot load oneCCL; empty if it can. Effect: runs it, isolated from the current folder."""
+    package = os.path.dirname(os.path.abspath(cpulaunch.__file__))
+    result = run([interpreter, "-I", "-c", LOAD_PROGRAM, os.path.dirname(package)], environ)
+    return "" if result.exit_code == 0 else _last_line(result)
 
 
 def _facts(report: Mapping[str, Any]) -> TorchFacts:

@@ -65,7 +65,14 @@ TABLE = {
         "/opt/libjemalloc.so is not preloaded",
         "apt-get",
     ),
-    "collectives": ("collectives", facts(), "ok", "oneCCL 2022.1.2 between hosts", None),
+    "collectives": ("collectives", facts(), "ok", "oneCCL 2022.1.2 (it can be loaded) between hosts", None),
+    "a oneCCL that cannot be loaded": (
+        "collectives",
+        facts(oneccl_problem="libhwloc.so.15: cannot open shared object file"),
+        "advice",
+        "not between hosts: oneCCL 2022.1.2 cannot be loaded",
+        "cpulaunch[ccl]",
+    ),
     "collectives without oneCCL": ("collectives", facts(oneccl=None), "ok", "one host only, without oneCCL", None),
     "collectives in Python": (
         "collectives",

@@ -4,12 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from cpulaunch.doctor.facts import Swap, gather_facts, read_bundled_openmp, read_swap
 from cpulaunch.doctor.report import CHECKS, doctor_report, run_checks
-from cpulaunch.doctor.torch_report import REPORT_PROGRAM, BrokenTorch, ProgramResult, read_torch_report, run_program
+from cpulaunch.doctor.torch_report import (
+    REPORT_PROGRAM,
+    BrokenTorch,
+    ProgramResult,
+    read_oneccl_problem,
+    read_torch_report,
+    run_program,
+)
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.records.host import Library, Torch
 from cpulaunch.records.request import WorkerPython
@@ -210,3 +219,30 @@ def test_the_torch_of_this_environment():
     assert (report.version.split("+")[0], report.openmp) == (version.split("+")[0], True)
     assert report.threads >= 1
     assert report.capability
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (ProgramResult(exit_code=0, stderr="a warning"), ""),
+        (
+            ProgramResult(exit_code=1, stderr="oneCCL cannot be loaded: libhwloc.so.15\n"),
+            "oneCCL cannot be loaded: libhwloc.so.15",
+        ),
+        (ProgramResult(exit_code=-11), "killed by signal 11"),
+    ],
+)
+def test_a_program_isolated_from_the_current_folder_loads_oneccl(result: ProgramResult, problem: str) -> None:
+    started: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str], environ: Mapping[str, str]) -> ProgramResult:
+        started.append(argv)
+        return result
+
+    assert read_oneccl_problem("/env/bin/python", {}, run=run) == problem
+    assert started[0][:2] == ["/env/bin/python", "-I"]
+
+
+def test_a_missing_oneccl_is_a_reason_and_an_installed_one_is_loaded() -> None:
+    problem = read_oneccl_problem(sys.executable, dict(os.environ), run=run_program)
+    assert problem == "" if Path(sys.prefix, "lib/libccl.so.2").exists() else "oneCCL is not installed" in problem
