@@ -1,6 +1,7 @@
 """torch's own tests of collectives on the CPU: every one that passes with gloo passes with ccl in its place."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+if "TORCH_TESTS" not in os.environ:
+    pytest.skip("takes four minutes: TORCH_TESTS=1 scripts/test tests/worker/ccl", allow_module_level=True)
 if find_spec("torch") is None or find_spec("expecttest") is None:
     pytest.skip("needs torch and expecttest, which torch's tests need: pip install expecttest", allow_module_level=True)
 
