@@ -20,6 +20,7 @@ from cpulaunch.system.libc import die_with_parent
 from cpulaunch.system.root import Root
 from cpulaunch.worker.fusion.exclusion import FLOATS, fusible, leave_out, misread, observe
 from cpulaunch.worker.fusion.math_settings import apply_math_settings
+from cpulaunch.worker.fusion.not_a_number import losing
 from cpulaunch.worker.fusion.outcomes import UnusableError, add_outcomes, claim, read_outcomes
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome, search
@@ -197,13 +198,14 @@ def _groups(signatures: Sequence[str]) -> Sequence[frozenset[int]]:
 def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
     """Per operation a text of its kind, shapes and types; the positions of those with types that are not fused."""
     graph = graph_of(source)
-    unread = misread(graph)
-    names = [node.kind() for node in fusible(graph)]
-    operations = observe(graph)
+    operations = fusible(graph)
+    unread = misread(graph) | losing(graph, operations)
+    names = [node.kind() for node in operations]
+    observed = observe(graph)
     with torch.no_grad():
         tensors = function_of(graph)(*inputs)
     signatures, other = [], []
-    for position, (name, places) in enumerate(zip(names, operations, strict=True)):
+    for position, (name, places) in enumerate(zip(names, observed, strict=True)):
         own = [tensors[place] for place in places]
         signatures.append(" ".join([name, *(f"{tensor.dtype}{list(tensor.shape)}" for tensor in own)]))
         if any(str(tensor.dtype).removeprefix("torch.") not in FLOATS for tensor in own):

@@ -18,7 +18,7 @@ from cpulaunch.worker.graph.capture import (
     Captured,
     MismatchError,
     PendingError,
-    are_finite,
+    are_numbers,
     best_seconds,
     changes_tensors,
     check,
@@ -186,7 +186,7 @@ class Captures:
 
     def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""
-        if not are_finite(call, captured.finite):
+        if not are_numbers(call, captured):
             return eager(False)
         try:
             result = captured.run(call)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from cmath import isfinite, isnan
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from math import isfinite
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class Captured:
 
     `run` gives the result of a call; `holds` says whether the capture is valid for it. `error`: largest absolute
     difference from the eager result. `seconds`: duration of the capture. `bytes`: memory of its constants.
-    `saved_seconds`: by how much a call is shorter than an eager one. `finite`: inputs that must be finite.
+    `saved_seconds`: by how much a call is shorter than an eager one. `finite`: inputs that must be finite;
+    `infinite`: inputs that may hold infinity, but no NaN.
     """
 
     run: Callable[[Call], Any]
@@ -60,6 +61,7 @@ class Captured:
     low_precision: bool
     saved_seconds: float = 0.0
     finite: tuple[int, ...] = ()
+    infinite: tuple[int, ...] = ()
 
 
 @record
@@ -110,6 +112,7 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         run, graph = _with_fresh_results(call, prepared, outputs_of)
         _check_sharing(call, weights, eager, graph, run(call))
         error = check(eager, graph, low_precision=prepared.low)
+    totals = _totals(call)
     return Captured(
         run=run,
         holds=prepared.holds,
@@ -117,22 +120,36 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         seconds=time.perf_counter() - started + prepared.seconds,
         bytes=prepared.frozen.bytes,
         low_precision=prepared.low,
-        finite=_finite(call),
+        finite=tuple(position for position, total in totals.items() if isfinite(total)),
+        infinite=tuple(position for position, total in totals.items() if not isfinite(total) and not isnan(total)),
     )
 
 
-def are_finite(call: Call, positions: Iterable[int]) -> bool:
-    """Whether the inputs at these positions hold neither NaN nor infinity; large ones whose sum overflows count as not.
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Types in which a sum may overflow early."""
 
-    A fused relu, clamp or pooling makes a number of NaN.
+
+def are_numbers(call: Call, captured: Captured) -> bool:
+    """Whether the call's inputs hold NaN and infinity only where those of the captured call did.
+
+    A fused relu, clamp or pooling makes a number of NaN. Inputs whose sum overflows count as infinite.
     """
-    return all(isfinite(call.inputs[position].sum(dtype=torch.float32)) for position in positions)
+    for position in captured.finite:
+        tensor = call.inputs[position]
+        if not isfinite(tensor.sum(dtype=_WIDER.get(tensor.dtype)).item()):
+            return False
+    return not captured.infinite or not any(map(isnan, _totals(call, captured.infinite).values()))
 
 
-def _finite(call: Call) -> tuple[int, ...]:
-    """The positions of floating-point inputs that are finite: not those of masks, which hold infinity."""
-    floats = (index for index, tensor in enumerate(call.inputs) if tensor.is_floating_point() and tensor.numel())
-    return tuple(index for index in floats if are_finite(call, (index,)))
+def _totals(call: Call, positions: Sequence[int] | None = None) -> dict[int, complex]:
+    """The sums of the inputs that are not whole numbers, by their positions; only those at `positions`, if given."""
+    chosen = range(len(call.inputs)) if positions is None else positions
+    inexact = ((each, call.inputs[each]) for each in chosen)
+    return {
+        position: tensor.sum(dtype=_WIDER.get(tensor.dtype)).item()
+        for position, tensor in inexact
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
+    }
 
 
 def prepared_bytes() -> int:

@@ -153,3 +153,50 @@ def test_infinity_in_a_mask_does_not_keep_graphs_from_being_used(plugin: Plugin,
     assert plugin.captured() == ["Masked"]
     monkeypatch.setattr(nn.Module, "_call_impl", None)  # What an eager call would run.
     model(value, mask)
+
+
+class Logarithm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(torch.log(value))))
+
+
+def test_nan_that_comes_of_finite_numbers_is_not_lost(plugin: Plugin) -> None:
+    model, value = Logarithm().eval(), torch.rand(4, 16) + 1
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Logarithm"]
+    value[1, 3] = -1
+    torch.testing.assert_close(model(value), plugin.eager(model, value), equal_nan=True)
+
+
+class Amplitude(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(value.abs())))
+
+
+def test_complex_numbers_that_are_not_finite_are_not_lost(plugin: Plugin) -> None:
+    model, value = Amplitude().eval(), torch.randn(4, 16, dtype=torch.complex64)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Amplitude"]
+    value[1, 3] = complex(0, float("nan"))
+    torch.testing.assert_close(model(value), plugin.eager(model, value), equal_nan=True)
+
+
+def test_nan_in_an_input_that_held_infinity_is_not_lost(plugin: Plugin) -> None:
+    model, value = mlp(), torch.randn(4, 16)
+    value[0] = -float("inf")
+    model[0].weight.abs_()
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Sequential"]
+    value[1, 3] = float("nan")
+    torch.testing.assert_close(model(value), plugin.eager(model, value), equal_nan=True)
