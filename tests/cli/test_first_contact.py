@@ -505,7 +505,8 @@ def test_a_brief_plan_is_the_beginning_of_the_whole_one(typed):
     _, whole = typed("plan --instances 2 a.py")
     _, brief = typed("plan --instances 2 --brief a.py")
     assert whole.startswith(brief.rstrip())
-    assert brief.rstrip().splitlines()[-1].startswith("n: ") or "no worker" in brief.splitlines()[-1]
+    assert brief.splitlines()[-1].startswith("wN: worker N")
+    assert "settings" in whole
     assert "settings" not in brief
 
 

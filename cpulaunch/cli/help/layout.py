@@ -79,6 +79,7 @@ def option_help(option: Option, page: Page) -> str:
 
 
 def _usage(command: Command, page: Page) -> Iterator[str]:
+    """The lines that say how the command is typed."""
     indent = " " * len("Usage: ")
     line = f"cpulaunch {command.usage}"
     first, *others = textwrap.wrap(
