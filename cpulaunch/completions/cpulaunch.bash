@@ -24,7 +24,7 @@ _cpulaunch_profiles() { # further words; names may be in a list with commas
 
 _cpulaunch_takes_value() {
     case $1 in
-        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --metric | --emit | --sysroot | --svg) return 0 ;;
+        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --metric | --emit | --sysroot | --svg | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
     esac
     return 1
 }
@@ -98,10 +98,10 @@ _cpulaunch_options() {
             echo "--help"
             ;;
         "ipexrun")
-            echo "--help"
+            echo "--ninstances --multi-instance --num-instances --ncores-per-instance --ncore-per-instance --nodes-list --node-id --cores-list --core-list --instance-idx --rank --use-logical-cores --use-logical-core --use-e-cores --latency-mode --throughput-mode --bind-numa-node --skip-cross-node-cores --memory-allocator --enable-tcmalloc --enable-jemalloc --use-default-allocator --benchmark --omp-runtime --disable-iomp --multi-task-manager --disable-numactl --disable-taskset --log-path --log-file-prefix --nprocs-per-node --distributed --ccl-worker-count --logical-cores-for-ccl --extra-mpi-params --auto-ipex --dtype --auto-ipex-verbose --disable-ipex-graph-mode --convert-fp64-to-fp32 --hostfile --quiet-migration --help"
             ;;
         "run_cpu")
-            echo "--help"
+            echo "--ninstances --multi-instance --num-instances --ncores-per-instance --ncore-per-instance --nodes-list --node-id --cores-list --core-list --instance-idx --rank --use-logical-cores --use-logical-core --use-e-cores --latency-mode --throughput-mode --bind-numa-node --skip-cross-node-cores --memory-allocator --enable-tcmalloc --enable-jemalloc --use-default-allocator --benchmark --omp-runtime --disable-iomp --multi-task-manager --disable-numactl --disable-taskset --log-path --log-file-prefix --nprocs-per-node --distributed --ccl-worker-count --logical-cores-for-ccl --extra-mpi-params --auto-ipex --dtype --auto-ipex-verbose --disable-ipex-graph-mode --convert-fp64-to-fp32 --quiet-migration --help"
             ;;
         "completion")
             echo "--help"
@@ -183,13 +183,13 @@ _cpulaunch() {
         _cpulaunch_help
     elif ((at < COMP_CWORD)); then
         case $command in
-            "" | run | torchrun | plan) _cpulaunch_rest "$at" ;;
+            "" | run | torchrun | plan | ipexrun | run_cpu) _cpulaunch_rest "$at" ;;
         esac
     elif [[ $cur == -* && ${COMP_WORDS[at - 1]} != -- ]]; then
         _cpulaunch_words "$(_cpulaunch_options "$command")"
     else
         case $command in
-            "" | run | torchrun | plan) _cpulaunch_program ;;
+            "" | run | torchrun | plan | ipexrun | run_cpu) _cpulaunch_program ;;
             *) _cpulaunch_argument "$command" ;;
         esac
     fi

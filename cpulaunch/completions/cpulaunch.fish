@@ -10,7 +10,7 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
         switch (string replace -a _ - -- $word)
             case --
                 set place (string replace launch run -- $place)
-            case -O --optimize --instances --cores-per-instance --cpus --numa-nodes --reserve --strategy --instance-index --threads --membind --binder --openmp --affinity --wait-policy --allocator --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --interop-threads --dataloader-workers --prefetch --nproc-per-node --nnodes --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role -r --redirects -t --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-path --profile --env --python --grace --log-dir --show --stdin --report --metric --emit --sysroot --svg
+            case -O --optimize --instances --cores-per-instance --cpus --numa-nodes --reserve --strategy --instance-index --threads --membind --binder --openmp --affinity --wait-policy --allocator --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --interop-threads --dataloader-workers --prefetch --nproc-per-node --nnodes --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role -r --redirects -t --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-path --profile --env --python --grace --log-dir --show --stdin --report --metric --emit --sysroot --svg --ninstances --num-instances --ncores-per-instance --ncore-per-instance --nodes-list --node-id --cores-list --core-list --instance-idx --rank --memory-allocator --omp-runtime --multi-task-manager --log-path --log-file-prefix --nprocs-per-node --ccl-worker-count --extra-mpi-params --dtype --hostfile
                 set -e words[1]
             case -h --help
                 set place help
@@ -19,17 +19,17 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
             case --no-python
                 set place command
             case '-*'
-            case run torchrun plan
+            case run torchrun plan ipexrun run_cpu
                 test $place = launch; or return (echo rest; true)
                 set place $word
-            case probe profiles doctor translate ipexrun run_cpu completion help
+            case probe profiles doctor translate completion help
                 test $place = launch; or return (echo rest; true)
                 set place $word
             case list show validate
                 test $place = profiles; or return (echo rest; true)
                 set place "profiles $word"
             case '*'
-                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' probe profiles doctor translate ipexrun run_cpu completion help; or set place rest
+                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' probe profiles doctor translate completion help; or set place rest
                 test "$place" = rest; and break
         end
     end
@@ -63,7 +63,7 @@ complete -c cpulaunch -n '__cpulaunch_at launch' -a ipexrun -d 'run a command li
 complete -c cpulaunch -n '__cpulaunch_at launch' -a run_cpu -d 'run a command line of run_cpu'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a completion -d 'print the shell completion for bash, zsh or fish'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a help -d 'show the help on a command or topic'
-complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan' -k -a '(__fish_complete_suffix .py)'
+complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan ipexrun run_cpu' -k -a '(__fish_complete_suffix .py)'
 complete -c cpulaunch -n '__cpulaunch_at command' -a '(__fish_complete_command)'
 complete -c cpulaunch -n '__cpulaunch_at rest' -F
 complete -c cpulaunch -n '__cpulaunch_at help' -a 'all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan probe profiles doctor translate ipexrun run_cpu completion'
@@ -208,7 +208,90 @@ complete -c cpulaunch -n '__cpulaunch_at doctor' -l sysroot -x -a '(__fish_compl
 complete -c cpulaunch -n '__cpulaunch_at doctor' -l python -r -F -d 'Check this Python, or environment.'
 complete -c cpulaunch -n '__cpulaunch_at doctor' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at translate' -s h -l help -d 'show the help'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l ninstances -x -d 'in cpulaunch: --instances VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l multi-instance -d 'in cpulaunch: --instances auto'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l num-instances -x -d 'in cpulaunch: --instances VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l ncores-per-instance -x -d 'in cpulaunch: --cores-per-instance VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l ncore-per-instance -x -d 'in cpulaunch: --cores-per-instance VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l nodes-list -x -d 'in cpulaunch: --numa-nodes VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l node-id -x -d 'in cpulaunch: --numa-nodes VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l cores-list -x -d 'in cpulaunch: --cpus VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l core-list -x -d 'in cpulaunch: --cpus VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l instance-idx -x -d 'in cpulaunch: --instance-index VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l rank -x -d 'in cpulaunch: --instance-index VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l use-logical-cores -d 'in cpulaunch: --smt'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l use-logical-core -d 'in cpulaunch: --smt'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l use-e-cores -d 'in cpulaunch: --e-cores'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l latency-mode -d 'in cpulaunch: --cores-per-instance 4'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l throughput-mode -d 'in cpulaunch: --instances auto'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l bind-numa-node -d 'an instance stays in one NUMA node where it fits'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l skip-cross-node-cores -d 'an instance stays in one NUMA node where it fits'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l memory-allocator -x -d 'in cpulaunch: --allocator VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l enable-tcmalloc -d 'in cpulaunch: --allocator tcmalloc'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l enable-jemalloc -d 'in cpulaunch: --allocator jemalloc'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l use-default-allocator -d 'in cpulaunch: --allocator default'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l benchmark -d 'in cpulaunch: --allocator jemalloc'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l omp-runtime -x -d 'in cpulaunch: --openmp VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l disable-iomp -d 'in cpulaunch: --openmp default'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l multi-task-manager -x -d '--binder native|numactl|taskset'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l disable-numactl -d 'system calls bind, without numactl or taskset'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l disable-taskset -d 'system calls bind, without numactl or taskset'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l log-path -x -d 'in cpulaunch: --log-dir VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l log-file-prefix -x -d '--log-dir DIR writes DIR/worker-0.log and so on'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l nprocs-per-node -x -d 'in cpulaunch: --nproc-per-node VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l distributed -d 'in cpulaunch: --nproc-per-node numa'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l ccl-worker-count -x -d 'in cpulaunch: --ccl-workers VALUE'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l logical-cores-for-ccl -d 'in cpulaunch: --ccl-worker-siblings'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l extra-mpi-params -x -d 'start cpulaunch on each host, with srun, or under mpirun with --from-mpi'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l auto-ipex -d 'in cpulaunch: -O2'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l dtype -x -d '-O2 for fp32, -O3 for bf16'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l auto-ipex-verbose -d 'in cpulaunch: --report r.json'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l disable-ipex-graph-mode -d 'in cpulaunch: --graph off'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l convert-fp64-to-fp32 -d 'cpulaunch sets nothing for Intel GPUs'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l hostfile -x -d 'start cpulaunch on each host, with srun, or under mpirun with --from-mpi'
+complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l quiet-migration -d 'do not say what the options are in cpulaunch'
 complete -c cpulaunch -n '__cpulaunch_at ipexrun' -s h -l help -d 'show the help'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l ninstances -x -d 'in cpulaunch: --instances VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l multi-instance -d 'in cpulaunch: --instances auto'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l num-instances -x -d 'in cpulaunch: --instances VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l ncores-per-instance -x -d 'in cpulaunch: --cores-per-instance VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l ncore-per-instance -x -d 'in cpulaunch: --cores-per-instance VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l nodes-list -x -d 'in cpulaunch: --numa-nodes VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l node-id -x -d 'in cpulaunch: --numa-nodes VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l cores-list -x -d 'in cpulaunch: --cpus VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l core-list -x -d 'in cpulaunch: --cpus VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l instance-idx -x -d 'in cpulaunch: --instance-index VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l rank -x -d 'in cpulaunch: --instance-index VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l use-logical-cores -d 'in cpulaunch: --smt'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l use-logical-core -d 'in cpulaunch: --smt'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l use-e-cores -d 'in cpulaunch: --e-cores'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l latency-mode -d 'in cpulaunch: --cores-per-instance 4'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l throughput-mode -d 'in cpulaunch: --instances auto'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l bind-numa-node -d 'an instance stays in one NUMA node where it fits'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l skip-cross-node-cores -d 'an instance stays in one NUMA node where it fits'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l memory-allocator -x -d 'in cpulaunch: --allocator VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l enable-tcmalloc -d 'in cpulaunch: --allocator tcmalloc'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l enable-jemalloc -d 'in cpulaunch: --allocator jemalloc'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l use-default-allocator -d 'in cpulaunch: --allocator default'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l benchmark -d 'in cpulaunch: --allocator jemalloc'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l omp-runtime -x -d 'in cpulaunch: --openmp VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l disable-iomp -d 'in cpulaunch: --openmp default'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l multi-task-manager -x -d '--binder native|numactl|taskset'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l disable-numactl -d 'system calls bind, without numactl or taskset'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l disable-taskset -d 'system calls bind, without numactl or taskset'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l log-path -x -d 'in cpulaunch: --log-dir VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l log-file-prefix -x -d '--log-dir DIR writes DIR/worker-0.log and so on'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l nprocs-per-node -x -d 'in cpulaunch: --nproc-per-node VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l distributed -d 'in cpulaunch: --nproc-per-node numa'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l ccl-worker-count -x -d 'in cpulaunch: --ccl-workers VALUE'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l logical-cores-for-ccl -d 'in cpulaunch: --ccl-worker-siblings'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l extra-mpi-params -x -d 'start cpulaunch on each host, with srun, or under mpirun with --from-mpi'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l auto-ipex -d 'in cpulaunch: -O2'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l dtype -x -d '-O2 for fp32, -O3 for bf16'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l auto-ipex-verbose -d 'in cpulaunch: --report r.json'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l disable-ipex-graph-mode -d 'in cpulaunch: --graph off'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l convert-fp64-to-fp32 -d 'cpulaunch sets nothing for Intel GPUs'
+complete -c cpulaunch -n '__cpulaunch_at run_cpu' -l quiet-migration -d 'do not say what the options are in cpulaunch'
 complete -c cpulaunch -n '__cpulaunch_at run_cpu' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at completion' -a 'bash zsh fish'
 complete -c cpulaunch -n '__cpulaunch_at completion' -s h -l help -d 'show the help'

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from manuals.commands import LAUNCHES, PROFILES, SUMMARIES, WORDS_FOR_HELP, Manual, manuals, value_kind
+from manuals.commands import FOREIGN, LAUNCHES, PROFILES, SUMMARIES, WORDS_FOR_HELP, Manual, manuals, value_kind
 
 from cpulaunch.cli.help.options import Option
 
@@ -124,13 +124,13 @@ _cpulaunch() {
         _cpulaunch_help
     elif ((at < COMP_CWORD)); then
         case $command in
-            "" | @launches@) _cpulaunch_rest "$at" ;;
+            "" | @programs@) _cpulaunch_rest "$at" ;;
         esac
     elif [[ $cur == -* && ${COMP_WORDS[at - 1]} != -- ]]; then
         _cpulaunch_words "$(_cpulaunch_options "$command")"
     else
         case $command in
-            "" | @launches@) _cpulaunch_program ;;
+            "" | @programs@) _cpulaunch_program ;;
             *) _cpulaunch_argument "$command" ;;
         esac
     fi
@@ -154,7 +154,7 @@ def completion() -> str:
         "arguments": "\n".join(_argument_cases(commands)),
         "names": " ".join(SUMMARIES),
         "profiles_commands": " ".join(below),
-        "launches": " | ".join(LAUNCHES),
+        "programs": " | ".join((*LAUNCHES, *FOREIGN)),
     }
     text = TEMPLATE
     for name, part in parts.items():

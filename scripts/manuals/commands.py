@@ -7,15 +7,20 @@ from typing import Any
 import typer
 
 from cpulaunch.cli.app import app
+from cpulaunch.cli.corrections.foreign_options import Equivalent
+from cpulaunch.cli.corrections.launchers import TABLES
 from cpulaunch.cli.help.commands import COMMANDS, Command
 from cpulaunch.cli.help.options import Option
 from cpulaunch.cli.help.topics import topics
+from cpulaunch.cli.translate import QUIET
 from cpulaunch.cli.usage import COMPLETIONS, options
 from cpulaunch.profile.presets import PRESETS
 
 HELP = Option(shown="--help", short=("-h",), text="show the help", group="Options")
 LAUNCHES = tuple(command.name for command in COMMANDS if command.options)
 """Commands that take the options and the program of a launch."""
+FOREIGN = tuple(command.name for command in COMMANDS if command.name in TABLES and command.name not in LAUNCHES)
+"""Commands that take another launcher's options, and a program."""
 SUMMARIES = {command.name: command.summary for command in COMMANDS} | {"help": "show the help on a command or topic"}
 """Every command that may be typed first."""
 WORDS_FOR_HELP = tuple(dict.fromkeys((*topics(options()), *(command.name for command in COMMANDS))))
@@ -47,7 +52,7 @@ ARGUMENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "completion": ("words", tuple(COMPLETIONS)),
     "profiles show": ("profile", ()),
     "profiles validate": ("profile file", ()),
-    **{name: ("program", ()) for name in LAUNCHES},
+    **{name: ("program", ()) for name in (*LAUNCHES, *FOREIGN)},
 }
 """Command -> the kind of its argument, and the words that it may be."""
 
@@ -60,8 +65,7 @@ def manuals() -> tuple[Manual, ...]:
 def _of_command(command: Command) -> Iterator[Manual]:
     group = typer.main.get_command(app)
     parsed = group.commands.get(command.name)  # type: ignore[attr-defined]
-    own = options() if command.options else (HELP,) if parsed is None else _options(parsed)
-    yield _manual((command.name,), command, own)
+    yield _manual((command.name,), command, _own_options(command, parsed))
     for name, sub in getattr(parsed, "commands", {}).items():
         text = sub.help or ""
         below = Command(
@@ -72,6 +76,21 @@ def _of_command(command: Command) -> Iterator[Manual]:
             text=text,
         )
         yield _manual((command.name, name), below, _options(sub))
+
+
+def _own_options(command: Command, parsed: Any) -> tuple[Option, ...]:
+    if command.name in FOREIGN:
+        quiet = Option(shown=QUIET, text="do not say what the options are in cpulaunch", group="Options")
+        return (*(_foreign(name, row) for name, row in TABLES[command.name].items()), quiet, HELP)
+    return options() if command.options else (HELP,) if parsed is None else _options(parsed)
+
+
+def _foreign(name: str, row: Equivalent) -> Option:
+    """An option of another launcher, explained by what it is in cpulaunch."""
+    text = row.remark.format(value="VALUE") or "not needed"
+    if row.options:
+        text = f"in cpulaunch: {row.options.format(value='VALUE')}"
+    return Option(shown=name, metavar="VALUE" if row.values else "", text=text, group="Options")
 
 
 def _manual(words: tuple[str, ...], command: Command, own: tuple[Option, ...]) -> Manual:

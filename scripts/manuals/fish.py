@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from manuals.commands import LAUNCHES, PROFILES, SUMMARIES, WORDS_FOR_HELP, Manual, manuals, value_kind
+from manuals.commands import FOREIGN, LAUNCHES, PROFILES, SUMMARIES, WORDS_FOR_HELP, Manual, manuals, value_kind
 
 from cpulaunch.cli.help.options import Option
 
@@ -27,7 +27,7 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
             case --no-python
                 set place command
             case '-*'
-            case @launches@
+            case @programs@
                 test $place = launch; or return (echo rest; true)
                 set place $word
             case @names@
@@ -58,7 +58,7 @@ end
 
 complete -c cpulaunch -f
 @commands@
-complete -c cpulaunch -n '__cpulaunch_at launch @launches@' -k -a '(__fish_complete_suffix .py)'
+complete -c cpulaunch -n '__cpulaunch_at launch @programs@' -k -a '(__fish_complete_suffix .py)'
 complete -c cpulaunch -n '__cpulaunch_at command' -a '(__fish_complete_command)'
 complete -c cpulaunch -n '__cpulaunch_at rest' -F
 complete -c cpulaunch -n '__cpulaunch_at help' -a '@topics@'
@@ -74,10 +74,10 @@ def completion() -> str:
     commands = manuals()
     with_value = {option.shown: option for command in commands for option in command.options if option.metavar}
     below = [command.words[1] for command in commands if command.words[:-1] == ("profiles",)]
-    others = [name for name in SUMMARIES if name not in LAUNCHES]
+    others = [name for name in SUMMARIES if name not in (*LAUNCHES, *FOREIGN)]
     parts = {
         "values": " ".join(name for option in with_value.values() for name in option.names),
-        "launches": " ".join(LAUNCHES),
+        "programs": " ".join((*LAUNCHES, *FOREIGN)),
         "names": " ".join(others),
         "below": " ".join(below),
         "below_places": " ".join(f"'profiles {name}'" for name in below),

@@ -188,7 +188,8 @@ def _case(command: Manual, indent: int) -> str:
     argument = {
         "words": [quoted(f"1: :({' '.join(command.values)})")],
         "profile": ["'1: :_cpulaunch_profiles'"],
+        "program": ["'1: :_files -g \"*.py(-.)\"'", "'*: :_files'"],
         "profile file": ["'1: :_files -g \"*.toml(-.)\"'"],
     }.get(command.argument, [])
     specs = " ".join([*_specs(command.options), *argument])
-    return f"{' ' * indent}{command.words[-1]}) _arguments {specs} ;;"
+    return f"{' ' * indent}{command.words[-1]}) _arguments -A '-*' {specs} ;;"
