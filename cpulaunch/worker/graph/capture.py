@@ -17,6 +17,7 @@ from cpulaunch.worker.fusion.portable import Function
 from cpulaunch.worker.fusion.trials import Trials
 from cpulaunch.worker.graph.onednn import Frozen, compile_graph, freeze
 from cpulaunch.worker.graph.precision import Mode, Precision
+from cpulaunch.worker.graph.silent_logging import are_silent
 from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.tensors.aliasing import View, sharing_differs, views
@@ -208,10 +209,10 @@ def _copying(outputs_of: Function, constant: frozenset[int]) -> Function:
 
 def _guard_check(traced: TracedCall) -> Callable[[Call], bool]:
     """A function that says whether the traced graph is valid for a call."""
-    check = traced.guards.check
+    check, silent = traced.guards.check, traced.silent
 
     def holds(call: Call, alive: TracedCall = traced) -> bool:
-        return bool(check({"module": call.module, "args": call.args, "kwargs": call.kwargs}))
+        return bool(check({"module": call.module, "args": call.args, "kwargs": call.kwargs})) and are_silent(silent)
 
     return holds
 

@@ -115,7 +115,7 @@ class _Fusible(TorchFunctionMode):
 
     Seen with torch 2.13: a fused addmm with a vector, as in GPT-2's Conv1D, raises "vector::_M_range_check" when it is
     called; a concatenation with an empty tensor, as of an empty key-value cache, raises "partition compile failed".
-    Slow: indexing with several constant index tensors.
+    TorchScript has no operation whose number is True or False. Slow: indexing with several constant index tensors.
     """
 
     def __init__(self, constants: list[Tensor]) -> None:
@@ -123,7 +123,7 @@ class _Fusible(TorchFunctionMode):
         self._constants = {id(tensor) for tensor in constants}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = _with_numbers(getattr(func, "__name__", ""), args, kwargs or {})
         if func is torch.addmm and not kwargs and len(args) == 3 and args[0].dim() == 1:
             bias, matrix, weight = args
             return F.linear(matrix, weight.t(), bias)
@@ -145,6 +145,31 @@ class _Fusible(TorchFunctionMode):
         if not all(id(part) in self._constants and _is_index_list(part) for part in (rows, columns)):
             return None
         return _pick(tensor, rows, columns) if rows.shape == columns.shape else None
+
+
+_NUMBERS = dict.fromkeys(("eq", "ne", "__eq__", "__ne__", "fill_", "full_like"), 1)
+_NUMBERS |= dict.fromkeys(("masked_fill", "masked_fill_", "new_full"), 2)
+_NUMBERS |= dict.fromkeys(("scatter", "scatter_", "index_fill", "index_fill_"), 3)
+"""Operations whose result has the same type for True as for 1, and the position of that argument."""
+
+_NAMES_OF_NUMBERS = ("value", "fill_value", "other")
+
+
+def _with_numbers(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operation with numbers, or tensors, instead of True and False where it takes numbers."""
+    if name == "where":
+        return tuple(torch.tensor(value) if isinstance(value, bool) else value for value in args), kwargs
+    if name == "full" and any(isinstance(value, bool) for value in (*args[1:2], kwargs.get("fill_value"))):
+        kwargs = {"dtype": torch.bool} | kwargs
+    elif name not in _NUMBERS:
+        return args, kwargs
+    position = _NUMBERS.get(name, 1)
+    changed = tuple(_number(value) if index == position else value for index, value in enumerate(args))
+    return changed, {key: _number(value) if key in _NAMES_OF_NUMBERS else value for key, value in kwargs.items()}
+
+
+def _number(value: object) -> object:
+    return int(value) if isinstance(value, bool) else value
 
 
 def _is_index_list(index: Tensor) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.graph.silent_logging import silent_calls_left_out
 from cpulaunch.worker.tensors.aliasing import shared_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
 from cpulaunch.worker.tensors.owners import own_view
@@ -43,8 +44,8 @@ class TracedCall:
     """One call as a graph: `graph(*arguments)` returns a tuple of tensors.
 
     `sources`: for each argument of the graph, the index of an input of the call or a frozen tensor. `spec`: structure
-    of the result. `results`: where each tensor of the result comes from. `low`: one of these is bf16 or fp16. `code`
-    keeps the guards alive.
+    of the result. `results`: where each tensor of the result comes from. `low`: one of these is bf16 or fp16. `silent`:
+    loggers, with the levels, whose calls are left out because they were not enabled. `code` keeps the guards alive.
     """
 
     graph: torch.fx.GraphModule
@@ -52,6 +53,7 @@ class TracedCall:
     spec: Spec
     results: tuple[ResultSource, ...]
     low: bool
+    silent: frozenset[tuple[logging.Logger, int]]
     guards: Any
     code: types.CodeType
 
@@ -83,14 +85,15 @@ def trace_call(
     recorder = _Recorder(inputs + frozen)
     # A new code object: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
-    with warnings.catch_warnings(), _dynamo_settings(), _logs_off():
+    with warnings.catch_warnings(), _dynamo_settings(), _logs_off(), silent_calls_left_out() as silent:
         warnings.simplefilter("ignore")
         try:
             result = _compiled(function, recorder)(module, args, kwargs)
             shared = shared_object(eager, result)
             if shared:
                 raise RefusedError(f"it returns {shared}")
-            return _traced_call(recorder, result, function.__code__, inputs=inputs, frozen=frozen)
+            code, used = function.__code__, frozenset(silent.used)
+            return _traced_call(recorder, result, code, inputs=inputs, frozen=frozen, silent=used)
         finally:
             _drop_weak_references(recorder.graph)
             recorder.release()
@@ -116,7 +119,13 @@ def _skips_padding(part: nn.Module) -> bool:
 
 
 def _traced_call(
-    recorder: _Recorder, result: object, code: types.CodeType, *, inputs: list[Tensor], frozen: list[Tensor]
+    recorder: _Recorder,
+    result: object,
+    code: types.CodeType,
+    *,
+    inputs: list[Tensor],
+    frozen: list[Tensor],
+    silent: frozenset[tuple[logging.Logger, int]],
 ) -> TracedCall:
     if recorder.graph is None or recorder.outputs is None:
         raise RefusedError("it computes nothing with tensors")
@@ -127,6 +136,7 @@ def _traced_call(
         spec=spec,
         results=results,
         low=any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors),
+        silent=silent,
         guards=_guards(code),
         code=code,
     )

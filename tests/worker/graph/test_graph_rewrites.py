@@ -38,6 +38,17 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def rewritten(module: nn.Module) -> nn.Module:
+    """The module with the operations that the graph has instead of its own."""
+
+    class Rewritten(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with _Fusible([]):
+                return module(x)
+
+    return Rewritten()
+
+
 def picked(value: Tensor, index: object, constants: list[Tensor]) -> tuple[Tensor, bool]:
     """The elements as the graph computes them, and whether by a single gather."""
     with Operations() as operations, _Fusible(constants):
@@ -124,3 +135,38 @@ def test_an_interrupt_during_a_capture_reaches_the_program(plugin: Plugin, monke
     for _ in range(3):
         close(model(value), plugin.eager(model, value))
     assert plugin.captured() == ["Sequential"]
+
+
+ROWS, MASK, PICKED = torch.randn(3, 4), torch.randn(3, 4) > 0, torch.zeros(3, 1, dtype=torch.int64)
+BOOLEAN_NUMBERS = {
+    "scatter": lambda x: MASK.scatter(1, PICKED, True),
+    "scatter of numbers": lambda x: x.scatter(1, PICKED, value=True),
+    "torch.scatter": lambda x: torch.scatter(MASK, 1, PICKED, value=False),
+    "scatter_": lambda x: torch.zeros_like(MASK).scatter_(1, PICKED, True),
+    "masked_fill": lambda x: MASK.masked_fill(x > 0, True),
+    "masked_fill of numbers": lambda x: x.masked_fill(MASK, value=False),
+    "index_fill": lambda x: MASK.index_fill(1, PICKED[:, 0], True),
+    "fill_": lambda x: torch.zeros_like(MASK).fill_(True),
+    "full_like": lambda x: torch.full_like(MASK, True),
+    "new_full": lambda x: MASK.new_full((3, 4), fill_value=True),
+    "full": lambda x: torch.full((3, 4), True),
+    "full of a type": lambda x: torch.full((3, 4), True, dtype=torch.float64),
+    "where": lambda x: torch.where(MASK, x > 0, True),
+    "where of numbers": lambda x: torch.where(MASK, x, False),
+    "where of two": lambda x: torch.where(MASK, True, False),
+    "==": lambda x: MASK == False,  # noqa: E712
+    "eq": lambda x: torch.eq(MASK, other=True),
+    "!=": lambda x: x != True,  # noqa: E712
+}
+
+
+@pytest.mark.parametrize("name", BOOLEAN_NUMBERS)
+def test_true_and_false_as_numbers_are_captured(name: str) -> None:
+    class Boolean(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return BOOLEAN_NUMBERS[name](x), x * 2
+
+    traced = torch.jit.trace(rewritten(Boolean()), ROWS, check_trace=False)
+    result, expected = torch.jit.freeze(traced.eval())(ROWS)[0], BOOLEAN_NUMBERS[name](ROWS)
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    assert torch.equal(result, expected)

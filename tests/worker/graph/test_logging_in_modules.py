@@ -1,0 +1,103 @@
+"""`--graph onednn`: modules that call loggers are captured where nothing is lost that eager execution writes."""
+
+import functools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from tests.worker.capturing import Plugin, close, installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+LOGGER = logging.getLogger("tests.logging_in_modules")
+
+
+@functools.lru_cache(None)
+def warning_once(logger: logging.Logger, *args: object) -> None:
+    """What transformers adds to Logger."""
+    logger.warning(*args)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Plugin]:
+    torch.manual_seed(0)
+    level = LOGGER.level
+    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
+        yield plugin
+    LOGGER.setLevel(level)
+    warning_once.cache_clear()
+
+
+class Logging(nn.Module):
+    """A module that writes something in each call."""
+
+    def __init__(self, write: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        getattr(LOGGER, self.write)("shape %s", tuple(x.shape))
+        return self.linear(x).relu()
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(record.name == LOGGER.name for record in caplog.records)
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Logging:
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    return Logging(request.param).eval()
+
+
+def call(model: nn.Module, times: int) -> None:
+    """Effect: calls the model with the same shape. Raises: AssertionError if a result is not eager's."""
+    for _ in range(times):
+        value = torch.randn(2, 8)
+        close(model(value), nn.functional.linear(value, model.linear.weight, model.linear.bias).relu())
+
+
+@pytest.mark.parametrize("model", ["debug", "info"], indirect=True)
+def test_calls_that_are_not_enabled_are_left_out_until_they_are(plugin, caplog, model) -> None:
+    LOGGER.setLevel(logging.WARNING)
+    call(model, 5)
+    assert plugin.captured() == ["Logging"]
+    LOGGER.setLevel(logging.DEBUG)
+    call(model, 4)
+    assert messages(caplog) == 4
+
+
+@pytest.mark.parametrize("model", ["info"], indirect=True)
+def test_calls_that_logging_disables_as_a_whole_are_left_out_until_it_does_not(plugin, caplog, model) -> None:
+    LOGGER.setLevel(logging.INFO)
+    logging.disable(logging.INFO)
+    try:
+        call(model, 5)
+        assert plugin.captured() == ["Logging"]
+    finally:
+        logging.disable(logging.NOTSET)
+    call(model, 2)
+    assert messages(caplog) == 2
+
+
+@pytest.mark.parametrize("model", ["warning", "error"], indirect=True)
+def test_what_is_written_is_written_in_every_call(plugin, caplog, model) -> None:
+    call(model, 6)
+    assert "Logging" not in plugin.captured()
+    assert messages(caplog) == 6
+
+
+@pytest.mark.parametrize("model", ["warning_once"], indirect=True)
+def test_what_is_written_once_is_written_once_for_each_message(plugin, caplog, model) -> None:
+    call(model, 5)
+    assert plugin.captured() == ["Logging"]
+    assert messages(caplog) == 1
+    model(torch.randn(3, 8))
+    assert messages(caplog) == 2
