@@ -352,6 +352,8 @@ def test_a_signal_ends_a_launch_of_which_a_daemon_traces_a_process(launcher, wit
 
 FLOOD = """
     guard = parent(parent(os.getppid()))
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
         if os.fork() == 0:
             while True:
