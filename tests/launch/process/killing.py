@@ -45,8 +45,6 @@ ENGINES = {
         ["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "{endpoint}"],
     ),
 }
-LENGTH_SECONDS = {"single": 1.2, "instances": 1.4, "ranks": 1.8, "elastic": 8.0}
-"""About how long such a launch takes: the kill comes at a random moment of that time."""
 
 
 @dataclass
@@ -108,7 +106,8 @@ def send_kill(pid):
         return
 
 
-def start(engine, folder, prefix, targets):
+def start(engine, folder, prefix, targets, *, length=0.0):
+    """A launch, which is to be killed at a random moment of so many seconds."""
     tag = os.urandom(8).hex()
     run = folder / tag
     for name in ("tmp", "home"):
@@ -122,7 +121,7 @@ def start(engine, folder, prefix, targets):
         process = subprocess.Popen(
             command, env=environ, cwd=run, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
         )
-    kill_at = time.monotonic() + random.random() * LENGTH_SECONDS[engine]
+    kill_at = time.monotonic() + random.random() * length
     return Launch(process=process, tag=tag, folder=run, targets=targets, kill_at=kill_at)
 
 
@@ -165,16 +164,28 @@ def leftovers(launch):
     return {kind: what for kind, what in kinds.items() if what}
 
 
+def typical_length(engine, folder, prefix, width):
+    """How many seconds such a launch takes here, on average, where so many run side by side."""
+    began = time.monotonic()
+    ended = []
+    for launch in [start(engine, folder, prefix, ()) for _ in range(width)]:
+        launch.process.wait()
+        ended.append(time.monotonic() - began)
+    return sum(ended) / width
+
+
 def count_leftovers(engine, kills, *, folder, prefix=(), width=6, targets=TARGETS, seconds=LEFT_SECONDS):
     """How many processes were killed, and what was left after so many seconds, by kind and targets."""
     counts, left, done = Counter(), Counter(), 0
+    length = typical_length(engine, folder, prefix, width)
     while done < kills:
-        batch = [start(engine, folder, prefix, random.choice(targets)) for _ in range(min(width, kills - done))]
-        done += len(batch)
+        count = min(width, kills - done)
+        batch = [start(engine, folder, prefix, random.choice(targets), length=length) for _ in range(count)]
         for launch in sorted(batch, key=lambda each: each.kill_at):
             time.sleep(max(0.0, launch.kill_at - time.monotonic()))
             killed = kill(launch)
             counts[f"killed {killed}"] += 1
+            done += killed > 0
             if not killed:
                 launch.process.wait()  # It has ended, or was not that far.
         deadline = time.monotonic() + seconds
@@ -184,7 +195,7 @@ def count_leftovers(engine, kills, *, folder, prefix=(), width=6, targets=TARGET
             for kind, what in leftovers(launch).items():
                 left[f"{kind} after {'+'.join(launch.targets)}"] += 1
                 print(engine, launch.targets, kind, what, launch.tag, launch.process.returncode, file=sys.stderr)
-    return {"engine": engine, "kills": done, **counts, "left": dict(left)}
+    return {"engine": engine, "kills": done, **counts, "left": dict(left), "seconds a launch": round(length, 2)}
 
 
 def main():

@@ -348,23 +348,3 @@ def test_a_signal_ends_a_launch_of_which_a_daemon_traces_a_process(launcher, wit
     process.send_signal(signal.SIGTERM)
     process.wait(GRACE + SLACK_SECONDS)
     assert not alive(tracer)
-
-
-FLOOD = """
-    guard = parent(parent(os.getppid()))
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
-        if os.fork() == 0:
-            while True:
-                os.kill(guard, number)
-    time.sleep(0.2)
-"""
-
-
-def test_signals_without_end_do_not_hide_the_one_that_ends_the_launch(launcher, without_cgroups):
-    """The kernel hands out pending signals in the order of their numbers: SIGUSR1 before SIGTERM."""
-    process = launcher.start(hostile(FLOOD), prefix=without_cgroups, grace_seconds=GRACE, log_dir="logs")
-    launcher.pid("ready")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(GRACE + SLACK_SECONDS) == 128 + signal.SIGTERM
