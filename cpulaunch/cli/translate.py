@@ -6,6 +6,7 @@ import shlex
 
 from cpulaunch.cli import terminal
 from cpulaunch.cli.arguments import canonical, value_count
+from cpulaunch.cli.corrections.commands import without_secrets
 from cpulaunch.cli.corrections.shell_words import ShellWords, shell_words
 from cpulaunch.cli.corrections.translation import translation
 from cpulaunch.cli.help.commands import command_named
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 COMMAND = command_named("translate")
 QUIET = "--quiet-migration"
-HIDDEN = "(hidden)"
 
 
 def run_foreign(
@@ -50,21 +50,17 @@ def run_foreign(
     if not (quiet or leading):
         for note in found.notes:
             terminal.notify(note, environ)
-        terminal.notify(f"{tool}'s options are in cpulaunch: {shlex.join(('cpulaunch', *_shown(words)))}", environ)
+        terminal.notify(
+            f"{tool}'s options are in cpulaunch: {shlex.join(('cpulaunch', *without_secrets(words)))}", environ
+        )
     return launch(["run", *words], environ)
-
-
-def _shown(words: Sequence[str]) -> list[str]:
-    """The words without the values that --env gives: they may be secrets."""
-    before = ["", *words]
-    pairs = zip(before, words, strict=False)
-    return [f"{word.partition('=')[0]}={HIDDEN}" if flag == "--env" and "=" in word else word for flag, word in pairs]
 
 
 def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit code of `translate`. Effect: prints the command line. Raises: UsageError if it cannot be translated."""
     if list(arguments[:1]) in (["-h"], ["--help"]):
         return print_command_help(COMMAND, environ)
+    arguments = arguments[1:] if list(arguments[:1]) == ["--"] else arguments
     given = shell_words(arguments[0]) if len(arguments) == 1 else ShellWords(tuple(arguments))
     if not given.words:
         raise UsageError("no command line to translate", hint=COMMAND.example)

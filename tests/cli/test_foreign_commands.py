@@ -117,8 +117,7 @@ def test_the_equivalent_is_said_once_without_secrets(capfd: pytest.CaptureFixtur
         run_foreign("ipexrun", [*quiet, *arguments], {}, launch=lambda line, _: lines.append(list(line)) or 0)
     said = capfd.readouterr().err
     assert said == (
-        "cpulaunch: ipexrun's options are in cpulaunch: "
-        "cpulaunch --instances 2 --env 'TOKEN=(hidden)' a.py --env kept\n"
+        "cpulaunch: ipexrun's options are in cpulaunch: cpulaunch --instances 2 --env TOKEN=... a.py --env kept\n"
     )
     assert lines[0] == lines[1] == ["run", "--instances", "2", "--env", "TOKEN=geheim", *arguments[4:]]
 

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cpulaunch.cli.corrections.commands import suggestion
+from cpulaunch.cli.run import read_command_line, request_for
+from cpulaunch.plan.planner import make_plan
+from cpulaunch.records.errors import UsageError
 from tests import json_output
+from tests.plan.machines import machine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shell scripts")
 
@@ -72,6 +77,32 @@ def test_an_assignment_in_a_wrong_form_is_not_quoted(text: str, script: str) -> 
     done = cpulaunch("plan", "--env", text, script)
     assert done.returncode == 2
     assert "planted" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        *(("--nproc-per-node 2", name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")),
+        *(("", name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CPULAUNCH_WORKER")),
+        ("--instances 2", "CPULAUNCH_INSTANCE"),
+    ],
+)
+def test_an_error_about_a_variable_does_not_repeat_its_value(options: str, name: str) -> None:
+    host = machine()
+    line = read_command_line([*options.split(), "--env", f"{name}={TOKEN}", "a.py"], {})
+    with pytest.raises(UsageError) as caught:
+        make_plan(host, request_for(line, host, {}))
+    assert name in str(caught.value)
+    assert "--env" in str(caught.value)
+    assert "planted" not in str(caught.value)
+
+
+def test_a_suggestion_does_not_repeat_the_value() -> None:
+    before = ["--instances", "2", "--env", f"K={TOKEN}", f"--env=L={TOKEN}"]
+    assert suggestion("paln", before, ["a.py"]) == (
+        "did you mean cpulaunch plan --instances 2 --env K=... --env=L=... a.py?"
+    )
+    assert suggestion("doctr", before, []) == "did you mean cpulaunch doctor?"
 
 
 @pytest.mark.parametrize("words", [["-x", f"API_KEY={TOKEN}"], ["-e", f"K={TOKEN}"], ["-genv", "API_KEY", TOKEN]])

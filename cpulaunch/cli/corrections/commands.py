@@ -89,4 +89,15 @@ def suggestion(word: str, before: Sequence[str], after: Sequence[str]) -> str | 
     if not close:
         return None
     command = OTHER_FORMS.get(close[0], close[0])
-    return f"did you mean {join(('cpulaunch', command, *before, *after))}?"
+    options = () if command in INSPECTION else without_secrets(before)
+    return f"did you mean {join(('cpulaunch', command, *options, *after))}?"
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """The words without the values that --env gives."""
+    hidden = []
+    for word, previous in zip(words, ["", *words], strict=False):
+        start = "--env=" if word.startswith("--env=") else ""
+        name, equals, _ = word.removeprefix(start).partition("=")
+        hidden.append(f"{start}{name}=..." if equals and (start or previous == "--env") else word)
+    return hidden

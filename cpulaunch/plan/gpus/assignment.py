@@ -245,7 +245,6 @@ def _one_each(
     if variable in dict(request.settings.env):
         raise UsageError(
             f"--virtual-local-rank sets {variable} for every rank",
-            value=dict(request.settings.env)[variable],
             source="--env",
             hint=f"put {variable}=... in front of cpulaunch to choose the devices",
         )

@@ -101,9 +101,7 @@ def check_assigned(request: LaunchRequest, assigned: Mapping[str, str]) -> None:
     """Raises: UsageError if a thread count set by --env is not a number or contradicts --threads."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if name in assigned and first_count(assigned[name]) is None:
-            raise UsageError(
-                f"{name} is not a number of threads", value=assigned[name], source="--env", hint="use --threads N"
-            )
+            raise UsageError(f"{name} is not a number of threads", source="--env", hint="use --threads N")
     threads, value = request.settings.threads, assigned.get("OMP_NUM_THREADS")
     if value is not None and request.origin("threads") == "cli" and first_count(value) != threads:
         raise UsageError(f"--threads {threads} conflicts with --env OMP_NUM_THREADS={value}", hint="drop one of them")

@@ -27,11 +27,9 @@ FIRST_WITH_THREADS_IN_KEY = (2, 13)
 
 def check_reserved_variables(request: LaunchRequest) -> None:
     """Raises: UsageError if --env sets a variable with which cpulaunch configures its workers."""
-    for name, value in request.settings.env:
+    for name, _ in request.settings.env:
         if name in (*OWN_VARIABLES, *INSTANCE_VARIABLES):
-            raise UsageError(
-                f"cpulaunch itself sets {name}", value=value, source="--env", hint="use the options instead"
-            )
+            raise UsageError(f"cpulaunch itself sets {name}", source="--env", hint="use the options instead")
 
 
 def torch_settings(

@@ -46,11 +46,10 @@ def check_kind(request: LaunchRequest) -> None:
                 source=setting_source(request, name),
                 hint="--nproc-per-node N for ranks, or --instances N without distributed options",
             )
-    for name, value in settings.env:
+    for name, _ in settings.env:  # What it is set to may be a secret.
         if name in JOB_VARIABLES:
             raise UsageError(
                 f"cpulaunch sets {name} for every rank",
-                value=value,
                 source="--env",
                 hint=f"use {flag}" if (flag := _FLAG_OF_VARIABLE.get(name)) else f"drop --env {name}",
             )

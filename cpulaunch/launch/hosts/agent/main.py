@@ -173,7 +173,7 @@ def _notify(line: str) -> None:
 
 if __name__ == "__main__":
     # Only the package is imported from here: other modules of these directories may have the names of the user's.
-    if not sys.flags.safe_path:
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10, which may run torch, has no such flag.
         del sys.path[0]
     sys.path.insert(
         0,
