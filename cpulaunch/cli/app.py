@@ -37,9 +37,19 @@ def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         words = [*arguments, "--help"] if list(arguments) == ["profiles"] else list(arguments)
         code = app(words, prog_name="cpulaunch", standalone_mode=False, obj=environ)
     except TyperException as error:
-        message = error.format_message().rstrip(".")
-        raise UsageError(message[:1].lower() + message[1:], hint=f"cpulaunch {arguments[0]} --help") from None
+        raise _usage_error(error, arguments[0]) from None
     return code if isinstance(code, int) else 0
+
+
+def _usage_error(error: TyperException, command: str) -> UsageError:
+    """typer's error in the words that other commands have."""
+    hint = f"cpulaunch {command} --help"
+    option = getattr(error, "option_name", None)
+    known = getattr(error, "possibilities", None)  # None: the option exists.
+    if option is not None and known is not None:
+        return UsageError("unknown option", value=option, hint=f"did you mean {' or '.join(known)}?" if known else hint)
+    message = error.format_message().rstrip(".").replace(f"Option {option!r}", str(option))
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
 def host_at(sysroot: str, context: typer.Context, python: WorkerPython | None = None) -> Host:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.view.host_view import probe_json
+from tests import json_output
 from tests.probe.captured import SHARED, disagreements, hwloc_machines, util_linux_machines
 from tests.probe.corpus_answers import answers
 
@@ -31,6 +33,7 @@ def test_hwloc_machine(machine: Machine, captured_root: RootOf) -> None:
 @by_id(util_linux_machines())
 def test_util_linux_machine(machine: Machine, captured_root: RootOf) -> None:
     host = probe_host(Root(str(captured_root(machine))))
+    json_output.checked("probe", probe_json(host))
     assert disagreements(machine["expected"], answers(host)) == ([], [])
 
 

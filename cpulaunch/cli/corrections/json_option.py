@@ -16,7 +16,7 @@ def asks_for_json(
     """Whether --json is among cpulaunch's own options: those of a command, or before the program."""
     command = SAME.get(arguments[0], arguments[0]) if arguments else ""
     if command in INSPECTION:
-        return any(word == "--json" for word in arguments)
+        return any(word.partition("=")[0] == "--json" for word in arguments)
     tokens = arguments[1:] if command in LAUNCH else arguments
     options = list(typed_options(tokens, canonical=canonical, values=values))
     if any(option.name == "--json" for option in options):
