@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from cpulaunch.cli.arguments import parse_command_line
+
 SOAK = Path(__file__).parents[2] / "scripts" / "soak"
 
 
@@ -29,6 +31,7 @@ def test_growth_is_seen_below_what_varies(soak: ModuleType) -> None:
     assert not soak.grown(steady, 0)
     assert soak.grown([value + place // 10 for place, value in enumerate(steady)], 0)
     assert not soak.grown([1, 2, 3], 0)
+    assert not soak.grown([27, 27, 29, 29], 0), "too few to tell"
 
 
 def test_processes_and_files_that_are_left_are_found(soak: ModuleType, tmp_path: Path, monkeypatch) -> None:
@@ -59,6 +62,11 @@ def test_a_launch_that_ends_at_once_and_ranks_that_are_not_restarted_are_no_succ
     assert soak.report(findings)
 
 
+def test_launches_of_every_kind_have_options_that_exist(soak: ModuleType) -> None:
+    for options in soak.KINDS.values():
+        parse_command_line([*options, "worker.py"], interpreter="python")
+
+
 def test_what_a_launch_leaves_outside_of_its_folder_is_seen(soak: ModuleType, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(soak, "LEFT_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(soak, "own_cgroup", lambda: str(tmp_path))
@@ -84,6 +92,13 @@ def test_the_figures_of_all_processes_count(soak: ModuleType, monkeypatch) -> No
     soak.sample("long", findings)
     assert (findings.descriptors, findings.threads, findings.resident_bytes) == ([13], [2], [10])
     assert findings.workers == [1]
+
+
+def test_a_launcher_that_has_not_started_its_workers_is_no_sample(soak: ModuleType, monkeypatch) -> None:
+    monkeypatch.setattr(soak, "marked", lambda value: [])
+    findings = soak.Findings()
+    soak.sample("long", findings)
+    assert findings.descriptors == []
 
 
 @pytest.mark.slow
