@@ -59,7 +59,7 @@ class Call:
         self.count, self.root = sizes(draw, self.dtype, self.size), draw.randrange(self.size)
         self.row, self.shift = draw.choice((None, self.me, draw.randrange(self.size))), draw.choice((0, 0, 1))
         most = max(1, self.count // self.size)
-        self.splits = [[draw.choice((0, 1, most, 2 * most)) for _ in members] for _ in members]
+        self.splits = [[draw.choice((0, 1, most // 2, most)) for _ in members] for _ in members]
         self.is_even = self.kind != "all_to_all" and draw.random() < 0.8
         self.is_async, self.calls_back = draw.random() < 0.6, draw.random() < 0.2
         self.layouts = [draw.choice(("plain", "plain", "step", "offset", "turned")) for _ in range(3)]
