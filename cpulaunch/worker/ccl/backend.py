@@ -58,11 +58,11 @@ class CclGroup(ProcessGroup):
         self._names = {"name": "", "description": "undefined"}
         self._ops: CollectiveOps | None = None
         self._gloo: Any = None
-        self._gloo_backend: Any = None
+        self._has_shown_gloo = False
         with group_setup.shared_fate(store, rank) as store:
             path = group_setup.requested_path()
             memory = group_setup.join_memory_path(store, path, rank=rank, size=size, timeout=timeout)
-            self._gloo, self._gloo_backend = open_gloo(store, rank, size, timeout, set_timeout=self.set_timeout)
+            self._gloo = open_gloo(store, rank, size, timeout)
             self.path = group_setup.agree_on_path(memory, path, self._gloo)
             self._is_in_memory, self.uses_gloo = self.path == "memory", self.path == "gloo"
             self._queue = GroupQueue(
@@ -89,11 +89,19 @@ class CclGroup(ProcessGroup):
         if self._ops is not None:
             self._ops.path.set_timeout(self._seconds)
 
+    def _adopt_timeout(self) -> None:
+        """Effect: the timeout is that of gloo's backend, on which torch sets the timeout of a group."""
+        timeout = self.gloo._get_backend(torch.device("cpu")).options._timeout
+        if timeout.total_seconds() != self._seconds:
+            self.set_timeout(timeout)
+
     def submit(self, job: Callable[[], Any], options: Any) -> Work:
         """The work of a job. On the memory path, a synchronous call runs its job in the calling thread.
 
         A call with a timeout of its own does not, because the ranks wait for each other with the group's timeout.
         """
+        if self._has_shown_gloo:
+            self._adopt_timeout()
         timeout = options.timeout
         if timeout > _NO_TIME:
             return self._queue.submit(job, timeout.total_seconds(), has_own_timeout=True)
@@ -161,6 +169,7 @@ class CclGroup(ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Any:
         """gloo's backend for the CPU, since torch takes only a C++ object. Raises: RuntimeError for other devices."""
+        self._has_shown_gloo = True
         return self.gloo._get_backend(torch.device(device))
 
     def get_group_store(self) -> Any:
@@ -368,6 +377,6 @@ class CclGroup(ProcessGroup):
     def _end(self, why: str) -> None:
         """Effect: the group accepts no more works, and its own thread ends."""
         self._queue.broken = self._queue.broken or CclError(why)
-        self._gloo = self._gloo_backend = None  # Ends gloo's threads and connections even if this object lives on.
+        self._gloo = None  # Ends gloo's threads and connections even if this object lives on.
         if self._is_in_memory:
             self._queue.executor.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 
 import torch
 from torch import distributed as dist
@@ -15,7 +14,6 @@ from cpulaunch.worker.reporting.degradation import warned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import timedelta
     from typing import Any
 
@@ -33,32 +31,14 @@ def mention(text: str) -> None:
         warned(decode(settings) if settings else TorchSettings(), text)
 
 
-class _Gloo(dist.ProcessGroupGloo):
-    """gloo's backend; torch sets the timeout of a group on it, if it is still this object and not only its C++ half."""
-
-    owner: Callable[[], Callable[[timedelta], None] | None]
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        """Effect: the timeout becomes that of the owner too."""
-        super()._set_default_timeout(timeout)
-        set_timeout = self.owner()
-        if set_timeout is not None:
-            set_timeout(timeout)
-
-
-def open_gloo(
-    store: Any, rank: int, size: int, timeout: timedelta, *, set_timeout: Callable[[timedelta], None]
-) -> tuple[Any, Any]:
-    """A group over gloo and its backend, which must be kept with it, once all ranks have created it.
-
-    `set_timeout` is a method that is told later timeouts. Raises: CclError as soon as the set-up of a rank fails.
-    """
+def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A group over gloo, once all ranks have created it. Raises: CclError as soon as the set-up of a rank fails."""
     made: list[Any] = []
     errors: list[Exception] = []
 
     def make() -> None:
         try:
-            made.append(_Gloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout))
+            made.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout))
         except Exception as error:  # noqa: BLE001 - raised by the calling thread
             errors.append(error)
 
@@ -72,12 +52,11 @@ def open_gloo(
     if errors:
         raise errors[0]
     backend = made[0]
-    backend.owner = weakref.WeakMethod(set_timeout)  # Its object keeps the backend.
     group = dist.ProcessGroup(store, rank, size)
     kind = dist.ProcessGroup.BackendType.GLOO
     group._register_backend(torch.device("cpu"), kind, backend)
     group._set_default_backend(kind)
-    return group, backend
+    return group
 
 
 def _copy_of(store: Any) -> Any:

@@ -187,15 +187,15 @@ def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(t
     threading.Timer(0.2, lambda: dist.FileStore(str(tmp_path / "store"), 2).set(FAILURE_KEY, "rank 1: no")).start()
     started = time.monotonic()
     with pytest.raises(CclError, match="the group cannot be created: rank 1: no"):
-        open_gloo(store, 0, 2, timedelta(seconds=5), set_timeout=SimpleNamespace().__eq__)
+        open_gloo(store, 0, 2, timedelta(seconds=5))
     assert time.monotonic() - started < 1.2
 
 
 def test_a_timeout_that_torch_sets_later_is_that_of_all_collectives():
-    """torch sets it on gloo's backend, which the C++ group returned without the class that passes it on."""
+    """torch sets it on gloo's backend."""
     group = CclGroup(dist.HashStore(), 0, 1, timedelta(seconds=SECONDS))
-    gc.collect()
     distributed_c10d._set_pg_timeout(timedelta(seconds=7), group)
+    group.barrier().wait()
     assert (group._seconds, group._ops.path._group.seconds) == (7, 7)
     group.shutdown()
 
