@@ -31,7 +31,8 @@ class Rank:
     """One rank of the test."""
 
     def __init__(self, options):
-        self.options, self.compared, self.issued, self.started = options, 0, 0, time.monotonic()
+        self.options, self.compared, self.issued = options, 0, 0
+        self.born = self.started = time.monotonic()
         self.delays = random.Random(f"{options.seed} {os.environ['RANK']}")
         dist.init_process_group("ccl", timeout=timedelta(seconds=120))
         size = dist.get_world_size()
@@ -52,6 +53,8 @@ class Rank:
             if number == self.options.calls // 2 and dist.get_rank() == dist.get_world_size() - 1:
                 self.fail()
             self.started = time.monotonic()
+            if number % 100 == 99 and self.is_time_up():
+                break
             if dist.get_rank() in members:
                 self.issue(Call(number, self.options.seed, members), ccl, gloo)
             while self.pending and self.pending[0][0].number <= number - lag:
@@ -61,6 +64,13 @@ class Rank:
         while self.pending:
             self.finish(*self.pending.pop(0))
         dist.barrier()
+
+    def is_time_up(self):
+        """Whether the first rank has run for longer than asked."""
+        limit = self.options.end_after
+        is_over = torch.tensor([limit is not None and time.monotonic() - self.born > limit])
+        dist.broadcast(is_over, 0)
+        return bool(is_over)
 
     def issue(self, call, ccl, gloo):
         work, results = call.run(ccl, plain=False, is_async=call.is_async)
@@ -175,6 +185,7 @@ def main(arguments=None):
         default=1,
         help="compare only every N-th call with gloo, which is slow, and others with their inputs",
     )
+    parser.add_argument("--end-after", type=float, help="seconds after which no more calls are made")
     parser.add_argument("--fault", choices=["stops", "kill", "timeout"])
     options = parser.parse_args(arguments)
     if arguments is None and "RANK" in os.environ:
