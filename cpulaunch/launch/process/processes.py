@@ -19,6 +19,9 @@ The end of one that is traced is seen only after that of its tracer, which may b
 meanwhile, and so has to kill. Source: Linux, kernel/exit.c, wait_consider_task, "delay reaping".
 """
 
+MAX_ROUNDS = 10
+"""How often to kill the same children, each time after all pauses, before one that has ended is left to its tracer."""
+
 DEFAULT_PID_MAX, PID_MAX_LIMIT = 1 << 15, 1 << 22
 """Source: Linux, include/linux/threads.h."""
 
@@ -125,17 +128,35 @@ def _newest_pid() -> int:
 def kill_children(spared: frozenset[int] = frozenset()) -> None:
     """Effect: kills and reaps every child but those `spared`, and every orphan that this process adopts meanwhile.
 
-    Does not wait for one that it may not signal. Removes the shared memory of those that were killed.
+    Does not wait for one that it may not signal, nor for one that has ended and that a process from outside the launch
+    traces and does not let go of. Removes the shared memory of those that were killed.
     """
     left: set[int] = set()
     before: list[int] = []
+    rounds = 0
     while killed := [pid for pid in own_children() - spared if signal_process(pid, signal.SIGKILL)]:
-        if killed == before:
+        rounds = rounds + 1 if killed == before else 0
+        if rounds:
             kill_descendants(spared)  # A process below them holds them at their end.
+        if rounds > MAX_ROUNDS:
+            spared |= frozenset(filter(_has_ended_traced, killed))
         before = killed
         left |= _reap_all(killed)
     for pid in left:  # Others that were killed still used it.
         _remove_shared_memory(pid)
+
+
+def _has_ended_traced(pid: int) -> bool:
+    """Whether a child has ended that waitid(2) does not show; False without pidfds."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return False
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    ended = bool(poll.poll(0))
+    os.close(pidfd)
+    return ended
 
 
 def _remove_shared_memory(pid: int) -> bool:

@@ -272,8 +272,8 @@ class Supervisor:
                 self.ended_at[index] = self._wall_clock()
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
                 self._handle(WorkerEnded(index, failed=ended.status != 0))
-                if ended.status < 0:
-                    self._remove_shared_memory({ended.pid})
+            if ended.status < 0:
+                self._remove_shared_memory({ended.pid})  # Of orphans too: the ranks of torch's agent are such.
             if index is None or self._watch is None:
                 reap(ended)
             else:

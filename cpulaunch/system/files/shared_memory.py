@@ -13,6 +13,12 @@ SHARED_FOLDER = "/dev/shm"
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
+SETTLED_NANOSECONDS = 100_000_000
+"""How old the last change of a folder must be, ten ticks of a slow clock, for its time to tell of the next one."""
+
+_listed: dict[str, tuple[int, list[str]]] = {}
+"""By folder: when it had changed, and its names then."""
+
 
 def remove_shared_memory(pid: int, *, since: float, folder: str = SHARED_FOLDER) -> bool:
     """Whether files named after a process are left. Effect: removes those that no process uses any more.
@@ -24,10 +30,28 @@ def remove_shared_memory(pid: int, *, since: float, folder: str = SHARED_FOLDER)
     """
     region, registered = f"{pid}:{os.getuid()}:", f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}"
     try:
-        names = [name for name in os.listdir(folder) if name.startswith(region) or name == registered]
+        names = [name for name in _names(folder) if name.startswith(region) or name == registered]
         return any([_is_kept(os.path.join(folder, name), since) for name in names])
     except OSError:
         return False
+
+
+def _names(folder: str) -> list[str]:
+    """The names in a folder, which is listed again if it has changed since: a launch may end 5,000 processes.
+
+    The time of a change is that of the last clock tick: a folder that has just changed may change again unnoticed.
+    """
+    from time import CLOCK_REALTIME, clock_gettime_ns
+
+    now = clock_gettime_ns(CLOCK_REALTIME)  # Before the listing, which takes time itself.
+    changed = os.stat(folder).st_mtime_ns
+    if folder not in _listed or _listed[folder][0] != changed:
+        names = os.listdir(folder)
+        if now - changed < SETTLED_NANOSECONDS:
+            _listed.pop(folder, None)
+            return names
+        _listed[folder] = changed, names
+    return _listed[folder][1]
 
 
 def started_at(pid: int) -> float:

@@ -293,6 +293,52 @@ def test_a_child_that_a_future_orphan_traces_is_killed():
     assert subprocess.run(python(code), timeout=60, check=False).returncode == 0
 
 
+SHARING = """
+    if os.fork() == 0:
+        os.setsid()
+        open(f"/dev/shm/{os.getpid()}:{os.getuid()}:test", "w").close()
+        say("daemon")
+        time.sleep(600)
+    while not os.path.exists("daemon"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
+def test_shared_memory_of_a_killed_orphan_is_removed(launcher, without_cgroups):
+    """As of the ranks under torch's agent: they become orphans when it is killed."""
+    process = launcher.start(python(SAYING + SHARING), prefix=without_cgroups, grace_seconds=GRACE, log_dir="logs")
+    assert process.wait() == 0
+    assert not os.path.exists(f"/dev/shm/{launcher.pid('daemon')}:{os.getuid()}:test")
+
+
+def test_a_child_that_a_stranger_traces_is_not_waited_for():
+    """Such as one of a debugger: it gets SIGKILL, and the kernel shows its end to the debugger first."""
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    launcher = """
+    import os, sys, time
+    from cpulaunch.launch.process.processes import kill_children, own_children
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    print(child, flush=True)
+    sys.stdin.readline()
+    kill_children()
+    print(own_children() == {child}, flush=True)
+    """
+    code = """
+    import ctypes, subprocess, sys
+    process = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert ctypes.CDLL(None).ptrace(0x4206, int(process.stdout.readline()), 0, 0) == 0
+    process.stdin.write("\\n")
+    process.stdin.flush()
+    print(process.stdout.readline())
+    """
+    done = subprocess.run([*python(code), *python(launcher)], stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout.split() == [b"True"]
+
+
 TRACER = """
     supervisor = os.getppid()
     victims = {"supervisor": supervisor, "inner guard": parent(supervisor), "worker": os.getpid()}
