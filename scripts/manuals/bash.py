@@ -14,19 +14,24 @@ _cpulaunch_words() {
 }
 
 _cpulaunch_files() { # the pattern of the files' names; directories are offered too
-    local IFS=$'\n'
+    local file
     compopt -o filenames 2>/dev/null
-    COMPREPLY+=($(compgen -d -- "$cur") $(compgen -f -X "!$1" -- "$cur"))
+    while IFS= read -r file; do # not by $(...), which takes a name with "*" for a pattern
+        COMPREPLY+=("$file")
+    done < <(
+        compgen -d -- "$cur"
+        compgen -f -X "!$1" -- "$cur"
+    )
 }
 
 _cpulaunch_profiles() { # further words; names may be in a list with commas
-    local IFS=$' \t\n' file names="@profiles@" list=
-    for file in "${XDG_CONFIG_HOME:-$HOME/.config}"/cpulaunch/profiles/*.toml; do
-        file=${file##*/}
-        [[ $file == '*.toml' ]] || names+=" ${file%.toml}"
-    done
+    local IFS=$' \t\n' name list=
     [[ $cur == *,* ]] && list=${cur%,*},
-    COMPREPLY+=($(compgen -P "$list" -W "$names $1" -- "${cur##*,}"))
+    for name in "${XDG_CONFIG_HOME:-$HOME/.config}"/cpulaunch/profiles/*.toml @profiles@ $1; do
+        name=${name##*/}
+        name=${name%.toml} # compgen -W would run a name such as "$(command)"
+        [[ $name != '*' && $name == "${cur##*,}"* ]] && COMPREPLY+=("$list$name")
+    done
     [[ $list ]] || _cpulaunch_files '*.toml'
 }
 

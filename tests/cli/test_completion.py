@@ -144,6 +144,22 @@ def test_a_shell_offers(shell, folder):
     assert wrong == {}
 
 
+def test_bash_takes_no_name_of_a_file_for_a_command_or_a_pattern(tmp_path):
+    profiles = tmp_path / "cpulaunch/profiles"
+    profiles.mkdir(parents=True)
+    for path in (profiles / "$(touch ran).toml", tmp_path / "[x].py", tmp_path / "x.py"):
+        path.touch()
+    script = 'source "$1"; for cur in [ "$"; do COMPREPLY=(); "$2" "*.py"; printf "<%s>" "${COMPREPLY[@]}"; done'
+    said = []
+    for function in ("_cpulaunch_files", "_cpulaunch_profiles"):
+        words = [*START["bash"], script, "-", COMPLETIONS / "cpulaunch.bash", function]
+        environ = {"PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(tmp_path)}
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+        said.append(done.stdout)
+    assert said == ["<[x].py><>", "<[x].py><$(touch ran)>"]
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_completion_for_zsh_can_be_sourced():
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
