@@ -158,7 +158,10 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
             source="--sysroot",
             hint="cpulaunch plan",
         )
-    check_program(line.program, environ)
+    if line.python is not None and line.python.origin == "environment":
+        check_program(line.program, environ, python=f"Python interpreter ({line.python.reason})")
+    else:
+        check_program(line.program, environ)
 
 
 def _make_plan(

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cpulaunch.launch.process.program import check_program, check_shareable, find_executable
+from cpulaunch.launch.process.program import check_program, check_shareable, find_executable, find_python
 from cpulaunch.records.errors import NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.request import Program
 
@@ -124,6 +124,23 @@ def test_several_workers_share_a_file_or_a_module(tmp_path):
 def test_a_missing_interpreter_is_named():
     with pytest.raises(NotFoundError, match="Python interpreter not found: /no/python"):
         check_program(Program(kind="module", target="m", interpreter="/no/python"), {})
+
+
+def test_a_missing_interpreter_is_named_with_what_chose_it():
+    program = Program(kind="module", target="m", interpreter="/no/python")
+    with pytest.raises(NotFoundError, match=r"^Python interpreter \(PYTHON_EXEC\) not found: /no/python"):
+        check_program(program, {}, python="Python interpreter (PYTHON_EXEC)")
+
+
+def test_a_python_is_found_by_its_environment(tmp_path):
+    (tmp_path / "bin").mkdir()
+    with pytest.raises(NotFoundError, match=r"no Python in the folder: .*/bin\n.*name the folder of an environment"):
+        find_python(str(tmp_path / "bin"), {})
+    (tmp_path / "bin/python").symlink_to("/no/such/python3.12")
+    with pytest.raises(NotFoundError, match=r"bin/python\n.*it is a link to /no/such/python3.12, which leads nowhere"):
+        find_python(str(tmp_path), {})
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    assert find_python(str(tmp_path), {}) == f"{tmp_path}/bin/python3"
 
 
 def test_commands_come_from_the_path_that_is_given(tmp_path):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 BINDERS = ("numactl", "taskset")
+PYTHONS = ("python", "python3")
+"""The names of the Python in an environment's bin folder."""
 
 
 def child_environ(environ: Mapping[str, str], changes: Sequence[tuple[str, str | None]]) -> dict[str, str]:
@@ -28,15 +30,15 @@ def child_environ(environ: Mapping[str, str], changes: Sequence[tuple[str, str |
     return child
 
 
-def check_program(program: Program, environ: Mapping[str, str]) -> None:
+def check_program(program: Program, environ: Mapping[str, str], *, python: str = "Python interpreter") -> None:
     """Raises: NotFoundError (127) or NotExecutableError (126) if the program can never start.
 
-    A module is not looked up: only the interpreter that runs it can do that.
+    `python`: what messages call the interpreter. A module is not looked up: only the interpreter can do that.
     """
     if program.kind == "command":
         find_executable(program.target, environ)
         return
-    find_executable(program.interpreter, environ, what="Python interpreter")
+    find_executable(program.interpreter, environ, what=python)
     if program.kind == "script" and program.target != "-":
         _check_script(program.target)
 
@@ -127,9 +129,18 @@ def find_python(requested: str, environ: Mapping[str, str]) -> str:
 
     Raises: NotFoundError or NotExecutableError.
     """
-    if os.path.isdir(requested):
-        requested = os.path.join(requested, "bin", "python")
-    return os.path.abspath(find_executable(requested, environ, what="Python interpreter"))
+    path = _environment_python(requested) if os.path.isdir(requested) else requested
+    return os.path.abspath(find_executable(path, environ, what="Python interpreter"))
+
+
+def _environment_python(folder: str) -> str:
+    """The path of an environment's Python, which may be a link that leads nowhere. Raises: NotFoundError."""
+    paths = [os.path.join(folder, "bin", name) for name in PYTHONS]
+    for exists in (os.path.exists, os.path.lexists):
+        for path in filter(exists, paths):
+            return path
+    hint = "name the folder of an environment, which has bin/python, or a Python"
+    raise NotFoundError("no Python in the folder", value=printable(folder), hint=hint)
 
 
 def _not_found(what: str, name: str) -> NotFoundError:
@@ -138,9 +149,10 @@ def _not_found(what: str, name: str) -> NotFoundError:
             f"{name} not found", value=name, source="--binder", hint="--binder native needs no program"
         )
     source = None if os.path.dirname(name) else "PATH"
-    return NotFoundError(
-        f"{what} not found", value=printable(name), source=source, hint="check the name or give a path"
-    )
+    hint = "check the name or give a path"
+    if source is None and os.path.islink(name):
+        hint = f"it is a link to {printable(os.readlink(name))}, which leads nowhere"
+    return NotFoundError(f"{what} not found", value=printable(name), source=source, hint=hint)
 
 
 def _not_executable(what: str, path: str, mode: int) -> NotExecutableError:

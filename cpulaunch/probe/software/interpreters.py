@@ -9,6 +9,7 @@ import os
 import sys
 
 from cpulaunch.probe.software.torch_files import environment_prefix, has_torch, is_torch_known, python_version
+from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import Host
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.request import Program, WorkerPython
@@ -76,7 +77,7 @@ def choose_python(root: Root, environ: Mapping[str, str], own: OwnPython | None 
             path=own.path,
             origin="default",
             reason=f"cpulaunch's own environment; {without}",
-            notice=missing if active.default or named else notice,
+            notice=missing if active.default or named else escaped(notice),
         )
     if own_torch and (named or active.default):
         why = "which was named" if own.named else "which is first in PATH" if named else f"not {active.title}"
@@ -110,7 +111,7 @@ def _missing(root: Root, environ: Mapping[str, str]) -> str:
     """A line on the variables that name an environment without a Python; empty if there are none."""
     named = {name: environ[name] for name in VARIABLES if environ.get(name)}
     gone = [f"{name}={prefix}" for name, prefix in named.items() if environment_python(root, prefix) is None]
-    return f"not an environment with a Python, and ignored: {', '.join(gone)}" if gone else ""
+    return escaped(f"not an environment with a Python, and ignored: {', '.join(gone)}") if gone else ""
 
 
 def environment_python(root: Root, prefix: str) -> str | None:
@@ -118,7 +119,15 @@ def environment_python(root: Root, prefix: str) -> str | None:
     if not os.path.isabs(prefix):
         return None
     prefix = prefix.rstrip("/")
-    return next((f"{prefix}/{name}" for name in PROGRAMS if root.exists(f"{prefix}/{name}")), None)
+    return next((f"{prefix}/{name}" for name in PROGRAMS if _is_there(root, f"{prefix}/{name}")), None)
+
+
+def _is_there(root: Root, path: str) -> bool:
+    """Whether there is a file at the end of links: those of an environment whose base was removed lead nowhere."""
+    try:
+        return root.exists(root.resolve_links(path)[-1])
+    except OSError:
+        return False
 
 
 def _position(path: list[str], folder: str) -> int:
@@ -162,7 +171,7 @@ def missing_torch(
     hint = "install it there, activate the environment that has it, or name that one with --python"
     if near is not None:
         hint = f"{near} has it: --python {near}"
-    return (f"{python.path} ({python.reason}) has no torch: {hint}",)
+    return (escaped(f"{python.path} ({python.reason}) has no torch: {hint}"),)
 
 
 def _is_near(name: str, environ: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ from cpulaunch.probe.software.interpreters import (
     with_plugin_path,
 )
 from cpulaunch.records.host import Torch
-from cpulaunch.records.request import WorkerPython
+from cpulaunch.records.request import Program, WorkerPython
 from cpulaunch.system.root import Root
 from tests.plan.machines import SCRIPT, machine, replace
 
@@ -98,6 +98,27 @@ def test_an_environment_whose_packages_are_not_found_may_have_torch(folder: Path
     (folder / "odd/bin/python3").write_text("")
     chosen = choose_python(Root(), {"VIRTUAL_ENV": str(folder / "odd")}, own_python(folder / "own_with"))
     assert chosen.path == str(folder / "odd/bin/python3")
+
+
+def test_an_environment_whose_python_was_removed_is_ignored(folder: Path) -> None:
+    python = folder / "with/bin/python"
+    python.unlink()
+    python.symlink_to("/no/such/python3.12")
+    chosen = choose_python(Root(), {"VIRTUAL_ENV": f"{folder}/with"}, own_python(folder / "own"))
+    assert chosen.path == str(folder / "own/bin/python")
+    assert chosen.notice == f"not an environment with a Python, and ignored: VIRTUAL_ENV={folder}/with"
+    (folder / "with/bin/python3").write_text("")
+    chosen = choose_python(Root(), {"VIRTUAL_ENV": f"{folder}/with"}, own_python(folder / "own"))
+    assert chosen.path == str(folder / "with/bin/python3")
+
+
+def test_messages_on_odd_folders_are_one_line() -> None:
+    chosen = choose_python(Root(), {"VIRTUAL_ENV": "/no\nerror: 1"}, own_python(Path("/own")))
+    assert "\n" not in chosen.notice
+    program = Program(kind="script", target="a.py", interpreter="/no\n2/bin/python")
+    python = WorkerPython(path=program.interpreter, origin="cli", reason="--python")
+    (warning,) = missing_torch(machine(), program, python, {})
+    assert warning.startswith(r"/no\n2/bin/python (--python) has no torch: ")
 
 
 @pytest.mark.parametrize(
