@@ -47,7 +47,7 @@ def run_foreign(
     words = list(found.words)
     if quiet:
         words.remove(QUIET)  # The first one is the option: options come before the program.
-    if not (quiet or leading):
+    if arguments and not (quiet or leading):
         for note in found.notes:
             terminal.notify(note, environ)
         terminal.notify(

@@ -70,7 +70,9 @@ def test_summaries_are_short():
         ({"TERM": "xterm", "PAGER": "more -d"}, ["more", "-d"]),
         ({"TERM": "xterm", "PAGER": ""}, []),
         ({"TERM": "xterm", "PAGER": "cat"}, []),
-        ({"TERM": "xterm", "PAGER": "less '"}, []),
+        ({"TERM": "xterm", "PAGER": "  "}, []),
+        ({"TERM": "xterm", "PAGER": "LESS=R less"}, ["sh", "-c", "LESS=R less"]),
+        ({"TERM": "xterm", "PAGER": "col -b | less"}, ["sh", "-c", "col -b | less"]),
         ({"TERM": "dumb", "PAGER": "less"}, []),
         ({}, []),
     ],
@@ -137,6 +139,13 @@ def test_help_that_fits_is_printed(on_terminal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "\x1b[1mUsage:\x1b[0m" in on_terminal(None, {"PAGER": COPY})
     assert not (tmp_path / "paged").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"), [("cat >/dev/null", True), ("kill -INT $$", True), ("exit 1", False), ("'", False)]
+)
+def test_text_is_not_repeated_after_a_pager_that_a_signal_ended(command, shown):
+    assert pager.page(b"text", ["sh", "-c", f"exec 2>/dev/null; {command}"], {"PATH": os.defpath}) is shown
 
 
 BROKEN = [{"PAGER": "false"}, {"PAGER": "no-such-pager"}, {"PAGER": "cat"}, {"TERM": "dumb"}]

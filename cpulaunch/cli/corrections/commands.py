@@ -6,11 +6,13 @@ from cpulaunch.records.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 INSPECTION = ("probe", "profiles", "doctor")
 FOREIGN = ("ipexrun", "run_cpu")
-OTHER = ("translate", "completion", *FOREIGN)
+ARGUMENTS_ONLY = ("translate", "completion")
+"""Commands without options."""
+OTHER = (*ARGUMENTS_ONLY, *FOREIGN)
 LAUNCH = ("run", "plan", "torchrun")
 OTHER_FORMS = {
     "profile": "profiles",
@@ -53,6 +55,9 @@ def restated(word: str, before: Sequence[str], after: Sequence[str], *, plans: b
     if word in INSPECTION:
         _check_shared(word, before, after)
         return [word, *after, *before]
+    if word in ARGUMENTS_ONLY:
+        _check_shared(word, before, after, shared={})
+        return [word, *after]
     return None
 
 
@@ -68,15 +73,19 @@ def help_of_command(words: Sequence[str]) -> list[str] | None:
     return None
 
 
-def _check_shared(command: str, before: Sequence[str], after: Sequence[str]) -> None:
-    """Raises: UsageError if an option in front of an inspection command is one of a launch."""
+def _check_shared(
+    command: str, before: Sequence[str], after: Sequence[str], *, shared: Mapping[str, int] = SHARED_OPTIONS
+) -> None:
+    """Raises: UsageError if an option in front of a command is none of those that it has too."""
+    from shlex import join
+
     position = 0
     while position < len(before):
         name, equals, _ = before[position].partition("=")
-        if name not in SHARED_OPTIONS:
-            right = " ".join(("cpulaunch", command, *after))
+        if name not in shared:
+            right = join(("cpulaunch", command, *after))
             raise UsageError(f"{command} takes no {name}", hint=right)
-        position += 1 if equals else 1 + SHARED_OPTIONS[name]
+        position += 1 if equals else 1 + shared[name]
 
 
 def suggestion(word: str, before: Sequence[str], after: Sequence[str]) -> str | None:
@@ -89,7 +98,7 @@ def suggestion(word: str, before: Sequence[str], after: Sequence[str]) -> str | 
     if not close:
         return None
     command = OTHER_FORMS.get(close[0], close[0])
-    options = () if command in INSPECTION else without_secrets(before)
+    options = () if command in (*INSPECTION, *ARGUMENTS_ONLY) else without_secrets(before)
     return f"did you mean {join(('cpulaunch', command, *options, *after))}?"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 
 TYPE_CHECKING = False
@@ -13,16 +12,18 @@ if TYPE_CHECKING:
 DEFAULTS = {"LESS": "FRX", "LV": "-c"}
 """less: end if the text fits on the screen, show colours, leave the text on the screen. Source: git, pager.c."""
 
+SHELL_SIGNS = frozenset("|&;<>()$`\\\"'*?[#~=%\n")
+"""Where PAGER has one of these, a shell runs it. Source: git, run-command.c."""
+
 
 def pager_command(environ: Mapping[str, str]) -> list[str]:
     """The words of the pager; empty if the user wants none, or the terminal cannot show one."""
     if environ.get("TERM", "dumb") == "dumb":
         return []
-    try:
-        words = shlex.split(environ.get("PAGER", "less"))
-    except ValueError:
-        return []
-    return [] if words == ["cat"] else words
+    text = environ.get("PAGER", "less").strip()
+    if not SHELL_SIGNS.isdisjoint(text):
+        return ["sh", "-c", text]
+    return [] if text == "cat" else text.split()
 
 
 def shows_colors(command: list[str], environ: Mapping[str, str]) -> bool:
@@ -32,7 +33,10 @@ def shows_colors(command: list[str], environ: Mapping[str, str]) -> bool:
 
 
 def page(text: bytes, command: list[str], environ: Mapping[str, str]) -> bool:
-    """Whether the pager has shown the text: not if it is missing, or has failed. Effect: waits for its end."""
+    """Whether the pager has shown the text: not if it is missing, or has failed. Effect: waits for its end.
+
+    A pager that a signal ended, such as Ctrl-C, has shown what the user wanted to see.
+    """
     import signal
 
     try:
@@ -44,4 +48,4 @@ def page(text: bytes, command: list[str], environ: Mapping[str, str]) -> bool:
         process.communicate(text)
     finally:
         signal.signal(signal.SIGINT, earlier)
-    return process.returncode == 0
+    return process.returncode <= 0

@@ -41,7 +41,7 @@ def found_option(name: str, options: Sequence[Option]) -> Option | None:
     """The option of this name, which may be without its dashes and with underscores; None if there is none."""
     bare = name.lstrip("-").replace("_", "-")
     for option in options:
-        if bare in [each.lstrip("-") for each in (*option.names, option.opposite)]:
+        if bare and bare in [each.lstrip("-") for each in (*option.names, option.opposite)]:
             return option
     return None
 
