@@ -265,6 +265,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Effect: handles every child that has ended, in the order of their ends, and then what they left behind."""
+        orphans = set[int]()
         while ended := self._exits.first():
             index = self._worker_of.get(ended.pid)
             if index is not None:
@@ -272,21 +273,24 @@ class Supervisor:
                 self.ended_at[index] = self._wall_clock()
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
                 self._handle(WorkerEnded(index, failed=ended.status != 0))
-            if ended.status < 0:
-                self._remove_shared_memory({ended.pid})  # Of orphans too: the ranks of torch's agent are such.
+                if ended.status < 0:
+                    self._remove_shared_memory({ended.pid})
+            elif ended.status < 0:
+                orphans.add(ended.pid)
             if index is None or self._watch is None:
                 reap(ended)
             else:
                 self._watch.worker_ended(index, reap_measured(ended))
+        self._remove_shared_memory(orphans)  # The ranks of torch's agent are such, if it ends first.
         self._check_groups()
 
     def _remove_shared_memory(self, pids: set[int]) -> None:
         """Effect: removes what killed workers left in /dev/shm; what others still use is remembered for the end."""
         if pids:
-            from cpulaunch.system.files.shared_memory import remove_shared_memory
+            from cpulaunch.system.files.shared_memory import owners, remove_shared_memory
 
             self._left_memory = self._left_memory - pids | {
-                pid for pid in pids if remove_shared_memory(pid, since=self._since)
+                pid for pid in pids & owners() if remove_shared_memory(pid, since=self._since)
             }
 
     def _check_groups(self) -> None:

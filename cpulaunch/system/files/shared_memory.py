@@ -10,14 +10,9 @@ import os
 import stat
 
 SHARED_FOLDER = "/dev/shm"
+REGISTERED = "__KMP_REGISTERED_LIB_"
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
-
-SETTLED_NANOSECONDS = 100_000_000
-"""How old the last change of a folder must be, ten ticks of a slow clock, for its time to tell of the next one."""
-
-_listed: dict[str, tuple[int, list[str]]] = {}
-"""By folder: when it had changed, and its names then."""
 
 
 def remove_shared_memory(pid: int, *, since: float, folder: str = SHARED_FOLDER) -> bool:
@@ -28,30 +23,21 @@ def remove_shared_memory(pid: int, *, since: float, folder: str = SHARED_FOLDER)
     Source: libfabric, whose shm provider names a region PID:UID:NUMBER; openmp/runtime/src/kmp_runtime.cpp,
     __kmp_reg_status_name.
     """
-    region, registered = f"{pid}:{os.getuid()}:", f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}"
+    region, registered = f"{pid}:{os.getuid()}:", f"{REGISTERED}{pid}_{os.getuid()}"
     try:
-        names = [name for name in _names(folder) if name.startswith(region) or name == registered]
+        names = [name for name in os.listdir(folder) if name.startswith(region) or name == registered]
         return any([_is_kept(os.path.join(folder, name), since) for name in names])
     except OSError:
         return False
 
 
-def _names(folder: str) -> list[str]:
-    """The names in a folder, which is listed again if it has changed since: a launch may end 5,000 processes.
-
-    The time of a change is that of the last clock tick: a folder that has just changed may change again unnoticed.
-    """
-    from time import CLOCK_REALTIME, clock_gettime_ns
-
-    now = clock_gettime_ns(CLOCK_REALTIME)  # Before the listing, which takes time itself.
-    changed = os.stat(folder).st_mtime_ns
-    if folder not in _listed or _listed[folder][0] != changed:
-        names = os.listdir(folder)
-        if now - changed < SETTLED_NANOSECONDS:
-            _listed.pop(folder, None)
-            return names
-        _listed[folder] = changed, names
-    return _listed[folder][1]
+def owners(folder: str = SHARED_FOLDER) -> frozenset[int]:
+    """The pids after which files are named: of 5,000 processes that were killed, few have any."""
+    try:
+        numbers = [name.removeprefix(REGISTERED).replace("_", ":").partition(":")[0] for name in os.listdir(folder)]
+    except OSError:
+        return frozenset()
+    return frozenset(int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 10)
 
 
 def started_at(pid: int) -> float:
