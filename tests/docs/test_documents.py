@@ -93,7 +93,11 @@ def without_effect(words: list[str]) -> list[str]:
         rest = [part for word in rest for part in ((word, "--scheduler=none") if word == "--from-mpi" else (word,))]
     first = rest[0] if rest else ""
     captured = [] if "--sysroot" in rest else ["--sysroot", CAPTURED]
-    if first in ("profiles", "--help", "--version", ""):
+    if first == "completion":
+        return [first, *(shell.partition("|")[0] for shell in rest[1:])]
+    if rest == ["translate"]:  # in a sentence
+        return [first, "--help"]
+    if first in ("translate", "profiles", "--help", "--version", ""):
         return rest
     if first in ("probe", "doctor"):
         return [*rest, *captured]
