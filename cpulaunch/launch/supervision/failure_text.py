@@ -50,12 +50,10 @@ def _shown(line: str) -> str:
 
 def _failed_worker(worker: WorkerResult, result: LaunchResult) -> list[str]:
     subject = f"worker {worker.index} on {result.host}"
-    others = len(result.workers) - 1
+    others = [each for each in result.workers if each is not worker]
+    first = f"{subject} failed ({exit_text(worker)}); {_others_text(others, worker)}"
     if not others:
         first = f"{subject} failed: {exit_text(worker)}"
-    else:
-        ended = "the other was then ended" if others == 1 else "the others were then ended"
-        first = f"{subject} failed ({exit_text(worker)}); {ended}"
     return [f"cpulaunch: {first}", *_out_of_memory(worker, result), *_log(worker), *_last_lines(_unseen(worker))]
 
 
@@ -86,7 +84,7 @@ def _failed_rank(rank: WorkerResult, result: LaunchResult, *, attempts: tuple[in
 
 
 def _others_text(others: list[WorkerResult], first: WorkerResult) -> str:
-    """What became of the other ranks; of one that ended after the first failure, a signal shows that it was ended."""
+    """What became of the other workers; of one that ended after the first failure, a signal shows that it was ended."""
     ranks, were = ("the other", "was") if len(others) == 1 else ("the others", "were")
     if all(rank.status == 0 and (rank.ended_at or 0.0) < (first.ended_at or 0.0) for rank in others):
         return f"{ranks} had already finished"

@@ -96,9 +96,11 @@ def test_a_recorded_exception_that_the_terminal_did_not_show_is_quoted():
         ([rank(0, code=1), rank(2, code=2)], "the others failed afterwards"),
     ],
 )
-def test_the_line_about_the_other_ranks(others, text):
+def test_the_line_about_the_other_workers(others, text):
     lines = summary(job(*others, rank(1, code=3)))
     assert lines[0] == f"cpulaunch: rank 1 (local rank 1, pid 101) on h1 failed (exit code 3); {text}"
+    lines = summary(replace(job(*others, rank(1, code=3)), attempts=None))
+    assert lines[0] == f"cpulaunch: worker 1 on h1 failed (exit code 3); {text}"
 
 
 def test_memory_is_the_reason_if_the_kernel_killed():
