@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.probe.software.torch_files import environment_prefix, has_torch, is_torch_known, python_version
 from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import Host
@@ -95,7 +96,7 @@ def _active(root: Root, environ: Mapping[str, str]) -> Iterator[ActiveEnvironmen
     for name, kind in VARIABLES.items():
         prefix = environ.get(name, "").rstrip("/")
         python = environment_python(root, prefix)
-        if python is not None:
+        if python is not None and _writer(root, python, path) is None:
             base = name == "CONDA_PREFIX" and _is_base(root, prefix, environ)
             title = "conda's base environment" if base else f"the active {kind} environment"
             found.append(ActiveEnvironment(variable=name, prefix=prefix, python=python, title=title, default=base))
@@ -107,11 +108,31 @@ def _is_base(root: Root, prefix: str, environ: Mapping[str, str]) -> bool:
     return environ.get("CONDA_DEFAULT_ENV") == "base" or root.exists(f"{prefix}/condabin")
 
 
+def _writer(root: Root, python: str, path: list[str]) -> str | None:
+    """What another user can change of an environment's Python, if a variable alone names the environment; else None.
+
+    `sudo -E` keeps VIRTUAL_ENV of the user who typed it, but not PATH: a shell would run another Python. The Python of
+    an environment that is in PATH would run without cpulaunch, too.
+    """
+    folder = os.path.realpath(os.path.dirname(python))
+    if any(os.path.realpath(each) == folder for each in path if os.path.isabs(each)):
+        return None
+    return untrusted_part(root, python)
+
+
 def _missing(root: Root, environ: Mapping[str, str]) -> str:
-    """A line on the variables that name an environment without a Python; empty if there are none."""
-    named = {name: environ[name] for name in VARIABLES if environ.get(name)}
-    gone = [f"{name}={prefix}" for name, prefix in named.items() if environment_python(root, prefix) is None]
-    return escaped(f"not an environment with a Python, and ignored: {', '.join(gone)}") if gone else ""
+    """A line on the variables that name an environment whose Python is not there, or not safe; empty if none does."""
+    path = environ.get("PATH", "").split(os.pathsep)
+    gone, unsafe = [], []
+    for name, prefix in ((name, environ[name]) for name in VARIABLES if environ.get(name)):
+        python = environment_python(root, prefix)
+        writer = None if python is None else _writer(root, python, path)
+        if python is None:
+            gone.append(f"{name}={prefix}")
+        elif writer is not None:
+            unsafe.append(f"{name}={prefix} is ignored: it is not in PATH, and {writer}; --python {prefix} insists")
+    missing = [f"not an environment with a Python, and ignored: {', '.join(gone)}"] if gone else []
+    return escaped("; ".join([*missing, *unsafe]))
 
 
 def environment_python(root: Root, prefix: str) -> str | None:

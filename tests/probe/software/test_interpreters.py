@@ -112,6 +112,19 @@ def test_an_environment_whose_python_was_removed_is_ignored(folder: Path) -> Non
     assert chosen.path == str(folder / "with/bin/python3")
 
 
+def test_an_environment_that_others_can_change_has_to_be_in_path(folder: Path) -> None:
+    (folder / "with").chmod(0o777)
+    own, environ = own_python(folder / "own"), {"VIRTUAL_ENV": f"{folder}/with", "PATH": "/usr/bin"}
+    chosen = choose_python(Root(), environ, own)
+    assert chosen.path == str(folder / "own/bin/python")
+    assert chosen.notice == (
+        f"VIRTUAL_ENV={folder}/with is ignored: it is not in PATH, and {folder}/with may be written by everyone; "
+        f"--python {folder}/with insists"
+    )
+    chosen = choose_python(Root(), environ | {"PATH": f"/usr/bin:{folder}/with/bin/"}, own)
+    assert (chosen.path, chosen.notice) == (str(folder / "with/bin/python"), "")
+
+
 def test_messages_on_odd_folders_are_one_line() -> None:
     chosen = choose_python(Root(), {"VIRTUAL_ENV": "/no\nerror: 1"}, own_python(Path("/own")))
     assert "\n" not in chosen.notice
