@@ -68,6 +68,8 @@ def run(
         )
     if only_plan:
         _print_plan(plan, host, line, environ)
+        if line.python is not None and line.python.notice and not plan.launch.quiet:
+            notify(line.python.notice)
         return 0
     return _launch(plan, host, line, environ, notify=notify)
 

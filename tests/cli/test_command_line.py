@@ -172,6 +172,14 @@ def test_an_interpreter_may_be_named_as_in_a_shell(cpulaunch, script, tmp_path):
     two_lines(cpulaunch("job.py", env={"PYTHON_EXEC": "no-such-snake"}), 127, "no-such-snake")
 
 
+def test_a_plan_says_which_environment_is_ignored(cpulaunch, script):
+    script("pass")
+    said = cpulaunch("plan", "--brief", "job.py", env={"VIRTUAL_ENV": "/no/environment"}).stderr
+    assert said == "cpulaunch: not an environment with a Python, and ignored: VIRTUAL_ENV=/no/environment\n"
+    said = cpulaunch("plan", "-q", "job.py", env={"VIRTUAL_ENV": "/no/environment"}).stderr
+    assert said == ""
+
+
 def test_a_closed_pipe_causes_no_traceback(cpulaunch, script):
     script("pass")
     result = cpulaunch("--help", shell='exec 3>&1; { "$@"; echo "code $?" >&2; } | true')
