@@ -200,3 +200,25 @@ def test_nan_in_an_input_that_held_infinity_is_not_lost(plugin: Plugin) -> None:
     assert plugin.captured() == ["Sequential"]
     value[1, 3] = float("nan")
     torch.testing.assert_close(model(value), plugin.eager(model, value), equal_nan=True)
+
+
+class MaskedSoftmax(Logarithm):
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(value.masked_fill(value < 0, -float("inf")).softmax(-1))))
+
+
+class LogarithmInPlace(Logarithm):
+    def forward(self, value: Tensor) -> Tensor:
+        copy = value * 2
+        copy[:, 0].log_()
+        return self.second(torch.relu(self.first(copy)))
+
+
+@pytest.mark.parametrize("kind", [MaskedSoftmax, LogarithmInPlace])
+def test_nan_that_comes_of_a_masked_row_or_by_way_of_a_view_is_not_lost(plugin: Plugin, kind: type) -> None:
+    model, value = kind().eval(), torch.rand(4, 16) + 1
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == [kind.__name__]
+    value[1] = -1
+    torch.testing.assert_close(model(value), plugin.eager(model, value), equal_nan=True)
