@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cpulaunch.records.record import record
-from cpulaunch.worker.graph.silent_logging import silent_calls_left_out
+from cpulaunch.worker.graph.silent_logging import SilentCall, silent_calls_left_out
 from cpulaunch.worker.tensors.aliasing import shared_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
 from cpulaunch.worker.tensors.owners import own_view
@@ -45,7 +45,7 @@ class TracedCall:
 
     `sources`: for each argument of the graph, the index of an input of the call or a frozen tensor. `spec`: structure
     of the result. `results`: where each tensor of the result comes from. `low`: one of these is bf16 or fp16. `silent`:
-    loggers, with the levels, whose calls are left out because they were not enabled. `code` keeps the guards alive.
+    the calls of loggers that are left out because they wrote nothing. `code` keeps the guards alive.
     """
 
     graph: torch.fx.GraphModule
@@ -53,7 +53,7 @@ class TracedCall:
     spec: Spec
     results: tuple[ResultSource, ...]
     low: bool
-    silent: frozenset[tuple[logging.Logger, int]]
+    silent: frozenset[SilentCall]
     guards: Any
     code: types.CodeType
 
@@ -125,7 +125,7 @@ def _traced_call(
     *,
     inputs: list[Tensor],
     frozen: list[Tensor],
-    silent: frozenset[tuple[logging.Logger, int]],
+    silent: frozenset[SilentCall],
 ) -> TracedCall:
     if recorder.graph is None or recorder.outputs is None:
         raise RefusedError("it computes nothing with tensors")

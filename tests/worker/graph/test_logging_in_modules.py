@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph.silent_logging import SilentCalls  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -101,3 +102,56 @@ def test_what_is_written_once_is_written_once_for_each_message(plugin, caplog, m
     assert messages(caplog) == 1
     model(torch.randn(3, 8))
     assert messages(caplog) == 2
+
+
+@pytest.mark.parametrize("model", ["debug"], indirect=True)
+def test_a_method_that_the_program_replaces_is_called(plugin, model, monkeypatch) -> None:
+    call(model, 5)
+    assert plugin.captured() == ["Logging"]
+    written: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(LOGGER, "debug", lambda *args: written.append(args))
+        call(model, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.Logger, "debug", lambda *args: written.append(args))
+        call(model, 2)
+    assert len(written) == 4
+
+
+@pytest.mark.parametrize("model", ["warning_once"], indirect=True)
+def test_what_is_written_once_is_written_again_when_the_program_forgets_it(plugin, caplog, model) -> None:
+    call(model, 5)
+    warning_once.cache_clear()
+    call(model, 3)
+    assert messages(caplog) == 2
+
+
+def test_what_is_written_again_after_other_messages_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = functools.lru_cache(1)(warning_once.__wrapped__)
+    monkeypatch.setattr(logging.Logger, "warning_once", function, raising=False)
+    LOGGER.warning_once("one")
+    assert LOGGER.warning_once not in SilentCalls()
+
+
+@pytest.mark.parametrize("setting", ["ignore_logger_methods", "reorderable_logging_functions"])
+@pytest.mark.parametrize("model", ["warning"], indirect=True)
+def test_what_the_program_leaves_out_where_it_compiles_is_written_elsewhere(plugin, caplog, model, setting) -> None:
+    with torch._dynamo.config.patch({setting: {logging.Logger.warning, LOGGER.warning}}):
+        call(model, 6)
+    assert messages(caplog) == 6
+
+
+class Private(Logging):
+    def __init__(self) -> None:
+        super().__init__("")
+        self.logger = logging.Logger("private", logging.WARNING)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.logger.debug("shape %s", tuple(x.shape))
+        return self.linear(x).relu()
+
+
+def test_loggers_that_are_not_known_by_name_cause_no_messages_of_torch(plugin, caplog) -> None:
+    call(Private().eval(), 5)
+    assert plugin.captured() == ["Private"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
