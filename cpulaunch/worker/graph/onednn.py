@@ -147,7 +147,8 @@ class _Fusible(TorchFunctionMode):
         return _pick(tensor, rows, columns) if rows.shape == columns.shape else None
 
 
-_NUMBERS = dict.fromkeys(("eq", "ne", "__eq__", "__ne__", "fill_", "full_like"), 1)
+_NUMBERS = dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le", "fill_", "full_like"), 1)
+_NUMBERS |= dict.fromkeys(("__eq__", "__ne__", "__gt__", "__ge__", "__lt__", "__le__"), 1)
 _NUMBERS |= dict.fromkeys(("masked_fill", "masked_fill_", "new_full"), 2)
 _NUMBERS |= dict.fromkeys(("scatter", "scatter_", "index_fill", "index_fill_"), 3)
 """Operations whose result has the same type for True as for 1, and the position of that argument."""
@@ -158,14 +159,19 @@ _NAMES_OF_NUMBERS = ("value", "fill_value", "other")
 def _with_numbers(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operation with numbers, or tensors, instead of True and False where it takes numbers."""
     if name == "where":
-        return tuple(torch.tensor(value) if isinstance(value, bool) else value for value in args), kwargs
+        return tuple(map(_tensor, args)), {key: _tensor(value) for key, value in kwargs.items()}
     if name == "full" and any(isinstance(value, bool) for value in (*args[1:2], kwargs.get("fill_value"))):
-        kwargs = {"dtype": torch.bool} | kwargs
+        given = kwargs.get("dtype") is not None or kwargs.get("out") is not None
+        kwargs = kwargs if given else kwargs | {"dtype": torch.bool}
     elif name not in _NUMBERS:
         return args, kwargs
     position = _NUMBERS.get(name, 1)
     changed = tuple(_number(value) if index == position else value for index, value in enumerate(args))
     return changed, {key: _number(value) if key in _NAMES_OF_NUMBERS else value for key, value in kwargs.items()}
+
+
+def _tensor(value: object) -> object:
+    return torch.tensor(value) if isinstance(value, bool) else value
 
 
 def _number(value: object) -> object:

@@ -150,10 +150,14 @@ BOOLEAN_NUMBERS = {
     "full_like": lambda x: torch.full_like(MASK, True),
     "new_full": lambda x: MASK.new_full((3, 4), fill_value=True),
     "full": lambda x: torch.full((3, 4), True),
+    "full of no type": lambda x: torch.full((3, 4), True, dtype=None),
     "full of a type": lambda x: torch.full((3, 4), True, dtype=torch.float64),
     "where": lambda x: torch.where(MASK, x > 0, True),
     "where of numbers": lambda x: torch.where(MASK, x, False),
+    "where by name": lambda x: torch.where(MASK, input=x, other=True),
     "where of two": lambda x: torch.where(MASK, True, False),
+    ">=": lambda x: MASK >= True,
+    "lt": lambda x: torch.lt(x, False),
     "==": lambda x: MASK == False,  # noqa: E712
     "eq": lambda x: torch.eq(MASK, other=True),
     "!=": lambda x: x != True,  # noqa: E712
