@@ -6,8 +6,10 @@ import sys
 import pytest
 
 from cpulaunch.launch.process.program import check_program, check_shareable, find_executable, find_python
+from cpulaunch.probe.software.interpreters import missing_torch
 from cpulaunch.records.errors import NotExecutableError, NotFoundError, UsageError
-from cpulaunch.records.request import Program
+from cpulaunch.records.request import Program, WorkerPython
+from tests.plan.machines import machine
 
 
 def script(path):
@@ -124,6 +126,16 @@ def test_several_workers_share_a_file_or_a_module(tmp_path):
 def test_a_missing_interpreter_is_named():
     with pytest.raises(NotFoundError, match="Python interpreter not found: /no/python"):
         check_program(Program(kind="module", target="m", interpreter="/no/python"), {})
+
+
+def test_the_current_directory_may_have_been_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(NotFoundError, match=r"script not found: a.py\n.*the current directory was removed"):
+        check_program(Program(kind="script", target="a.py", interpreter=sys.executable), {})
+    python = WorkerPython(path="/no/python", origin="default", reason="default")
+    (warning,) = missing_torch(machine(), Program(kind="module", target="m", interpreter="/no/python"), python, {})
+    assert warning.startswith("/no/python (default) has no torch")
 
 
 def test_a_missing_interpreter_is_named_with_what_chose_it():

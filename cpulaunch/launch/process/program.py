@@ -81,7 +81,11 @@ def _suggestion(path: str) -> str:
     directory = os.path.dirname(path)
     if directory and not os.path.isdir(directory):
         return f"there is no directory {printable(directory)}"
-    return _similar_file(path) or f"searched in {printable(os.path.abspath(directory or '.'))}; use -m for a module"
+    try:
+        searched = os.path.abspath(directory or ".")
+    except FileNotFoundError:
+        return "the current directory was removed: change to one that exists"
+    return _similar_file(path) or f"searched in {printable(searched)}; use -m for a module"
 
 
 def _similar_file(path: str) -> str | None:

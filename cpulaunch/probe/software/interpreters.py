@@ -197,7 +197,10 @@ def missing_torch(
 
 def _is_near(name: str, environ: Mapping[str, str]) -> bool:
     """Whether a folder of the current one is an environment with torch."""
-    python = environment_python(Root(), os.path.abspath(name))
+    try:
+        python = environment_python(Root(), os.path.abspath(name))
+    except FileNotFoundError:
+        return False  # The current folder was removed.
     if python is None:
         return False
     return has_torch(Root(), python, environment_prefix(Root(), python), environ)
