@@ -6,7 +6,7 @@ operation may make NaN is found out from the graph: the root of a square cannot,
 
 from __future__ import annotations
 
-from math import isinf
+from math import isinf, isnan
 from typing import Any
 
 import torch
@@ -40,6 +40,9 @@ MIXING = SOFTMAX | {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d"
 
 MASKING = {"masked_fill": 1, "where": 0, "index_fill": 2}
 """The place of what says where an operation puts a number."""
+
+FILLING = frozenset({"full_like", "new_full", "fill"})
+"""What makes a tensor of one number."""
 
 BOOLEAN = frozenset(
     (
@@ -157,7 +160,8 @@ def _masked(graph: Any) -> set[str]:
         own = {value.debugName() for value in node.outputs()}
         given |= own
         place = MASKING.get(_name(node))
-        fills = place is not None and names[place] in given and any(map(_is_infinite, inputs))
+        is_chosen = _name(node) in FILLING or (place is not None and names[place] in given)
+        fills = is_chosen and any(map(_is_infinite, inputs))
         if fills or not (_is_cleared(node) or _name(node) in SOFTMAX or masked.isdisjoint(names)):
             masked |= own
     return masked
@@ -171,6 +175,8 @@ def _is_infinite(value: Any) -> bool:
 def _may_make_nan(node: Any, signs: Signs) -> bool:
     name, inputs = _name(node), list(node.inputs())
     if name in OTHERS or (name.startswith(FAMILIES) and name not in NEVER_NEGATIVE):
+        return True
+    if any(isnan(_number(value) or 0.0) for value in inputs):
         return True
     if name in ROOTS:
         return not _is_at_least(inputs[0], signs, positive=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from cmath import isfinite, isnan
+from cmath import isnan
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -50,8 +50,8 @@ class Captured:
 
     `run` gives the result of a call; `holds` says whether the capture is valid for it. `error`: largest absolute
     difference from the eager result. `seconds`: duration of the capture. `bytes`: memory of its constants.
-    `saved_seconds`: by how much a call is shorter than an eager one. `finite`: inputs that must be finite;
-    `infinite`: inputs that may hold infinity, but no NaN.
+    `saved_seconds`: by how much a call is shorter than an eager one. `finite`: inputs that must be finite
+    and not huge; `infinite`: inputs that may be both, but hold no NaN.
     """
 
     run: Callable[[Call], Any]
@@ -121,10 +121,13 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         seconds=time.perf_counter() - started + prepared.seconds,
         bytes=prepared.frozen.bytes,
         low_precision=prepared.low,
-        finite=tuple(position for position, total in totals.items() if isfinite(total)),
-        infinite=tuple(position for position, total in totals.items() if not isfinite(total) and not isnan(total)),
+        finite=tuple(position for position, total in totals.items() if abs(total) < LARGE),
+        infinite=tuple(position for position, total in totals.items() if abs(total) >= LARGE),
     )
 
+
+LARGE = 1e15
+"""Inputs whose sum is larger may overflow inside a module, by which NaN arises as well: (1e20)² - (1e20)² in fp32."""
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """Types in which a sum may overflow early."""
@@ -133,11 +136,11 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 def are_numbers(call: Call, captured: Captured) -> bool:
     """Whether the call's inputs hold NaN and infinity only where those of the captured call did.
 
-    A fused relu, clamp or pooling makes a number of NaN. Inputs whose sum overflows count as infinite.
+    A fused relu, clamp or pooling makes a number of NaN. Inputs whose sum is huge count as infinite.
     """
     for position in captured.finite:
         tensor = call.inputs[position]
-        if not isfinite(tensor.sum(dtype=_WIDER.get(tensor.dtype)).item()):
+        if not abs(tensor.sum(dtype=_WIDER.get(tensor.dtype)).item()) < LARGE:  # NaN is not smaller either.
             return False
     return not captured.infinite or not any(map(isnan, _totals(call, captured.infinite).values()))
 

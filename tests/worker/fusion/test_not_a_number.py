@@ -48,6 +48,8 @@ def lost(function: Callable[[Tensor], Tensor]) -> list[str]:
         lambda x: torch.sqrt(x ** torch.tensor([2.0, 3.0, 2.0, 2.0])),
         lambda x: x / (x * x + 1e-60),
         lambda x: torch.linalg.inv_ex(x[:2, :2]).inverse @ x,
+        lambda x: torch.where(x > 0, x, float("nan")),
+        lambda x: torch.where(x > 0, x, torch.full_like(x, -float("inf"))).softmax(-1),
         torch.special.entr,
         torch.lgamma,
         lambda x: x.masked_fill(x > 0, -float("inf")).softmax(-1),

@@ -214,6 +214,30 @@ class LogarithmInPlace(Logarithm):
         return self.second(torch.relu(self.first(copy)))
 
 
+class Normalized(Logarithm):
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(nn.functional.layer_norm(value, (16,)))))
+
+
+def test_nan_that_comes_of_huge_numbers_is_not_lost(plugin: Plugin) -> None:
+    model, value = Normalized().eval(), torch.rand(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Normalized"]
+    value[1] = 1e30
+    torch.testing.assert_close(model(value), plugin.eager(model, value), equal_nan=True)
+
+
+def test_huge_numbers_in_a_mask_do_not_keep_graphs_from_being_used(plugin: Plugin, monkeypatch) -> None:
+    model, value, mask = Masked().eval(), torch.randn(4, 16), torch.full((4, 16), torch.finfo(torch.float32).min)
+    mask[:, 0] = 0
+    for _ in range(6):
+        model(value, mask)
+    assert plugin.captured() == ["Masked"]
+    monkeypatch.setattr(nn.Module, "_call_impl", None)  # What an eager call would run.
+    model(value, mask)
+
+
 @pytest.mark.parametrize("kind", [MaskedSoftmax, LogarithmInPlace])
 def test_nan_that_comes_of_a_masked_row_or_by_way_of_a_view_is_not_lost(plugin: Plugin, kind: type) -> None:
     model, value = kind().eval(), torch.rand(4, 16) + 1
