@@ -24,14 +24,22 @@ class ChildWatch:
     Source: Linux, kernel/exit.c, wait_consider_task and exit_notify; pidfd_open(2), Linux 5.3.
     """
 
-    def __init__(self, child: int, *, urgent: Sequence[frozenset[int]], others: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        child: int,
+        *,
+        urgent: Sequence[frozenset[int]],
+        others: frozenset[int] = frozenset(),
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
         """Effect: opens two descriptors, for as long as this process lives.
 
         `urgent`: sets of signals that are looked for one after the other, as a process can send another one again and
-        again: the kernel hands out the lowest number first.
+        again: the kernel hands out the lowest number first. `kept`: signals that stay pending after they are returned.
         """
         self._in_order = (*urgent, others)
-        self._all = frozenset().union(*self._in_order)
+        self._kept = kept
+        self._all = kept.union(*self._in_order)
         self._end = select.poll()
         self._poll: select.poll | None = None
         pidfd, arrivals = _child_descriptor(child), signal_descriptor(self._all)
@@ -61,13 +69,17 @@ class ChildWatch:
             info = signal.sigtimedwait(numbers, 0) if numbers else None
             if info is not None:
                 return info.si_signo
-        return None
+        return next(iter(self._kept & signal.sigpending()), None)
 
     def _wait_for_signal(self, seconds: float | None) -> int | None:
         if seconds is None or not hasattr(signal, "sigtimedwait"):
-            return signal.sigwait(self._all)
-        info = signal.sigtimedwait(self._all, min(seconds, MAX_WAIT_SECONDS))
-        return None if info is None else info.si_signo
+            number: int | None = signal.sigwait(self._all)
+        else:
+            info = signal.sigtimedwait(self._all, min(seconds, MAX_WAIT_SECONDS))
+            number = None if info is None else info.si_signo
+        if number is not None and number in self._kept and signal.SIGCONT not in signal.sigpending():
+            os.kill(os.getpid(), number)
+        return number
 
 
 def _child_descriptor(child: int) -> int | None:

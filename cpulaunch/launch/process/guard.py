@@ -97,7 +97,9 @@ def fork_supervisor(
     if child:
         os.close(read)
         watchdog = Watchdog(write, ending=ending, grace_seconds=grace_seconds)
-        watch = ChildWatch(child, urgent=(ending & signals, frozenset({signal.SIGCHLD})), others=signals - ending)
+        stop = signals & {signal.SIGTSTP} - ending
+        urgent = (ending & signals, frozenset({signal.SIGCHLD}))
+        watch = ChildWatch(child, urgent=urgent, others=signals - ending - stop, kept=stop)
         code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
         if code < 0:
             _end_everything(remains, earlier_children)
@@ -254,9 +256,11 @@ def _stop_with_shell_job(watchdog: Watchdog) -> None:
 
     The kernel knows whether a shell controls this job, even through a script or `make`. If none does, it discards
     SIGTSTP, because no process would resume the job. Source: POSIX, orphaned process group.
+
+    SIGTSTP is still pending, unless SIGCONT has come meanwhile: sent anew, it would take back that SIGCONT, and the job
+    would stay stopped. Source: Linux, kernel/signal.c, prepare_signal.
     """
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
     signal.signal(signal.SIGTSTP, handler)

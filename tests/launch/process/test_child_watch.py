@@ -9,6 +9,7 @@ import time
 import pytest
 
 from cpulaunch.launch.process.child_watch import ChildWatch
+from cpulaunch.launch.process.guard import _stop_with_shell_job
 from tests.launch.launching import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="macOS has no timed wait for signals")
@@ -66,3 +67,46 @@ def test_without_pidfd_a_signal_is_still_waited_for():
     assert watched.next_signal() == ENDING
     assert watched.next_signal(0.0) is None
     assert not watched.child_has_ended()
+
+
+class _Forwarded(list):
+    """In place of a watchdog: the signals that were forwarded."""
+
+    forward = list.append
+
+
+def _stop_and_continue(pid):
+    """The exit code of a process that gets SIGTSTP, and SIGCONT before it stops for it: 0 if it forwards it later."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP, signal.SIGCONT})
+    for number in (signal.SIGTSTP, signal.SIGCONT):
+        signal.signal(number, lambda *_: None)
+    watched = ChildWatch(pid, urgent=(), others=frozenset({signal.SIGCONT}), kept=frozenset({signal.SIGTSTP}))
+    os.kill(os.getpid(), signal.SIGTSTP)
+    if watched.next_signal() != signal.SIGTSTP:
+        return 1
+    os.kill(os.getpid(), signal.SIGCONT)
+    forwarded = _Forwarded()
+    _stop_with_shell_job(forwarded)
+    return 2 if forwarded or watched.next_signal() != signal.SIGCONT else 0
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_job_that_is_continued_at_once_does_not_stay_stopped(has_pidfd):
+    tested = os.fork()
+    if tested == 0:
+        os.setpgid(0, 0)  # As a shell's job, which its parent can continue.
+        os._exit(_stop_and_continue(os.getppid() if has_pidfd else 1 << 22))
+    _, status = os.waitpid(tested, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        os.kill(tested, signal.SIGKILL)
+        os.waitpid(tested, 0)
+    assert status == 0
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_kept_signal_is_returned_until_it_is_delivered(child, has_pidfd):
+    watched = ChildWatch(child.pid if has_pidfd else 1 << 22, urgent=(), kept=frozenset({OTHER}))
+    signal.raise_signal(OTHER)
+    assert [watched.next_signal(0.0) for _ in range(2)] == [OTHER, OTHER]
+    assert signal.sigtimedwait({OTHER}, 0) is not None
+    assert watched.next_signal(0.0) is None
