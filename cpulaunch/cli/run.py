@@ -105,11 +105,12 @@ def read_command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torc
 def worker_python(environ: Mapping[str, str], requested: str | None = None, *, live: bool = True) -> WorkerPython:
     """The Python that workers run: the requested one, $PYTHON_EXEC, the active environment's, or this one.
 
-    `requested`: a Python, or the folder of its environment. `live`: workers run on this machine.
+    `requested`: a Python, or the folder of its environment; shells leave the "~" of `--python=~/env`. `live`: workers
+    run on this machine.
     Source: torchrun, which reads PYTHON_EXEC too. Raises: NotFoundError or NotExecutableError for the requested one.
     """
     if requested is not None:
-        path = find_python(requested, environ) if live else requested
+        path = find_python(os.path.expanduser(requested), environ) if live else requested
         return WorkerPython(path=path, origin="cli", reason="--python")
     exported = environ.get("PYTHON_EXEC", "")
     if exported:

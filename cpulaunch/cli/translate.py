@@ -65,6 +65,8 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if not given.words:
         raise UsageError("no command line to translate", hint=COMMAND.example)
     found = translation(given.words, canonical=canonical, values=value_count)
+    if not found.words:
+        raise UsageError("nothing to translate", value=given.words[0], hint=COMMAND.example)
     replaced = tuple(f"{text} is left as it is: replace it, or take it out of the quotes" for text in given.replaced)
     for note in (*found.notes, *replaced):
         terminal.notify(note, environ)

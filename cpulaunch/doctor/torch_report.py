@@ -13,6 +13,8 @@ from cpulaunch.system.interrupts import interruptible
 SECONDS = 120.0
 """A cold `import torch` from a network file system took 40 s (ecmwf/anemoi-core issue 1327)."""
 
+LONGEST_LINE = 300
+
 REPORT_PROGRAM = """\
 import os, sys
 sys.path[:] = [folder for folder in sys.path if os.path.isabs(folder)]  # not the current folder's json.py or torch.py
@@ -141,10 +143,11 @@ def _facts(report: Mapping[str, Any]) -> TorchFacts:
 
 
 def _last_line(result: ProgramResult) -> str:
-    """The last line of stderr, which for an exception is its type and message; else how the program ended."""
+    """The last line of stderr, which for an exception is its type and message, or how the program ended."""
     lines = result.stderr.strip().splitlines()
     if lines:
-        return lines[-1].strip()
+        last = lines[-1].strip()
+        return last if len(last) <= LONGEST_LINE else f"{last[:LONGEST_LINE]} ..."
     if result.exit_code is not None and result.exit_code < 0:
         return f"killed by signal {-result.exit_code}"
     return f"ended with exit code {result.exit_code}"

@@ -292,3 +292,11 @@ def test_this_process_does_not_affect_a_captured_machine(cpulaunch, script, tmp_
     ours = {"OMP_NUM_THREADS": "1", "LD_PRELOAD": "libabsent.so", "CONDA_PREFIX": str(tmp_path)}
     arguments = ("plan", "--json", "--sysroot", str(root), "job.py")
     assert cpulaunch(*arguments, env=ours).stdout == cpulaunch(*arguments).stdout
+
+
+def test_a_tilde_that_the_shell_has_left_is_the_home_folder(cpulaunch, tmp_path):
+    (tmp_path / "home" / "bin").mkdir(parents=True)
+    (tmp_path / "home" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "a.py").write_text("")
+    plan = json_output.read("plan", cpulaunch("plan", "--json", "--python=~", "a.py").stdout)
+    assert plan["workers"][0]["argv"][0] == str(tmp_path / "home" / "bin" / "python")

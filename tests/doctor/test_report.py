@@ -70,6 +70,7 @@ def test_torch_is_absent():
             ProgramResult(exit_code=None, stderr="torch did not answer within 120 s"),
             "torch did not answer within 120 s",
         ),
+        (ProgramResult(exit_code=2, stderr="no Python: " + "x" * 9999), f"no Python: {'x' * 289} ..."),
         (ProgramResult(exit_code=0, stdout=""), "could not be parsed"),
         (ProgramResult(exit_code=0, stdout="garbage"), "could not be parsed"),
         (ProgramResult(exit_code=0, stdout="[1]"), "could not be parsed"),

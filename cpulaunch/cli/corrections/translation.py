@@ -56,6 +56,8 @@ class _Translator:
             return _program(words)
         if tool == "torchrun":
             return self._torchrun(words, rest)
+        if words[len(words) - len(rest) - 1] == "xpu":
+            self.notes.append("xpu: the process is bound to CPU cores; your program chooses the GPU")
         given, rest = self._given(tool, rest)
         reading = meaning(tool, given)
         self.notes += reading.notes
@@ -122,7 +124,7 @@ class _Translator:
         may_be_own = tool not in BINDERS and (name.startswith("--") or name in ("-m", "-h", "-q"))
         count = self.values(flag) if may_be_own else None
         if count is None:
-            hint = "leave it out, and see docs/migrating.md"
+            hint = "leave it out; cpulaunch's own options: cpulaunch --help all"
             raise UsageError(f"{tool} option without counterpart", value=typed, hint=hint)
         return count
 
