@@ -167,14 +167,21 @@ def _remove_shared_memory(pid: int) -> bool:
 
 def _reap_all(killed: list[int]) -> set[int]:
     """The children of which memory is left, as others use it. Effect: reaps those that end in the next moment."""
-    left, pauses = set(), PAUSES
+    ended, pauses = [], PAUSES
     for pid in killed:
-        while not (ended := _has_ended(pid)) and pauses:
+        while not (has_ended := _has_ended(pid)) and pauses:
             time.sleep(PAUSE_SECONDS)
             pauses -= 1
-        if ended and _reap_killed(pid):
-            left.add(pid)
-    return left
+        if has_ended:
+            ended.append(pid)
+    named = _named_in_shared_memory() if ended else frozenset[int]()
+    return {pid for pid in ended if _reap_killed(pid, has_memory=pid in named)}
+
+
+def _named_in_shared_memory() -> frozenset[int]:
+    from cpulaunch.system.files.shared_memory import owners
+
+    return owners()
 
 
 def _has_ended(pid: int) -> bool:
@@ -185,14 +192,14 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _reap_killed(pid: int) -> bool:
+def _reap_killed(pid: int, *, has_memory: bool) -> bool:
     """Whether memory of this ended child is left, as others use it.
 
     Effect: removes what it could not remove itself before its pid is released.
     """
     left = False
     try:
-        if hasattr(os, "waitid"):
+        if has_memory and hasattr(os, "waitid"):
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_code != os.CLD_EXITED:
                 left = _remove_shared_memory(pid)

@@ -53,3 +53,20 @@ def test_children_and_their_children_are_killed_and_no_others():
     """
     done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[-9, -9] (0, 0)"
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+def test_shared_memory_is_listed_once_for_many_killed_children():
+    code = """
+    import os, signal, sys
+    from cpulaunch.launch.process.processes import kill_children
+    for _ in range(20):
+        if os.fork() == 0:
+            signal.pause()
+    listed = []
+    sys.addaudithook(lambda event, names: event == "os.listdir" and listed.append(names[0]))
+    kill_children()
+    print(listed.count("/dev/shm") < 5)
+    """
+    done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "True"
