@@ -84,8 +84,10 @@ class CclGroup(ProcessGroup):
         self._setup_peers = peers
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Effect: changes the group's timeout."""
+        """Effect: changes the group's timeout, gloo's too."""
         self._seconds = timeout.total_seconds()
+        if self._gloo is not None:
+            self._gloo._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
         if self._ops is not None:
             self._ops.path.set_timeout(self._seconds)
 

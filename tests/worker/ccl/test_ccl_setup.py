@@ -18,6 +18,7 @@ import pytest
 if find_spec("torch") is None:
     pytest.skip("torch is not installed: pip install torch", allow_module_level=True)
 
+import torch
 import torch.distributed as dist
 from ccl_filter import forbid_reading_others
 from torch.distributed import distributed_c10d
@@ -197,6 +198,23 @@ def test_a_timeout_that_torch_sets_later_is_that_of_all_collectives():
     distributed_c10d._set_pg_timeout(timedelta(seconds=7), group)
     group.barrier().wait()
     assert (group._seconds, group._ops.path._group.seconds) == (7, 7)
+    group.shutdown()
+
+
+def test_a_timeout_that_a_program_sets_is_also_that_of_gloo():
+    """torch's groups have `set_timeout` too."""
+    group = CclGroup(dist.HashStore(), 0, 1, timedelta(seconds=SECONDS))
+    backend = group._get_backend(torch.device("cpu"))
+    group.set_timeout(timedelta(seconds=7))
+    group.barrier().wait()
+    assert (group._seconds, backend.options._timeout) == (7, timedelta(seconds=7))
+    group.shutdown()
+
+
+def test_gloos_backend_is_of_torchs_own_class():
+    """One of a class written in Python, kept until the exit, made ranks hang that did not destroy their group."""
+    group = CclGroup(dist.HashStore(), 0, 1, timedelta(seconds=SECONDS))
+    assert type(group.gloo._get_backend(torch.device("cpu"))) is dist.ProcessGroupGloo
     group.shutdown()
 
 
