@@ -1,6 +1,5 @@
 """Lost ranks and different calls between ranks of several hosts; these tests need neither torch nor oneCCL."""
 
-import asyncio
 import ctypes
 import os
 import resource
@@ -11,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 import pytest
 
@@ -139,46 +137,6 @@ def test_a_forked_child_keeps_no_connection():
         os._exit(len(first) + len(second))
     assert os.waitpid(child, 0)[1] == 0
     assert first.lost_peer() is None
-
-
-def test_rank_zero_may_run_in_an_event_loop():
-    store = Store()
-
-    async def program():
-        of_rank = partial(open_connections, store, LOCALHOST, size=2, seconds=SECONDS)
-        second = asyncio.get_running_loop().run_in_executor(None, partial(of_rank, rank=1))
-        return of_rank(rank=0), await second
-
-    assert [connections.lost_peer() for connections in asyncio.run(program())] == [None, None]
-
-
-def test_a_program_keeps_the_event_loop_of_its_thread():
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    try:
-        assert len(open_connections(Store(), LOCALHOST, rank=0, size=1, seconds=SECONDS)) == 0
-        assert asyncio.get_event_loop() is loop
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-
-
-def test_ctrl_c_ends_the_wait_of_rank_zero():
-    store, main = Store(), threading.get_ident()
-
-    def interrupt():
-        address, port, _ = store.get(ADDRESS_KEY).decode().split()
-        with socket.create_connection((address, int(port)), timeout=SECONDS) as stranger:
-            signal.pthread_kill(main, signal.SIGINT)
-            with suppress(ConnectionResetError):
-                stranger.recv(1)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        open_connections(store, LOCALHOST, rank=0, size=2, seconds=SECONDS)
-    thread.join(SECONDS / 2)
-    assert not thread.is_alive()
 
 
 def test_a_connection_with_a_wrong_token_is_closed():

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from hmac import compare_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine
-    from typing import Any
+    from collections.abc import Callable, Collection
 
 TOKEN_BYTES = 32
 PROCESS = struct.Struct("<II")
@@ -76,26 +73,7 @@ async def accept_ranks(
             while missing:
                 await all_found.wait()
     finally:
-        left = (accepting, *callers)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
-
-def run_apart(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Effect: runs the coroutine in a thread of its own, as a program may have an event loop in its thread.
-
-    asyncio.run refuses to run inside a running loop (Jupyter, actors), and leaves its thread without the loop that was
-    set for it. Raises: what the coroutine raises; KeyboardInterrupt, which ends it.
-    """
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(coroutine)
-    with closing(loop), ThreadPoolExecutor(1) as pool:
-        try:
-            pool.submit(loop.run_until_complete, task).result()
-        except BaseException:
-            loop.call_soon_threadsafe(task.cancel)
-            raise
+        accepting.cancel()
 
 
 def _cancel_oldest(callers: dict[asyncio.Task[None], None]) -> None:

@@ -6,6 +6,7 @@ exits, for whatever reason, so rank 0 sees this at once and notifies the others.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
@@ -14,7 +15,7 @@ import time
 import weakref
 from contextlib import suppress
 
-from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, TOKEN_BYTES, accept_ranks, run_apart
+from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, TOKEN_BYTES, accept_ranks
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
 
 TYPE_CHECKING = False
@@ -142,7 +143,7 @@ def _accept_all(store: Any, address: str, size: int, seconds: float) -> PeerConn
         with socket.create_server((address, 0), family=family, backlog=size + MAX_CALLERS) as listener:
             store.set(ADDRESS_KEY, f"{address} {listener.getsockname()[1]} {token}")
             ranks = range(1, size)
-            run_apart(accept_ranks(listener, add, token=token.encode(), ranks=ranks, seconds=seconds))
+            asyncio.run(accept_ranks(listener, add, token=token.encode(), ranks=ranks, seconds=seconds))
     except BaseException:
         connections.close()  # Ranks that have connected must not wait for the others.
         raise
