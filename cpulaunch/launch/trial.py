@@ -9,6 +9,7 @@ from cpulaunch.records.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import TracebackType
     from typing import NoReturn
 
 TRIAL_SECONDS = 20.0
@@ -47,13 +48,31 @@ def try_preloads(
     reasons = {path: known[key] for path, key in keys.items() if key in known}
     unknown = [path for path in keys if path not in reasons]
     if unknown:
-        trials = {path: _start(path, interpreter=interpreter, environ=environ) for path in unknown}
-        verdicts = {path: _finish(path, trial) for path, trial in trials.items()}
+        with exit_codes_kept():
+            trials = {path: _start(path, interpreter=interpreter, environ=environ) for path in unknown}
+            verdicts = {path: _finish(path, trial) for path, trial in trials.items()}
         reasons |= {path: verdict.reason for path, verdict in verdicts.items()}
         if cache_file:
             lasting = {keys[path]: each.reason for path, each in verdicts.items() if keys[path] and each.lasting}
             write_verdicts(cache_file, known | lasting)
     return reasons
+
+
+class exit_codes_kept:  # noqa: N801
+    """A context in which SIGCHLD is not ignored, as the parent may have left it: that would lose exit codes."""
+
+    def __enter__(self) -> None:
+        import signal  # Here and below: verdicts are mostly cached, and then this is not needed.
+
+        self._was_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+        if self._was_ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        import signal
+
+        if self._was_ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def _key(path: str, interpreter: str, own: str) -> str:
@@ -140,7 +159,7 @@ def _become_trial(
 
 def _finish(path: str, trial: _Trial | _Verdict) -> _Verdict:
     """The verdict of a trial. Effect: waits for its process, and kills it after the time limit."""
-    import signal  # Here and above: verdicts are mostly cached, and then this is not needed.
+    import signal
 
     if isinstance(trial, _Verdict):
         return trial

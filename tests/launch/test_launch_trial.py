@@ -47,6 +47,15 @@ def test_a_library_that_loads_is_accepted(library, tmp_path):
     assert attempt(library, tmp_path) is None
 
 
+def test_a_trial_has_an_exit_code_where_the_parent_ignored_the_end_of_children(library, tmp_path):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert attempt(library, tmp_path) is None
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_missing_library_is_refused_with_the_loaders_message(tmp_path):
     assert "cannot open shared object file" in attempt("/no/such.so", tmp_path)
 
