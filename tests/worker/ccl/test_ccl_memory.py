@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import signal
 import threading
 import time
 from importlib.util import find_spec
@@ -377,6 +378,27 @@ def test_a_closed_descriptor_of_a_process_does_not_mean_that_it_has_exited():
     os.close(pidfd)
     with pytest.raises(PeerLostError, match="did not reach this collective"):
         MemoryPath(group).barrier(BARRIER)
+
+
+def test_the_exit_of_a_rank_is_noticed_by_a_program_that_is_interrupted_again_and_again():
+    """A timer's signals end each sleep before its time; it was noticed at the timeout only."""
+    group = groups_of(2, seconds=3)[0]
+    started = time.monotonic()
+    exited = os.fork()
+    if exited == 0:
+        os._exit(0)
+    group.native.ranks[1].pidfd = pidfd = os.pidfd_open(exited)
+    os.waitpid(exited, 0)
+    handler = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        with pytest.raises(PeerLostError, match="exited before it reached"):
+            MemoryPath(group).barrier(BARRIER)
+        assert time.monotonic() - started < 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        os.close(pidfd)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
