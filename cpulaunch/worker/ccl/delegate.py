@@ -39,6 +39,9 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     def make() -> None:
         try:
             made.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout))
+            if store.add("gloo made", 1) == size:  # A rank that destroys its group closes connections of slower ones.
+                store.set("gloo ready", "")
+            store.wait(["gloo ready"], timeout)
         except Exception as error:  # noqa: BLE001 - raised by the calling thread
             errors.append(error)
 
