@@ -39,9 +39,7 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     def make() -> None:
         try:
             made.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout))
-            if store.add("gloo made", 1) == size:  # A rank that destroys its group closes connections of slower ones.
-                store.set("gloo ready", "")
-            store.wait(["gloo ready"], timeout)
+            _wait_for_all(store, rank, size, timeout)
         except Exception as error:  # noqa: BLE001 - raised by the calling thread
             errors.append(error)
 
@@ -60,6 +58,20 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     group._register_backend(torch.device("cpu"), kind, backend)
     group._set_default_backend(kind)
     return group
+
+
+def _wait_for_all(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Effect: returns once all ranks have connected: one that destroys its group closes connections of slower ones.
+
+    Rank 0 usually runs the store's server, and may exit at once: it returns once the others need the store no more.
+    """
+    if store.add("gloo made", 1) == size:
+        store.set("gloo ready", "")
+    store.wait(["gloo ready"], timeout)
+    if rank == 0 and size > 1:
+        store.wait(["gloo seen"], timeout)
+    elif rank > 0 and store.add("gloo seen by", 1) == size - 1:
+        store.set("gloo seen", "")
 
 
 def _copy_of(store: Any) -> Any:

@@ -12,6 +12,7 @@ import atexit
 import os
 import platform
 import sys
+import threading
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
+TELLING_SECONDS = 1.0
+"""How long a rank that fails may take to tell the others: calls of one store wait for each other."""
 SHARED_BYTES = 26 << 20
 """Shared memory of oneCCL 2022.1's transport per rank, in bytes; with less it fails with a bus error."""
 
@@ -59,9 +62,15 @@ def shared_fate(store: Any, rank: int) -> Iterator[Any]:
     try:
         yield fresh
     except BaseException as error:
-        with suppress(RuntimeError):  # The store's server has gone.
-            fresh.set(FAILURE_KEY, f"rank {rank}: {error}")
+        telling = threading.Thread(target=_tell, args=(fresh, f"rank {rank}: {error}"), daemon=True)
+        telling.start()
+        telling.join(TELLING_SECONDS)  # Not longer: the thread of oneCCL may wait for a lost rank's key in this store.
         raise
+
+
+def _tell(store: Any, failure: str) -> None:
+    with suppress(RuntimeError):  # The store's server has gone.
+        store.set(FAILURE_KEY, failure)
 
 
 def check_machine(system: str, architecture: str) -> None:

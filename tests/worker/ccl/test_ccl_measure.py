@@ -155,12 +155,14 @@ def test_a_terminated_measurement_removes_the_shared_memory_of_its_ranks():
 # A whole launch
 
 PROGRAM = "import torch, torch.distributed as d; d.init_process_group('gloo'); print(d.get_backend(), flush=True)\n"
+END = "d.barrier(); d.destroy_process_group()\n"
+"""After the barrier, as a rank that leaves gloo closes connections that a slower rank is still making."""
 AUTO = ("--nproc-per-node", "2", "--dist-backend", "auto", "--allocator", "default", "--openmp", "default")
 
 
 def cpulaunch(tmp_path, *arguments, **variables):
     program = tmp_path / "train.py"
-    program.write_text(PROGRAM + "d.destroy_process_group()\n")
+    program.write_text(PROGRAM + END)
     return subprocess.run(
         [sys.executable, "-m", "cpulaunch", *arguments, str(program)],
         env=clean_environment(XDG_CACHE_HOME=str(tmp_path / "cache"), **variables),

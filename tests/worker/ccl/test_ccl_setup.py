@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 from datetime import timedelta
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -190,6 +191,46 @@ def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(t
     with pytest.raises(CclError, match="the group cannot be created: rank 1: no"):
         open_gloo(store, 0, 2, timedelta(seconds=5))
     assert time.monotonic() - started < 1.2
+
+
+def test_an_error_is_raised_although_another_thread_waits_for_the_store():
+    """Calls of one store wait for each other: the error came at the timeout only, by default after 30 minutes."""
+    server = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", server.port, 1, is_master=False)
+
+    def fail(pool):
+        with group_setup.shared_fate(store, 0) as fresh:
+            waiting.append(pool.submit(fresh.wait, ["hosts/1"], timedelta(seconds=SECONDS)))
+            futures.wait(waiting, 0.5)
+            raise CclError("rank 1 is lost")
+
+    waiting = []
+    with futures.ThreadPoolExecutor(1) as pool:
+        with pytest.raises(CclError, match="rank 1 is lost"):
+            fail(pool)
+        dist.PrefixStore("time 1", server).set("hosts/1", "")
+        waiting[0].result(SECONDS)  # It has not timed out before.
+
+
+def test_rank_zero_serves_the_store_as_long_as_others_need_it_to_join():
+    """It may leave its group, and exit, as soon as it has joined; a slower rank then found no store."""
+    port = futures.Future()
+
+    def serve():
+        store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        port.set_result(store.port)
+        open_gloo(store, 0, 2, timedelta(seconds=SECONDS))
+
+    class SlowStore(dist.TCPStore):
+        def wait(self, *arguments):
+            futures.wait([served], 0.5)
+            super().wait(*arguments)
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve)
+        store = SlowStore("127.0.0.1", port.result(SECONDS), 2, is_master=False)
+        assert open_gloo(store, 1, 2, timedelta(seconds=SECONDS)).size() == 2
+        served.result(SECONDS)
 
 
 def test_a_timeout_that_torch_sets_later_is_that_of_all_collectives():
