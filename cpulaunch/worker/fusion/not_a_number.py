@@ -38,7 +38,7 @@ SOFTMAX = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax"})
 MIXING = SOFTMAX | {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "_convolution"}
 """These make NaN of a row in which all is -infinity."""
 
-MASKING = {"masked_fill": 1, "where": 0, "index_fill": 2}
+MASKING = {"masked_fill": 1, "where": 0, "index_fill": 2, "index_put": 1, "scatter": 2}
 """The place of what says where an operation puts a number."""
 
 FILLING = frozenset({"full_like", "new_full", "fill"})
@@ -152,7 +152,8 @@ def _masked(graph: Any) -> set[str]:
     """
     given: set[str] = {value.debugName() for value in graph.inputs()}
     masked: set[str] = set()
-    for node in graph.nodes():
+    nodes = list(graph.nodes())
+    for node in nodes:
         inputs = list(node.inputs())
         names = [value.debugName() for value in inputs]
         if given.isdisjoint(names) and not any(node.blocks()):
@@ -164,6 +165,8 @@ def _masked(graph: Any) -> set[str]:
         fills = is_chosen and any(map(_is_infinite, inputs))
         if fills or not (_is_cleared(node) or _name(node) in SOFTMAX or masked.isdisjoint(names)):
             masked |= own
+            if _writes(node):
+                masked |= _aliases(graph, nodes, inputs[0])
     return masked
 
 
@@ -177,6 +180,8 @@ def _may_make_nan(node: Any, signs: Signs) -> bool:
     if name in OTHERS or (name.startswith(FAMILIES) and name not in NEVER_NEGATIVE):
         return True
     if any(isnan(_number(value) or 0.0) for value in inputs):
+        return True
+    if name == "mul" and any(map(_is_infinite, inputs)):  # Of zero.
         return True
     if name in ROOTS:
         return not _is_at_least(inputs[0], signs, positive=False)

@@ -53,6 +53,10 @@ def lost(function: Callable[[Tensor], Tensor]) -> list[str]:
         torch.special.entr,
         torch.lgamma,
         lambda x: x.masked_fill(x > 0, -float("inf")).softmax(-1),
+        lambda x: ((x > 0) * -float("inf") + x).softmax(-1),
+        lambda x: x.index_put((x > 0,), torch.tensor(-float("inf"))).softmax(-1),
+        lambda x: x.scatter(-1, (x * 4).long(), -float("inf")).softmax(-1),
+        lambda x: changed(x, lambda part: part.masked_fill_(x > 0, -float("inf")), view=False).softmax(-1),
         lambda x: torch.where(x > 0, -float("inf"), x).amax(-1, keepdim=True) @ torch.ones(1, 4),
         lambda x: (
             torch.baddbmm(torch.zeros(1, 2, 2).masked_fill_(x[:, :2] > 0, -float("inf")), x[None], x.T[None])
