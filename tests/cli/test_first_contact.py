@@ -94,7 +94,7 @@ COMMANDS = [
     ("plna a.py", 127, "no command or script named 'plna'", "did you mean cpulaunch plan a.py?"),
     ("prob", 127, "did you mean cpulaunch probe?"),
     ("profles list", 127, "did you mean cpulaunch profiles list?"),
-    ("check", 127, "did you mean cpulaunch doctor?"),
+    ("lint", 127, "did you mean cpulaunch check?"),
     ("info", 127, "did you mean cpulaunch probe?"),
     ("explain a.py", 127, "did you mean cpulaunch plan a.py?"),
     ("launch --instances 2 a.py", 127, "did you mean cpulaunch run --instances 2 a.py?"),

@@ -12,8 +12,11 @@ attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
 print(json.dumps({name: os.environ[name] for name in names}), flush=True)
 print(f"to stderr, attempt {attempt}", file=sys.stderr, flush=True)
+Path(f"started-{attempt}-{os.environ['RANK']}").touch()
 if attempt == 0 or sys.argv[1:] == ["always"]:
     if os.environ["RANK"] == "3":
+        while len(list(Path().glob(f"started-{attempt}-*"))) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.01)  # One that has only been started would be ended before it has printed anything.
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(
             json.dumps(
                 {

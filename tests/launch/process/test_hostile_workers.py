@@ -390,7 +390,8 @@ def test_a_signal_ends_a_launch_of_which_a_daemon_traces_a_process(launcher, wit
     process, tracer = start_traced(launcher, victims, options=options, killed=1, prefix=without_cgroups)
     if victims != "worker":
         (launcher.dir / "go").touch()
-        launcher.pid("killed")
+        # The launch may have ended its tracer before that could say that it killed the process.
+        eventually(lambda: (launcher.dir / "killed").exists() or not alive(tracer), "a kill by the tracer")
     process.send_signal(signal.SIGTERM)
     process.wait(GRACE + SLACK_SECONDS)
     assert not alive(tracer)
