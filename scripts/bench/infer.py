@@ -44,7 +44,7 @@ def run(name: str, case: Case, batch: int, options: argparse.Namespace) -> None:
         def step() -> object:
             return model(*case.inputs)
 
-        warm_up(step, options.warmup, options.rendezvous, options.copies)
+        warm_up(step, options.warmup, options.rendezvous, options.copies, seconds=options.warmup_seconds)
         steps, seconds = count_steps(step, options.seconds)
         print(f"{name}: {steps * batch / seconds:.2f} samples/s", flush=True)
         if options.reference:
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("name", choices=sorted(INFERENCE))
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measured window")
     parser.add_argument("--warmup", type=int, default=5, help="steps before the measured window")
+    parser.add_argument("--warmup-seconds", type=float, default=0.0, help="shortest time before the measured window")
     parser.add_argument("--batch", type=int, help="samples per step (default: depends on the model)")
     parser.add_argument("--compile", choices=["inductor", "zentorch"], help="torch.compile with frozen weights")
     parser.add_argument("--autocast", choices=["bf16"], help="run the model under torch.autocast")

@@ -25,10 +25,12 @@ def count_steps(step: Step, seconds: float) -> tuple[int, float]:
             return count, elapsed
 
 
-def warm_up(step: Step, steps: int, rendezvous: Path | None, copies: int) -> None:
-    """Effect: runs at least `steps` steps, and continues until `copies` copies have arrived in `rendezvous`."""
+def warm_up(step: Step, steps: int, rendezvous: Path | None, copies: int, *, seconds: float = 0.0) -> None:
+    """Effect: runs at least `steps` steps and for `seconds`, until `copies` copies have arrived in `rendezvous`."""
     for _ in range(steps):
         step()
+    if seconds:
+        count_steps(step, seconds)
     if rendezvous is None:
         return
     (rendezvous / str(os.getpid())).touch()

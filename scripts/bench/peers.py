@@ -44,11 +44,15 @@ Launch = Callable[[Sequence[str], BenchContext], Peer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a peer starts a program, in which precision it computes, and which other environment it needs."""
+    """How a peer starts a program, in which precision it computes, and which other environment it needs.
+
+    `adapts`: what it changes inside torch takes effect in the seconds after the first calls.
+    """
 
     launch: Launch
     precision: Literal["fp32", "bf16"] = "fp32"
     environment: str | None = None
+    adapts: bool = False
 
 
 def _python(*flags: str, environment: str | None = None) -> Launch:
@@ -155,10 +159,10 @@ PEERS: dict[str, Recipe] = {
     "ipexrun-1": Recipe(launch=_ipexrun(*_IPEX, several=False), precision="bf16", environment="ipex"),
     "cpulaunch": Recipe(launch=_cpulaunch(several=True)),
     "cpulaunch-1": Recipe(launch=_cpulaunch(several=False)),
-    "cpulaunch-graph": Recipe(launch=_cpulaunch(*_GRAPH, several=True)),
-    "cpulaunch-graph-1": Recipe(launch=_cpulaunch(*_GRAPH, several=False)),
-    "cpulaunch-bf16": Recipe(launch=_cpulaunch(*_BF16, several=True), precision="bf16"),
-    "cpulaunch-bf16-1": Recipe(launch=_cpulaunch(*_BF16, several=False), precision="bf16"),
+    "cpulaunch-graph": Recipe(launch=_cpulaunch(*_GRAPH, several=True), adapts=True),
+    "cpulaunch-graph-1": Recipe(launch=_cpulaunch(*_GRAPH, several=False), adapts=True),
+    "cpulaunch-bf16": Recipe(launch=_cpulaunch(*_BF16, several=True), adapts=True, precision="bf16"),
+    "cpulaunch-bf16-1": Recipe(launch=_cpulaunch(*_BF16, several=False), adapts=True, precision="bf16"),
 }
 """Name -> recipe. A bench adds its own variants with `modified_program` and `with_flags`."""
 
