@@ -1,0 +1,82 @@
+"""Programs and notebooks in files and folders: found and read; what cannot be read is said."""
+
+import os
+import tokenize
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+from cpulaunch.check.findings import Unreadable
+from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.writing import write_output
+
+SUFFIXES = (".py", ".ipynb")
+MAX_BYTES = 4 << 20
+"""Of a larger file, no person has written the source."""
+SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"}
+
+
+def programs(paths: Iterable[str], exclude: Iterable[str] = ()) -> Iterator[str | Unreadable]:
+    """Every file named, and every program in the folders named; links to folders are not followed."""
+    patterns = tuple(exclude)
+    for path in paths:
+        if os.path.isdir(path):
+            yield from _below(path, patterns)
+        elif os.path.lexists(path):
+            yield path
+        else:
+            yield Unreadable(path=path, reason="no such file or folder")
+
+
+def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[str | Unreadable]:
+    failed: list[OSError] = []
+    for place, folders, names in os.walk(folder, onerror=failed.append):
+        folders[:] = sorted(each for each in folders if each not in SKIPPED and not each.startswith("."))
+        for name in sorted(names):
+            path = os.path.join(place, name)
+            if name.endswith(SUFFIXES) and not any(Path(path).match(each) for each in exclude):
+                yield path
+    yield from (Unreadable(path=str(each.filename), reason=each.strerror or "cannot be read") for each in failed)
+
+
+def read_program(path: str) -> str | Unreadable:
+    """A file's text in the encoding that its first lines name; a link is read at its target."""
+    try:
+        data = read_start(os.path.realpath(path), max_bytes=MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            return Unreadable(path=path, reason=f"larger than {MAX_BYTES >> 20} MiB")
+        encoding = "utf-8" if path.endswith(".ipynb") else tokenize.detect_encoding(BytesIO(data).readline)[0]
+        text = data.decode(encoding)
+    except OSError as error:
+        return Unreadable(path=path, reason=error.strerror or "cannot be read")
+    except (UnicodeDecodeError, SyntaxError, LookupError):
+        return Unreadable(path=path, reason="not in the encoding that it declares, by default UTF-8")
+    if "\0" in text:
+        return Unreadable(path=path, reason="contains NUL: not a text")
+    return text
+
+
+def write_program(path: str, text: str) -> str | None:
+    """Why the text could not be written, None if it was. Effect: replaces the file, and keeps its mode and encoding."""
+    try:
+        target = os.path.realpath(path)
+        with open(target, "rb") as file:
+            encoding = tokenize.detect_encoding(file.readline)[0]
+        write_output(target, text.encode(encoding), mode=os.stat(target).st_mode & 0o777)
+    except (OSError, UnicodeEncodeError) as error:
+        return str(error)
+    return None
+
+
+def read_configuration(start: str) -> tuple[str, bytes] | None:
+    """Path and bytes of the nearest pyproject.toml in a folder or above it; None if there is none to be read."""
+    place = os.path.realpath(start)
+    while True:
+        path = os.path.join(place, "pyproject.toml")
+        try:
+            return path, read_start(path, max_bytes=MAX_BYTES)
+        except OSError:
+            parent = os.path.dirname(place)
+        if parent == place:
+            return None
+        place = parent

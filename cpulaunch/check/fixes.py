@@ -1,0 +1,78 @@
+"""Findings' edits applied to a program's text with libcst: everything else keeps its formatting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from cpulaunch.check.findings import CallEdit, SourceFinding
+from cpulaunch.check.source.program import lines_of
+
+Place = tuple[int, int, int, int]
+
+
+def fixed(text: str, findings: Iterable[SourceFinding], *, unsafe: bool = False) -> tuple[str, int]:
+    """The text with the edits of findings, and how many were applied; without `unsafe` only the safe ones."""
+    lines = lines_of(text)
+    edits = {_place(each, lines): each.edit for each in findings if each.edit and (unsafe or not each.edit.unsafe)}
+    if not edits:
+        return text, 0
+    wrapper = MetadataWrapper(cst.parse_module(text))
+    change = _Change(edits)
+    return wrapper.visit(change).code, change.applied
+
+
+def _place(finding: SourceFinding, lines: list[str]) -> Place:
+    """Where a finding is: ast counts bytes, libcst characters."""
+    start = _characters(lines[finding.line - 1], finding.column - 1)
+    return finding.line, start, finding.end_line, _characters(lines[finding.end_line - 1], finding.end_column - 1)
+
+
+def _characters(line: str, count: int) -> int:
+    return len(line.encode()[:count].decode(errors="replace"))
+
+
+class _Change(cst.CSTTransformer):
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, edits: Mapping[Place, CallEdit]) -> None:
+        super().__init__()
+        self.edits = edits
+        self.applied = 0
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
+        """The call, changed if there is an edit for it. Overrides: libcst's method of this name."""
+        position: Any = self.get_metadata(PositionProvider, original_node)
+        place = (position.start.line, position.start.column, position.end.line, position.end.column)
+        edit = self.edits.get(place)
+        if edit is None:
+            return updated_node
+        call = updated_node
+        if edit.unwrap:
+            if not isinstance(call.func, cst.Attribute) or not isinstance(call.func.value, cst.Call):
+                return updated_node
+            call = call.func.value
+        self.applied += 1
+        return call.with_changes(args=_arguments(call.args, edit))
+
+
+def _arguments(args: Iterable[cst.Arg], edit: CallEdit) -> list[cst.Arg]:
+    kept = [each for each in args if each.keyword is None or each.keyword.value not in edit.remove]
+    missing = dict(edit.set)
+    changed = []
+    for each in kept:
+        text = missing.pop(each.keyword.value, None) if each.keyword else None
+        changed.append(each if text is None else each.with_changes(value=cst.parse_expression(text)))
+    for name, text in missing.items():
+        changed.append(_keyword(name, text))
+    if changed and len(kept) < len(list(args)) and not missing:
+        changed[-1] = changed[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    return changed
+
+
+def _keyword(name: str, text: str) -> cst.Arg:
+    equal = cst.AssignEqual(whitespace_before=cst.SimpleWhitespace(""), whitespace_after=cst.SimpleWhitespace(""))
+    return cst.Arg(keyword=cst.Name(name), value=cst.parse_expression(text), equal=equal)

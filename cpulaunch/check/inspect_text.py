@@ -1,0 +1,55 @@
+"""The findings of rules in the text of one file: pure."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from cpulaunch.check.findings import Hit, Rule, SourceFinding
+from cpulaunch.check.source.comments import ignored, is_ignored
+from cpulaunch.check.source.program import ParsedProgram
+
+
+def findings(text: str, rules: Iterable[Rule], *, path: str = "") -> list[SourceFinding]:
+    """What rules find in a program's text, by place. Raises: SyntaxError, RecursionError, ValueError."""
+    program = ParsedProgram(text)
+    if not program.imports_module("torch"):
+        return []
+    comments = ignored(text)
+    found = [
+        _finding(hit, rule, path)
+        for rule in rules
+        for hit in _unique(rule.find(program))
+        if not is_ignored(rule.id, _lines(program, hit.node), comments)
+    ]
+    return sorted(found, key=lambda each: (each.line, each.column, each.rule.id))
+
+
+def _unique(hits: Iterable[Hit]) -> Iterator[Hit]:
+    seen: set[int] = set()
+    for hit in hits:
+        if id(hit.node) not in seen:
+            seen.add(id(hit.node))
+            yield hit
+
+
+def _lines(program: ParsedProgram, node: ast.expr | ast.stmt) -> tuple[int, int]:
+    """First and last line of a finding, where a comment may be: of a block the line of its head."""
+    if isinstance(node, ast.For | ast.While | ast.With | ast.FunctionDef | ast.ClassDef):
+        return node.lineno, node.lineno
+    statement = next((each for each in program.around(node) if isinstance(each, ast.stmt)), node)
+    last = node.end_lineno or node.lineno
+    is_simple = not hasattr(statement, "body")
+    return node.lineno, max(last, (statement.end_lineno or last) if is_simple else last)
+
+
+def _finding(hit: Hit, rule: Rule, path: str) -> SourceFinding:
+    node = hit.node
+    return SourceFinding(
+        rule=rule,
+        path=path,
+        line=node.lineno,
+        column=node.col_offset + 1,
+        end_line=node.end_lineno or node.lineno,
+        end_column=(node.end_col_offset or node.col_offset) + 1,
+        seen=hit.seen,
+        edit=hit.edit,
+    )

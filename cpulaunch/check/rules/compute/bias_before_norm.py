@@ -1,0 +1,124 @@
+"""A bias that the batch normalization behind it cancels."""
+
+import ast
+import itertools
+from collections.abc import Iterator
+
+from cpulaunch.check.findings import CallEdit, Hit, Rule
+from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_of_self, is_open
+
+DIMENSIONS = ("1d", "2d", "3d")
+NORMS = {f"torch.nn.{name}{size}" for name in ("BatchNorm", "LazyBatchNorm") for size in DIMENSIONS}
+NORMS |= {"torch.nn.SyncBatchNorm"}
+CONVOLUTIONS = {f"torch.nn.{name}{size}" for name in ("Conv", "ConvTranspose") for size in DIMENSIONS}
+LINEAR = "torch.nn.Linear"
+LAYERS = CONVOLUTIONS | {LINEAR}
+MAX_POSITIONAL = 6
+"""With more, the bias may be one of them."""
+UNSAFE = "the bias is no longer in the model's checkpoints"
+
+
+def find(program: ParsedProgram) -> Iterator[Hit]:
+    """Layers with a bias right before a batch normalization, in a Sequential or a list, or called so in forward."""
+    for node in program.nodes:
+        if isinstance(node, ast.List) or program.called(node) == "torch.nn.Sequential":
+            layers = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else []
+            for first, second in itertools.pairwise(layers):
+                yield from _hit(program, first, second)
+        elif isinstance(node, ast.ClassDef):
+            yield from _in_class(program, node)
+
+
+def _hit(program: ParsedProgram, first: ast.AST, second: ast.AST) -> Iterator[Hit]:
+    name = program.called(first)
+    if name not in LAYERS or program.called(second) not in NORMS or not isinstance(first, ast.Call):
+        return
+    bias = argument(first, "bias")
+    if (
+        is_open(first)
+        or len(first.args) > (2 if name == LINEAR else MAX_POSITIONAL)
+        or not (bias is None or is_constant(bias, True))
+    ):
+        return
+    seen = f"the bias of {name.removeprefix('torch.')} is subtracted again by the batch normalization after it"
+    yield Hit(node=first, seen=seen, edit=CallEdit(set={"bias": "False"}, unsafe=UNSAFE))
+
+
+def _in_class(program: ParsedProgram, owner: ast.ClassDef) -> Iterator[Hit]:
+    """Pairs self.norm(self.layer(x)), and x = self.layer(x); x = self.norm(x), of layers that are used once."""
+    uses = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and is_of_self(node)]
+    for call in (node for node in ast.walk(owner) if isinstance(node, ast.Call) and is_of_self(node.func)):
+        inner = _input(program, call)
+        if not isinstance(inner, ast.Call) or not is_of_self(inner.func) or program.class_of(call) is not owner:
+            continue
+        layer, norm = inner.func, call.func
+        loaded = [u for u in uses if isinstance(u.ctx, ast.Load) and ast.dump(u) == ast.dump(layer)]
+        if len(loaded) == 1:
+            yield from _hit(program, program.value(layer) or layer, program.value(norm) or norm)
+
+
+def _input(program: ParsedProgram, call: ast.Call) -> ast.AST | None:
+    """What made a call's only argument: the argument, or the statement right before that assigns it."""
+    if len(call.args) != 1 or call.keywords:
+        return None
+    given = call.args[0]
+    statement = next((each for each in program.around(call) if isinstance(each, ast.stmt)), None)
+    if not isinstance(given, ast.Name) or statement is None:
+        return given
+    siblings = getattr(program.parents[statement], "body", [])
+    if not isinstance(siblings, list) or statement not in siblings or siblings.index(statement) == 0:
+        return None
+    before = siblings[siblings.index(statement) - 1]
+    is_made = isinstance(before, ast.Assign) and len(before.targets) == 1
+    rebound = isinstance(statement, ast.Assign | ast.Return)
+    if is_made and rebound and isinstance(before.targets[0], ast.Name) and before.targets[0].id == given.id:
+        names = [e for e in ast.walk(program.function(call)) if isinstance(e, ast.Name) and e.id == given.id]
+        is_same = isinstance(statement, ast.Return) or any(
+            isinstance(target, ast.Name) and target.id == given.id for target in getattr(statement, "targets", [])
+        )
+        return before.value if is_same or len(names) == 2 else None
+    return None
+
+
+NET = """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)@
+        self.bn = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+"""
+FOUND, PLAIN = NET.replace("@", "  # <-"), NET.replace("@", "")
+
+RULE = Rule(
+    id="bias-before-norm",
+    summary="A convolution or linear layer has a bias although a batch normalization follows",
+    why="Batch normalization subtracts the mean of each channel, and the bias with it. The bias changes no result, yet "
+    "it is added in every forward, and its gradient is computed and its optimizer state kept in training.",
+    fix="Give the layer bias=False. Checkpoints with the bias then need strict=False, or the entry removed, so --fix "
+    "changes it with --unsafe-fixes only.",
+    find=find,
+    wrong=(
+        "net = nn.Sequential(\n    nn.Conv2d(3, 8, 3),  # <-\n    nn.BatchNorm2d(8),\n    nn.ReLU(),\n)\n",
+        "net = nn.Sequential(nn.Linear(8, 8, bias=True), nn.BatchNorm1d(8))  # <-\n",
+        "layers = [nn.ConvTranspose2d(8, 8, 4), nn.BatchNorm2d(8), nn.ReLU()]  # <-\n",
+        FOUND + "        return self.bn(self.conv(x))\n",
+        FOUND + "        x = self.conv(x)\n        x = self.bn(x)\n        return x.relu()\n",
+        FOUND + "        out = self.conv(x)\n        return self.bn(out)\n",
+        "net = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.SyncBatchNorm(2))  # <-\n",
+    ),
+    right=(
+        "net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))\n",
+        "net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8))\n",
+        "net = nn.Sequential(nn.Linear(8, 8, bias=bias), nn.BatchNorm1d(8))\n",
+        "net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))\n",
+        "net = nn.Sequential(nn.Conv2d(3, 8, 3, **options), nn.BatchNorm2d(8))\n",
+        "net = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3))\n",
+        PLAIN + "        return self.bn(self.conv(x).relu())\n",
+        NET.replace(")@", ", bias=False)") + "        return self.bn(self.conv(x))\n",
+        PLAIN + "        y = self.conv(x)\n        z = self.bn(y)\n        return y + z\n",
+        PLAIN + "        return self.bn(self.conv(x)) + self.conv(x)\n",
+        "net = nn.Sequential(nn.Conv2d(3, 8, 3), make_norm(8))\n",
+        "from mine import nn\nnet = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))\n",
+    ),
+)

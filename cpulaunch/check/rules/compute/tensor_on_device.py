@@ -1,0 +1,78 @@
+"""Tensors that are made on the CPU and copied to the GPU at once."""
+
+import ast
+from collections.abc import Iterator
+
+from cpulaunch.check.findings import CallEdit, Hit, Rule
+from cpulaunch.check.source.flow import LOOPS, is_in_test, is_on_gpu
+from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument, is_open, method
+
+EXACT = {f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "eye")}
+RANDOM = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm")}
+UNSAFE = "the GPU draws other random numbers from the same seed"
+FIXED = ("device", "generator", "pin_memory", "out", "layout")
+
+
+def find(program: ParsedProgram) -> Iterator[Hit]:
+    """`torch.zeros(...).cuda()` and the like in loops and functions; what is made once, at the top, costs little."""
+    for call in program.calls():
+        made = call.func.value if isinstance(call.func, ast.Attribute) else None
+        name = program.called(made)
+        if name not in EXACT | RANDOM or not isinstance(made, ast.Call) or is_open(made):
+            continue
+        device = _device(program, call)
+        if device and not any(argument(made, each) for each in FIXED) and _is_repeated(program, call):
+            edit = CallEdit(set={"device": device}, unwrap=True, unsafe=UNSAFE if name in RANDOM else "")
+            yield Hit(node=call, seen=f"{name} fills a tensor on the CPU, which is then copied to the GPU", edit=edit)
+
+
+def _device(program: ParsedProgram, call: ast.Call) -> str:
+    """The text of the CUDA device that a call moves to; empty if it does not, or not certainly."""
+    if method(call) == "cuda" and not call.args and not call.keywords:
+        return '"cuda"'
+    if method(call) == "to" and len(call.args) == 1 and not call.keywords and is_on_gpu(program, call.args[0]):
+        return ast.unparse(call.args[0])
+    return ""
+
+
+def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
+    around = list(program.around(call))
+    names = [each.name for each in around if isinstance(each, ast.FunctionDef)]
+    in_loop_or_function = any(isinstance(each, (*LOOPS, *FUNCTIONS)) for each in around)
+    return in_loop_or_function and not {"__init__", "main"} & set(names) and not is_in_test(program, call)
+
+
+def _function(text: str) -> str:
+    return f"def noise(n):\n    return {text}\n"
+
+
+RULE = Rule(
+    id="tensor-on-device",
+    summary="A tensor is made on the CPU and copied to the GPU",
+    why="The CPU allocates and fills the tensor, and the copy makes the program wait. With device= the GPU fills it.",
+    fix="Give the device to the function: torch.zeros(n, device=device). Random tensors then come from the GPU's "
+    "generator, with other numbers, so --fix changes them with --unsafe-fixes only.",
+    find=find,
+    wrong=(
+        _function("torch.zeros(n).cuda()  # <-"),
+        _function("torch.randn(n, 3).to('cuda')  # <-"),
+        _function("torch.ones((n, 3), dtype=torch.float16).to('cuda:0')  # <-"),
+        "device = torch.device('cuda')\n" + _function("torch.full((n,), 1.0).to(device)  # <-"),
+        "for i in range(9):\n    x = torch.eye(i).cuda()  # <-\n",
+        "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n" + _function("torch.rand(n).to(device)  # <-"),
+    ),
+    right=(
+        _function("torch.zeros(n, device='cuda')"),
+        _function("torch.zeros(n).to(device)"),
+        _function("torch.zeros(n).to(torch.float16)"),
+        _function("torch.zeros(n, generator=g).cuda()"),
+        _function("torch.tensor(n).cuda()"),
+        _function("torch.from_numpy(n).cuda()"),
+        _function("torch.zeros(n).to('cpu')"),
+        _function("torch.zeros(n).cuda(non_blocking=True)"),
+        "x = torch.zeros(3).cuda()\n",
+        "def test_x():\n    assert torch.zeros(3).cuda().sum() == 0\n",
+        _function("torch.zeros(n, **options).cuda()"),
+        "class Net:\n    def __init__(self):\n        self.x = torch.zeros(3).cuda()\n",
+    ),
+)

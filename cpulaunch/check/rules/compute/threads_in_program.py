@@ -1,0 +1,63 @@
+"""Thread counts that a program sets itself."""
+
+import ast
+from collections.abc import Iterator
+
+from cpulaunch.check.findings import Hit, Rule
+from cpulaunch.check.source.flow import is_unconditional
+from cpulaunch.check.source.program import ParsedProgram, is_constant
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
+CALLS = ("torch.set_num_threads", "torch.set_num_interop_threads")
+
+
+def find(program: ParsedProgram) -> Iterator[Hit]:
+    """Fixed numbers of threads that are set whenever the program runs: at the top, or in main."""
+    for node in program.nodes:
+        if isinstance(node, ast.Call) and program.called(node) in CALLS:
+            is_fixed = len(node.args) == 1 and isinstance(node.args[0], ast.Constant)
+            if is_fixed and _always_runs(program, node):
+                yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the number that the launcher chose")
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
+            target = node.targets[0]
+            is_environment = program.dotted(target.value) == "os.environ" and is_constant(target.slice, *VARIABLES)
+            if is_environment and isinstance(node.value, ast.Constant) and _always_runs(program, node):
+                yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the environment that the launcher chose")
+
+
+def _always_runs(program: ParsedProgram, node: ast.AST) -> bool:
+    scope = program.function(node)
+    is_main = isinstance(scope, ast.FunctionDef) and scope.name == "main"
+    return (is_main or scope is program.tree) and is_unconditional(program, node, scope)
+
+
+RULE = Rule(
+    id="threads-in-program",
+    summary="The program fixes its number of threads",
+    why="A constant for OMP_NUM_THREADS or torch.set_num_threads holds on one machine and for one process. It "
+    "overrides what a launcher chose for this machine, and several processes with it fight for the same cores.",
+    fix="Remove the line and let cpulaunch choose, or give `--cores-per-instance N`.",
+    find=find,
+    wrong=(
+        "torch.set_num_threads(8)  # <-\n",
+        "def main():\n    torch.set_num_threads(1)  # <-\n",
+        "torch.set_num_interop_threads(2)  # <-\n",
+        "import os\nos.environ['OMP_NUM_THREADS'] = '4'  # <-\n",
+        "from os import environ\nenviron['KMP_AFFINITY'] = 'compact'  # <-\n",
+        "from torch import set_num_threads\nset_num_threads(16)  # <-\n",
+    ),
+    right=(
+        "torch.set_num_threads(args.threads)\n",
+        "if args.single:\n    torch.set_num_threads(1)\n",
+        "def worker_init(index):\n    torch.set_num_threads(1)\n",
+        "import os\nos.environ.setdefault('OMP_NUM_THREADS', '4')\n",
+        "import os\nos.environ['OMP_NUM_THREADS'] = str(count)\n",
+        "import os\nos.environ['TOKENIZERS_PARALLELISM'] = 'false'\n",
+        "print(torch.get_num_threads())\n",
+        "import os\nprint(os.environ['OMP_NUM_THREADS'])\n",
+        "class Test:\n    def setUp(self):\n        torch.set_num_threads(1)\n",
+        "environ['OMP_NUM_THREADS'] = '4'\n",
+        "if __name__ == '__main__':\n    run()\n",
+        "import os\nif 'OMP_NUM_THREADS' not in os.environ:\n    os.environ['OMP_NUM_THREADS'] = '4'\n",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Rules about data sets and their loaders."""

@@ -1,0 +1,84 @@
+"""Gradient accumulation whose every backward reduces the gradients between ranks."""
+
+import ast
+from collections.abc import Iterator
+
+from cpulaunch.check.findings import Hit, Rule
+from cpulaunch.check.source.flow import inside, is_unconditional, training_loops
+from cpulaunch.check.source.program import ParsedProgram, method
+
+NAMES = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
+SWITCHES = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "accumulate"}
+
+
+def find(program: ParsedProgram) -> Iterator[Hit]:
+    """backward in loops that step every n turns, in a program with DistributedDataParallel and without no_sync."""
+    if not any(program.called(call) in NAMES for call in program.calls()):
+        return
+    if any(isinstance(node, ast.Attribute) and node.attr in SWITCHES for node in program.nodes):
+        return
+    for loop in training_loops(program):
+        steps = [node for node in inside(loop) if method(node) == "step" and _is_optimizers(node)]
+        if steps and all(_is_every_nth(program, step, loop) for step in steps):
+            for node in inside(loop):
+                if isinstance(node, ast.Call) and method(node) == "backward" and is_unconditional(program, node, loop):
+                    yield Hit(node=node, seen="every backward reduces the gradients, but only some turns step")
+
+
+def _is_optimizers(call: ast.AST) -> bool:
+    name = ast.unparse(call.func).lower() if isinstance(call, ast.Call) else ""
+    return "opt" in name or "scaler" in name
+
+
+def _is_every_nth(program: ParsedProgram, step: ast.AST, loop: ast.AST) -> bool:
+    for each in program.around(step):
+        if each is loop:
+            return False
+        if isinstance(each, ast.If) and any(isinstance(node, ast.Mod) for node in ast.walk(each.test)):
+            return True
+    return False
+
+
+DDP = "net = nn.parallel.DistributedDataParallel(base)\n"
+LOOP = """for i, x in enumerate(loader):
+    (net(x) / 4).backward(){}
+    if (i + 1) % 4 == 0:
+        opt.step()
+        opt.zero_grad()
+"""
+FOUND, PLAIN = LOOP.format("  # <-"), LOOP.format("")
+
+RULE = Rule(
+    id="accumulation-sync",
+    summary="Gradient accumulation without no_sync",
+    why="DistributedDataParallel reduces the gradients between all ranks in every backward. When several backwards "
+    "accumulate for one optimizer step, all but the last of these reductions are wasted.",
+    fix="Run forward and backward of the turns without a step under `with net.no_sync():`.",
+    find=find,
+    wrong=(
+        DDP + FOUND,
+        DDP + FOUND.replace("(i + 1) % 4 == 0", "i % steps == steps - 1"),
+        DDP + FOUND.replace("opt.step", "scaler.step"),
+        DDP + FOUND.replace("(i + 1) % 4 == 0", "i % 4 == 3 or i == last"),
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nnet = DDP(base)\n" + FOUND,
+        "def main(optimizer):\n    net = nn.parallel.DistributedDataParallel(base)\n    for i, x in enumerate(data):\n"
+        "        net(x).backward()  # <-\n        if i % 2:\n            optimizer.step()\n",
+    ),
+    right=(
+        PLAIN,
+        DDP + PLAIN.replace("    (net", "    with net.no_sync():\n        pass\n    (net"),
+        DDP + "for x in loader:\n    net(x).backward()\n    opt.step()\n",
+        DDP + "for i, x in enumerate(loader):\n    net(x).backward()\n    opt.step()\n    if i % 4 == 0:\n"
+        "        print(i)\n",
+        DDP + PLAIN.replace("(i + 1) % 4 == 0", "ready"),
+        DDP + PLAIN.replace("    (net", "    net.require_backward_grad_sync = i % 4 == 3\n    (net"),
+        "net = nn.DataParallel(base)\n" + PLAIN,
+        "from mine import DistributedDataParallel\nnet = DistributedDataParallel(base)\n" + PLAIN,
+        DDP + "for i, x in enumerate(loader):\n    net(x).backward()\n    if i % 4 == 0:\n        schedule.step()\n",
+        DDP + "for i, x in enumerate(loader):\n    net(x)\n    if i % 4 == 0:\n        opt.step()\n",
+        DDP
+        + PLAIN.replace(
+            "enumerate(loader):", "enumerate(loader):\n    with accelerator.accumulate(net):\n        pass"
+        ),
+    ),
+)

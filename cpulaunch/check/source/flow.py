@@ -1,0 +1,120 @@
+"""Where code runs: in a training loop, on every step, without gradients, on a GPU; only what is certain."""
+
+import ast
+from collections.abc import Iterator
+
+from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, is_constant, method, receiver
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+CONDITIONS = (ast.If, ast.IfExp, ast.Try, ast.Match, ast.ExceptHandler)
+NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
+WRAPPERS = {"enumerate", "tqdm", "trange", "track", "iter", "zip", "islice"}
+
+
+def inside(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below a node, without the bodies of functions and classes that it defines."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+            yield child
+            yield from inside(child)
+
+
+def training_loops(program: ParsedProgram) -> list[ast.AST]:
+    """The innermost loops that call backward and an optimizer's step: each turn is a training step."""
+    return [loop for loop in program.nodes if isinstance(loop, LOOPS) and _trains(program, loop)]
+
+
+def _trains(program: ParsedProgram, loop: ast.AST) -> bool:
+    body = list(inside(loop))
+    backward = [node for node in body if method(node) == "backward"]
+    own = [node for node in backward if nearest_loop(program, node) is loop]
+    return bool(own) and any(method(node) == "step" for node in body)
+
+
+def nearest_loop(program: ParsedProgram, node: ast.AST) -> ast.AST | None:
+    """The loop whose body, in the same function, a node is in."""
+    before = node
+    for each in program.around(node):
+        if isinstance(each, FUNCTIONS):
+            return None
+        if isinstance(each, LOOPS) and before is not getattr(each, "iter", None):
+            return each
+        before = each
+    return None
+
+
+def is_unconditional(program: ParsedProgram, node: ast.AST, within: ast.AST) -> bool:
+    """Whether a node runs whenever the node around it does, as far as the source says."""
+    for each in program.around(node):
+        if each is within:
+            return True
+        if isinstance(each, (*CONDITIONS, *FUNCTIONS)):
+            return False
+    return False
+
+
+def iterated(loop: ast.AST) -> Iterator[ast.expr]:
+    """What a for loop runs over, without enumerate, tqdm and the like around it."""
+    waiting = [loop.iter] if isinstance(loop, ast.For | ast.AsyncFor) else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call) and node.args:
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in WRAPPERS:
+                waiting += node.args
+                continue
+        yield node
+
+
+def is_without_gradients(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a `with` block or a decorator around a node switches gradients off, or may do so."""
+    for each in program.around(node):
+        if isinstance(each, ast.With | ast.AsyncWith) and any(_switches_off(program, item) for item in each.items):
+            return True
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.decorator_list:
+            return True
+    return False
+
+
+def _switches_off(program: ParsedProgram, item: ast.withitem) -> bool:
+    """Contexts whose meaning the source does not say count too."""
+    name = program.called(item.context_expr)
+    return name in NO_GRADIENTS or not name.startswith(("torch.autocast", "torch.amp", "torch.cuda", "torch.profiler"))
+
+
+def is_on_gpu(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether an expression is a CUDA device, or is one on a machine that has one."""
+    value = program.value(node)
+    if program.called(value) == "torch.device" and isinstance(value, ast.Call) and value.args:
+        value = program.value(value.args[0])
+    if isinstance(value, ast.IfExp):
+        return is_on_gpu(program, value.body) or is_on_gpu(program, value.orelse)
+    return isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith("cuda")
+
+
+def moves_to_gpu(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a node is a call that moves something to a GPU."""
+    if method(node) == "cuda" and not program.called(node).startswith("torch."):
+        return True
+    if method(node) != "to" or not isinstance(node, ast.Call):
+        return False
+    given = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "device")]
+    return any(is_on_gpu(program, each) for each in given)
+
+
+def is_in_test(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a node is in a test."""
+    names = [getattr(each, "name", "") for each in program.around(node) if isinstance(each, ast.FunctionDef)]
+    return any(name.startswith("test") for name in names)
+
+
+def is_off(node: ast.AST | None) -> bool:
+    """Whether a switch is absent or a constant that is false."""
+    return node is None or is_constant(node, False, 0, None)
+
+
+def root_name(node: ast.AST | None) -> str:
+    """The variable that an expression begins with, as `loss` in `loss.detach().mean()`."""
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = receiver(node) if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,168 @@
+"""A parsed program: the parents of its nodes, and what its names refer to where that is certain."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+SCOPES = (*FUNCTIONS, ast.Module, ast.ClassDef)
+DEPTH = 6
+"""Assignments that are followed from a name to its value."""
+
+
+class ParsedProgram:
+    """A module's tree with its text. Names are resolved only if they are bound once. Raises: SyntaxError."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self.nodes = tuple(ast.walk(self.tree))
+        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.bindings: defaultdict[tuple[ast.AST, str], list[ast.AST | None]] = defaultdict(list)
+        self.imports: dict[tuple[ast.AST, str], str] = {}
+        self.attributes: defaultdict[tuple[ast.AST, str], list[ast.AST | None]] = defaultdict(list)
+        for node in self.nodes:
+            self._bind(node)
+
+    def calls(self) -> Iterator[ast.Call]:
+        """Every call, in the order of the tree."""
+        return (node for node in self.nodes if isinstance(node, ast.Call))
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes that contain a node, from the inside out."""
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def scope(self, node: ast.AST) -> ast.AST:
+        """The function, class or module that a node is in."""
+        return next((each for each in self.around(node) if isinstance(each, SCOPES)), self.tree)
+
+    def function(self, node: ast.AST) -> ast.AST:
+        """The function that a node is in; the module if it is in none."""
+        return next((each for each in self.around(node) if isinstance(each, FUNCTIONS)), self.tree)
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class whose method a node is in."""
+        return next((each for each in self.around(node) if isinstance(each, ast.ClassDef)), None)
+
+    def dotted(self, node: ast.AST | None) -> str:
+        """The full name of an imported function or class, as "torch.nn.Linear"; empty if it is not certain."""
+        if isinstance(node, ast.Attribute):
+            before = self.dotted(node.value)
+            return f"{before}.{node.attr}" if before else ""
+        if not isinstance(node, ast.Name):
+            return ""
+        scope = self._binding_scope(node)
+        return self.imports.get((scope, node.id), "") if len(self.bindings[scope, node.id]) == 1 else ""
+
+    def called(self, node: ast.AST | None) -> str:
+        """The full name of what a call calls; empty if it is no call, or the name is not certain."""
+        return self.dotted(node.func) if isinstance(node, ast.Call) else ""
+
+    def value(self, node: ast.AST | None) -> ast.AST | None:
+        """What an expression was assigned from: follows names and attributes of self that are assigned once."""
+        for _ in range(DEPTH):
+            if isinstance(node, ast.Name):
+                found = self.bindings[self._binding_scope(node), node.id]
+            elif is_of_self(node) and isinstance(node, ast.Attribute) and (owner := self.class_of(node)):
+                found = self.attributes[owner, node.attr]
+            else:
+                return node
+            if len(found) != 1 or found[0] is None:
+                return node
+            node = found[0]
+        return node
+
+    def same(self, one: ast.AST, other: ast.AST) -> bool:
+        """Whether two expressions are the same name, or the same attribute of self, in the same scope."""
+        if ast.dump(one) != ast.dump(other):
+            return False
+        if isinstance(one, ast.Name) and isinstance(other, ast.Name):
+            return self._binding_scope(one) is self._binding_scope(other)
+        return is_of_self(one) and self.class_of(one) is self.class_of(other)
+
+    def imports_module(self, name: str) -> bool:
+        """Whether the program imports a module, or something from it."""
+        return any(each == name or each.startswith(f"{name}.") for each in self.imports.values())
+
+    def _binding_scope(self, name: ast.Name) -> ast.AST:
+        scopes = [each for each in self.around(name) if isinstance(each, SCOPES)]
+        for place, scope in enumerate(scopes):
+            if isinstance(scope, ast.ClassDef) and place:
+                continue
+            if (scope, name.id) in self.bindings:
+                return scope
+        return self.tree
+
+    def _bind(self, node: ast.AST) -> None:
+        scope = self.scope(node)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                self._import(scope, alias.asname or first, alias.name if alias.asname else first)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                self._import(scope, alias.asname or alias.name, f"{node.module}.{alias.name}")
+        elif isinstance(node, ast.arg):
+            self.bindings[scope, node.arg].append(None)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.bindings[scope, node.name].append(node)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            self.bindings[scope, node.name].append(None)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            self.bindings[scope, node.id].append(self._assigned(node))
+        elif is_of_self(node) and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            owner = self.class_of(node)
+            if owner is not None:
+                self.attributes[owner, node.attr].append(self._assigned(node))
+
+    def _import(self, scope: ast.AST, name: str, target: str) -> None:
+        if self.imports.get((scope, name)) != target:
+            self.imports[scope, name] = target
+            self.bindings[scope, name].append(None)
+
+    def _assigned(self, target: ast.AST) -> ast.AST | None:
+        parent = self.parents[target]
+        return parent.value if isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr) else None
+
+
+def lines_of(text: str) -> list[str]:
+    """The text's lines as Python counts them."""
+    return re.split("\r\n|\r|\n", text)
+
+
+def is_of_self(node: ast.AST | None) -> bool:
+    """Whether an expression is an attribute of self."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """The value of an argument, given by its name or its position."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    return call.args[position] if position is not None and position < len(call.args) else None
+
+
+def is_open(call: ast.Call) -> bool:
+    """Whether a call has * or ** arguments, which may hold any."""
+    return any(word.arg is None for word in call.keywords) or any(isinstance(each, ast.Starred) for each in call.args)
+
+
+def is_constant(node: ast.AST | None, *values: object) -> bool:
+    """Whether an expression is one of these constants, of the same type."""
+    return isinstance(node, ast.Constant) and any(
+        node.value == value and type(node.value) is type(value) for value in values
+    )
+
+
+def method(call: ast.AST) -> str:
+    """The name of the method that a call calls; empty if it calls none."""
+    return call.func.attr if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
+
+
+def receiver(call: ast.AST) -> ast.expr | None:
+    """What a method is called on."""
+    return call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
