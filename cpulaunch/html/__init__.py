@@ -1,0 +1,1 @@
+"""One self-contained page from the JSON of a run: facts in, text out."""

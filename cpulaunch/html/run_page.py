@@ -1,0 +1,171 @@
+"""The page of a run, from its report: what came of it, where it ran, why, and what torch did inside."""
+
+from __future__ import annotations
+
+from cpulaunch.html.bars import Bar, bar_chart
+from cpulaunch.html.ceilings import ceilings
+from cpulaunch.html.environment import environment_section
+from cpulaunch.html.inside_torch import torch_sections
+from cpulaunch.html.markup import Markup, bytes_text, code, element, number_text, scrolling, table, value_of
+from cpulaunch.html.page import Headline, Tile, page, section
+from cpulaunch.records.host import count_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from cpulaunch.records.host import Calibration
+
+    Json = Mapping[str, Any]
+
+
+def run_page(report: Json, *, machine: str, core_map: str | None = None, calibration: Calibration | None = None) -> str:
+    """The page of a report. `machine`: its processor, in a line; `core_map`: its picture, as an SVG element.
+
+    `calibration`: what was measured on it.
+    """
+    sections = [
+        _metrics(report),
+        _warnings(report),
+        _workers(report),
+        _map(core_map),
+        ceilings(calibration),
+        *torch_sections(report["workers"]),
+        _decisions(report["plan"]),
+        environment_section(report["plan"]),
+    ]
+    made_by = f"cpulaunch {report['cpulaunch']} on {report['host']}, {machine}."
+    return page(
+        f"cpulaunch: {_program(report['plan'])}",
+        _verdict(report),
+        _tiles(report),
+        sections,
+        footer=f"{made_by} --report FILE writes the same facts as data.",
+    )
+
+
+def _program(plan: Json) -> str:
+    workers = plan["workers"]
+    return " ".join(workers[0]["argv"]) if workers else ""
+
+
+def _verdict(report: Json) -> Headline:
+    workers = report["workers"]
+    failed = [each for each in workers if each["exit_code"] != 0]
+    seconds = report["wall_seconds"]
+    after = "" if seconds is None else f" after {_seconds(seconds)}"
+    details = tuple(_findings(report))
+    if report["exit_code"] == 0:
+        return Headline(text=f"Succeeded{after}.", tone="good", details=details)
+    ends = ", ".join(_end(each) for each in failed[:4]) + (", …" if failed[4:] else "")
+    named = f": {ends}" if failed else ""
+    return Headline(text=f"Failed with exit code {report['exit_code']}{after}{named}.", tone="bad", details=details)
+
+
+def _end(worker: Json) -> str:
+    if worker["signal"] is not None:
+        return f"worker {worker['index']} was killed by signal {worker['signal']}"
+    return f"worker {worker['index']} ended with exit code {worker['exit_code']}"
+
+
+def _findings(report: Json) -> Iterable[str]:
+    """Sentences on what did not go as planned; one that says so if everything did."""
+    workers = report["workers"]
+    lost = sum(each["plugin"] == "not loaded" for each in workers)
+    moved = sum((each["binding"] or {}).get("as_planned") is False for each in workers)
+    degraded = {name for each in workers for name, end in each["settings"].items() if end["state"] == "degraded"}
+    if lost:
+        yield f"{count_text(lost, 'worker')} of {len(workers)} did not load cpulaunch's plugin into torch."
+    if moved:
+        yield f"Threads of {count_text(moved, 'worker')} left the planned CPUs."
+    if degraded:
+        yield f"Not in force: {', '.join(sorted(degraded))}."
+    if not (lost or moved or degraded) and workers:
+        bound = any((each["binding"] or {}).get("as_planned") for each in workers)
+        yield "Every setting is in force" + (", and all threads stayed on the planned CPUs." if bound else ".")
+
+
+def _tiles(report: Json) -> Iterable[Tile]:
+    for name, metric in list(report["metrics"].items())[:4]:
+        known = sum(value is not None for value in metric["values"])
+        yield Tile(value=number_text(metric["sum"]), label=name if known < 2 else f"{name}, sum of {known} workers")
+    plan = report["plan"]
+    threads = sum(worker["threads"] or 0 for worker in plan["workers"])
+    yield Tile(value=str(len(report["workers"])), label="worker" if len(report["workers"]) == 1 else "workers")
+    yield Tile(value=str(threads), label="compute threads")
+    peaks = [each["peak_memory_bytes"] for each in report["workers"] if each["peak_memory_bytes"] is not None]
+    if peaks and bytes_text(max(peaks)):
+        yield Tile(value=bytes_text(max(peaks)), label="peak memory of the largest process")
+
+
+def _seconds(value: object) -> str:
+    return f"{number_text(value)} s"
+
+
+def _metrics(report: Json) -> Markup:
+    """Bars of each metric that several workers have."""
+    charts = []
+    for name, metric in report["metrics"].items():
+        pairs = zip(report["workers"], metric["values"], strict=False)
+        bars = [Bar(label=f"worker {worker['index']}", value=value) for worker, value in pairs if value is not None]
+        if len(bars) > 1:
+            charts.append(bar_chart(f"{name}: {number_text(metric['sum'])} in sum", bars))
+    return section("Figures of each worker", *charts)
+
+
+def _warnings(report: Json) -> Markup:
+    texts = [*report["plan"]["warnings"], *(text for worker in report["workers"] for text in worker["warnings"])]
+    items = [element("li", value_of(text)) for text in dict.fromkeys(map(str, texts))]
+    return section("Warnings", element("ul", *items)) if items else Markup()
+
+
+def _workers(report: Json) -> Markup:
+    plans = {worker["index"]: worker for worker in report["plan"]["workers"]}
+    heads = (
+        "Worker",
+        "CPUs",
+        "Threads",
+        "NUMA nodes",
+        "Time",
+        "Peak memory",
+        "Exit",
+        "On its CPUs",
+        "OpenMP",
+        "Allocator",
+    )
+    rows = [_worker_row(worker, plans.get(worker["index"], {})) for worker in report["workers"]]
+    return section("Workers", table("Where each worker ran, and how it ended", heads, rows, numeric=(2, 4, 5)))
+
+
+def _worker_row(worker: Json, plan: Json) -> list[object]:
+    binding = worker["binding"] or {}
+    name = str(worker["index"]) if "rank" not in worker else f"{worker['index']} (rank {worker['rank']})"
+    end = f"signal {worker['signal']}" if worker["signal"] is not None else worker["exit_code"]
+    stayed = {True: "yes", False: "no", None: "not known"}[binding.get("as_planned")]
+    return [
+        name,
+        code(plan.get("cpus") or "not bound"),
+        plan.get("threads", ""),
+        plan.get("numa_nodes") or "",
+        "" if worker["wall_seconds"] is None else _seconds(worker["wall_seconds"]),
+        bytes_text(worker["peak_memory_bytes"]),
+        end,
+        stayed,
+        value_of(binding.get("openmp_runtime") or "not known"),
+        value_of(binding.get("allocator") or "not known"),
+    ]
+
+
+def _map(core_map: str | None) -> Markup:
+    return Markup() if core_map is None else section("Cores", scrolling("Map of the cores", Markup(core_map)))
+
+
+def _decisions(plan: Json) -> Markup:
+    rows = [
+        [code(note["setting"]), code(note["value"]), value_of(note["origin"]), value_of(note["reason"])]
+        for note in plan["notes"]
+        if note["setting"].islower()
+    ]
+    heads = ("Setting", "Value", "From", "Reason")
+    return section("Decisions", table("Every setting with its origin and reason", heads, rows))
