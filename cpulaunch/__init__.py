@@ -14,6 +14,18 @@ def metric(name: str, value: float) -> None:
     report_metric(name, value)
 
 
+def checksum(value: object, name: str = "output") -> None:
+    """Effect: the launch can compare this output with another launch's; the last of each name counts.
+
+    `value`: a tensor, an array, a number, a text, or lists, tuples and dicts of these. Neither it nor the state of a
+    random number generator changes. Without a launch that wants outputs nothing is computed.
+    Raises: TypeError or ValueError for a name that is no line of text, or a value of another type.
+    """
+    from cpulaunch.worker.reporting.events import report_checksum
+
+    report_checksum(name, value)
+
+
 def ready() -> None:
     """Effect: under `--start-barrier` waits until every worker of the launch is ready; else none."""
     from cpulaunch.worker.reporting.barrier import wait

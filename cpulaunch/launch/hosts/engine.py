@@ -102,7 +102,12 @@ def launch_hosts(
 def _supported_job(plan: LaunchPlan) -> JobPlan:
     """The plan's job. Raises: UsageError for flags that torch's agent, which starts the ranks, cannot carry out."""
     launch = plan.launch
-    given = {"--report": launch.report, "--metric": launch.metric, "--start-barrier": launch.start_barrier or None}
+    given = {
+        "--report": launch.report,
+        "--html": launch.html,
+        "--metric": launch.metric,
+        "--start-barrier": launch.start_barrier or None,
+    }
     for flag, value in given.items():
         if value is not None:
             raise UsageError("not available for a job of several hosts", value=flag, hint=f"omit {flag}")

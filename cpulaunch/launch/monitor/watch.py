@@ -43,7 +43,7 @@ class Watch:
         self._started_at: dict[int, float] = {}
         self._ended_at: dict[int, float] = {}
         self._peaks: dict[int, int | None] = {}
-        self._sampler = Sampler(clock) if plan.launch.report is not None else None
+        self._sampler = Sampler(clock) if plan.launch.reported else None
         workers = frozenset(worker.index for worker in plan.workers)
         self._barrier = _open_barrier(directory, workers) if plan.launch.start_barrier else None
 

@@ -23,7 +23,7 @@ MAX_LINE = 1 << 20
 """Characters of an event. The largest are snapshots of processes with thousands of threads."""
 MAX_MALFORMED = 10_000
 """A file with more malformed lines is not one of events, and the rest of it is ignored."""
-PROGRAM_EVENTS = ("metric",)
+PROGRAM_EVENTS = ("metric", "checksum")
 """Events that do not show that the plugin is loaded: the program causes them."""
 
 
@@ -44,6 +44,8 @@ class WorkerReport:
     """By pid: the last word on the seconds that captures took."""
     warnings: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    checksums: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    """By name: the parts of an output, as `worker/reporting/checksums.py` describes them."""
     live: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """By pid: the last snapshot that the process took of itself."""
     ignored: int = 0
@@ -108,6 +110,7 @@ class _Collected:
         self.captures: dict[int, dict[str, Any]] = {}
         self.warnings: dict[str, None] = {}
         self.metrics: dict[str, float] = {}
+        self.checksums: dict[str, tuple[dict[str, Any], ...]] = {}
         self.live: dict[int, dict[str, Any]] = {}
 
     def add(self, event: dict[str, Any]) -> bool:
@@ -130,6 +133,8 @@ class _Collected:
             self.warnings[str(facts.get("text", ""))] = None
         elif kind == "metric":
             return self._add_metric(facts)
+        elif kind == "checksum":
+            return self._add_checksum(facts)
         elif kind == "live":
             self.live[pid] = facts
         return True
@@ -154,6 +159,17 @@ class _Collected:
         self.metrics[name] = float(value)
         return True
 
+    def _add_checksum(self, facts: dict[str, Any]) -> bool:
+        name, parts = facts.get("name"), facts.get("value")
+        if (
+            not isinstance(name, str)
+            or not isinstance(parts, list)
+            or not all(isinstance(each, dict) for each in parts)
+        ):
+            return False
+        self.checksums[name] = tuple(parts)
+        return True
+
     def report(self) -> WorkerReport:
         """The report on all events so far."""
         return WorkerReport(
@@ -166,5 +182,6 @@ class _Collected:
             captures=self.captures,
             warnings=tuple(self.warnings),
             metrics=self.metrics,
+            checksums=self.checksums,
             live=self.live,
         )

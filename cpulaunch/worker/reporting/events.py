@@ -32,7 +32,7 @@ def report_event(event: str, **facts: Any) -> None:
 
 
 class MetricQueue:
-    """Metrics of this process before they are written: the first thousand at once, later ones once a second.
+    """Metrics or checksums of this process before they are written: the first ones at once, later ones once a second.
 
     A program may report a metric at each step of a long loop, and events stay on disk until the launch ends.
     """
@@ -40,17 +40,18 @@ class MetricQueue:
     FREE = 1000
     PAUSE_SECONDS = 1.0
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, free: int = FREE) -> None:
         self._clock = clock
+        self._free_at_first = free
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._free = self.FREE
+        self._free = self._free_at_first
         self._next_at = 0.0
-        self._waiting: dict[str, float] = {}
+        self._waiting: dict[str, Any] = {}
 
-    def take(self, name: str, value: float) -> dict[str, float]:
+    def take(self, name: str, value: Any) -> dict[str, Any]:
         """The metrics to report now. Effect: a metric that is not among them is kept for later."""
         if self._pid != os.getpid():  # A forked child has metrics of its own.
             self._reset()
@@ -63,43 +64,62 @@ class MetricQueue:
         self._next_at = now + self.PAUSE_SECONDS
         return self.rest()
 
-    def rest(self) -> dict[str, float]:
+    def rest(self) -> dict[str, Any]:
         """The last value of each metric that is kept for later. Effect: empties the queue."""
         waiting, self._waiting = (self._waiting if self._pid == os.getpid() else {}), {}
         return waiting
 
 
-_queues: list[MetricQueue] = []
+FREE_CHECKSUMS = 100
+"""They are larger than metrics: up to 100 KB each."""
+_queues: dict[str, MetricQueue] = {}
 
 
 def report_metric(name: str, value: float) -> None:
     """Effect: reports the metric to the launch, if any. Raises: TypeError or ValueError, also without a launch."""
-    checked = _checked_name(name), _checked_value(value)
+    _report_named("metric", checked_name(name, "metric"), _checked_value(value), free=MetricQueue.FREE)
+
+
+def report_checksum(name: str, value: object) -> None:
+    """Effect: reports the outputs' checksum to the launch, if any; the computation is left out without one.
+
+    Raises: TypeError or ValueError.
+    """
+    checked = checked_name(name, "checksum")
     if not os.environ.get(EVENTS_VARIABLE):
         return
-    if not _queues:
+    from cpulaunch.worker.reporting.checksums import checksum_parts
+
+    _report_named("checksum", checked, checksum_parts(value), free=FREE_CHECKSUMS)
+
+
+def _report_named(event: str, name: str, value: Any, *, free: int) -> None:
+    if not os.environ.get(EVENTS_VARIABLE):
+        return
+    if event not in _queues:
         import atexit
         import time
 
-        _queues.append(MetricQueue(time.monotonic))
-        atexit.register(_report_rest)
-    _report_all(_queues[0].take(*checked))
+        _queues[event] = MetricQueue(time.monotonic, free=free)
+        atexit.register(_report_rest, event)
+    _report_all(event, _queues[event].take(name, value))
 
 
-def _report_rest() -> None:
-    _report_all(_queues[0].rest())
+def _report_rest(event: str) -> None:
+    _report_all(event, _queues[event].rest())
 
 
-def _report_all(metrics: dict[str, float]) -> None:
-    for name, value in metrics.items():
-        report_event("metric", name=name, value=value)
+def _report_all(event: str, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        report_event(event, name=name, value=value)
 
 
-def _checked_name(name: object) -> str:
+def checked_name(name: object, kind: str) -> str:
+    """The name of a metric or checksum, without spaces around it. Raises: TypeError or ValueError."""
     if not isinstance(name, str):
-        raise TypeError(f"the name of a metric must be a string, not {type(name).__name__}")
+        raise TypeError(f"the name of a {kind} must be a string, not {type(name).__name__}")
     if not name.strip() or not name.isprintable():
-        raise ValueError(f"the name of a metric must be a single printable line, not {name!r}")
+        raise ValueError(f"the name of a {kind} must be a single printable line, not {name!r}")
     return name.strip()
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cpulaunch.cli.report import check_report, write_report
+from cpulaunch.cli.report import REPORT, check_path, save_output
 from cpulaunch.records.errors import CpulaunchError
 from tests import json_output
 
@@ -141,31 +141,31 @@ def test_a_report_lost_at_the_end_is_a_failure(cpulaunch, tmp_path, status, code
 def test_a_directory_without_permission_is_known_at_the_start(tmp_path):
     tmp_path.chmod(0o555)
     with pytest.raises(CpulaunchError, match="no permission"):
-        check_report(str(tmp_path / "r.json"))
+        check_path(REPORT, str(tmp_path / "r.json"))
 
 
 def test_a_report_replaces_the_last_one_whole_through_a_link(tmp_path):
     (tmp_path / "real.json").write_text("x" * 10_000)
     (tmp_path / "link.json").symlink_to("real.json")
-    write_report(str(tmp_path / "link.json"), {"a": "ä"})
+    assert save_output(REPORT, str(tmp_path / "link.json"), '{"a": "ä"}') is None
     assert (tmp_path / "link.json").is_symlink()
     assert json.loads((tmp_path / "real.json").read_text()) == {"a": "ä"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "real.json"]
 
 
-def test_a_report_that_fails_leaves_the_last_one(tmp_path):
+def test_what_is_no_folder_is_an_error_without_effect(tmp_path):
     (tmp_path / "r.json").write_text("before")
-    with pytest.raises(TypeError):
-        write_report(str(tmp_path / "r.json"), {"a": object()})
+    error = save_output(REPORT, str(tmp_path / "r.json" / "below"), "after")
+    assert "the report cannot be written" in str(error)
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
     assert (tmp_path / "r.json").read_text() == "before"
 
 
 def test_a_named_pipe_gets_the_report(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    check_report(str(tmp_path / "pipe"))
+    check_path(REPORT, str(tmp_path / "pipe"))
     reader = subprocess.Popen(["/bin/cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
-    write_report(str(tmp_path / "pipe"), {"a": 1})
+    assert save_output(REPORT, str(tmp_path / "pipe"), '{"a": 1}') is None
     assert json.loads(reader.communicate(timeout=60)[0]) == {"a": 1}
 
 

@@ -93,6 +93,7 @@ def test_a_worker_without_events_is_reported():
                 "weights": [],
                 "binding": None,
                 "metrics": {},
+                "checksums": {},
                 "warnings": [],
                 "ignored_events": 0,
                 "unread_event_bytes": 0,
