@@ -15,7 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
     "system.files": {"records"},
     "system": {"records"},
-    "profile": {"records"},
+    "profile": {"records", ""},
     "schedulers": {"records"},
     "probe.software": {"records", "system"},
     "probe.gpus": {"records", "system"},
@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("records", "system", "worker.reporting", "worker.tensors", "worker.graph", "worker.weights"),
         "worker.ledger",
     },
+    "worker.calibration": {"records", "system"},
     "worker.ccl.wire": {"records"},
     "worker.ccl.memory": {"records", "system", "worker.ccl.wire"},
     "worker.ccl.oneccl": {"records", "system", "worker.ccl.wire", "worker.ccl.memory"},
@@ -62,19 +63,33 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("records", "system", "worker.reporting", "worker.process", "worker.tensors", "worker.graph"),
         *("worker.features", "worker.ccl"),
     },
+    "measure": {"records", "system", "probe", "launch.process", "launch.monitor", "launch.output", "view"},
+    "measure.tuning": {"records", "system", "measure", "profile"},
+    "measure.calibration": {
+        *("records", "system", "measure", "launch.process", "probe.software", "plan.variables"),
+    },
     "view": {"records", "profile"},
     "emit": {"records", "plan"},
+    "html": {"records"},
     "doctor": {
         *("records", "system", "probe", "probe.software", "probe.gpus"),
         *("plan.placement", "plan.plugin", "view", ""),
     },
+    "check.source": {"records"},
+    "check.rules.data": {"check", "check.source"},
+    "check.rules.compute": {"check", "check.source"},
+    "check.rules.training": {"check", "check.source"},
+    "check.rules": set(),
+    "check": {"records", "system", "check.source", "check.rules"},
+    "check.output": {"records", "check", "view", ""},
     "cli.corrections": {"records", "launch.process"},
     "cli.help": {"records"},
+    "cli.measuring": {"records", "launch.process", "launch.output", "measure", "view", "cli.help", ""},
     "cli": {
-        *("cli.corrections", "cli.help"),
+        *("cli.corrections", "cli.help", "cli.measuring", "measure.calibration"),
         *("records", "system", "profile", "schedulers", "probe", "probe.software", "probe.gpus"),
         *("plan", "plan.gpus", "plan.plugin", "launch", "launch.process", "launch.supervision"),
-        *("view", "emit", "doctor", ""),
+        *("view", "emit", "html", "doctor", "check.output", ""),
     },
     "on_path": set(),
     "on_path.cpulaunch": set(),
@@ -89,7 +104,18 @@ for may_import in MAY_IMPORT.values():
         may_import.add("system.files")
 
 EFFECTS = {"os", "subprocess", "socket", "pathlib", "time", "signal", "ctypes", "shutil", "tempfile", "selectors"}
-PURE = ("plan", "view", "emit", "schedulers", "profile.model", "launch.supervision.state_machine")
+PURE = (
+    "check.source",
+    "check.rules",
+    "check.output",
+    "plan",
+    "view",
+    "emit",
+    "html",
+    "schedulers",
+    "profile.model",
+    "launch.supervision.state_machine",
+)
 """Folders, with all below them, and modules that decide or format and do nothing else."""
 
 FILES = "system.files"

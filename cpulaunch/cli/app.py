@@ -1,4 +1,4 @@
-"""The commands probe, profiles and doctor; arguments.py parses run, plan and torchrun."""
+"""The commands probe, profiles, doctor and check; arguments.py parses run, plan and torchrun."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -7,14 +7,15 @@ import typer
 from typer.exceptions import TyperException
 
 from cpulaunch.cli import terminal
-from cpulaunch.cli.run import worker_python
+from cpulaunch.cli.run import read_command_line, request_for, worker_python
 from cpulaunch.cli.sysroot import machine_root
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.interpreters import with_plugin_path
 from cpulaunch.profile.file import profile_errors, read_profile
-from cpulaunch.profile.selection import find_profile, user_profile_dir, user_profiles
+from cpulaunch.profile.selection import find_profile, user_folder, user_profile_dir, user_profiles
 from cpulaunch.records.errors import CpulaunchError, UsageError
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import CalibrationFigure, Host, size_text
+from cpulaunch.records.record import replace
 from cpulaunch.records.request import WorkerPython
 from cpulaunch.system.files.writing import write_output
 
@@ -32,7 +33,7 @@ Sysroot = Annotated[
 
 
 def run_app(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The exit code of probe, profiles or doctor. Raises: UsageError for an invalid command line."""
+    """The exit code of probe, profiles, doctor or check. Raises: UsageError for an invalid command line."""
     try:
         words = [*arguments, "--help"] if list(arguments) == ["profiles"] else list(arguments)
         code = app(words, prog_name="cpulaunch", standalone_mode=False, obj=environ)
@@ -67,10 +68,14 @@ def probe(
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write the map as an SVG file.")] = None,
 ) -> None:
     """Show a machine: cores, caches, NUMA nodes, limits, libraries."""
+    from cpulaunch.measure.calibration.cache import with_calibration
     from cpulaunch.view.host_view import probe_json, probe_text
     from cpulaunch.view.machine_svg import machine_svg
 
     host = host_at(sysroot, context)
+    caches = user_folder(context.obj, "XDG_CACHE_HOME", ".cache")
+    if caches and host.sysroot is None:
+        host = with_calibration(host, caches)
     if svg is not None:
         _write(svg, machine_svg(host))
     if json:
@@ -109,6 +114,99 @@ def doctor(
     else:
         terminal.print_text(report.as_text(width=terminal.width(), color=terminal.color(context.obj)))
     return report.exit_code
+
+
+@app.command()
+def check(  # noqa: PLR0913  # one parameter for each option
+    context: typer.Context,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="PATH")] = None,
+    json: Json = False,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="text|json|sarif|github", help="Print findings in this format.")
+    ] = "text",
+    fix: Annotated[bool, typer.Option("--fix", help="Change what can be changed without other results.")] = False,
+    unsafe_fixes: Annotated[
+        bool, typer.Option("--unsafe-fixes", help="Change also what alters checkpoints or random numbers.")
+    ] = False,
+    select: Annotated[str, typer.Option(metavar="IDS", help="Apply these rules only.")] = "",
+    ignore: Annotated[str, typer.Option(metavar="IDS", help="Leave these rules out.")] = "",
+    explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain a rule, with examples.")] = None,
+) -> int:
+    """Find in a program's source what makes it slow: where, why, and the fix."""
+    from cpulaunch.check.output.command import checked, explained, words
+
+    if explain is not None:
+        terminal.print_text(explained(explain, width=terminal.width()))
+        return 0
+    text, code = checked(
+        paths or (),
+        output="json" if json else output_format,
+        rules=(words(select), words(ignore)),
+        fix="unsafe" if unsafe_fixes else "safe" if fix else "none",
+        page=(terminal.width(), terminal.color(context.obj)),
+    )
+    terminal.print_text(text)
+    return code
+
+
+@app.command()
+def calibrate(
+    context: typer.Context,
+    json: Json = False,
+    python: Annotated[str | None, typer.Option(metavar="PATH", help="Measure this Python's torch.")] = None,
+) -> int:
+    """Measure for seconds what this machine does with its torch; `auto` choices and reports use the figures."""
+    from cpulaunch.measure.calibration.cache import FILE, write_calibration
+    from cpulaunch.measure.calibration.calibrate import calibration_of
+    from cpulaunch.view.calibration_view import calibration_json, calibration_text
+
+    chosen = worker_python(context.obj, python)
+    host = host_at("/", context, chosen)
+    if host.torch is None:
+        raise CpulaunchError("cannot calibrate: no torch", value=chosen.path, hint="--python PATH names another Python")
+    found = calibration_of(host, python=chosen.path, environ=context.obj)
+    figures, failures = _all_reduce(host, context.obj, chosen.path)
+    found = replace(found, figures=(*found.figures, *figures), failures=(*found.failures, *failures))
+    folder = user_folder(context.obj, "XDG_CACHE_HOME", ".cache")
+    if folder and found.figures:
+        write_calibration(f"{folder}/{FILE}", host, found)
+    if json:
+        terminal.print_json(calibration_json(found, host))
+    else:
+        terminal.print_text(calibration_text(found, host))
+        for failure in found.failures:
+            terminal.notify(f"warning: {failure}", context.obj)
+    return 0 if found.figures else CpulaunchError.exit_code
+
+
+JOB = ("--nproc-per-node", "2", "--dist-backend", "auto", "-m", "cpulaunch")
+"""The job whose ranks an all-reduce is measured among: its program never starts."""
+
+
+def _silent(text: str) -> None:
+    """Effect: none; the figures are printed with the others."""
+
+
+def _all_reduce(
+    host: Host, environ: Mapping[str, str], python: str
+) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:
+    """Microseconds of all-reduces between two ranks, which --dist-backend auto uses too; or why there are none."""
+    from cpulaunch.cli.collective_timings import collective_measurement
+    from cpulaunch.plan.planner import make_plan
+
+    try:
+        request = request_for(read_command_line(("--python", python, *JOB), environ), host, environ)
+        plan = make_plan(host, request)
+    except CpulaunchError as error:
+        return (), (f"all-reduce: {error}",)
+    measured = collective_measurement(host, request, plan, environ=environ, measure="again", notify=_silent)
+    if measured is None or measured.failure is not None:
+        return (), (f"all-reduce: {measured.failure if measured else 'unknown'}",)
+    return tuple(
+        CalibrationFigure("all-reduce", f"{backend}, {size_text(each.size_bytes)}", 1e6 * seconds)
+        for each in measured.timings
+        for backend, seconds in (("gloo", each.gloo_seconds), ("ccl", each.ccl_seconds))
+    ), ()
 
 
 @profiles.command("list")

@@ -17,6 +17,7 @@ from cpulaunch.records.cpulist import format_cpulist
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Literal
 
     from cpulaunch.records.host import Host
     from cpulaunch.records.plan import LaunchPlan
@@ -33,19 +34,20 @@ def collective_measurement(
     plan: LaunchPlan,
     *,
     environ: Mapping[str, str],
-    measure: bool,
+    measure: bool | Literal["again"],
     notify: Callable[[str], None],
 ) -> CollectiveMeasurement | None:
     """How long collectives take among the plan's ranks on this host; None if unknown and `measure` is false.
 
-    Effect: with `measure`, measures what is unknown, stores it in the user's cache and reports it through `notify`.
+    Effect: with `measure`, measures what is unknown ("again": what is known, too), stores it in the user's cache and
+    reports it through `notify`.
     """
     folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     file = folder and f"{folder}/collectives"
     key = _key(host, plan, environ)
     cache = read_verdicts(file) if file else {}
     known = decode(cache.get(key))
-    if known is not None or not measure:
+    if measure != "again" and (known is not None or not measure):
         return known
     fresh = _measure(request, plan, environ)
     if file and fresh.failure is None:

@@ -12,8 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-INSPECTION_COMMANDS = ("probe", "profiles", "doctor")
+INSPECTION_COMMANDS = ("probe", "profiles", "doctor", "calibrate", "check")
 LAUNCH_COMMANDS = ("run", "plan", "torchrun")
+MEASURING_COMMANDS = ("compare",)
 FOREIGN_COMMANDS = ("ipexrun", "run_cpu")
 """Launchers whose command lines run as they are."""
 BROKEN_PIPE = 141
@@ -49,15 +50,23 @@ def _exit_code(arguments: Sequence[str]) -> int:
 def _print_error(error: CpulaunchError, arguments: Sequence[str]) -> None:
     from cpulaunch.cli.terminal import notify, notify_json
 
-    if any(word.startswith("--json") for word in arguments):
-        from cpulaunch.cli.arguments import canonical, value_count
-        from cpulaunch.cli.corrections.json_option import asks_for_json
+    if any(word.startswith("--json") for word in arguments) and _asks_for_json(arguments):
         from cpulaunch.view.message_view import error_json
 
-        if asks_for_json(arguments, canonical=canonical, values=value_count):
-            notify_json(error_json(error))
-            return
+        notify_json(error_json(error))
+        return
     notify(f"error: {error}", os.environ)
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    if arguments[0] in MEASURING_COMMANDS:
+        from cpulaunch.cli.measuring import compare_arguments
+
+        return compare_arguments.asks_for_json(arguments[1:])
+    from cpulaunch.cli.arguments import canonical, value_count
+    from cpulaunch.cli.corrections.json_option import asks_for_json
+
+    return asks_for_json(arguments, canonical=canonical, values=value_count)
 
 
 def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -71,6 +80,8 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from cpulaunch.cli.translate import translate
 
         return translate(arguments[1:], environ)
+    if first in MEASURING_COMMANDS:
+        return _measure(arguments, environ)
     if first == "completion":
         from cpulaunch.cli.usage import print_completion
 
@@ -83,3 +94,25 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return run_foreign(first, arguments[1:], environ, launch=dispatch)
     rest = arguments[1:] if first in LAUNCH_COMMANDS else arguments or ["--help"]
     return run(rest, environ, only_plan=first == "plan", torchrun=first == "torchrun", dispatch=dispatch)
+
+
+def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit code of a command that measures."""
+    from cpulaunch.cli import terminal
+    from cpulaunch.cli.measuring.compare import compare
+    from cpulaunch.cli.measuring.services import Services
+    from cpulaunch.cli.run import check_launch, notifier, read_command_line
+    from cpulaunch.cli.usage import print_command_help
+
+    services = Services(
+        environ=environ,
+        parse=lambda tokens: read_command_line(tokens, environ),
+        check=lambda line: check_launch(line, environ),
+        print_text=terminal.print_text,
+        print_json=terminal.print_json,
+        print_help=lambda command: print_command_help(command, environ),
+        notify=notifier(environ, json=_asks_for_json(arguments)),
+        width=terminal.width(),
+        color=terminal.color(environ),
+    )
+    return compare(arguments[1:], services)

@@ -19,55 +19,95 @@ from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.plan import LaunchPlan
+from cpulaunch.records.record import record
 from cpulaunch.system.files.paths import locate
 from cpulaunch.system.files.writing import write_output
 from cpulaunch.view import plan_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
+    from cpulaunch.records.host import Host
 
-def check_report(path: str) -> None:
-    """Raises: CpulaunchError if no report can be written to this path."""
-    if path == "-":
-        return
+
+@record
+class Output:
+    """A file that a launch ends with: what messages call it, and what its option needs."""
+
+    name: str
+    hint: str
+
+
+REPORT = Output(name="report", hint="--report needs a FILE.json in a writable directory, or - for stdout")
+PAGE = Output(name="page", hint="--html needs a FILE.html in a writable directory")
+
+
+def check_reports(plan: LaunchPlan) -> None:
+    """Raises: CpulaunchError if the report or the page cannot be written where the plan says."""
+    if plan.launch.report not in (None, "-"):
+        check_path(REPORT, str(plan.launch.report))
+    if plan.launch.html is not None:
+        check_path(PAGE, plan.launch.html)
+
+
+def check_path(output: Output, path: str) -> None:
+    """Raises: CpulaunchError if no file can be written at `path`."""
     folder = os.path.dirname(os.path.realpath(path))
     if os.path.isdir(path):
-        raise _unwritable(path, "it is a directory")
+        raise _unwritable(output, path, "it is a directory")
     if not os.path.isdir(folder):
-        raise _unwritable(path, f"there is no directory {folder}")
+        raise _unwritable(output, path, f"there is no directory {folder}")
     if not os.access(folder if _is_replaced(path) else path, os.W_OK):
-        raise _unwritable(path, f"no permission to write in {folder}")
+        raise _unwritable(output, path, f"no permission to write in {folder}")
     try:
         os.close(locate(path).folder)
     except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from None
+        raise _unwritable(output, path, error.strerror or str(error)) from None
 
 
-def finish_watched_launch(plan: LaunchPlan, result: LaunchResult, *, notify: Callable[[str], None]) -> int:
-    """The launch's exit code. Effect: writes the report, and metrics and problems through `notify`."""
+def finish_watched_launch(plan: LaunchPlan, host: Host, result: LaunchResult, *, notify: Callable[[str], None]) -> int:
+    """The launch's exit code. Effect: writes the report and the page, and metrics and problems through `notify`."""
     for line in metric_lines(plan, result):
         notify(line)
     code = result.exit_code
     if flags := flags_without_effect(plan, result):
         code = _report_unapplied(flags, _workers_without_plugin(result), strict=plan.launch.strict, notify=notify)
-    if plan.launch.report is None:
+    if not plan.launch.reported:
         return code
     content = report(plan, result, version=cpulaunch.__version__, plan_json=plan_view.plan_json(plan))
-    try:
-        write_report(plan.launch.report, content | {"exit_code": code})
-    except CpulaunchError as error:
+    failures = [error for error in _write_outputs(plan, host, content | {"exit_code": code}) if error is not None]
+    for error in failures:
         notify(f"error: {error}")
-        return code or error.exit_code
+    if failures:
+        return code or failures[0].exit_code
     if plan.launch.quiet:
         return code
     for line in worker_lines(result):
         notify(line)
-    if not plan.launch.reports_on_stdout:
-        notify(f"report: {plan.launch.report}")
+    for output, path in ((REPORT, plan.launch.report), (PAGE, plan.launch.html)):
+        if path is not None and path != "-":
+            notify(f"{output.name}: {path}")
     return code
+
+
+def _write_outputs(plan: LaunchPlan, host: Host, content: dict[str, Any]) -> Iterator[CpulaunchError | None]:
+    """The error of each output that cannot be written, or None. Effect: writes the report and the page."""
+    if plan.launch.report == "-":
+        terminal.print_json(content)
+    elif plan.launch.report is not None:
+        yield save_output(REPORT, plan.launch.report, json.dumps(content, indent=2) + "\n")
+    if plan.launch.html is not None:
+        from cpulaunch.html.run_page import run_page
+        from cpulaunch.view.machine_svg import machine_drawing
+
+        owners = plan_view.core_owners(plan)
+        core_map = machine_drawing(host, owners) if owners else None
+        machine = host.cpu.model_name or host.arch
+        yield save_output(
+            PAGE, plan.launch.html, run_page(content, machine=machine, core_map=core_map, calibration=host.calibration)
+        )
 
 
 def _workers_without_plugin(result: LaunchResult) -> str:
@@ -90,21 +130,15 @@ def _report_unapplied(flags: tuple[str, ...], workers: str, *, strict: bool, not
     return error.exit_code if strict else 0
 
 
-def write_report(path: str, content: dict[str, Any]) -> None:
-    """Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly.
-
-    Only this user can read a new file.
-
-    Raises: CpulaunchError.
+def save_output(output: Output, path: str, text: str) -> CpulaunchError | None:
+    """The error, if the text cannot be written. Effect: a regular file is replaced atomically; anything else (a pipe,
+    /dev/stdout) is written directly. Only this user can read a new file.
     """
-    if path == "-":
-        terminal.print_json(content)
-        return
-    text = json.dumps(content, indent=2) + "\n"
     try:
-        write_output(path, text.encode())
+        write_output(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from None
+        return _unwritable(output, path, error.strerror or str(error))
+    return None
 
 
 def _is_replaced(path: str) -> bool:
@@ -115,6 +149,5 @@ def _is_replaced(path: str) -> bool:
         return True
 
 
-def _unwritable(path: str, reason: str) -> CpulaunchError:
-    hint = "--report needs a FILE.json in a writable directory, or - for stdout"
-    return CpulaunchError("the report cannot be written", value=path, source=reason, hint=hint)
+def _unwritable(output: Output, path: str, reason: str) -> CpulaunchError:
+    return CpulaunchError(f"the {output.name} cannot be written", value=path, source=reason, hint=output.hint)

@@ -57,7 +57,7 @@ def run(
         line = recognized(line, tokens, environ, only_plan=only_plan)
     if not only_plan:
         _check_runnable(line, environ)
-    notify = _notifier(environ, json="--json" in line.switches)
+    notify = notifier(environ, json="--json" in line.switches)
     host, plan = _make_plan(line, environ, will_run=not only_plan, notify=notify)
     if plan.launch.strict and plan.warnings:
         raise CpulaunchError(
@@ -74,7 +74,7 @@ def run(
     return _launch(plan, host, line, environ, notify=notify)
 
 
-def _notifier(environ: Mapping[str, str], *, json: bool) -> Callable[[str], None]:
+def notifier(environ: Mapping[str, str], *, json: bool) -> Callable[[str], None]:
     """A function that prints one message to stderr, also where no descriptor is left to import a module with."""
     from cpulaunch.cli import terminal
 
@@ -167,6 +167,12 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
         check_program(line.program, environ)
 
 
+def check_launch(line: CommandLine, environ: Mapping[str, str]) -> LaunchPlan:
+    """The plan of a launch that is made later. Raises: CpulaunchError if it cannot be made as things are."""
+    _check_runnable(line, environ)
+    return _make_plan(line, environ, will_run=False, notify=lambda text: None)[1]
+
+
 def _make_plan(
     line: CommandLine, environ: Mapping[str, str], *, will_run: bool, notify: Callable[[str], None]
 ) -> tuple[Host, LaunchPlan]:
@@ -181,6 +187,11 @@ def _make_plan(
 
         line = replace(line, warnings=(*line.warnings, *missing_torch(host, line.program, python, environ)))
         host = with_plugin_path(host, python.path)
+    caches = user_folder(environ, "XDG_CACHE_HOME", ".cache")
+    if caches and host.sysroot is None and os.path.exists(f"{caches}/calibration"):
+        from cpulaunch.measure.calibration.cache import with_calibration
+
+        host = with_calibration(host, caches)
     request = request_for(line, host, environ)
     if host.gpus and request.distributed:
         host = _with_nvml(host, request)
@@ -193,7 +204,7 @@ def _make_plan(
     if plan.unmeasured and host.sysroot is None:
         from cpulaunch.cli.collective_timings import collective_measurement
 
-        note = _silent if plan.launch.quiet else notify
+        note = (lambda text: None) if plan.launch.quiet else notify
         measurement = collective_measurement(host, request, plan, environ=environ, measure=will_run, notify=note)
         plan = make_plan(host, request, trials=trials, measurement=measurement)
     return host, plan
@@ -309,10 +320,6 @@ def _notes(plan: LaunchPlan, line: CommandLine) -> list[str]:
     return notes
 
 
-def _silent(text: str) -> None:
-    """Effect: none; in place of a function that prints."""
-
-
 def _has_input() -> bool:
     """Whether a pipe or file at standard input holds data that could be read."""
     import stat
@@ -373,10 +380,10 @@ def _launch(
         shown = without_values(plan, hidden_names(line))
         view = plan_view.brief_text if "--brief" in line.switches else plan_view.plan_text
         terminal.write_stderr(view(shown, host, width=terminal.width(), color=False))
-    if plan.launch.report is not None:
-        from cpulaunch.cli.report import check_report
+    if plan.launch.reported:
+        from cpulaunch.cli.report import check_reports
 
-        check_report(plan.launch.report)
+        check_reports(plan)
     events = host.limits.memory_events
     result = launch(plan, environ=environ, memory_events=events and f"/{events}", notify=notify)
     if result.exit_code:
@@ -389,4 +396,4 @@ def _launch(
     from cpulaunch.cli.report import finish_watched_launch
     from cpulaunch.view.hidden_values import hidden_names, without_values
 
-    return finish_watched_launch(without_values(plan, hidden_names(line)), result, notify=notify)
+    return finish_watched_launch(without_values(plan, hidden_names(line)), host, result, notify=notify)

@@ -9,6 +9,7 @@ from cpulaunch.cli import terminal
 from cpulaunch.cli.arguments import SHORT, SWITCHES, TEXT_OPTIONS
 from cpulaunch.cli.help import layout, pager
 from cpulaunch.cli.help.commands import Command, command_named
+from cpulaunch.cli.help.measuring import OWN_OPTIONS
 from cpulaunch.cli.help.options import Option, option_rows
 from cpulaunch.cli.help.topics import ALL, found_group, found_option, topics, unknown_topic
 from cpulaunch.records.errors import UsageError
@@ -61,9 +62,9 @@ def print_help(topic: str | None, environ: Mapping[str, str], *, command: str = 
 
 
 def print_command_help(command: Command, environ: Mapping[str, str]) -> int:
-    """Exit code 0. Effect: shows the help of a command that has arguments only."""
+    """Exit code 0. Effect: shows the help of a command whose options are not those of a launch."""
     page = layout.Page(width=terminal.width(), heading=painter("bold", color=terminal.color(environ)))
-    terminal.print_text(layout.command_help(command, page), end="")
+    terminal.print_text(layout.command_help(command, page, OWN_OPTIONS.get(command.name, ())), end="")
     return 0
 
 

@@ -29,7 +29,7 @@ _cpulaunch_profiles() { # further words; names may be in a list with commas
 
 _cpulaunch_takes_value() {
     case $1 in
-        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --metric | --emit | --sysroot | --svg | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
+        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --html | --metric | --emit | --sysroot | --until | --rounds | --budget | --svg | --format | --select | --ignore | --explain | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
     esac
     return 1
 }
@@ -64,25 +64,33 @@ _cpulaunch_value() { # what follows this option
         --show) _cpulaunch_words "none" ;;
         --stdin) _cpulaunch_words "all none" ;;
         --report) _cpulaunch_files '*' ;;
+        --html) _cpulaunch_files '*' ;;
         --emit) _cpulaunch_words "sh slurm k8s" ;;
         --sysroot) _cpulaunch_files '' ;;
         --svg) _cpulaunch_files '*' ;;
+        --format) _cpulaunch_words "text json sarif github" ;;
         -h | --help) _cpulaunch_help ;;
     esac
 }
 
 _cpulaunch_help() {
-    _cpulaunch_words "all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan probe profiles doctor translate ipexrun run_cpu completion"
+    _cpulaunch_words "all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan compare probe calibrate profiles doctor check translate ipexrun run_cpu completion"
 }
 
 _cpulaunch_options() {
     case $1 in
         "" | run | torchrun | plan)
-            echo "--optimize --instances --cores-per-instance --cpus --numa-nodes --smt --e-cores --reserve --strategy --instance-index --oversubscribe --threads --membind --binder --openmp --affinity --wait-policy --allocator --huge-pages --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --release-weights --channels-last --inference-mode --no-debug-apis --flush-denormal --interop-threads --cudnn-benchmark --mmap-weights --fused-optimizers --ipex --dataloader-workers --pin-memory --prefetch --persistent-workers --nproc-per-node --nnodes --node-rank --master-addr --master-port --standalone --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role --run-path --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --virtual-local-rank --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-worker-siblings --ccl-path --profile --env --python --grace --strict --quiet --log-dir --show --stdin --buffered --report --metric --start-barrier --emit --sysroot --module --no-python --from-mpi --dry-run --json --brief --verbose --show-env --help --version"
+            echo "--optimize --instances --cores-per-instance --cpus --numa-nodes --smt --e-cores --reserve --strategy --instance-index --oversubscribe --threads --membind --binder --openmp --affinity --wait-policy --allocator --huge-pages --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --release-weights --channels-last --inference-mode --no-debug-apis --flush-denormal --interop-threads --cudnn-benchmark --mmap-weights --fused-optimizers --ipex --dataloader-workers --pin-memory --prefetch --persistent-workers --nproc-per-node --nnodes --node-rank --master-addr --master-port --standalone --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role --run-path --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --virtual-local-rank --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-worker-siblings --ccl-path --profile --env --python --grace --strict --quiet --log-dir --show --stdin --buffered --report --html --metric --start-barrier --emit --sysroot --module --no-python --from-mpi --dry-run --json --brief --verbose --show-env --help --version"
             [[ $cur != --no* ]] || echo "--no-smt --no-e-cores --no-oversubscribe --no-huge-pages --no-release-weights --no-channels-last --no-inference-mode --debug-apis --no-flush-denormal --no-cudnn-benchmark --no-mmap-weights --no-fused-optimizers --no-ipex --no-pin-memory --no-persistent-workers --no-standalone --no-run-path --no-virtual-local-rank --no-ccl-worker-siblings --no-strict --no-quiet --no-buffered --no-start-barrier"
+            ;;
+        "compare")
+            echo "--metric --wall-time --lower-is-better --higher-is-better --until --rounds --budget --fail-if-slower --json --help"
             ;;
         "probe")
             echo "--json --sysroot --svg --help"
+            ;;
+        "calibrate")
+            echo "--json --python --help"
             ;;
         "profiles")
             echo "--help"
@@ -98,6 +106,9 @@ _cpulaunch_options() {
             ;;
         "doctor")
             echo "--json --sysroot --python --help"
+            ;;
+        "check")
+            echo "--json --format --fix --unsafe-fixes --select --ignore --explain --help"
             ;;
         "translate")
             echo "--help"
@@ -127,7 +138,7 @@ _cpulaunch_program() { # the name of the program
     if [[ $kind == --no-python ]]; then
         COMPREPLY=($(compgen -c -- "$cur"))
     elif [[ $kind != --module ]]; then
-        [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "run torchrun plan probe profiles doctor translate ipexrun run_cpu completion help"
+        [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "run torchrun plan compare probe calibrate profiles doctor check translate ipexrun run_cpu completion help"
         _cpulaunch_files '*.py'
     fi
 }
@@ -172,7 +183,7 @@ _cpulaunch() {
                 --no-python) kind=--no-python ;;
             esac
             ((at++))
-        elif [[ ! $command && " run torchrun plan probe profiles doctor translate ipexrun run_cpu completion help " == *" $word "* ]]; then
+        elif [[ ! $command && " run torchrun plan compare probe calibrate profiles doctor check translate ipexrun run_cpu completion help " == *" $word "* ]]; then
             command=$word
             ((at++))
         elif [[ $command == profiles && " list show validate " == *" $word "* ]]; then

@@ -10,7 +10,7 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
         switch (string replace -a _ - -- $word)
             case --
                 set place (string replace launch run -- $place)
-            case -O --optimize --instances --cores-per-instance --cpus --numa-nodes --reserve --strategy --instance-index --threads --membind --binder --openmp --affinity --wait-policy --allocator --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --interop-threads --dataloader-workers --prefetch --nproc-per-node --nnodes --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role -r --redirects -t --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-path --profile --env --python --grace --log-dir --show --stdin --report --metric --emit --sysroot --svg --ninstances --num-instances --ncores-per-instance --ncore-per-instance --nodes-list --node-id --cores-list --core-list --instance-idx --rank --memory-allocator --omp-runtime --multi-task-manager --log-path --log-file-prefix --nprocs-per-node --ccl-worker-count --extra-mpi-params --dtype --hostfile
+            case -O --optimize --instances --cores-per-instance --cpus --numa-nodes --reserve --strategy --instance-index --threads --membind --binder --openmp --affinity --wait-policy --allocator --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --interop-threads --dataloader-workers --prefetch --nproc-per-node --nnodes --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role -r --redirects -t --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-path --profile --env --python --grace --log-dir --show --stdin --report --html --metric --emit --sysroot --until --rounds --budget --svg --format --select --ignore --explain --ninstances --num-instances --ncores-per-instance --ncore-per-instance --nodes-list --node-id --cores-list --core-list --instance-idx --rank --memory-allocator --omp-runtime --multi-task-manager --log-path --log-file-prefix --nprocs-per-node --ccl-worker-count --extra-mpi-params --dtype --hostfile
                 set -e words[1]
             case -h --help
                 set place help
@@ -22,14 +22,14 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
             case run torchrun plan ipexrun run_cpu
                 test $place = launch; or return (echo rest; true)
                 set place $word
-            case probe profiles doctor translate completion help
+            case compare probe calibrate profiles doctor check translate completion help
                 test $place = launch; or return (echo rest; true)
                 set place $word
             case list show validate
                 test $place = profiles; or return (echo rest; true)
                 set place "profiles $word"
             case '*'
-                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' probe profiles doctor translate completion help; or set place rest
+                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' compare probe calibrate profiles doctor check translate completion help; or set place rest
                 test "$place" = rest; and break
         end
     end
@@ -52,12 +52,15 @@ complete -c cpulaunch -f
 complete -c cpulaunch -n '__cpulaunch_at launch' -a run -d 'run a program (the default)'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a torchrun -d 'run a job of ranks with torchrun\'s options; one rank by default'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a plan -d 'print what run would do, and why; start nothing'
+complete -c cpulaunch -n '__cpulaunch_at launch' -a compare -d 'launch a program with different options in turn, and say which are faster'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a probe -d 'show this machine: cores, caches, NUMA nodes, limits, libraries'
+complete -c cpulaunch -n '__cpulaunch_at launch' -a calibrate -d 'measure for seconds what this machine does with its torch'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a profiles -d 'list, show or validate profiles'
 complete -c cpulaunch -n '__cpulaunch_at profiles' -a list -d 'list all profiles and mark those that apply to this machine'
 complete -c cpulaunch -n '__cpulaunch_at profiles' -a show -d 'show a profile'
 complete -c cpulaunch -n '__cpulaunch_at profiles' -a validate -d 'check a profile file'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a doctor -d 'check this machine and its Python environment'
+complete -c cpulaunch -n '__cpulaunch_at launch' -a check -d 'find in a program\'s source what makes it slow'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a translate -d 'print what another launcher\'s command line is in cpulaunch'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a ipexrun -d 'run a command line of ipexrun'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a run_cpu -d 'run a command line of run_cpu'
@@ -66,7 +69,7 @@ complete -c cpulaunch -n '__cpulaunch_at launch' -a help -d 'show the help on a 
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan ipexrun run_cpu' -k -a '(__fish_complete_suffix .py)'
 complete -c cpulaunch -n '__cpulaunch_at command' -a '(__fish_complete_command)'
 complete -c cpulaunch -n '__cpulaunch_at rest' -F
-complete -c cpulaunch -n '__cpulaunch_at help' -a 'all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan probe profiles doctor translate ipexrun run_cpu completion'
+complete -c cpulaunch -n '__cpulaunch_at help' -a 'all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan compare probe calibrate profiles doctor check translate ipexrun run_cpu completion'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -s O -l optimize -x -a '0 1 2 3 4' -d 'how much may change for speed (also -O2)'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l instances -x -a 'auto' -d 'run N independent copies of the program'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l cores-per-instance -x -d 'cores per instance'
@@ -174,6 +177,7 @@ complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l buffered -d 'let Python buffer a worker\'s output'
 complete -c cpulaunch -n 'string match -q -- \'--no*\' (commandline -ct); and __cpulaunch_at launch run torchrun plan module command' -l no-buffered -d 'the opposite of --buffered'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l report -r -F -d 'write a JSON report of what took effect in each worker'
+complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l html -r -F -d 'write the report as a page for a browser'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l metric -x -d 'extract a number from the output, e.g. \'samples/s: ([0-9.]+)\''
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l start-barrier -d 'hold workers at cpulaunch.ready() or their first forward until all are ready'
 complete -c cpulaunch -n 'string match -q -- \'--no*\' (commandline -ct); and __cpulaunch_at launch run torchrun plan module command' -l no-start-barrier -d 'the opposite of --start-barrier'
@@ -189,10 +193,23 @@ complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l show-env -d 'show the values that --env gives in plans, reports and emitted files'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l version -d 'show the version'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l metric -x -d 'compare this metric of cpulaunch.metric(), or the number that the pattern\'s group finds in the output'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l wall-time -d 'compare how long the launches take'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l lower-is-better -d 'less of the metric is better'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l higher-is-better -d 'more of the metric is better'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l until -x -d 'stop once the interval is this narrow on both sides of the ratio'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l rounds -x -d 'stop after N rounds, at most 200'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l budget -x -d 'begin no round that would end later than this'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l fail-if-slower -d 'exit code 1 if a side is slower, or worse, than the first one'
+complete -c cpulaunch -n '__cpulaunch_at compare' -l json -d 'print JSON and nothing else'
+complete -c cpulaunch -n '__cpulaunch_at compare' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at probe' -l json -d 'Print JSON and nothing else.'
 complete -c cpulaunch -n '__cpulaunch_at probe' -l sysroot -x -a '(__fish_complete_directories)' -d 'Read the captured machine under DIR instead of this machine.'
 complete -c cpulaunch -n '__cpulaunch_at probe' -l svg -r -F -d 'Write the map as an SVG file.'
 complete -c cpulaunch -n '__cpulaunch_at probe' -s h -l help -d 'show the help'
+complete -c cpulaunch -n '__cpulaunch_at calibrate' -l json -d 'Print JSON and nothing else.'
+complete -c cpulaunch -n '__cpulaunch_at calibrate' -l python -r -F -d 'Measure this Python\'s torch.'
+complete -c cpulaunch -n '__cpulaunch_at calibrate' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at profiles' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at \'profiles list\'' -l json -d 'Print JSON and nothing else.'
 complete -c cpulaunch -n '__cpulaunch_at \'profiles list\'' -l sysroot -x -a '(__fish_complete_directories)' -d 'Read the captured machine under DIR instead of this machine.'
@@ -207,6 +224,14 @@ complete -c cpulaunch -n '__cpulaunch_at doctor' -l json -d 'Print JSON and noth
 complete -c cpulaunch -n '__cpulaunch_at doctor' -l sysroot -x -a '(__fish_complete_directories)' -d 'Read the captured machine under DIR instead of this machine.'
 complete -c cpulaunch -n '__cpulaunch_at doctor' -l python -r -F -d 'Check this Python, or environment.'
 complete -c cpulaunch -n '__cpulaunch_at doctor' -s h -l help -d 'show the help'
+complete -c cpulaunch -n '__cpulaunch_at check' -l json -d 'Print JSON and nothing else.'
+complete -c cpulaunch -n '__cpulaunch_at check' -l format -x -a 'text json sarif github' -d 'Print findings in this format.'
+complete -c cpulaunch -n '__cpulaunch_at check' -l fix -d 'Change what can be changed without other results.'
+complete -c cpulaunch -n '__cpulaunch_at check' -l unsafe-fixes -d 'Change also what alters checkpoints or random numbers.'
+complete -c cpulaunch -n '__cpulaunch_at check' -l select -x -d 'Apply these rules only.'
+complete -c cpulaunch -n '__cpulaunch_at check' -l ignore -x -d 'Leave these rules out.'
+complete -c cpulaunch -n '__cpulaunch_at check' -l explain -x -d 'Explain a rule, with examples.'
+complete -c cpulaunch -n '__cpulaunch_at check' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at translate' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l ninstances -x -d 'in cpulaunch: --instances VALUE'
 complete -c cpulaunch -n '__cpulaunch_at ipexrun' -l multi-instance -d 'in cpulaunch: --instances auto'

@@ -75,6 +75,7 @@ def _unsupported_comment(plan: LaunchPlan) -> Iterable[str]:
     options = plan.launch
     unsupported = [
         *(["--report"] if options.report else []),
+        *(["--html"] if options.html else []),
         *(["--metric"] if options.metric else []),
         *(["--start-barrier"] if options.start_barrier else []),
         *(["--log-dir"] if options.log_dir else []),

@@ -183,6 +183,7 @@ def _launch_options(request: LaunchRequest, decisions: Decisions) -> LaunchOptio
         strict=settings.strict,
         quiet=settings.quiet,
         report=settings.report,
+        html=settings.html,
         metric=settings.metric,
         start_barrier=settings.start_barrier,
         plugin=decisions.choices.plugin,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from cpulaunch.profile.model import Choice, Conditions, Profile
-from cpulaunch.profile.schema import APPLIES, CHOICE, CONFLICTS, TOP, check_variable, variable_value
+from cpulaunch.profile.schema import APPLIES, CHOICE, CONFLICTS, PROVENANCE, TOP, check_variable, variable_value
 from cpulaunch.profile.toml_lines import key_lines, line_of
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
@@ -24,7 +24,7 @@ MAX_LINE = 2_000
 HINT = "docs/profiles.md lists every key"
 Path = tuple[str | int, ...]
 MISSING = object()
-TABLES = [*TOP, "applies", "settings", "env"]
+TABLES = [*TOP, "applies", "settings", "env", "provenance"]
 
 
 def read_profile(path: str) -> Profile:
@@ -160,6 +160,7 @@ def _errors(document: _Document) -> Iterator[UsageError]:
         lambda: _refuse_unknown(document, (), document.values, TABLES),
         lambda: _fields(document, (), document.values, TOP),
         lambda: _applies(document),
+        lambda: _provenance(document),
     ]
     for table, check in (("settings", _setting), ("env", _variable)):
         names = document.values.get(table, {})
@@ -205,7 +206,14 @@ def _profile(document: _Document) -> Profile:
         settings=tuple(_setting(document, name) for name in _table(document, ("settings",))),
         env=tuple(_variable(document, name) for name in _table(document, ("env",))),
         path=document.path,
+        provenance=_provenance(document),
     )
+
+
+def _provenance(document: _Document) -> tuple[tuple[str, str], ...]:
+    table = _table(document, ("provenance",))
+    _refuse_unknown(document, ("provenance",), table, PROVENANCE)
+    return tuple(_fields(document, ("provenance",), table, PROVENANCE).items())
 
 
 def _refuse_unknown(document: _Document, path: Path, table: Mapping[str, Any], known: Iterable[str]) -> None:

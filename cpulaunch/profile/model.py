@@ -30,7 +30,10 @@ class Choice:
 
 @record
 class Profile:
-    """One profile. `applies` lists alternatives; empty: it applies to every host. `path` is None for a preset."""
+    """One profile. `applies` lists alternatives; empty: it applies to every host. `path` is None for a preset.
+
+    `provenance`: how it was measured, if it was, as names and texts.
+    """
 
     name: str
     kind: ProfileKind
@@ -40,6 +43,7 @@ class Profile:
     settings: tuple[Choice, ...] = ()
     env: tuple[Choice, ...] = ()
     path: str | None = None
+    provenance: tuple[tuple[str, str], ...] = ()
 
 
 def _is_hybrid(host: Host) -> bool:

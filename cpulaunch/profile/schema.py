@@ -89,6 +89,12 @@ def flag(value: object) -> bool:
 
 TOP: Mapping[str, Callable[[object], Any]] = {"summary": text, "kind": kind, "not_for": text}
 CHOICE: Mapping[str, Callable[[object], Any]] = {"reason": text, "source": link, "date": day}
+PROVENANCE: Mapping[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("tool", "program", "options", "cpu", "cpus", "threads", "cpulaunch", "torch", "python"), text),
+    **dict.fromkeys(("metric", "speedup", "interval", "samples", "max_error", "note"), text),
+    "date": day,
+}
+"""How a profile was measured, and where. All of it is text, and one line each."""
 APPLIES: Mapping[str, Callable[[object], Any]] = {
     "arch": texts,
     "vendor": texts,

@@ -202,12 +202,19 @@ def chosen_layers(
 
 
 def profile_warnings(names: tuple[str, ...], host: Host, *, config_dir: str | None) -> tuple[str, ...]:
-    """A warning for each chosen profile that does not apply to this host. Raises: UsageError."""
-    return tuple(
-        f"profile {profile.name} is for another machine: {profile.summary}"
-        for profile in chosen_profiles(names, host, config_dir=config_dir).named
-        if not matches(profile, host)
-    )
+    """A warning for each chosen profile that is not for this host, or was measured elsewhere. Raises: UsageError."""
+    named = chosen_profiles(names, host, config_dir=config_dir).named
+    return tuple(warning for profile in named if (warning := _warning(profile, host)) is not None)
+
+
+def _warning(profile: Profile, host: Host) -> str | None:
+    if not matches(profile, host):
+        return f"profile {profile.name} is for another machine: {profile.summary}"
+    if not profile.provenance:
+        return None
+    from cpulaunch.profile.provenance import provenance_warning
+
+    return provenance_warning(profile, host)
 
 
 def layer(profile: Profile) -> Layer:

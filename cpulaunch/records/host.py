@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CoreKind: TypeAlias = 'Literal["performance", "efficiency"]'
 CacheType: TypeAlias = 'Literal["Unified", "Data", "Instruction"]'
 Permission: TypeAlias = 'Literal["permitted", "denied", "unknown"]'
+CalibrationKind: TypeAlias = 'Literal["products", "read bandwidth", "allocation", "parallel operation", "all-reduce"]'
 LibraryKind: TypeAlias = 'Literal["allocator", "openmp", "mkl-dispatch"]'
 
 
@@ -253,6 +254,48 @@ class Torch:
         return int(parts[0]), int(parts[1])
 
 
+UNITS: dict[str, str] = {
+    "products": "GFLOP/s",
+    "read bandwidth": "GB/s",
+    "allocation": "µs",
+    "parallel operation": "µs",
+    "all-reduce": "µs",
+}
+"""The unit of each kind; a higher rate and a shorter time are better."""
+
+
+@record(kw_only=False)
+class CalibrationFigure:
+    """A figure: what was measured, with what ("bf16", "NUMA node 0", "tcmalloc", "intel", "gloo, 1 MiB")."""
+
+    kind: str
+    subject: str
+    value: float
+
+    @property
+    def unit(self) -> str:
+        return UNITS[self.kind]
+
+
+@record
+class Calibration:
+    """The figures of a machine and a torch; `failures`: what could not be measured, and why.
+
+    `disturbed`: other work ran meanwhile, so that no choice follows from the figures.
+    """
+
+    date: str
+    figures: tuple[CalibrationFigure, ...] = ()
+    failures: tuple[str, ...] = ()
+    disturbed: bool = False
+
+    def values(self, kind: CalibrationKind) -> dict[str, float]:
+        """The figures of one kind that choices may follow, by their subjects."""
+        if self.disturbed:
+            return {}
+        return {each.subject: each.value for each in self.figures if each.kind == kind}
+
+
 @record
 class Host:
     """All facts about a machine. `sysroot` is None for the machine of this process.
@@ -260,6 +303,7 @@ class Host:
     `can_bind`: whether the operating system lets a process choose its CPUs (macOS does not). `torch_known`: whether
     the packages of the worker's Python were found, so that `torch` None means that it has none. `plugin_path`: the
     folder that makes cpulaunch's plugin known to a Python in which cpulaunch is not installed; None if none is needed.
+    `calibration`: what this user measured here with this torch.
     """
 
     arch: str
@@ -279,6 +323,7 @@ class Host:
     container: bool = False
     sysroot: str | None = None
     can_bind: bool = True
+    calibration: Calibration | None = None
 
     @property
     def torch_release(self) -> tuple[int, int] | None:

@@ -98,6 +98,7 @@ class LaunchOptions:
     strict: bool = False
     quiet: bool = False
     report: str | None = None
+    html: str | None = None
     metric: str | None = None
     start_barrier: bool = False
     plugin: bool = False
@@ -108,8 +109,13 @@ class LaunchOptions:
 
         Under --strict the reports reveal a worker that did not load a required plugin.
         """
-        reports = self.report is not None or self.metric is not None or self.start_barrier
+        reports = self.reported or self.metric is not None or self.start_barrier
         return reports or (self.strict and self.plugin)
+
+    @property
+    def reported(self) -> bool:
+        """Whether the launch ends with a report, as data or as a page."""
+        return self.report is not None or self.html is not None
 
     @property
     def reports_on_stdout(self) -> bool:

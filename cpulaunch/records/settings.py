@@ -360,6 +360,7 @@ class Settings:
         "Run and output",
         "write a JSON report of what took effect in each worker (-: to stdout, and workers' output to stderr)",
     )
+    html: str | None = _cli_setting(None, types.FILE, "Run and output", "write the report as a page for a browser")
     metric: str | None = _cli_setting(
         None,
         types.PATTERN,

@@ -7,6 +7,7 @@ from typing import Any
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import FEATURES, Gpu, Host, Library, Limits, count_text, size_text
+from cpulaunch.view.calibration_view import calibration_lines, figures_json
 from cpulaunch.view.machine_map import machine_map
 from cpulaunch.view.text import painter, wrapped
 
@@ -43,6 +44,7 @@ def probe_json(host: Host) -> dict[str, Any]:
         "kernel": asdict(host.kernel) | {"isolated_cpus": format_cpulist(host.kernel.isolated_cpus)},
         "libraries": [asdict(library) for library in host.libraries],
         "torch": None if host.torch is None else asdict(host.torch),
+        "calibration": None if host.calibration is None else figures_json(host.calibration),
         "gpus": [asdict(gpu) | {"cpus": format_cpulist(gpu.cpus)} for gpu in host.gpus],
     }
 
@@ -96,6 +98,8 @@ def probe_text(host: Host, *, width: int, color: bool) -> str:
     lines = [line for label, parts in rows for line in _row(label, parts, width=width, color=color)]
     lines += _listed("libraries", [_library(library) for library in host.libraries], color=color)
     lines += _listed("torch", list(_torch(host)), color=color)
+    if host.calibration is not None:
+        lines += _listed("measured", [*calibration_lines(host.calibration)], color=color)
     lines += _listed("GPUs", [_gpu(gpu) for gpu in host.gpus], color=color)
     lines += _listed("distances", list(_distances(host)), color=color) if len(host.numa_nodes) > 1 else []
     return "\n".join([*lines, "", machine_map(host, width=width, color=color)])

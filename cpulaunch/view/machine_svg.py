@@ -45,6 +45,15 @@ class _Box:
 
 def machine_svg(host: Host, owners: Owners | None = None) -> str:
     """The picture as an SVG document; with `owners` each core has its worker's colour and name."""
+    return _picture(host, owners, style=STYLE)
+
+
+def machine_drawing(host: Host, owners: Owners) -> str:
+    """The picture as an element of a page, of class `machine`: the page's own style applies to it."""
+    return _picture(host, owners, style=None)
+
+
+def _picture(host: Host, owners: Owners | None, *, style: str | None) -> str:
     sockets = machine_shape(host, owners)
     cells = _Cells(sockets, with_owners=owners is not None)
     memory_only = [_panel("node", node_title(host, node), []) for node in host.numa_nodes if not node.cpus]
@@ -64,9 +73,17 @@ def machine_svg(host: Host, owners: Owners | None = None) -> str:
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}" role="img">'
-        f"<title>{_xml(_heading(host))}</title><style>{STYLE}</style>{''.join(parts)}</svg>\n"
+        f'width="{width:g}" height="{height:g}" role="img"{_class(style)}>'
+        f"<title>{_xml(_heading(host))}</title>{_style(style)}{''.join(parts)}</svg>\n"
     )
+
+
+def _class(style: str | None) -> str:
+    return ' class="machine"' if style is None else ""
+
+
+def _style(style: str | None) -> str:
+    return "" if style is None else f"<style>{style}</style>"
 
 
 def _xml(text: str) -> str:

@@ -138,10 +138,16 @@ _OPTIONAL: dict[str, Callable[[WorkerPlan], bool]] = {
 
 def core_map(plan: LaunchPlan, host: Host, *, width: int, color: bool) -> str:
     """The machine's map with the worker that runs on each core; empty if workers share CPUs or are not bound."""
-    owners = {cpu: worker.index for worker in plan.workers for cpu in worker.all_cpus}
-    if not owners or len(owners) < sum(len(worker.all_cpus) for worker in plan.workers):
+    owners = core_owners(plan)
+    if not owners:
         return ""
     return machine_map(host, width=width, color=color, owners=owners, marks=_marks(plan, host))
+
+
+def core_owners(plan: LaunchPlan) -> dict[int, int]:
+    """The worker that runs on each CPU; empty if workers share CPUs or are not bound."""
+    owners = {cpu: worker.index for worker in plan.workers for cpu in worker.all_cpus}
+    return {} if len(owners) < sum(len(worker.all_cpus) for worker in plan.workers) else owners
 
 
 def _marks(plan: LaunchPlan, host: Host) -> dict[int, str]:

@@ -64,6 +64,7 @@ def show_json(profile: Profile) -> dict[str, Any]:
         "applies": [{key: _plain(key, value) for key, value in conditions} for conditions in profile.applies],
         "settings": [_choice_json(choice) for choice in profile.settings],
         "env": [_choice_json(choice) for choice in profile.env],
+        **({"provenance": dict(profile.provenance)} if profile.provenance else {}),
     }
 
 
@@ -95,6 +96,8 @@ def show_text(profile: Profile, *, width: int) -> str:
         lines += wrapped(profile.not_for, width, head="  not for    ")
     if profile.path is not None:
         lines += [escaped(f"  file       {profile.path}")]
+    for name, value in profile.provenance:
+        lines += wrapped(value, width, head=f"  {name.replace('_', ' '):<10} ")
     for choice in profile.settings:
         lines += ["", *_choice_lines(f"--{choice.name.replace('_', '-')}", choice, width)]
     for choice in profile.env:

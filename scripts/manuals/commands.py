@@ -10,6 +10,7 @@ from cpulaunch.cli.app import app
 from cpulaunch.cli.corrections.foreign_options import Equivalent
 from cpulaunch.cli.corrections.launchers import TABLES
 from cpulaunch.cli.help.commands import COMMANDS, Command
+from cpulaunch.cli.help.measuring import OWN_OPTIONS
 from cpulaunch.cli.help.options import Option
 from cpulaunch.cli.help.topics import topics
 from cpulaunch.cli.translate import QUIET
@@ -82,6 +83,8 @@ def _own_options(command: Command, parsed: Any) -> tuple[Option, ...]:
     if command.name in FOREIGN:
         quiet = Option(shown=QUIET, text="do not say what the options are in cpulaunch", group="Options")
         return (*(_foreign(name, row) for name, row in TABLES[command.name].items()), quiet, HELP)
+    if command.name in OWN_OPTIONS:
+        return OWN_OPTIONS[command.name]
     return options() if command.options else (HELP,) if parsed is None else _options(parsed)
 
 

@@ -47,7 +47,7 @@ def test_escape_sequences_in_a_message_are_shown_as_text(capfd):
 
 def test_a_launch_can_print_although_no_descriptor_is_left():
     code = (
-        "import os, resource; from cpulaunch.cli.run import _notifier; notify = _notifier(os.environ, json=False); "
+        "import os, resource; from cpulaunch.cli.run import notifier; notify = notifier(os.environ, json=False); "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); notify('warning: full')"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

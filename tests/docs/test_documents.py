@@ -14,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from cpulaunch.cli.main import run_command_line
+from cpulaunch.cli.measuring.compare_arguments import parse_compare
 from cpulaunch.doctor import findings
 from cpulaunch.profile.model import CONDITIONS, PROFILE_KINDS
 from cpulaunch.records import host, plan, settings
@@ -95,12 +96,15 @@ def without_effect(words: list[str]) -> list[str]:
     captured = [] if "--sysroot" in rest else ["--sysroot", CAPTURED]
     if first == "completion":
         return [first, *(shell.partition("|")[0] for shell in rest[1:])]
-    if rest == ["translate"]:  # in a sentence
+    if rest in (["translate"], ["check"], ["compare"], ["compare", "--json"]) or first == "calibrate":  # in a sentence
         return [first, "--help"]
-    if first in ("translate", "profiles", "--help", "--version", ""):
+    if first in ("translate", "profiles", "check", "--help", "--version", ""):
         return rest
     if first in ("probe", "doctor"):
         return [*rest, *captured]
+    if first == "compare":
+        line = parse_compare(rest[1:])
+        return ["plan", *captured, *(line.sides[-1] or ()), *line.program]
     if name == "torchrun" or first == "torchrun":
         return ["torchrun", "--dry-run", *captured, *(rest if name == "torchrun" else rest[1:])]
     return ["plan", *captured, *(rest[1:] if first in ("run", "plan") else rest)]

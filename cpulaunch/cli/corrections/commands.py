@@ -8,17 +8,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-INSPECTION = ("probe", "profiles", "doctor")
+INSPECTION = ("probe", "profiles", "doctor", "calibrate", "check")
 FOREIGN = ("ipexrun", "run_cpu")
 ARGUMENTS_ONLY = ("translate", "completion")
 """Commands without options."""
-OTHER = (*ARGUMENTS_ONLY, *FOREIGN)
+MEASURING = ("compare",)
+OTHER = (*MEASURING, *ARGUMENTS_ONLY, *FOREIGN)
 LAUNCH = ("run", "plan", "torchrun")
 OTHER_FORMS = {
     "profile": "profiles",
     "preset": "profiles",
     "presets": "profiles",
-    "check": "doctor",
+    "lint": "check",
     "diagnose": "doctor",
     "topology": "probe",
     "info": "probe",
@@ -55,6 +56,8 @@ def restated(word: str, before: Sequence[str], after: Sequence[str], *, plans: b
     if word in INSPECTION:
         _check_shared(word, before, after)
         return [word, *after, *before]
+    if word in MEASURING:
+        return [word, *before, *after]
     if word in ARGUMENTS_ONLY:
         _check_shared(word, before, after, shared={})
         return [word, *after]

@@ -59,11 +59,31 @@ COMMANDS = (
         options=OF_PLANS,
     ),
     Command(
+        name="compare",
+        brief="which options are faster",
+        summary="launch a program with different options in turn, and say which are faster",
+        usage="compare [OPTIONS] ['OPTIONS A' 'OPTIONS B' ... --] SCRIPT [ARGS...]",
+        text="Launch a program with the options of each side in turn, round after round, and say how many times as "
+        "fast each side is as the first one, with an interval that holds the true ratio with 95 % certainty; it may "
+        "be looked at after every round. A side is a word in quotes: options of cpulaunch, '' for none, or python for "
+        "Python alone. Without sides, python is compared with cpulaunch's defaults. The program reports its figure "
+        "with cpulaunch.metric() or prints it (--metric); else its wall time counts.",
+        example="cpulaunch compare python -O2 '-O3 --instances 2' -- infer.py --batch 8",
+    ),
+    Command(
         name="probe",
         brief="show this machine",
         summary="show this machine: cores, caches, NUMA nodes, limits, libraries",
         usage="probe [OPTIONS]",
         text="Show a machine: cores, caches, NUMA nodes, limits, libraries.",
+    ),
+    Command(
+        name="calibrate",
+        brief="",
+        summary="measure for seconds what this machine does with its torch",
+        usage="calibrate [OPTIONS]",
+        text="Measure for about ten seconds what this machine does with its torch: matrix products, memory, "
+        "allocators, OpenMP runtimes, collectives. probe shows the figures, auto choices and pages (--html) use them.",
     ),
     Command(
         name="profiles",
@@ -80,8 +100,18 @@ COMMANDS = (
         text="Check this machine and its Python environment; for every problem, show why it matters and how to fix it.",
     ),
     Command(
+        name="check",
+        brief="check a program",
+        summary="find in a program's source what makes it slow",
+        usage="check [OPTIONS] PATH...",
+        text="Read PyTorch programs and notebooks, without running them, and report what makes them slow: where, why, "
+        "and the fix. Needs the extra: pip install 'cpulaunch[check]'. Exit code: 0 nothing found, 1 findings, 2 an "
+        "invalid command line or a file that could not be checked.",
+        example="cpulaunch check --fix train.py",
+    ),
+    Command(
         name="translate",
-        brief="from other launchers",
+        brief="",
         summary="print what another launcher's command line is in cpulaunch",
         usage="translate 'COMMAND LINE'",
         text="Print the command line of cpulaunch that does what another launcher's does, and start nothing: ipexrun, "
@@ -102,7 +132,7 @@ COMMANDS = (
     ),
     Command(
         name="completion",
-        brief="for bash, zsh or fish",
+        brief="",
         summary="print the shell completion for bash, zsh or fish",
         usage="completion bash|zsh|fish",
         text="Print the completion of cpulaunch's command line for a shell, which starts no Python when it completes.",

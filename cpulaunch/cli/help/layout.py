@@ -49,9 +49,11 @@ def short_help(command: Command, options: Sequence[Option], topics: Sequence[str
     return "\n".join([*lines, "", *textwrap.wrap(footer, page.width)]) + "\n"
 
 
-def command_help(command: Command, page: Page) -> str:
-    """The help of a command that has arguments only."""
+def command_help(command: Command, page: Page, options: Sequence[Option] = ()) -> str:
+    """The help of a command whose options, if it has any, are not those of a launch."""
     lines = [*_usage(command, page), "", *textwrap.wrap(command.text, page.width)]
+    if options:
+        lines += ["", *_group(options[0].group, options, page)]
     return "\n".join([*lines, "", page.heading("Example:"), f"  {command.example}"]) + "\n"
 
 

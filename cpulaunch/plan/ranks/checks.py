@@ -146,7 +146,7 @@ def job_warnings(request: LaunchRequest) -> Iterator[str]:
 
 def check_engine_options(request: LaunchRequest, *, native: bool) -> None:
     """Raises: UsageError if an option needs cpulaunch's own engine (`native`) and the job has another."""
-    for name in ("report", "metric", "start_barrier"):
+    for name in ("report", "html", "metric", "start_barrier"):
         if not native and getattr(request.settings, name):
             who = "a job of several hosts" if request.scheduled_rank is None else "ranks that a scheduler starts"
             raise UsageError(

@@ -181,6 +181,11 @@ def _openmp(host: Host, request: LaunchRequest) -> _Preference:
     bundled = "" if host.torch is None else host.torch.bundled_openmp or ""
     if "libiomp5" in bundled:
         return _Preference("openmp", (), "default", "torch already includes Intel's runtime")
+    if host.calibration is not None:
+        from cpulaunch.plan.variables.measured import measured_openmp
+
+        if measured := measured_openmp(host.calibration):
+            return _Preference("openmp", measured[0], "default", measured[1])
     return _Preference("openmp", ("intel",), "default", _INTEL)
 
 
@@ -189,6 +194,11 @@ _REUSE = "a preloaded allocator reuses freed memory instead of returning it to t
 
 def _allocator(host: Host, request: LaunchRequest) -> _Preference:
     decided = _decided(host, request, "allocator")
+    if decided is None and host.calibration is not None:
+        from cpulaunch.plan.variables.measured import measured_allocator
+
+        if measured := measured_allocator(host.calibration, ALLOCATORS):
+            return _Preference("allocator", measured[0], "default", measured[1])
     if decided is None:
         return _Preference("allocator", ALLOCATORS, "default", _REUSE)
     return _with_fallbacks(decided, ALLOCATORS)

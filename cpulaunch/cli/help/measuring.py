@@ -1,0 +1,34 @@
+"""The options of the commands that measure, as rows."""
+
+from __future__ import annotations
+
+from cpulaunch.cli.help.options import Option
+
+GROUP = "Options"
+HELP = Option(shown="--help", short=("-h",), text="show the help", group=GROUP)
+
+
+def _option(shown: str, metavar: str, text: str) -> Option:
+    return Option(shown=shown, metavar=metavar, text=text, group=GROUP)
+
+
+COMPARE = (
+    _option(
+        "--metric",
+        "NAME|REGEX",
+        "compare this metric of cpulaunch.metric(), or the number that the pattern's group finds in the output "
+        "(default: the first metric that all sides report, else the wall time)",
+    ),
+    _option("--wall-time", "", "compare how long the launches take"),
+    _option("--lower-is-better", "", "less of the metric is better (default: by its name and unit)"),
+    _option("--higher-is-better", "", "more of the metric is better"),
+    _option("--until", "PERCENT", "stop once the interval is this narrow on both sides of the ratio (default: 2%)"),
+    _option("--rounds", "N", "stop after N rounds, at most 200 (default: 40)"),
+    _option("--budget", "SECONDS", "begin no round that would end later than this (default: 1800)"),
+    _option("--fail-if-slower", "", "exit code 1 if a side is slower, or worse, than the first one"),
+    _option("--json", "", "print JSON and nothing else"),
+    HELP,
+)
+
+OWN_OPTIONS = {"compare": COMPARE}
+"""Command -> its options, where they are not those of a launch."""

@@ -1,0 +1,1 @@
+"""The commands that measure programs: what they parse and print."""

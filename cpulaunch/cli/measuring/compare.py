@@ -1,0 +1,131 @@
+"""The command compare: check the sides, run the rounds, say which side is better."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import cpulaunch
+from cpulaunch.cli.help.commands import command_named
+from cpulaunch.cli.measuring.compare_arguments import CompareLine, parse_compare, side_labels
+from cpulaunch.cli.measuring.progress import ProgressLine
+from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
+from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
+from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.comparison import Comparer, ComparisonResult
+from cpulaunch.measure.comparison_json import comparison_json
+from cpulaunch.measure.comparison_text import comparison_text, progress_text
+from cpulaunch.measure.execution import LaunchSetup, take_sample
+from cpulaunch.measure.samples import MetricChoice, Sample, Side
+from cpulaunch.measure.statistics import fewest_rounds
+from cpulaunch.records.errors import UsageError
+from cpulaunch.records.record import replace
+from cpulaunch.view.hidden_values import hidden_names
+from cpulaunch.view.text import painter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpulaunch.cli.measuring.services import Services
+    from cpulaunch.records.command_line import CommandLine
+
+COMMAND = command_named("compare")
+NOT_COMPARED = frozenset({"--json", "--brief", "--dry-run", "--help", "--version"})
+"""Options of a side with which nothing would be launched."""
+OWN_SETTINGS = {"report": "compare writes reports of its own", "metric": "give it to compare: --metric REGEX"}
+"""Settings that a side cannot have, and why."""
+GRACE_SECONDS = 30.0
+"""How long a comparison may take to end after a signal: longer than a launch."""
+FAILED, INTERRUPTED = 1, 130
+
+
+def compare(arguments: Sequence[str], services: Services) -> int:
+    """The exit code of `compare`. Effect: launches the sides. Raises: CpulaunchError, before anything is launched."""
+    line = parse_compare(arguments)
+    if line.help:
+        return services.print_help(COMMAND)
+    lines = [services.parse([*(words or ()), *line.program]) for words in line.sides]
+    for words, parsed in zip(line.sides, lines, strict=True):
+        _check_side(words, parsed, line.program)
+        services.check(parsed)
+    chosen = [parsed.python.path for parsed in lines if parsed.python is not None and "python" not in parsed.values]
+    labels = side_labels(line.sides, [hidden_names(parsed) for parsed in lines])
+    sides = [
+        Side(label=label, options=words or (), plain=words is None)
+        for label, words in zip(labels, line.sides, strict=True)
+    ]
+    if line.limits.rounds < fewest_rounds(len(sides)):
+        services.notify(f"warning: a verdict needs {fewest_rounds(len(sides))} rounds; --rounds allows fewer")
+    comparison = _measured(sides, line, services, python=(*chosen, sys.executable)[0])
+    _print(comparison, line, services)
+    return _exit_code(comparison, line)
+
+
+def _check_side(words: tuple[str, ...] | None, parsed: CommandLine, program: tuple[str, ...]) -> None:
+    """Raises: UsageError if the side launches nothing, or has another program than the one behind `--`."""
+    found = parsed.switches & NOT_COMPARED
+    if found or parsed.emit is not None or parsed.sysroot is not None:
+        named = min(found) if found else "--emit" if parsed.emit is not None else "--sysroot"
+        raise UsageError(f"a side with {named} starts nothing", hint=f"leave {named} out")
+    for name, reason in OWN_SETTINGS.items():
+        if name in parsed.values and words is not None:
+            raise UsageError(f"a side takes no --{name}", hint=reason)
+    target = next((word for word in program if word not in ("-m", "--module", "--no-python")), None)
+    if parsed.program is None or parsed.program.target != target:
+        seen = None if parsed.program is None else parsed.program.target
+        raise UsageError("a side names a program of its own", value=seen, hint="the program goes behind --")
+
+
+def _measured(sides: Sequence[Side], line: CompareLine, services: Services, *, python: str) -> ComparisonResult:
+    """The finished comparison. Effect: this process forks, and goes on in its grandchild, as for a launch."""
+    folder = choose_private_path(services.environ)
+    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
+    make_private_path(folder)
+    if link.cgroup is not None:
+        link.cgroup.wait_until_inside()
+    setup = _setup(link, services, folder=folder, python=python)
+    progress = ProgressLine(services.environ, width=services.width)
+
+    def take(side: Side, choice: MetricChoice | None, limit_seconds: float) -> Sample:
+        figure = choice or MetricChoice()
+        reports = choice is None or choice.name is not None or choice.pattern is not None
+        return take_sample(
+            side, line.program, choice=figure, limit_seconds=limit_seconds, setup=replace(setup, reports=reports)
+        )
+
+    comparer = Comparer(
+        sides,
+        line.limits,
+        take=take,
+        clock=time.monotonic,
+        progress=lambda now: progress.show(progress_text(now, line.limits)),
+    )
+    try:
+        return comparer.run(line.choice, lower=line.lower_is_better)
+    finally:
+        progress.clear()
+
+
+def _setup(link: GuardLink, services: Services, *, folder: str, python: str) -> LaunchSetup:
+    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control)
+    return LaunchSetup(child=child, folder=folder, python=python)
+
+
+def _print(comparison: ComparisonResult, line: CompareLine, services: Services) -> None:
+    if line.json:
+        host = os.uname().nodename
+        services.print_json(
+            comparison_json(comparison, line.limits, program=line.program, version=cpulaunch.__version__, host=host)
+        )
+    else:
+        strong = painter("bold", color=services.color)
+        services.print_text(comparison_text(comparison, line.limits, width=services.width, strong=strong))
+
+
+def _exit_code(comparison: ComparisonResult, line: CompareLine) -> int:
+    if comparison.ended == "interrupted":
+        return INTERRUPTED
+    slower = line.fail_if_slower and any(each.verdict == "worse" for each in comparison.estimates)
+    return FAILED if comparison.ended == "failed" or slower else 0

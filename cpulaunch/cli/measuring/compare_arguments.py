@@ -1,0 +1,211 @@
+"""The command line of `compare`: its options, the sides, and the program."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from cpulaunch.cli.help.measuring import COMPARE
+from cpulaunch.launch.output.metrics import metric_name
+from cpulaunch.measure.comparison import ComparisonLimits
+from cpulaunch.measure.metric_choice import requested_choice
+from cpulaunch.measure.samples import MetricChoice
+from cpulaunch.measure.statistics import MOST_ROUNDS
+from cpulaunch.records.errors import UsageError, quoted
+from cpulaunch.records.record import field, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+USAGE = "cpulaunch compare 'OPTIONS A' 'OPTIONS B' -- SCRIPT [ARGS...]"
+PLAIN, DEFAULTS = "python", "cpulaunch"
+"""Words for a side: Python alone, and cpulaunch without options."""
+VALUES = {row.shown: row.metavar for row in COMPARE}
+SHORT = {name: row.shown for row in COMPARE for name in row.short}
+EXCLUSIVE = (("--metric", "--wall-time"), ("--lower-is-better", "--higher-is-better"))
+MAX_METRIC = 1000
+
+
+@record
+class CompareLine:
+    """A parsed command line. `sides`: the words of each; None stands for Python alone. `choice` None: found later."""
+
+    sides: tuple[tuple[str, ...] | None, ...] = ()
+    program: tuple[str, ...] = ()
+    choice: MetricChoice | None = None
+    lower_is_better: bool | None = None
+    limits: ComparisonLimits = field(default_factory=ComparisonLimits)
+    json: bool = False
+    fail_if_slower: bool = False
+    help: bool = False
+
+
+def parse_compare(tokens: Sequence[str]) -> CompareLine:
+    """The command line behind the word `compare`. Raises: UsageError."""
+    given, rest = _read_options(tokens)
+    if "--help" in given:
+        return CompareLine(help=True)
+    for pair in EXCLUSIVE:
+        if given.keys() >= set(pair):
+            raise UsageError(f"{' and '.join(pair)} exclude each other", hint="give one of them")
+    sides, program = _sides_and_program(rest)
+    lower = True if "--lower-is-better" in given else False if "--higher-is-better" in given else None
+    return CompareLine(
+        sides=tuple(map(_side_words, sides)),
+        program=tuple(program),
+        choice=_choice(given, lower),
+        lower_is_better=lower,
+        limits=_limits(given),
+        json="--json" in given,
+        fail_if_slower="--fail-if-slower" in given,
+    )
+
+
+def _read_options(tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The options of compare itself, and what follows them: all others are sides' options."""
+    given: dict[str, str] = {}
+    left = list(tokens)
+    while left:
+        name, equals, text = left[0].partition("=")
+        flag = SHORT.get(name, name)
+        if flag not in VALUES:
+            break
+        del left[0]
+        if not VALUES[flag] and equals:
+            raise UsageError(f"{flag} takes no value", value=text, hint=f"cpulaunch compare {flag}")
+        if VALUES[flag] and not equals:
+            if not left:
+                raise UsageError(f"{flag} needs a value", hint=f"{flag} {VALUES[flag]}")
+            text = left.pop(0)
+        given[flag] = text
+    return given, left
+
+
+def asks_for_json(tokens: Sequence[str]) -> bool:
+    """Whether --json is among compare's own options, also of a command line that is wrong."""
+    given = iter(tokens)
+    for token in given:
+        flag = token.partition("=")[0]
+        if flag == "--json" or flag not in VALUES:
+            return flag == "--json"
+        if VALUES[flag] and "=" not in token:
+            next(given, None)
+    return False
+
+
+def _sides_and_program(words: list[str]) -> tuple[list[str], list[str]]:
+    """The sides, python and the defaults if none are given, and the program with its arguments. Raises: UsageError."""
+    if words[:1] == ["--"]:
+        words = words[1:]
+        if "--" not in words:
+            return [PLAIN, DEFAULTS], _checked_program(words)
+    if words and not _is_side(words[0]):
+        return [PLAIN, DEFAULTS], _checked_program(words)
+    if "--" not in words:
+        what = "no -- between the sides and the program" if words else "no script given"
+        raise UsageError(what, value=words[0] if words else None, hint=USAGE)
+    at = words.index("--")
+    sides, program = words[:at], words[at + 1 :]
+    strange = next((word for word in sides if not _is_side(word)), None)
+    if strange is not None:
+        raise UsageError(
+            "a side is neither options nor python",
+            value=quoted(strange),
+            hint=f"put the options of a side in quotes: {USAGE}",
+        )
+    return sides if len(sides) > 1 else [PLAIN, *sides], _checked_program(program)
+
+
+def _is_side(word: str) -> bool:
+    return word.startswith("-") or word.strip() in ("", PLAIN, DEFAULTS)
+
+
+def _checked_program(program: list[str]) -> list[str]:
+    if not program:
+        raise UsageError("no script given", hint=USAGE)
+    return program
+
+
+def _side_words(text: str) -> tuple[str, ...] | None:
+    if text.strip() == PLAIN:
+        return None
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError("a side cannot be split into words", value=error, hint="check its quotes") from None
+    return () if words == [DEFAULTS] else tuple(words)
+
+
+def _choice(given: Mapping[str, str], lower: bool | None) -> MetricChoice | None:
+    if "--wall-time" in given:
+        return MetricChoice(lower_is_better=True if lower is None else lower)
+    text = given.get("--metric")
+    if text is None:
+        return None
+    if not text.strip() or len(text) > MAX_METRIC:
+        raise UsageError("invalid value for --metric", value=quoted(text), hint="--metric NAME|REGEX")
+    return requested_choice(text, shown_name=metric_name(text), lower=lower)
+
+
+def _limits(given: Mapping[str, str]) -> ComparisonLimits:
+    defaults = ComparisonLimits()
+    return ComparisonLimits(
+        until=_percent(given["--until"]) if "--until" in given else defaults.until,
+        rounds=_whole(given["--rounds"]) if "--rounds" in given else defaults.rounds,
+        budget_seconds=_seconds(given["--budget"]) if "--budget" in given else defaults.budget_seconds,
+    )
+
+
+def _percent(text: str) -> float:
+    value = _number(text.removesuffix("%"))
+    if value is None or not text.endswith("%") or not 0 <= value < 100:
+        raise _invalid("--until", text, "a percentage such as 2%; with 0%, all rounds are run")
+    return value / 100
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 4 or not 1 <= int(text) <= MOST_ROUNDS:
+        raise _invalid("--rounds", text, f"a whole number from 1 to {MOST_ROUNDS}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if value is None or value <= 0:
+        raise _invalid("--budget", text, "a number of seconds above 0")
+    return value
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _invalid(flag: str, text: str, expected: str) -> UsageError:
+    return UsageError(
+        f"invalid value {quoted(text)} for {flag}", value=f"expected {expected}", hint=f"{flag} {VALUES[flag]}"
+    )
+
+
+def side_labels(sides: Iterable[tuple[str, ...] | None], hidden: Iterable[frozenset[str]]) -> list[str]:
+    """What each side is called: its options, without the values of variables that are hidden, and a number if equal."""
+    labels: list[str] = []
+    for words, names in zip(sides, hidden, strict=True):
+        label = PLAIN if words is None else shlex.join(_without_values(words, names)) or DEFAULTS
+        count = sum(each.partition(" #")[0] == label for each in labels)
+        labels.append(f"{label} #{count + 1}" if count else label)
+    return labels
+
+
+def _without_values(words: Sequence[str], names: frozenset[str]) -> list[str]:
+    shown = []
+    for word, previous in zip(words, ["", *words], strict=False):
+        start = "--env=" if word.startswith("--env=") else ""
+        name, equals, _ = word.removeprefix(start).partition("=")
+        given = equals and (start or previous == "--env") and name in names
+        shown.append(f"{start}{name}=..." if given else word)
+    return shown

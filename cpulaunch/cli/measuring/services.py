@@ -1,0 +1,32 @@
+"""What the commands of this folder use of `cli`, which imports them: they cannot import it."""
+
+from __future__ import annotations
+
+from cpulaunch.records.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from cpulaunch.cli.help.commands import Command
+    from cpulaunch.records.command_line import CommandLine
+    from cpulaunch.records.plan import LaunchPlan
+
+
+@record
+class Services:
+    """Parsing, planning and printing. `parse` and `check` raise CpulaunchError.
+
+    `parse`: the command line of a launch. `check`: its plan; nothing is started. `notify`: prints a message to stderr.
+    """
+
+    environ: Mapping[str, str]
+    parse: Callable[[Sequence[str]], CommandLine]
+    check: Callable[[CommandLine], LaunchPlan]
+    print_text: Callable[[str], None]
+    print_json: Callable[[Any], None]
+    print_help: Callable[[Command], int]
+    notify: Callable[[str], None]
+    width: int
+    color: bool

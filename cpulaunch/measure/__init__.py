@@ -1,0 +1,1 @@
+"""What programs' launches are measured with: samples of real launches, what disturbed them, and their statistics."""

@@ -1,0 +1,96 @@
+"""Measures a machine, one child process after the other, and remembers the figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from datetime import UTC, datetime
+from time import monotonic
+
+from cpulaunch.launch.process.exec_spec import NOT_INHERITED
+from cpulaunch.launch.process.program import child_environ
+from cpulaunch.measure.calibration.runs import calibration_runs
+from cpulaunch.measure.child_process import ChildSetup, run_child
+from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, disturbance_reasons, read_counters
+from cpulaunch.records.host import UNITS, Calibration, CalibrationFigure
+from cpulaunch.system.root import Root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cpulaunch.measure.calibration.runs import CalibrationRun
+    from cpulaunch.records.host import Host
+
+MODULE = "cpulaunch.worker.calibration.main"
+LIMIT_SECONDS = 60.0
+"""For one process: it imports torch and measures for two seconds; a slow machine and a slow disk take longer."""
+
+
+def calibration_of(host: Host, *, python: str, environ: Mapping[str, str]) -> Calibration:
+    """What the machine does with this Python's torch, without collectives. Effect: measures it for seconds."""
+    root = Root()
+    before, used, start = read_counters(root), _used(), monotonic()
+    figures, failures = measure(calibration_runs(host, _dispatch(host)), python=python, environ=environ)
+    seconds, usage = monotonic() - start, LaunchUsage(cpu_seconds=_used() - used)
+    disturbance = disturbance_between(before, read_counters(root), usage, seconds=seconds)
+    reasons = disturbance_reasons(disturbance, seconds=seconds)
+    return Calibration(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        figures=figures,
+        failures=(*failures, *(f"no choice follows these figures: {reason}" for reason in reasons)),
+        disturbed=bool(reasons),
+    )
+
+
+def _used() -> float:
+    """CPU time in seconds of this process and of all its children that have been reaped."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _dispatch(host: Host) -> str | None:
+    """The MKL dispatch library, if this torch would use it."""
+    if host.torch is None or not host.torch.mkl_dispatch_symbol:
+        return None
+    return next((each.path for each in host.libraries if each.kind == "mkl-dispatch" and not each.untrusted), None)
+
+
+def measure(
+    runs: Sequence[CalibrationRun], *, python: str, environ: Mapping[str, str]
+) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:
+    """The figures of all runs, and what could not be measured. Effect: starts them one by one; all have ended."""
+    figures: list[CalibrationFigure] = []
+    failures: list[str] = []
+    for run in runs:
+        setup = ChildSetup(environ=child_environ(environ, (*NOT_INHERITED, *run.variables)))
+        child = run_child((python, "-P", "-m", MODULE, *run.words), setup, limit_seconds=LIMIT_SECONDS)
+        found, failed = parse(child.stdout_tail.decode("utf-8", "replace"))
+        if child.exit_code != 0:
+            names = ", ".join(os.path.basename(path) for path in run.preloads)
+            subjects = ", ".join(subject for _, subject in run.parts)
+            failed = (f"{subjects}{f' ({names})' if names else ''}: {_end(child.exit_code, child.stderr_tail)}",)
+        figures += found
+        failures += failed
+    return tuple(figures), tuple(failures)
+
+
+def _end(code: int | None, stderr: bytes) -> str:
+    if code is None:
+        return f"no answer within {LIMIT_SECONDS:g} s"
+    lines = stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1].strip()[:200] if lines else f"ended with exit code {code}"
+
+
+def parse(output: str) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:
+    """The figures and failures in the last line of a run's output; none if it is something else."""
+    try:
+        answer = json.loads(output.strip().rpartition("\n")[2])
+        figures = tuple(
+            CalibrationFigure(str(kind), str(name), float(value)) for kind, name, value in answer["figures"]
+        )
+        failures = tuple(map(str, answer["failures"]))
+    except (ValueError, KeyError, TypeError):
+        return (), ("the measurement printed something else than its result",)
+    return tuple(each for each in figures if each.kind in UNITS and each.value > 0), failures

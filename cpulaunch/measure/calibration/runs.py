@@ -1,0 +1,100 @@
+"""The child processes of a calibration, as a list made before any of them starts."""
+
+from __future__ import annotations
+
+from cpulaunch.plan.variables.allocator import JEMALLOC
+from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.records.host import Host, Library
+
+ALL_NODES = "all NUMA nodes"
+DEFAULT_ALLOCATOR, DEFAULT_RUNTIME = "default", "gnu"
+
+
+@record
+class CalibrationRun:
+    """One process: the parts it measures with the subjects of their figures, its libraries, CPUs and memory."""
+
+    parts: tuple[tuple[str, str], ...]
+    preloads: tuple[str, ...] = ()
+    cpus: str = ""
+    numa_node: str = ""
+    threads: int = 1
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """The arguments of cpulaunch.worker.calibration.main."""
+        return ",".join(f"{part}={subject}" for part, subject in self.parts), self.cpus, self.numa_node
+
+    @property
+    def variables(self) -> tuple[tuple[str, str | None], ...]:
+        """What is set in its environment; what the plan sets for libraries is set, what the
+        caller set that would change the measurement is unset.
+        """
+        threads = str(self.threads)
+        return (
+            ("LD_PRELOAD", ":".join(self.preloads) or None),
+            ("OMP_NUM_THREADS", threads),
+            ("MKL_NUM_THREADS", threads),
+            ("KMP_BLOCKTIME", "1"),
+            ("MALLOC_CONF", JEMALLOC),
+            *((name, None) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")),
+            *((name, None) for name in ("OMP_PROC_BIND", "OMP_PLACES", "DNNL_MAX_CPU_ISA")),
+        )
+
+
+def calibration_runs(host: Host, dispatch: str | None) -> tuple[CalibrationRun, ...]:
+    """The runs for a machine and its trusted libraries. `dispatch`: the MKL dispatch library, where it applies."""
+    cpus = _one_per_core(host, host.limits.budget.cpus)
+    threads = max(1, min(len(cpus), host.limits.budget.threads))
+    whole = CalibrationRun(parts=(), cpus=format_cpulist(cpus), threads=threads)
+    libraries = [each for each in host.libraries if not each.untrusted]
+    allocators = _first_of_each([each for each in libraries if each.kind == "allocator"])
+    runtimes = _first_of_each([each for each in libraries if each.kind == "openmp"])
+    plain = tuple((name, name) for name in ("fp32", "bf16", "int8"))
+    ordinary = (*plain, ("read", ALL_NODES), ("allocation", DEFAULT_ALLOCATOR), ("parallel", _own_runtime(host)))
+    runs = [_with(whole, ordinary)]
+    if dispatch is not None:
+        runs.append(_with(whole, (("fp32", "fp32 with MKL dispatch"),), dispatch))
+    runs += [
+        _with(whole, (("parallel", each.name),), each.path) for each in runtimes if each.name != _own_runtime(host)
+    ]
+    runs += [_with(whole, (("allocation", each.name),), each.path) for each in allocators]
+    return (*runs, *_node_runs(host, threads))
+
+
+def _with(whole: CalibrationRun, parts: tuple[tuple[str, str], ...], *preloads: str) -> CalibrationRun:
+    return CalibrationRun(parts=parts, preloads=preloads, cpus=whole.cpus, threads=whole.threads)
+
+
+def _own_runtime(host: Host) -> str:
+    bundled = "" if host.torch is None else host.torch.bundled_openmp or ""
+    return "intel" if "libiomp5" in bundled else DEFAULT_RUNTIME
+
+
+def _node_runs(host: Host, threads: int) -> list[CalibrationRun]:
+    """A run on each NUMA node that has CPUs and memory for this process; none on a machine of one."""
+    if len(host.numa_nodes) < 2:
+        return []
+    runs = []
+    for node in host.numa_nodes:
+        cpus = _one_per_core(host, host.limits.budget.cpus & node.cpus)
+        if cpus and node.memory_bytes != 0:
+            part = (("read", f"NUMA node {node.id}"),)
+            count = min(len(cpus), threads)
+            runs.append(CalibrationRun(parts=part, cpus=format_cpulist(cpus), numa_node=str(node.id), threads=count))
+    return runs
+
+
+def _one_per_core(host: Host, cpus: frozenset[int]) -> frozenset[int]:
+    lowest: dict[int, int] = {}
+    for cpu in sorted((cpu for cpu in host.cpus if cpu.id in cpus), key=lambda cpu: cpu.id):
+        lowest.setdefault(cpu.core, cpu.id)
+    return frozenset(lowest.values())
+
+
+def _first_of_each(libraries: list[Library]) -> list[Library]:
+    return list({each.name: each for each in reversed(libraries)}.values())[::-1]

@@ -1,0 +1,179 @@
+"""One child process from its start to its end, with a time limit; nothing that it started is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+
+from cpulaunch.launch.process.bind import UNBOUND
+from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS
+from cpulaunch.launch.process.descriptors import StdioFds
+from cpulaunch.launch.process.exec_spec import ExecSpec
+from cpulaunch.launch.process.processes import kill_children, own_children
+from cpulaunch.launch.process.program import find_executable
+from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
+from cpulaunch.records.record import record
+from cpulaunch.system.libc import adopt_orphans
+from cpulaunch.system.signals import ENDING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+READ_BYTES = 1 << 16
+TAIL_BYTES = 1 << 14
+"""Kept of each stream's end."""
+GRACE_SECONDS = 10.0
+"""How long a process may take to end after SIGTERM: longer than a launch gives its workers by default."""
+
+
+@record
+class ChildResult:
+    """How a child ended. `exit_code`: minus the signal if one ended it; None if it ran past its limit."""
+
+    exit_code: int | None
+    seconds: float
+    stdout_tail: bytes = b""
+    stderr_tail: bytes = b""
+
+
+@record
+class ChildSetup:
+    """What a child gets.
+
+    `control`: a pipe with the numbers of signals that arrive, as guards write it; None: they arrive at this process.
+    """
+
+    environ: Mapping[str, str]
+    inherited: Inherited | None = None
+    control: int | None = None
+
+
+def run_child(
+    argv: Sequence[str],
+    setup: ChildSetup,
+    *,
+    limit_seconds: float,
+    receive: Sequence[Callable[[bytes], None]] = (),
+) -> ChildResult:
+    """How the command ended, which gets no standard input. For the main thread.
+
+    `receive`: take what it writes to stdout and to stderr. Effect: every process that it started has ended when this
+    returns or raises. Raises: KeyboardInterrupt after an ending signal; NotFoundError, NotExecutableError.
+    """
+    adopt_orphans()
+    spared = own_children()
+    child = _Child(argv, setup, receive)
+    try:
+        in_time = child.wait(limit_seconds)
+        if not in_time:
+            signal_group(child.pid, signal.SIGTERM)
+            child.wait(GRACE_SECONDS)
+    finally:
+        kill_children(spared)
+        child.close()
+    return ChildResult(
+        exit_code=child.exit_code if in_time else None,
+        seconds=child.seconds,
+        stdout_tail=child.tails[0],
+        stderr_tail=child.tails[1],
+    )
+
+
+class _Child:
+    """A running command, with a thread that waits for its end and says so through a pipe."""
+
+    def __init__(self, argv: Sequence[str], setup: ChildSetup, receive: Sequence[Callable[[bytes], None]]) -> None:
+        """Effect: starts the command. Raises: NotFoundError, NotExecutableError, LaunchError."""
+        path = find_executable(argv[0], setup.environ)
+        inherited = setup.inherited or Inherited(
+            signal_mask=frozenset(int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        )
+        spec = ExecSpec(worker=0, path=path, argv=tuple(argv), environ=setup.environ, binding=UNBOUND)
+        (out, out_end), (errors, errors_end) = os.pipe(), os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
+        stdio = StdioFds(stdin=null, stdout=out_end, stderr=errors_end, owned=(null, out_end, errors_end))
+        self._streams = {out: 0, errors: 1}
+        self._receive = tuple(receive)
+        self._control = setup.control
+        self.tails = [b"", b""]
+        self.exit_code: int | None = None
+        self._started = time.monotonic()
+        self.seconds = 0.0
+        spawned = spawn(spec, stdio=stdio, inherited=inherited)
+        self.pid = spawned.pid
+        self._ended, self._end_told = os.pipe()
+        self._waiter = threading.Thread(target=self._wait_for_end, daemon=True)
+        self._waiter.start()
+        try:
+            confirm_executed(spec, spawned)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_end(self) -> None:
+        try:
+            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            self.exit_code = None  # It was killed and reaped by `run_child`.
+        self.seconds = time.monotonic() - self._started
+        os.close(self._end_told)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the command ends within this time. Effect: passes its output on. Raises: KeyboardInterrupt."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        for fd in (*self._streams, self._ended, *([] if self._control is None else [self._control])):
+            poll.register(fd, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {fd for fd, _ in poll.poll(min(left, MAX_WAIT_SECONDS) * 1000)}
+            if self._control in ready:
+                self._check_control()
+            for fd in ready & self._streams.keys():
+                if not self._read(fd):
+                    poll.unregister(fd)
+            if self._ended in ready:
+                return True
+        return False
+
+    def _check_control(self) -> None:
+        """Raises: KeyboardInterrupt if a signal has arrived that ends a launch, or none can arrive any more."""
+        numbers = os.read(self._control or 0, READ_BYTES)
+        if not numbers or not ENDING.isdisjoint(numbers):
+            raise KeyboardInterrupt
+
+    def _read(self, fd: int) -> bool:
+        """Whether the stream may have more. Effect: passes on what it has now."""
+        data = os.read(fd, READ_BYTES)
+        number = self._streams[fd]
+        if self._receive and data:
+            self._receive[number](data)
+        self.tails[number] = (self.tails[number] + data)[-TAIL_BYTES:]
+        return bool(data)
+
+    def close(self) -> None:
+        """Effect: passes on what is left of the output, of which all writers have ended."""
+        self._waiter.join()
+        os.close(self._ended)
+        for fd in self._streams:
+            os.set_blocking(fd, False)
+            while self._has_more(fd):
+                continue
+            os.close(fd)
+
+    def _has_more(self, fd: int) -> bool:
+        try:
+            return self._read(fd)
+        except BlockingIOError:
+            return False
+
+
+def signal_group(group: int, number: int) -> None:
+    """Effect: signals every process of this group, if there is one."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,195 @@
+"""A comparison in words: the verdict, a table of the sides, and what disturbed the measurement. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+
+from cpulaunch.launch.output.metrics import metric_name, short_number
+from cpulaunch.measure.metric_choice import choice_name, is_rate_or_time
+from cpulaunch.measure.statistics import drift, fewest_rounds, spread
+from cpulaunch.records.errors import escaped
+from cpulaunch.records.host import count_text
+from cpulaunch.view.text import wrapped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cpulaunch.measure.comparison import ComparisonLimits, ComparisonResult
+    from cpulaunch.measure.samples import MetricChoice
+    from cpulaunch.measure.statistics import Estimate
+
+DIGITS = 3
+"""Significant digits of a ratio; close to 1 as many decimals as its interval is wide."""
+COLUMNS = (12, 8, 8, 15)
+"""Widths of the table's columns behind the sides' labels."""
+
+
+def metric_label(choice: MetricChoice) -> str:
+    """What the compared figure is called."""
+    return choice_name(choice, pattern_name=metric_name(choice.pattern or ""))
+
+
+def comparison_text(
+    comparison: ComparisonResult, limits: ComparisonLimits, *, width: int, strong: Callable[[str], str]
+) -> str:
+    """All of a finished comparison. `strong`: writes the verdict so that it is seen first."""
+    lines: list[str] = []
+    for verdict in verdicts(comparison):
+        lines += [strong(line) for line in wrapped(verdict, width)]
+    if comparison.rounds and comparison.choice is not None:
+        lines += ["", *_table(comparison, comparison.choice, width), ""]
+    for remark in remarks(comparison, limits):
+        lines += wrapped(remark, width)
+    return "\n".join(lines)
+
+
+def verdicts(comparison: ComparisonResult) -> list[str]:
+    """A sentence for each side but the first."""
+    if not comparison.estimates or comparison.choice is None:
+        return ["no verdict: no round was completed"]
+    return [verdict_text(comparison, number) for number in range(1, len(comparison.sides))]
+
+
+def verdict_text(comparison: ComparisonResult, number: int) -> str:
+    """What the comparison says of a side against the first one."""
+    found = comparison.estimates[number - 1]
+    first, other = (escaped(comparison.sides[each].label) for each in (0, number))
+    choice = comparison.choice
+    quality = "fast" if choice is None or is_rate_or_time(metric_label(choice)) else "good"
+    better, worse = ("faster", "slower") if quality == "fast" else ("better", "worse")
+    rounds = count_text(found.rounds, "round")
+    times = f"{ratio_text(found)} times as {quality}"
+    if found.low is None or found.high is None:
+        least = fewest_rounds(len(comparison.sides))
+        return f"no verdict: {other} was {times} as {first} in the median of {rounds}; a verdict needs {least}"
+    between = f"between {ratio_text(found, found.low)} and {ratio_text(found, found.high)}; {rounds}"
+    if found.verdict == "no difference":
+        return f"no difference that this machine can show: {other} is {times} as {first}, {between}"
+    word = better if found.verdict == "better" else worse
+    return f"{other} is {word} than {first}: {times}, {between}"
+
+
+def ratio_text(found: Estimate, value: float | None = None) -> str:
+    """The ratio, or one end of its interval, with as many digits as tell these three apart."""
+    value = found.ratio if value is None else value
+    ends = (found.ratio, found.low or found.ratio, found.high or found.ratio)
+    decimals = next((each for each in (2, 3, 4) if _are_apart(ends, each)), 2)
+    return f"{value:.{decimals}f}" if value < 100 else f"{value:.0f}"
+
+
+def _are_apart(ends: tuple[float, ...], decimals: int) -> bool:
+    """Whether 1 and both ends of the interval remain on their sides of each other after rounding."""
+    _, low, high = (round(each, decimals) for each in ends)
+    return (low > 1) == (ends[1] > 1) and (high < 1) == (ends[2] < 1)
+
+
+def _table(comparison: ComparisonResult, choice: MetricChoice, width: int) -> Iterator[str]:
+    label = metric_label(choice)
+    room = max(12, width - sum(COLUMNS) - 2)
+    names = [_shortened(escaped(side.label), room) for side in comparison.sides]
+    room = max(len("side"), *map(len, names))
+    unit = _shortened(escaped(label) + (" (s)" if choice.name is None and choice.pattern is None else ""), 24)
+    wide = max(COLUMNS[0], len(unit) + 2)
+    yield "side".ljust(room) + _cells((unit, "spread", "ratio", "between"), wide)
+    for number, name in enumerate(names):
+        values = comparison.values(number)
+        middle = short_number(median(values))
+        ratio, between = "1", ""
+        if number:
+            found = comparison.estimates[number - 1]
+            ratio = ratio_text(found)
+            between = "" if found.low is None else f"{ratio_text(found, found.low)}-{ratio_text(found, found.high)}"
+        yield (name.ljust(room) + _cells((middle, f"{spread(values):.1%}", ratio, between), wide)).rstrip()
+
+
+def _cells(cells: tuple[str, ...], first: int) -> str:
+    widths = (first, *COLUMNS[1:])
+    return "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def _shortened(text: str, room: int) -> str:
+    """The text with its middle left out if it is longer than the room."""
+    half = (room - 3) // 2
+    return text if len(text) <= room else f"{text[: room - 3 - half]}...{text[-half:]}"
+
+
+def remarks(comparison: ComparisonResult, limits: ComparisonLimits) -> Iterator[str]:
+    """What else there is to know of a comparison, a sentence each."""
+    if comparison.choice is not None:
+        direction = "less" if comparison.choice.lower_is_better else "more"
+        others = [name for name in _reported(comparison) if name != comparison.choice.name]
+        also = f"; also reported: {', '.join(map(escaped, others))}" if others else ""
+        yield f"compared: {escaped(metric_label(comparison.choice))}, of which {direction} is better{also}"
+    yield from (_ending_text(comparison, limits), *_failure_texts(comparison), *_disturbance_texts(comparison))
+    for number, side in enumerate(comparison.sides):
+        change = drift(comparison.values(number))
+        if change is not None:
+            yield (
+                f"{escaped(side.label)} drifted by {change:+.1%} from the first to the last round; "
+                "the order of launches evens that out"
+            )
+
+
+def _reported(comparison: ComparisonResult) -> list[str]:
+    return list(dict.fromkeys(name for sample in comparison.warm_up for name in sample.metrics))
+
+
+def _ending_text(comparison: ComparisonResult, limits: ComparisonLimits) -> str:
+    rounds = count_text(len(comparison.rounds), "round")
+    reason = {
+        "precise": f"every interval is within {limits.until:.3g} of its ratio (--until {limits.until * 100:g}%)",
+        "rounds": f"that is all of --rounds {limits.rounds}",
+        "budget": f"another round would exceed --budget {limits.budget_seconds:g}",
+        "interrupted": "interrupted",
+        "failed": "a side failed",
+        None: "running",
+    }[comparison.ended]
+    return f"{rounds} in {_duration(comparison.seconds)}; ended because {reason}".replace(
+        "because interrupted", "by a signal"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def _failure_texts(comparison: ComparisonResult) -> Iterator[str]:
+    for failure in comparison.failures:
+        place = "its first launch" if failure.number == 0 else f"round {failure.number}, which does not count"
+        yield f"{escaped(comparison.sides[failure.side].label)} failed in {place}: {failure.sample.failure}"
+
+
+def _disturbance_texts(comparison: ComparisonResult) -> Iterator[str]:
+    """How many rounds were disturbed and by what, and the context switches that the launches did not ask for."""
+    found = [
+        sorted({_kind(text) for side in range(len(comparison.sides)) for text in each.disturbed_by(side)})
+        for each in comparison.rounds
+    ]
+    disturbed = [each for each in found if each]
+    if disturbed:
+        kinds = Counter(kind for each in disturbed for kind in each)
+        by = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
+        yield f"{len(disturbed)} of {count_text(len(found), 'round')} disturbed: {by}; these rounds count too"
+
+
+def _kind(text: str) -> str:
+    """The kind of a disturbance, without its numbers."""
+    words = ("virtual machines", "other processes", "CPU quota", "hot")
+    names = ("time taken by other virtual machines", "load of other processes", "a CPU quota", "heat")
+    return next(name for word, name in zip(words, names, strict=True) if word in text)
+
+
+def progress_text(comparison: ComparisonResult, limits: ComparisonLimits) -> str:
+    """What a comparison is doing now, in one line."""
+    side = escaped(comparison.sides[comparison.next_side].label)
+    if len(comparison.warm_up) < len(comparison.sides):
+        return f"first launches, which do not count: {side}"
+    number = len(comparison.rounds) + 1
+    found = ""
+    if comparison.estimates:
+        each = comparison.estimates[0]
+        interval = "" if each.low is None else f" ({ratio_text(each, each.low)}-{ratio_text(each, each.high)})"
+        found = f", so far {ratio_text(each)}{interval}"
+    return f"round {number} of at most {limits.rounds}{found}: {side}"

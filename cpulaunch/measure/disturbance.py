@@ -1,0 +1,121 @@
+"""What else happened on the machine while a launch ran, from counters of the kernel before and after it.
+
+Source: proc(5), /proc/stat and /proc/vmstat; kernel, Documentation/admin-guide/cgroup-v2.rst (cpu.stat), cgroup-v1;
+getrusage(2); Linux, drivers/thermal/intel/therm_throt.c (thermal_throttle).
+"""
+
+from __future__ import annotations
+
+from cpulaunch.measure.samples import Disturbance
+from cpulaunch.probe.cgroups import read_cgroups
+from cpulaunch.records.record import record
+from cpulaunch.system.root import natural
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.system.root import Root
+
+TICKS_PER_SECOND = 100
+"""The unit of /proc/stat on every architecture that runs torch. Source: proc(5), USER_HZ."""
+CPU_FOLDER = "sys/devices/system/cpu"
+IDLE_FIELDS = (3, 4)
+STEAL_FIELD = 7
+TIME_FIELDS = 8
+"""Fields of /proc/stat's first line: user, nice, system, idle, iowait, irq, softirq, steal; guest is part of user."""
+
+MOST_STEAL = 0.02
+MOST_OTHER_CPUS = 0.5
+MOST_THROTTLED = 0.02
+"""More than this in a sample, and the sample is called disturbed; throttling is a share of the sample's seconds."""
+
+
+@record
+class Counters:
+    """The kernel's counters at one moment; all grow only. Times are in seconds, over all CPUs."""
+
+    busy: float = 0.0
+    idle: float = 0.0
+    steal: float = 0.0
+    throttled: float = 0.0
+    thermal_events: int = 0
+    oom_kills: int = 0
+
+
+@record
+class LaunchUsage:
+    """What the processes of a launch used: CPU time in seconds, and involuntary context switches."""
+
+    cpu_seconds: float = 0.0
+    involuntary_switches: int = 0
+
+
+def read_counters(root: Root) -> Counters:
+    """The counters of now; those that the kernel does not tell are zero."""
+    times = _cpu_times(root.text("proc/stat") or "")
+    idle, steal = sum(times[at] for at in IDLE_FIELDS), times[STEAL_FIELD]
+    return Counters(
+        busy=sum(times) - idle - steal,
+        idle=idle,
+        steal=steal,
+        throttled=_throttled_seconds(root),
+        thermal_events=_thermal_events(root),
+        oom_kills=int(_value(root.text("proc/vmstat") or "", "oom_kill")),
+    )
+
+
+def disturbance_between(before: Counters, after: Counters, usage: LaunchUsage, *, seconds: float) -> Disturbance:
+    """What happened between two moments, `seconds` apart, besides what the launch itself used."""
+    stolen = max(0.0, after.steal - before.steal)
+    total = after.busy - before.busy + after.idle - before.idle + stolen
+    others = after.busy - before.busy - usage.cpu_seconds
+    return Disturbance(
+        steal=stolen / total if total > 0 else 0.0,
+        other_cpus=max(0.0, others / seconds) if seconds > 0 else 0.0,
+        throttled_seconds=max(0.0, after.throttled - before.throttled),
+        thermal_events=max(0, after.thermal_events - before.thermal_events),
+        involuntary_switches=usage.involuntary_switches,
+        oom_kills=max(0, after.oom_kills - before.oom_kills),
+    )
+
+
+def disturbance_reasons(disturbance: Disturbance, *, seconds: float) -> tuple[str, ...]:
+    """What made a sample a disturbed one, in words; empty if nothing did."""
+    throttled = disturbance.throttled_seconds
+    found = {
+        f"{disturbance.steal:.0%} of the CPU time went to other virtual machines": disturbance.steal > MOST_STEAL,
+        f"other processes used {disturbance.other_cpus:.1f} CPUs": disturbance.other_cpus > MOST_OTHER_CPUS,
+        f"a CPU quota held it back for {throttled:.2g} s": throttled > MOST_THROTTLED * seconds,
+        "a core was slowed because it was hot": disturbance.thermal_events > 0,
+    }
+    return tuple(text for text, holds in found.items() if holds)
+
+
+def _cpu_times(text: str) -> list[float]:
+    fields = text.partition("\n")[0].split()[1:]
+    values = [int(each) / TICKS_PER_SECOND for each in fields[:TIME_FIELDS] if each.isdigit()]
+    return [*values, *[0.0] * (TIME_FIELDS - len(values))]
+
+
+def _value(text: str, name: str) -> float:
+    """The number after a name in a file of "name number" lines; 0 if there is none."""
+    for line in text.splitlines():
+        key, _, number = line.partition(" ")
+        if key == name and number.strip().isdigit():
+            return float(number)
+    return 0.0
+
+
+def _throttled_seconds(root: Root) -> float:
+    """How long a CPU quota has held back this process's cgroup or one above it, whichever was longest."""
+    seconds = [0.0]
+    for version, folders in read_cgroups(root).folders(root, "cpu"):
+        name, unit = ("throttled_usec", 1e-6) if version == 2 else ("throttled_time", 1e-9)
+        seconds += [_value(root.text(f"{folder}/cpu.stat") or "", name) * unit for folder in folders]
+    return max(seconds)
+
+
+def _thermal_events(root: Root) -> int:
+    """How often cores have been slowed because they were hot."""
+    names = (name for name in root.names(CPU_FOLDER) if name[3:].isdigit())
+    texts = (root.text(f"{CPU_FOLDER}/{name}/thermal_throttle/core_throttle_count") for name in names)
+    return sum(natural(text) or 0 for text in texts if text is not None)

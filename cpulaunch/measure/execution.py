@@ -1,0 +1,205 @@
+"""One sample: a side's launch as a real one, in a child process, and the figure that it yields."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+
+from cpulaunch.launch.monitor.worker_report import read_event_file
+from cpulaunch.launch.output.metrics import LineReader, Metric, metric_name
+from cpulaunch.launch.process.exec_spec import NOT_INHERITED
+from cpulaunch.launch.process.program import child_environ
+from cpulaunch.launch.process.run_directory import make_unique_directory
+from cpulaunch.measure.child_process import ChildResult, ChildSetup, run_child
+from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read_counters
+from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
+from cpulaunch.records.errors import escaped
+from cpulaunch.records.record import record, replace
+from cpulaunch.records.torch_settings import EVENTS_VARIABLE
+from cpulaunch.system.files.folders import remove_path
+from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.writing import create
+from cpulaunch.system.root import Root
+from cpulaunch.system.signals import SIGKILL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+MAX_REPORT_BYTES = 1 << 26
+MAX_MESSAGE = 200
+NAMED_SIGNALS = {SIGKILL: "SIGKILL", 6: "SIGABRT", 11: "SIGSEGV", 15: "SIGTERM", 7: "SIGBUS", 4: "SIGILL", 8: "SIGFPE"}
+
+
+@record
+class LaunchSetup:
+    """What all samples of a measurement share.
+
+    `python`: the Python that runs the program. `folder`: a private one, for reports. `reports`: whether cpulaunch's
+    launches write a report, which lets a program report metrics and keeps a supervisor beside it.
+    """
+
+    child: ChildSetup
+    folder: str
+    python: str = sys.executable
+    reports: bool = True
+
+
+@record
+class _Outcome:
+    """What is known of a launch that has ended."""
+
+    child: ChildResult
+    metrics: Mapping[str, float]
+    checksums: Mapping[str, Any]
+    report: Mapping[str, Any] | None
+
+
+def take_sample(
+    side: Side, program: tuple[str, ...], *, choice: MetricChoice, limit_seconds: float, setup: LaunchSetup
+) -> Sample:
+    """The sample of one launch of the program: its script and arguments, or -m MODULE, or --no-python COMMAND.
+
+    Effect: launches it, and waits until everything that it started has ended. Raises: KeyboardInterrupt.
+    """
+    root = Root()
+    folder = make_unique_directory(setup.folder, "sample-")
+    before, used = read_counters(root), _used()
+    try:
+        launch = _launch_plain if side.plain else _launch_cpulaunch
+        outcome = launch(side, program, choice, limit_seconds, setup=setup, folder=folder)
+    finally:
+        remove_path(folder)
+    now = _used()
+    usage = LaunchUsage(
+        cpu_seconds=now.cpu_seconds - used.cpu_seconds,
+        involuntary_switches=now.involuntary_switches - used.involuntary_switches,
+    )
+    seconds = outcome.child.seconds
+    disturbance = disturbance_between(before, read_counters(root), usage, seconds=seconds)
+    failure = _failure(outcome.child, limit_seconds=limit_seconds, oom_kills=disturbance.oom_kills)
+    value = None
+    if failure is None:
+        value, failure = _value(outcome, choice)
+    return Sample(
+        value=value,
+        seconds=seconds,
+        metrics=outcome.metrics,
+        checksums=outcome.checksums,
+        failure=failure,
+        exit_code=outcome.child.exit_code,
+        disturbance=disturbance,
+        report=outcome.report,
+    )
+
+
+def plain_command(program: tuple[str, ...], python: str) -> tuple[str, ...]:
+    """The command that runs the program without cpulaunch."""
+    if program[:1] == ("--no-python",):
+        return program[1:]
+    if program[:1] in (("-m",), ("--module",)):
+        return (python, "-m", *program[1:])
+    return (python, *program)
+
+
+def _used() -> LaunchUsage:
+    """What all children of this process that have been reaped used."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return LaunchUsage(cpu_seconds=usage.ru_utime + usage.ru_stime, involuntary_switches=usage.ru_nivcsw)
+
+
+def _launch_plain(
+    side: Side, program: tuple[str, ...], choice: MetricChoice, limit: float, *, setup: LaunchSetup, folder: str
+) -> _Outcome:
+    """The end of a launch by Python alone, whose metrics come through the file that a launch names for them.
+
+    The plugin stays inactive: the variable with its settings is not set.
+    """
+    events = os.path.join(folder, "worker-0.jsonl")
+    os.close(create(events))
+    environ = child_environ(setup.child.environ, (*NOT_INHERITED, (EVENTS_VARIABLE, events)))
+    metric = None if choice.pattern is None else Metric(choice.pattern)
+    readers = [] if metric is None else [LineReader(metric), LineReader(metric)]
+    child = run_child(
+        plain_command(program, setup.python),
+        replace(setup.child, environ=environ),
+        limit_seconds=limit,
+        receive=[reader.feed for reader in readers],
+    )
+    for reader in readers:
+        reader.finish()
+    told = read_event_file(events)
+    found = {} if metric is None or metric.value is None else {metric_name(choice.pattern or ""): metric.value}
+    return _Outcome(child=child, metrics={**told.metrics, **found}, checksums=told.checksums, report=None)
+
+
+def _launch_cpulaunch(
+    side: Side, program: tuple[str, ...], choice: MetricChoice, limit: float, *, setup: LaunchSetup, folder: str
+) -> _Outcome:
+    """The end of a launch by cpulaunch with the side's options, and what its report says."""
+    path = os.path.join(folder, "report.json")
+    options = [*side.options]
+    if not any(option.partition("=")[0] == "--python" for option in options):
+        options += ["--python", setup.python]
+    if setup.reports:
+        options += ["--report", path]
+    if choice.pattern is not None:
+        options += ["--metric", choice.pattern]
+    command = (sys.executable, "-P", "-m", "cpulaunch", "run", *options, *program)
+    child = run_child(command, setup.child, limit_seconds=limit)
+    report = _read_report(path) if setup.reports else None
+    metrics = {} if report is None else _sums(report.get("metrics"))
+    return _Outcome(child=child, metrics=metrics, checksums=_first_checksums(report), report=report)
+
+
+def _read_report(path: str) -> dict[str, Any] | None:
+    """The report of a launch; None if it wrote none."""
+    try:
+        report = json.loads(read_start(path, max_bytes=MAX_REPORT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def _first_checksums(report: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The checksums that the first worker of a report gave; those of the others are in the report."""
+    workers = [] if report is None else report.get("workers") or []
+    return dict(workers[0].get("checksums") or {}) if workers else {}
+
+
+def _sums(metrics: Any) -> dict[str, float]:
+    """The metrics of a report, summed over its workers."""
+    return {str(name): float(each["sum"]) for name, each in metrics.items()} if isinstance(metrics, dict) else {}
+
+
+def _value(outcome: _Outcome, choice: MetricChoice) -> tuple[float | None, str | None]:
+    """The figure of a launch that succeeded, or None and why there is none."""
+    if choice.name is None and choice.pattern is None:
+        return outcome.child.seconds, None
+    name = choice.name if choice.pattern is None else metric_name(choice.pattern)
+    value = outcome.metrics.get(name or WALL_TIME)
+    if value is None:
+        how = "reported no metric" if choice.pattern is None else "printed nothing that --metric matches for"
+        return None, f"it {how} {name!r}"
+    return (value, None) if value > 0 else (None, f"its {name!r} is {value:g}, and only positive figures have ratios")
+
+
+def _failure(child: ChildResult, *, limit_seconds: float, oom_kills: int) -> str | None:
+    """How a launch failed, with the last line of its messages; None if it did not."""
+    code = child.exit_code
+    if code is None:
+        return f"it was still running after {limit_seconds:.3g} s"
+    if code == 0:
+        return None
+    number = -code if code < 0 else code - 128
+    if oom_kills and number == SIGKILL:
+        return "the kernel ended it for want of memory"
+    name = NAMED_SIGNALS.get(number, f"signal {number}")
+    how = f"{name} ended it" if code < 0 else f"it exited with code {code}"
+    lines = [line for line in child.stderr_tail.decode(errors="replace").splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith("cpulaunch:")]
+    last = escaped((own or lines or [""])[-1].strip())[:MAX_MESSAGE]
+    return f"{how}: {last}" if last else how

@@ -1,0 +1,91 @@
+"""Which figure of a program is compared, and whether less of it is better. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from cpulaunch.measure.samples import WALL_TIME, MetricChoice
+from cpulaunch.records.errors import UsageError, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PER_TIME = re.compile(r"/\s*(s|sec|secs|second|min|minute|h|hour)\b|\bper (second|minute|hour)\b|\b\w*(fps|flops)\b")
+"""What is done in a time: more is better."""
+TIME_WORDS = frozenset(
+    ("s", "sec", "secs", "second", "seconds", "ms", "us", "µs", "ns", "min", "minutes", "time", "latency", "duration")
+)
+LESS_IS_BETTER = TIME_WORDS | frozenset(
+    ("loss", "error", "errors", "perplexity", "memory", "bytes", "kb", "mb", "gb", "kib", "mib", "gib", "rss")
+)
+PERCENTILE = re.compile(r"p\d\d+")
+WORD = re.compile(r"[^\W_]+")
+
+
+def is_rate_or_time(name: str) -> bool:
+    """Whether a metric says how fast something is."""
+    return _is_rate(name) or bool(TIME_WORDS & _words(name)) or _has_percentile(name)
+
+
+def less_is_better(name: str) -> bool:
+    """Whether less is better of a metric of this name, by the units and words in it; of an unknown one more is."""
+    return not _is_rate(name) and (bool(LESS_IS_BETTER & _words(name)) or _has_percentile(name))
+
+
+def _is_rate(name: str) -> bool:
+    return PER_TIME.search(name.lower()) is not None
+
+
+def _has_percentile(name: str) -> bool:
+    return any(PERCENTILE.fullmatch(word) for word in _words(name))
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(WORD.findall(name.lower()))
+
+
+def found_choice(reported: Sequence[Mapping[str, float]], labels: Sequence[str], lower: bool | None) -> MetricChoice:
+    """What to compare, given the metrics that each side reported: the first that all have, else the wall time.
+
+    `lower`: whether less is better; None: by its name. Raises: UsageError if sides report different metrics only.
+    """
+    common = [name for name in reported[0] if all(name in each for each in reported)]
+    if not common and any(reported):
+        names = "; ".join(f"{label}: {', '.join(each) or 'none'}" for label, each in zip(labels, reported, strict=True))
+        raise UsageError(
+            "the sides report no metric in common", value=names, hint="--wall-time compares how long they take"
+        )
+    return named_choice(common[0], lower) if common else MetricChoice(lower_is_better=True)
+
+
+def named_choice(name: str, lower: bool | None) -> MetricChoice:
+    """A metric that the program reports with cpulaunch.metric()."""
+    return MetricChoice(name=name, lower_is_better=less_is_better(name) if lower is None else lower)
+
+
+def requested_choice(text: str, *, shown_name: str, lower: bool | None) -> MetricChoice:
+    """What --metric asks for: a pattern if the text has a group, else a metric's name.
+
+    `shown_name`: what the pattern's metric is called. Raises: UsageError for a pattern that cannot be one.
+    """
+    if "(" not in text:
+        return named_choice(text, lower)
+    try:
+        groups = re.compile(text).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(
+            f"invalid value {quoted(text)} for --metric", value=error, hint="--metric NAME|REGEX"
+        ) from None
+    if groups != 1:
+        raise UsageError(
+            f"invalid value {quoted(text)} for --metric",
+            value="expected a regular expression with exactly one group, which matches the number",
+            hint="--metric 'samples/s: ([0-9.]+)'",
+        )
+    return MetricChoice(pattern=text, lower_is_better=less_is_better(shown_name) if lower is None else lower)
+
+
+def choice_name(choice: MetricChoice, *, pattern_name: str) -> str:
+    """What the figure is called."""
+    return pattern_name if choice.pattern is not None else choice.name or WALL_TIME

@@ -1,0 +1,1 @@
+"""The search for a program's best settings on this machine."""

@@ -1,0 +1,156 @@
+"""The final round: the best trials measured again, in turn with the default, before anything is claimed of them."""
+
+from __future__ import annotations
+
+from cpulaunch.records.record import field, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Protocol
+
+    from cpulaunch.measure.samples import Sample
+    from cpulaunch.measure.tuning.space import Configuration
+    from cpulaunch.measure.tuning.study import TuningTrial
+    from cpulaunch.measure.tuning.trial import Guard
+
+    class RatioEstimate(Protocol):
+        """A ratio with its interval, whose ends are None with too few rounds."""
+
+        @property
+        def ratio(self) -> float: ...
+        @property
+        def low(self) -> float | None: ...
+        @property
+        def high(self) -> float | None: ...
+        @property
+        def rounds(self) -> int: ...
+
+
+FINALISTS = 3
+HOPELESS = 0.98
+"""A trial that was slower than this against the default is not measured again."""
+
+
+@record
+class Finalist:
+    """A configuration in the final round.
+
+    `estimate`: how many times as fast as the default it is; None before any round. `failure`: why it cannot win;
+    `values`: its figures in the order of rounds.
+    """
+
+    configuration: Configuration
+    values: tuple[float, ...] = ()
+    estimate: RatioEstimate | None = None
+    failure: str | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it is shown to be faster than the default."""
+        low = None if self.estimate is None else self.estimate.low
+        return self.failure is None and low is not None and low > 1
+
+
+@record
+class FinalRound:
+    """The finalists, and the default's figures. `interrupted`: it did not come to its end."""
+
+    finalists: tuple[Finalist, ...] = ()
+    default: tuple[float, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def winner(self) -> Finalist | None:
+        """The fastest finalist that is shown to be faster than the default; None if none is."""
+        faster = [each for each in self.finalists if each.is_faster]
+        return max(faster, key=lambda each: 0.0 if each.estimate is None else each.estimate.ratio, default=None)
+
+
+@record
+class FinalSetup:
+    """The means of a final round. `estimate`: the ratio of a side to the default, from both figures and the sides.
+
+    `seconds_left`: for another round. Launches are in the order of rounds, every second one reversed.
+    """
+
+    launch: Callable[[Configuration], Sample]
+    guard: Guard
+    estimate: Callable[[Sequence[float], Sequence[float], int], RatioEstimate]
+    lower_is_better: bool
+    rounds: int
+    seconds_left: Callable[[], float]
+    progress: Callable[[int, int], None] = field(default=lambda number, rounds: None)
+
+
+def choose_finalists(trials: Sequence[TuningTrial], count: int = FINALISTS) -> tuple[Configuration, ...]:
+    """The configurations of the best trials that did not fail, the fastest first."""
+    usable = [trial for trial in trials if trial.ratio is not None and trial.ratio > HOPELESS and trial.configuration]
+    usable.sort(key=lambda trial: (trial.pruned, -(trial.ratio or 0.0)))
+    found: dict[frozenset[tuple[str, object]], Configuration] = {}
+    for trial in usable:
+        if not trial.facts.get("repeated"):
+            found.setdefault(frozenset(trial.configuration.items()), trial.configuration)
+    return tuple(found.values())[:count]
+
+
+def run_final_round(setup: FinalSetup, configurations: Sequence[Configuration]) -> FinalRound:
+    """The final round's result. A configuration that fails once is out of it.
+
+    Rounds of which a launch of the default fails do not count. After Ctrl-C: what there is.
+    """
+    sides: list[Configuration] = [{}, *configurations]
+    rounds: list[dict[int, float]] = []
+    failures: dict[int, str] = {}
+    interrupted = False
+    try:
+        for number in range(setup.rounds):
+            if setup.seconds_left() <= 0 or len(failures) == len(configurations):
+                break
+            setup.progress(number, setup.rounds)
+            rounds.append(_one_round(setup, sides, failures, reverse=bool(number % 2)))
+    except KeyboardInterrupt:
+        interrupted = True
+    complete = [each for each in rounds if 0 in each]
+    return FinalRound(
+        finalists=tuple(_finalist(setup, sides, side, complete, failures) for side in range(1, len(sides))),
+        default=tuple(each[0] for each in complete),
+        interrupted=interrupted,
+    )
+
+
+def _one_round(
+    setup: FinalSetup, sides: Sequence[Configuration], failures: dict[int, str], *, reverse: bool
+) -> dict[int, float]:
+    """The figure of each side. Effect: sides that fail are added to `failures`."""
+    figures: dict[int, float] = {}
+    order = [side for side in range(len(sides)) if side not in failures]
+    for side in reversed(order) if reverse else order:
+        sample = setup.launch(sides[side])
+        failure = setup.guard.failure(sample)
+        if failure is None and sample.value is not None:
+            figures[side] = sample.value
+        elif side:
+            failures[side] = failure or "it has no figure"
+    return figures
+
+
+def _finalist(
+    setup: FinalSetup,
+    sides: Sequence[Configuration],
+    side: int,
+    rounds: Sequence[dict[int, float]],
+    failures: dict[int, str],
+) -> Finalist:
+    pairs = [(each[0], each[side]) for each in rounds if side in each]
+    own = tuple(value for _, value in pairs)
+    if side in failures or not pairs:
+        return Finalist(configuration=sides[side], values=own, failure=failures.get(side))
+    default = [speed_of(value, setup) for value, _ in pairs]
+    estimate = setup.estimate(default, [speed_of(value, setup) for value in own], len(sides))
+    return Finalist(configuration=sides[side], values=own, estimate=estimate)
+
+
+def speed_of(value: float, setup: FinalSetup) -> float:
+    """A figure as a speed: larger is better."""
+    return 1 / value if setup.lower_is_better else value

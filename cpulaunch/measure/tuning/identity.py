@@ -1,0 +1,57 @@
+"""What a study is about: the program, the machine and the versions; equal ones have one study."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+from cpulaunch.records.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from cpulaunch.measure.samples import MetricChoice
+    from cpulaunch.measure.tuning.space import Dimension
+
+DIGITS = 16
+
+
+@record
+class StudyIdentity:
+    """Everything that a study's results depend on. `program`: its words; `content`: the digest of the script.
+
+    `machine`, `versions`: facts by name. `options`: those of all launches.
+    """
+
+    program: tuple[str, ...]
+    content: str
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+    options: tuple[str, ...]
+    metric: MetricChoice | None
+    max_error: float | None
+    space: tuple[Dimension, ...]
+    folder: str
+
+    @property
+    def machine_key(self) -> str:
+        """The name of the folder with this machine's studies."""
+        return _digest(dict(self.machine))
+
+    @property
+    def key(self) -> str:
+        """The name of the study's folder among them."""
+        words = (list(self.program), self.content, dict(self.versions), list(self.options), self.folder)
+        space = [[each.name, list(each.texts())] for each in self.space]
+        return _digest([*words, None if self.metric is None else repr(self.metric), self.max_error, space])
+
+
+def _digest(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:DIGITS]
+
+
+def content_digest(data: bytes) -> str:
+    """What stands for a script's content."""
+    return sha256(data).hexdigest()[:DIGITS]

@@ -1,0 +1,218 @@
+"""A study: all trials of one program on one machine, in a database that survives the end of any process.
+
+optuna's storage is SQLite with a write-ahead log: a trial that was finished before a kill is there afterwards, and one
+that was not is tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import warnings
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+from sqlalchemy import event
+
+from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.record import record
+from cpulaunch.system.files.folders import open_own, remove_path
+from cpulaunch.system.files.paths import open_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from cpulaunch.measure.tuning.space import Configuration, Dimension
+
+FILE = "study.sqlite3"
+BUSY_SECONDS = 30
+FACTS, FAILURE = "facts", "failure"
+INTERRUPTED = "interrupted"
+"""Attribute of a study: the numbers of trials during which the process ended."""
+STARTUP_TRIALS = 6
+"""Trials before TPE models them; the first ones are not drawn by it anyway."""
+
+
+@record
+class TuningTrial:
+    """A trial that has ended. `ratio`: how many times as fast as the default; None if it failed, for `failure`.
+
+    `facts`: what was measured, as JSON data. `pruned`: it was measured once, being clearly slower than the best.
+    """
+
+    number: int
+    configuration: Configuration
+    ratio: float | None
+    facts: Mapping[str, Any]
+    failure: str | None = None
+    pruned: bool = False
+
+
+class Study:
+    """The trials of a folder, which one process at a time may add to; without a folder they are in memory alone."""
+
+    def __init__(self, folder: str | None, space: Sequence[Dimension], *, seed: int) -> None:
+        """Raises: CpulaunchError if another process uses the folder."""
+        self._space = {dimension.name: dimension for dimension in space}
+        self._lock = None if folder is None else _locked(folder)
+        self._running: dict[int, Any] = {}
+        optuna.logging.set_verbosity(logging.ERROR)
+        with _quiet():
+            self._study = optuna.create_study(
+                storage=None if folder is None else _storage(os.path.join(folder, FILE)),
+                study_name="tune",
+                direction="minimize",
+                load_if_exists=True,
+            )
+            past = len(self._study.get_trials(deepcopy=False))
+            self._study.sampler = optuna.samplers.TPESampler(
+                seed=seed + past, multivariate=True, n_startup_trials=STARTUP_TRIALS
+            )
+        self._retry_unfinished()
+
+    def close(self) -> None:
+        """Effect: other processes may use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _retry_unfinished(self) -> None:
+        """Effect: trials that a killed process left are failed, and the next ones to be asked for."""
+        left = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        if not left:
+            return
+        known = self._study.user_attrs.get(INTERRUPTED, [])
+        self._study.set_user_attr(INTERRUPTED, [*known, *(trial.number for trial in left)])
+        for trial in left:
+            self._study.tell(trial.number, state=TrialState.FAIL)
+            if trial.params.keys() == self._space.keys():
+                self._study.enqueue_trial(trial.params, skip_if_exists=False)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a trial is to be tried again."""
+        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+
+    def begin(self, configuration: Configuration | None = None) -> tuple[int, Configuration]:
+        """The number and the configuration of a new trial: a waiting one, else the given one, else one that TPE draws.
+
+        Effect: it is running.
+        """
+        if configuration is not None and not self.waiting:
+            self._study.enqueue_trial(self._texts(configuration), skip_if_exists=False)
+        with _quiet():
+            trial = self._study.ask({name: CategoricalDistribution(each.texts()) for name, each in self._space.items()})
+        self._running[trial.number] = trial
+        return trial.number, self._configuration(trial.params)
+
+    def finish(self, number: int, ratio: float, facts: Mapping[str, Any], *, pruned: bool = False) -> None:
+        """Effect: the trial has ended with this ratio."""
+        trial = self._running.pop(number)
+        trial.set_user_attr(FACTS, {**facts, "pruned": pruned})
+        self._study.tell(trial, -math.log(ratio))
+
+    def fail(self, number: int, reason: str, facts: Mapping[str, Any]) -> None:
+        """Effect: the trial has failed for this reason, and never wins."""
+        trial = self._running.pop(number)
+        trial.set_user_attr(FACTS, dict(facts))
+        trial.set_user_attr(FAILURE, reason)
+        self._study.tell(trial, state=TrialState.FAIL)
+
+    def trials(self) -> tuple[TuningTrial, ...]:
+        """Every trial that has ended, in the order of their starts, without those that were tried again."""
+        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
+        interrupted = set(self._study.user_attrs.get(INTERRUPTED, []))
+        return tuple(self._trial(each) for each in ended if each.number not in interrupted)
+
+    def importance(self) -> dict[str, float]:
+        """By setting: its share of the differences between trials; empty if there are too few."""
+        if len([trial for trial in self.trials() if trial.ratio is not None]) < STARTUP_TRIALS:
+            return {}
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        with _quiet():
+            try:
+                found = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+            except (ValueError, RuntimeError, ZeroDivisionError):  # All trials equally fast, for example.
+                return {}
+        return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
+
+    def _trial(self, trial: optuna.trial.FrozenTrial) -> TuningTrial:
+        facts = trial.user_attrs.get(FACTS, {})
+        value = trial.value if trial.state == TrialState.COMPLETE else None
+        return TuningTrial(
+            number=trial.number,
+            configuration=self._configuration(trial.params),
+            ratio=None if value is None else math.exp(-value),
+            facts=facts,
+            failure=None if value is not None else trial.user_attrs.get(FAILURE, "it has no result"),
+            pruned=bool(facts.get("pruned")),
+        )
+
+    def _texts(self, configuration: Configuration) -> dict[str, str]:
+        return {name: each.texts()[each.values.index(configuration.get(name))] for name, each in self._space.items()}
+
+    def _configuration(self, params: Mapping[str, Any]) -> Configuration:
+        """The configuration of a trial; settings that are not in the space are left out."""
+        found = {}
+        for name, each in self._space.items():
+            texts = each.texts()
+            value = each.values[texts.index(params[name])] if params.get(name) in texts else None
+            if value is not None:
+                found[name] = value
+        return found
+
+
+def make_folder(path: str, *, fresh: bool) -> None:
+    """Effect: there is a folder of this path that only this user can read; with `fresh` it is empty."""
+    if fresh:
+        remove_path(path)
+    try:
+        os.close(open_folder(path, make=0o700))
+    except OSError as error:
+        raise CpulaunchError(
+            "the folder of the study cannot be made", value=f"{path}: {error.strerror}", hint="set XDG_STATE_HOME"
+        ) from None
+
+
+def _locked(folder: str) -> int:
+    """A descriptor that holds the folder for this process. Raises: CpulaunchError."""
+    try:
+        fd = open_own(folder)
+    except OSError as error:
+        raise CpulaunchError("cannot open the study", value=f"{folder}: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise CpulaunchError(
+            "another cpulaunch tune runs this study", value=folder, hint="wait for it, or end it"
+        ) from None
+    return fd
+
+
+def _storage(path: str) -> optuna.storages.RDBStorage:
+    """optuna's storage in a file with a write-ahead log, each transaction of which is on the disk when it ends."""
+    storage = optuna.storages.RDBStorage(
+        f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}}, skip_table_creation=False
+    )
+
+    def set_up(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    event.listen(storage.engine, "connect", set_up)
+    storage.engine.dispose()
+    return storage
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without optuna's warnings of experimental parts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

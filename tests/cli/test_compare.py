@@ -1,0 +1,215 @@
+"""The command compare: its command line, its exit codes, and real comparisons of programs that end at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.cli.measuring.compare_arguments import parse_compare, side_labels
+from cpulaunch.measure.samples import MetricChoice
+from cpulaunch.records.errors import UsageError
+from tests import json_output
+from tests.launch.launching import alive, eventually
+
+FIXED = """
+    import os, cpulaunch
+    cpulaunch.metric("items/s", float(os.environ.get("RATE", "1")))
+"""
+
+
+def test_a_script_alone_compares_python_with_the_defaults():
+    line = parse_compare(["infer.py", "--batch", "8", "--", "x"])
+    assert (line.sides, line.program) == ((None, ()), ("infer.py", "--batch", "8", "--", "x"))
+    assert parse_compare(["--", "-m", "package", "a"]).program == ("-m", "package", "a")
+
+
+def test_sides_come_before_the_two_dashes_and_the_program_behind():
+    line = parse_compare(["--json", "python", "-O2", "--instances 2 --env 'A=x y'", "", "--", "infer.py", "--json"])
+    assert line.sides == (None, ("-O2",), ("--instances", "2", "--env", "A=x y"), ())
+    assert (line.program, line.json) == (("infer.py", "--json"), True)
+    assert parse_compare(["--", "--metric x", "cpulaunch", "--", "a.py"]).sides == (("--metric", "x"), ())
+
+
+def test_one_side_is_compared_with_python():
+    assert parse_compare(["-O2", "--", "a.py"]).sides == (None, ("-O2",))
+
+
+def test_options_before_the_sides_are_those_of_compare():
+    words = ["--metric=items/s", "--until", "0.5%", "--rounds", "12", "--budget", "60", "--lower-is-better"]
+    line = parse_compare([*words, "--fail-if-slower", "a.py"])
+    assert line.choice == MetricChoice(name="items/s", lower_is_better=True)
+    assert (line.limits.until, line.limits.rounds, line.limits.budget_seconds) == (0.005, 12, 60)
+    assert line.fail_if_slower
+    assert parse_compare(["--wall-time", "a.py"]).choice == MetricChoice()
+    assert parse_compare(["a.py"]).choice is None
+
+
+WRONG = {
+    "": "no script given",
+    "--json": "no script given",
+    "python -O2": "no -- between the sides and the program",
+    "python -O2 --": "no script given",
+    "python a.py -- b.py": "a side is neither options nor python",
+    "--until 2 a.py": "invalid value '2' for --until",
+    "--until 100% a.py": "invalid value",
+    "--rounds 0 a.py": "invalid value",
+    "--rounds 201 a.py": "invalid value",
+    "--budget nan a.py": "invalid value",
+    "--metric ( a.py": "invalid value",
+    "--metric": "--metric needs a value",
+    "--json=1 a.py": "--json takes no value",
+    "--metric x --wall-time a.py": "exclude each other",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_command_line_is_a_usage_error(words):
+    with pytest.raises(UsageError) as error:
+        parse_compare(words.split())
+    assert WRONG[words] in str(error.value)
+
+
+def test_labels_hide_values_that_env_gives_and_number_what_is_equal():
+    sides = [None, ("--env", "TOKEN=secret", "--env=KEY=secret", "--env", "OMP_DYNAMIC=true"), (), None]
+    hidden = [frozenset({"TOKEN", "KEY"})] * 4
+    assert side_labels(sides, hidden) == [
+        "python",
+        "--env TOKEN=... --env=KEY=... --env OMP_DYNAMIC=true",
+        "cpulaunch",
+        "python #2",
+    ]
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """A function that runs `cpulaunch compare` on a program's text."""
+
+    def run(*words, code=FIXED, program=("program.py",)):
+        (tmp_path / "program.py").write_text(textwrap.dedent(code))
+        command = [sys.executable, "-m", "cpulaunch", "compare", *words, *program]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+
+    return run
+
+
+def test_a_difference_that_is_there_is_found(compare):
+    ran = compare("--json", "python", "--env RATE=3", "--")
+    data = json_output.read("compare", ran.stdout)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert data["comparisons"][0]["ratio"] == 3
+    assert (data["comparisons"][0]["verdict"], data["ended"], len(data["rounds"])) == ("better", "precise", 9)
+    assert [side["plan"] is None for side in data["sides"]] == [True, False]
+
+
+def test_text_for_people(compare):
+    ran = compare("--env RATE=2", "--env RATE=1 --instances 2 --oversubscribe", "--env RATE=0.5", "--")
+    first, second, *rest = ran.stdout.splitlines()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    text = " ".join(ran.stdout.split())
+    assert "--env RATE=... --instances 2 --oversubscribe is 1.00 times as fast as --env RATE=..." in text
+    assert "--env RATE=... #2 is slower than --env RATE=...: 0.25 times as fast" in text
+    assert "RATE=2" not in ran.stdout
+    assert all(len(line) <= 80 for line in [first, second, *rest])
+
+
+def test_exit_code_1_for_a_slower_side_on_request(compare):
+    words = ("--env RATE=2", "--env RATE=1", "--")
+    assert compare(*words).returncode == 0
+    assert compare("--fail-if-slower", *words).returncode == 1
+    assert compare("--fail-if-slower", *reversed(words[:2]), "--").returncode == 0
+
+
+def test_a_side_that_fails_is_named_with_its_message(compare):
+    code = "import os, sys; sys.exit('no rate' if 'RATE' not in os.environ else 0)"
+    ran = compare("python", "--env RATE=1", "--", code=code)
+    assert ran.returncode == 1
+    assert "python failed in its first launch: it exited with code 1: no rate" in " ".join(ran.stdout.split())
+
+
+def test_a_python_of_one_side_is_not_that_of_the_others(compare, tmp_path):
+    other = tmp_path / "other-python"
+    other.write_text(f'#!/bin/sh\nexport OTHER=3\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    code = "import os, cpulaunch; cpulaunch.metric('items/s', float(os.environ.get('OTHER', '1')))"
+    ran = compare("--json", "--rounds", "1", f"--python {other}", "python", "", "--", code=code)
+    assert [each["ratio"] for each in json.loads(ran.stdout)["comparisons"]] == pytest.approx([1 / 3, 1 / 3], abs=1e-6)
+
+
+WRONG_SIDES = {
+    "--no-such-option": "unknown option",
+    "--instances 99999": "99999",
+    "--dry-run": "a side with --dry-run starts nothing",
+    "--report x.json": "a side takes no --report",
+    "--metric 'x ([0-9])'": "a side takes no --metric",
+    "other.py": "a side is neither options nor python",
+    "-O2 other.py": "a side names a program of its own",
+    "--emit sh": "a side with --emit starts nothing",
+}
+
+
+@pytest.mark.parametrize("side", WRONG_SIDES)
+def test_sides_are_checked_before_anything_is_launched(compare, tmp_path, side):
+    ran = compare("python", side, "--", code="open('launched', 'w')")
+    assert WRONG_SIDES[side] in ran.stderr
+    assert ran.returncode in (2, 125)
+    assert not (tmp_path / "launched").exists()
+
+
+def test_errors_are_json_with_json(compare):
+    ran = compare("--json", "--until", "2")
+    assert json_output.read_messages(ran.stderr)[-1]["kind"] == "usage"
+
+
+def test_sides_of_different_metrics_cannot_be_compared(compare):
+    code = "import os, cpulaunch; cpulaunch.metric(os.environ.get('NAME', 'a'), 1)"
+    ran = compare("python", "--env NAME=b", "--", code=code)
+    assert (ran.returncode, "no metric in common: python: a; --env NAME=...: b" in ran.stderr) == (2, True)
+
+
+LONG = """
+    import os, time
+    with open("pid.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid.part", f"pid-{os.getpid()}")
+    if len([name for name in os.listdir() if name.startswith("pid-")]) > 4:
+        time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it_and_what_it_launched(tmp_path, number):
+    (tmp_path / "program.py").write_text(textwrap.dedent(LONG))
+    command = [sys.executable, "-m", "cpulaunch", "compare", "program.py"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pids = eventually(lambda: _running(tmp_path), "the fifth launch")
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    eventually(lambda: not any(alive(pid) for pid in pids), "the end of the launch")
+    eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of its files")
+    if number == signal.SIGKILL:
+        return
+    assert process.returncode == 130
+    assert b"no verdict: cpulaunch was " in out
+    assert b"ended by a signal" in out
+
+
+def _running(folder: Path) -> list[int]:
+    pids = [int(path.name[4:]) for path in folder.glob("pid-*")]
+    return [pid for pid in pids if alive(pid)] if len(pids) > 4 else []
+
+
+def test_the_json_of_an_interrupted_comparison_is_whole(tmp_path):
+    (tmp_path / "program.py").write_text(textwrap.dedent(LONG))
+    command = [sys.executable, "-m", "cpulaunch", "compare", "--json", "program.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    eventually(lambda: _running(tmp_path), "the fifth launch")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert json_output.checked("compare", json.loads(out))["ended"] == "interrupted"

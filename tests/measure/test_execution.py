@@ -1,0 +1,182 @@
+"""Samples of real launches: where the figure comes from, how launches fail, and that nothing is left of them."""
+
+import os
+import signal
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.execution import LaunchSetup, take_sample
+from cpulaunch.measure.samples import MetricChoice, Side
+from tests.launch.launching import alive
+
+PYTHON = Side(label="python", plain=True)
+DEFAULTS = Side(label="cpulaunch")
+SIDES = pytest.mark.parametrize("side", [PYTHON, DEFAULTS], ids=["python", "cpulaunch"])
+
+
+@pytest.fixture
+def setup(tmp_path):
+    folder = tmp_path / "private"
+    folder.mkdir()
+    return LaunchSetup(child=ChildSetup(environ=dict(os.environ)), folder=str(folder))
+
+
+@pytest.fixture
+def sample(tmp_path, setup):
+    """A function that takes a sample of a script's text."""
+
+    def take(code, side, *args, choice=None, limit=120.0, setup=setup):
+        script = tmp_path / "program.py"
+        script.write_text(textwrap.dedent(code))
+        return take_sample(
+            side, (str(script), *args), choice=choice or MetricChoice(), limit_seconds=limit, setup=setup
+        )
+
+    return take
+
+
+@SIDES
+def test_a_metric_of_the_program_is_the_value(sample, side):
+    code = "import cpulaunch; cpulaunch.metric('items/s', 3); cpulaunch.metric('items/s', 4.5)"
+    found = sample(code, side, choice=MetricChoice(name="items/s"))
+    assert (found.value, found.failure, found.metrics) == (4.5, None, {"items/s": 4.5})
+
+
+@SIDES
+def test_a_pattern_finds_the_last_number_of_either_stream(sample, side):
+    code = "import sys; print('rate: 1.5', flush=True); sys.stderr.write('rate: 2.5')"
+    assert sample(code, side, choice=MetricChoice(pattern="rate: ([0-9.]+)")).value in (1.5, 2.5)
+    code = "print('rate: 1.5'); print('rate: 2.5')"
+    assert sample(code, side, choice=MetricChoice(pattern="rate: ([0-9.]+)")).metrics == {"rate": 2.5}
+
+
+@SIDES
+def test_wall_time_is_the_value_without_a_metric(sample, side):
+    found = sample("pass", side)
+    assert found.value == found.seconds > 0
+
+
+@SIDES
+def test_outputs_of_both_sides_can_be_compared(sample, side):
+    found = sample("import cpulaunch; cpulaunch.checksum([1.5, 2.5], 'logits')", side)
+    assert [part["sample"] for part in found.checksums["logits"]] == [[1.5, 2.5]]
+
+
+def test_several_workers_metrics_are_summed(sample):
+    code = "import cpulaunch; cpulaunch.metric('items/s', 3)"
+    side = Side(label="two", options=("--instances", "2", "--oversubscribe"))
+    assert sample(code, side, choice=MetricChoice(name="items/s")).value == 6
+
+
+def test_plain_python_has_nothing_of_cpulaunch_but_the_way_for_metrics(sample):
+    code = """
+        import os, cpulaunch
+        names = [name for name in os.environ if name.startswith(("CPULAUNCH", "OMP", "LD_PRELOAD"))]
+        cpulaunch.metric("variables", len(names))
+        cpulaunch.metric("cpus", len(os.sched_getaffinity(0)))
+    """
+    found = sample(code, PYTHON, choice=MetricChoice(name="cpus"))
+    assert found.metrics["variables"] == 1 + sum(name.startswith(("OMP", "LD_PRELOAD")) for name in os.environ)
+    assert found.value == len(os.sched_getaffinity(0))
+
+
+def test_without_reports_a_launch_becomes_its_worker(sample, setup):
+    quick = LaunchSetup(child=setup.child, folder=setup.folder, reports=False)
+    found = sample(
+        "import os, sys; sys.exit(os.getppid() != int(sys.argv[1]))", DEFAULTS, str(os.getpid()), setup=quick
+    )
+    assert (found.failure, found.report) == (None, None)
+
+
+FAILURES = {
+    "exit": ("import sys; sys.exit('no such model')", 1, "exited with code 1: no such model"),
+    "error": ("raise ValueError('bad shape')", 1, "ValueError: bad shape"),
+    "signal": ("import os; os.kill(os.getpid(), 11)", None, "SIGSEGV|139"),
+}
+
+
+@SIDES
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failed_launch_has_no_value_and_says_why(sample, side, name):
+    code, exit_code, text = FAILURES[name]
+    found = sample(code, side)
+    assert found.value is None
+    assert exit_code is None or found.exit_code == exit_code
+    assert any(each in found.failure for each in text.split("|")), found.failure
+
+
+@SIDES
+@pytest.mark.parametrize(("value", "text"), [(None, "reported no metric 'rate'"), (-1, "positive")])
+def test_a_launch_without_a_usable_metric_fails(sample, side, value, text):
+    code = "pass" if value is None else f"import cpulaunch; cpulaunch.metric('rate', {value})"
+    found = sample(code, side, choice=MetricChoice(name="rate"))
+    assert found.value is None
+    assert text in found.failure
+
+
+LEAVES_A_CHILD = """
+    import os, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(1000)"],
+        stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    with open(sys.argv[1] + ".part", "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    os.rename(sys.argv[1] + ".part", sys.argv[1])
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@SIDES
+@pytest.mark.parametrize(("stays", "limit"), [(0, 120), (1000, 8)], ids=["ends", "hangs"])
+def test_nothing_that_it_started_is_left(sample, tmp_path, side, stays, limit):
+    told = tmp_path / "pids"
+    found = sample(LEAVES_A_CHILD, side, str(told), str(stays), limit=limit)
+    assert (found.failure is None) == (stays == 0), found.failure
+    assert stays == 0 or "still running after 8 s" in found.failure
+    assert not any(alive(int(pid)) for pid in told.read_text().split())
+
+
+@SIDES
+def test_an_ending_signal_from_the_guards_ends_the_launch(sample, setup, tmp_path, side):
+    told = tmp_path / "pids"
+    os.mkfifo(tmp_path / "started")
+    control, write = os.pipe()
+    child = ChildSetup(environ=setup.child.environ, control=control)
+
+    def interrupt():
+        with open(tmp_path / "started") as file:
+            file.read()
+        os.write(write, bytes([signal.SIGWINCH, signal.SIGTERM]))
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code = textwrap.dedent(LEAVES_A_CHILD).replace("time.sleep(float", "open('started', 'w').close(); time.sleep(float")
+    code = f"import os; os.chdir({str(tmp_path)!r})\n{code}"
+    with pytest.raises(KeyboardInterrupt):
+        sample(code, side, str(told), "1000", setup=LaunchSetup(child=child, folder=setup.folder))
+    thread.join()
+    assert not any(alive(int(pid)) for pid in told.read_text().split())
+    assert os.listdir(setup.folder) == []
+
+
+def test_launches_get_the_signals_that_this_process_had(sample):
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    code = "import signal, sys; sys.exit(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())) != eval(sys.argv[1]))"
+    assert sample(code, PYTHON, repr(sorted(int(each) for each in mask))).failure is None
+
+
+@SIDES
+def test_much_output_neither_blocks_nor_is_kept(sample, side):
+    code = "import sys; sys.stdout.write('x' * 5_000_000); sys.stderr.write('y' * 5_000_000)"
+    assert sample(code, side).failure is None
+
+
+def test_a_module_and_a_command_run_too(setup):
+    for side in (PYTHON, DEFAULTS):
+        for program in (("-m", "this"), ("--no-python", sys.executable, "-c", "pass")):
+            found = take_sample(side, program, choice=MetricChoice(), limit_seconds=120, setup=setup)
+            assert found.failure is None, (side.label, program, found.failure)

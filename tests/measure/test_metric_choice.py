@@ -1,0 +1,56 @@
+"""Which figure is compared, and in which direction."""
+
+import pytest
+
+from cpulaunch.measure.metric_choice import found_choice, is_rate_or_time, less_is_better, requested_choice
+from cpulaunch.measure.samples import MetricChoice
+from cpulaunch.records.errors import UsageError
+
+LESS = ("ms", "latency", "latency p99 (ms)", "seconds per step", "s/step", "ms/token", "p95", "loss", "peak memory")
+MORE = ("samples/s", "tokens/sec", "items per second", "tokens/min", "fps", "TFLOPS", "accuracy", "score", "GB/s")
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_times_and_losses_are_better_if_less(name):
+    assert less_is_better(name)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_rates_and_unknown_metrics_are_better_if_more(name):
+    assert not less_is_better(name)
+
+
+def test_speed_is_told_from_quality():
+    speeds = ("samples/s", "ms", "latency p99", "wall time", "p95")
+    assert [is_rate_or_time(name) for name in speeds] == [True] * len(speeds)
+    assert not any(is_rate_or_time(name) for name in ("accuracy", "loss", "peak memory"))
+
+
+def test_the_first_metric_in_common_is_compared():
+    reported = [{"warm-up ms": 3.0, "items/s": 1.0, "loss": 2.0}, {"loss": 2.0, "items/s": 1.5}]
+    assert found_choice(reported, ["a", "b"], None) == MetricChoice(name="items/s", lower_is_better=False)
+    assert found_choice(reported, ["a", "b"], True).lower_is_better
+
+
+def test_without_metrics_the_wall_time_is_compared():
+    assert found_choice([{}, {}], ["a", "b"], None) == MetricChoice(lower_is_better=True)
+
+
+@pytest.mark.parametrize("reported", [[{"a": 1.0}, {"b": 1.0}], [{"a": 1.0}, {}], [{}, {"b": 1.0}]])
+def test_sides_without_a_common_metric_cannot_be_compared(reported):
+    with pytest.raises(UsageError, match="no metric in common") as error:
+        found_choice(reported, ["python", "-O2"], None)
+    assert "--wall-time" in error.value.hint
+
+
+def test_a_text_with_a_group_is_a_pattern_and_any_other_a_name():
+    assert requested_choice("items/s", shown_name="", lower=None).name == "items/s"
+    assert requested_choice("took ([0-9.]+) ms", shown_name="took ms", lower=None) == MetricChoice(
+        pattern="took ([0-9.]+) ms", lower_is_better=True
+    )
+
+
+@pytest.mark.parametrize("text", ["(", "(a)(b)", "(?:a)"])
+def test_a_pattern_without_its_one_group_is_an_error(text):
+    with pytest.raises(UsageError):
+        requested_choice(text, shown_name="x", lower=None)

@@ -1,0 +1,135 @@
+"""Studies: what survives the end of the process, at any moment, and who may use one."""
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("optuna", reason="the extra tune is not installed")
+
+from cpulaunch.measure.tuning.study import FILE, Study, make_folder
+from cpulaunch.records.errors import CpulaunchError
+from tests.measure.tuning.recorded import SPACE
+
+TUNING = """
+import sys
+from cpulaunch.measure.tuning.search import run_search
+from cpulaunch.measure.tuning.study import Study
+from cpulaunch.measure.tuning.trial import Baseline
+from tests.measure.tuning.recorded import SPACE, setup_for, table
+
+def told(trial, best):
+    print(trial.number, repr(sorted(trial.configuration.items())), trial.ratio, flush=True)
+
+study = Study(sys.argv[1], SPACE, seed=3)
+run_search(setup_for(table({}), max_trials=int(sys.argv[2]), notify=told), study, Baseline(), ())
+"""
+
+
+def start(folder, trials):
+    return subprocess.Popen(
+        [sys.executable, "-c", TUNING, str(folder), str(trials)],
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=subprocess.PIPE,
+    )
+
+
+def kill_and_resume(folder, kills, draw):
+    """Every trial that was told, over so many processes, each killed a random number of bytes after its first trial."""
+    told = []
+    for _ in range(kills):
+        process = start(folder, 10_000)
+        lines = [process.stdout.readline() for _ in range(draw.randrange(1, 4))]
+        for _ in range(draw.randrange(200_000)):
+            pass  # A moment within the next trial, which no event marks.
+        process.send_signal(signal.SIGKILL)
+        rest, errors = process.communicate()
+        assert process.returncode == -signal.SIGKILL, errors
+        told += [line for line in (*lines, *rest.splitlines(keepends=True)) if line.endswith("\n")]
+    return told
+
+
+def check_nothing_lost(folder, told):
+    study = Study(str(folder), SPACE, seed=3)
+    kept = {f"{each.number} {sorted(each.configuration.items())!r} {each.ratio}\n" for each in study.trials()}
+    assert set(told) <= kept
+    assert len(told) == len(set(told))
+    numbers = [trial.number for trial in study.trials()]
+    assert numbers == sorted(set(numbers))
+    study.close()
+
+
+@pytest.mark.slow
+def test_no_finished_trial_is_lost_by_kills(tmp_path):
+    kills = int(os.environ.get("TUNE_KILLS", "4"))
+    told = kill_and_resume(tmp_path, kills, random.Random(5))
+    assert len(told) >= kills
+    check_nothing_lost(tmp_path, told)
+
+
+def test_an_unfinished_trial_is_tried_again(tmp_path):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    number, _ = study.begin({})
+    study.finish(number, 1.0, {"values": [1.0]})
+    study.begin({"graph": "onednn"})
+    study.close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    assert [trial.number for trial in study.trials()] == [0]
+    assert study.waiting
+    number, configuration = study.begin({"threads": 1})
+    assert configuration == {"graph": "onednn"}
+    study.fail(number, "no memory", {"values": []})
+    assert [(trial.number, trial.failure) for trial in study.trials()] == [(0, None), (2, "no memory")]
+    assert not study.waiting
+    study.close()
+
+
+def test_the_log_is_written_ahead(tmp_path):
+    import sqlite3
+
+    study = Study(str(tmp_path), SPACE, seed=1)
+    connection = sqlite3.connect(tmp_path / FILE)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+    study.close()
+
+
+def test_one_process_at_a_time_uses_a_study(tmp_path):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    with pytest.raises(CpulaunchError, match="another cpulaunch tune runs this study"):
+        Study(str(tmp_path), SPACE, seed=1)
+    study.close()
+    Study(str(tmp_path), SPACE, seed=1).close()
+
+
+def test_only_the_user_can_read_it_and_fresh_empties_it(tmp_path):
+    folder = tmp_path / "state" / "tune" / "key"
+    make_folder(str(folder), fresh=False)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / FILE).write_text("old")
+    make_folder(str(folder), fresh=False)
+    assert (folder / FILE).exists()
+    make_folder(str(folder), fresh=True)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CpulaunchError, match="cannot be made"):
+        make_folder(str(tmp_path / "file" / "study"), fresh=False)
+
+
+def test_importance_needs_trials(tmp_path):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    assert study.importance() == {}
+    for number in range(12):
+        trial, configuration = study.begin()
+        study.finish(trial, 2.0 if configuration.get("weights") == "int8" else 1.0 + number / 1000, {"values": [1.0]})
+    found = study.importance()
+    assert not found or max(found, key=found.get) == "weights"
+    study.close()
