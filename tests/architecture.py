@@ -70,7 +70,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "view": {"records", "profile"},
     "emit": {"records", "plan"},
-    "html": {"records"},
+    "charts": {"records"},
+    "html.elements": {"records", "charts"},
+    "html": {"records", "charts", "html.elements"},
+    "plots": {"records", "charts"},
     "doctor": {
         *("records", "system", "probe", "probe.software", "probe.gpus"),
         *("plan.placement", "plan.plugin", "view", ""),
@@ -84,7 +87,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check.output": {"records", "check", "view", ""},
     "cli.corrections": {"records", "launch.process"},
     "cli.help": {"records"},
-    "cli.measuring": {"records", "launch.process", "launch.output", "measure", "view", "cli.help", ""},
+    "cli.measuring": {
+        *("records", "system.files", "launch.process", "launch.output", "measure", "view"),
+        *("charts", "html", "plots", "cli.help", ""),
+    },
     "cli": {
         *("cli.corrections", "cli.help", "cli.measuring", "measure.calibration"),
         *("records", "system", "profile", "schedulers", "probe", "probe.software", "probe.gpus"),
@@ -111,6 +117,7 @@ PURE = (
     "plan",
     "view",
     "emit",
+    "charts",
     "html",
     "schedulers",
     "profile.model",

@@ -107,7 +107,8 @@ def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     services = Services(
         environ=environ,
         parse=lambda tokens: read_command_line(tokens, environ),
-        check=lambda line: check_launch(line, environ),
+        check=lambda line: check_launch(line, environ)[1],
+        host_and_plan=lambda line: check_launch(line, environ),
         print_text=terminal.print_text,
         print_json=terminal.print_json,
         print_help=lambda command: print_command_help(command, environ),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 
 import cpulaunch
 from cpulaunch.cli import terminal
@@ -19,9 +17,7 @@ from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.plan import LaunchPlan
-from cpulaunch.records.record import record
-from cpulaunch.system.files.paths import locate
-from cpulaunch.system.files.writing import write_output
+from cpulaunch.system.files.outputs import PAGE, REPORT, check_path, save_output
 from cpulaunch.view import plan_view
 
 TYPE_CHECKING = False
@@ -32,39 +28,12 @@ if TYPE_CHECKING:
     from cpulaunch.records.host import Host
 
 
-@record
-class Output:
-    """A file that a launch ends with: what messages call it, and what its option needs."""
-
-    name: str
-    hint: str
-
-
-REPORT = Output(name="report", hint="--report needs a FILE.json in a writable directory, or - for stdout")
-PAGE = Output(name="page", hint="--html needs a FILE.html in a writable directory")
-
-
 def check_reports(plan: LaunchPlan) -> None:
     """Raises: CpulaunchError if the report or the page cannot be written where the plan says."""
     if plan.launch.report not in (None, "-"):
         check_path(REPORT, str(plan.launch.report))
     if plan.launch.html is not None:
         check_path(PAGE, plan.launch.html)
-
-
-def check_path(output: Output, path: str) -> None:
-    """Raises: CpulaunchError if no file can be written at `path`."""
-    folder = os.path.dirname(os.path.realpath(path))
-    if os.path.isdir(path):
-        raise _unwritable(output, path, "it is a directory")
-    if not os.path.isdir(folder):
-        raise _unwritable(output, path, f"there is no directory {folder}")
-    if not os.access(folder if _is_replaced(path) else path, os.W_OK):
-        raise _unwritable(output, path, f"no permission to write in {folder}")
-    try:
-        os.close(locate(path).folder)
-    except OSError as error:
-        raise _unwritable(output, path, error.strerror or str(error)) from None
 
 
 def finish_watched_launch(plan: LaunchPlan, host: Host, result: LaunchResult, *, notify: Callable[[str], None]) -> int:
@@ -128,26 +97,3 @@ def _report_unapplied(flags: tuple[str, ...], workers: str, *, strict: bool, not
     )
     notify(f"{'error' if strict else 'warning'}: {error}")
     return error.exit_code if strict else 0
-
-
-def save_output(output: Output, path: str, text: str) -> CpulaunchError | None:
-    """The error, if the text cannot be written. Effect: a regular file is replaced atomically; anything else (a pipe,
-    /dev/stdout) is written directly. Only this user can read a new file.
-    """
-    try:
-        write_output(path, text.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        return _unwritable(output, path, error.strerror or str(error))
-    return None
-
-
-def _is_replaced(path: str) -> bool:
-    """Whether a report at this path is a regular file, existing or new."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return True
-
-
-def _unwritable(output: Output, path: str, reason: str) -> CpulaunchError:
-    return CpulaunchError(f"the {output.name} cannot be written", value=path, source=reason, hint=output.hint)

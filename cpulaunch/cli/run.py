@@ -167,10 +167,10 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
         check_program(line.program, environ)
 
 
-def check_launch(line: CommandLine, environ: Mapping[str, str]) -> LaunchPlan:
-    """The plan of a launch that is made later. Raises: CpulaunchError if it cannot be made as things are."""
+def check_launch(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, LaunchPlan]:
+    """The host and the plan of a launch that is made later. Raises: CpulaunchError if it cannot be made as it is."""
     _check_runnable(line, environ)
-    return _make_plan(line, environ, will_run=False, notify=lambda text: None)[1]
+    return _make_plan(line, environ, will_run=False, notify=lambda text: None)
 
 
 def _make_plan(

@@ -29,7 +29,7 @@ _cpulaunch_profiles() { # further words; names may be in a list with commas
 
 _cpulaunch_takes_value() {
     case $1 in
-        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --html | --metric | --emit | --sysroot | --until | --rounds | --budget | --svg | --format | --select | --ignore | --explain | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
+        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --html | --metric | --emit | --sysroot | --until | --rounds | --budget | --svg | --png | --format | --select | --ignore | --explain | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
     esac
     return 1
 }
@@ -68,6 +68,7 @@ _cpulaunch_value() { # what follows this option
         --emit) _cpulaunch_words "sh slurm k8s" ;;
         --sysroot) _cpulaunch_files '' ;;
         --svg) _cpulaunch_files '*' ;;
+        --png) _cpulaunch_files '*' ;;
         --format) _cpulaunch_words "text json sarif github" ;;
         -h | --help) _cpulaunch_help ;;
     esac
@@ -84,7 +85,7 @@ _cpulaunch_options() {
             [[ $cur != --no* ]] || echo "--no-smt --no-e-cores --no-oversubscribe --no-huge-pages --no-release-weights --no-channels-last --no-inference-mode --debug-apis --no-flush-denormal --no-cudnn-benchmark --no-mmap-weights --no-fused-optimizers --no-ipex --no-pin-memory --no-persistent-workers --no-standalone --no-run-path --no-virtual-local-rank --no-ccl-worker-siblings --no-strict --no-quiet --no-buffered --no-start-barrier"
             ;;
         "compare")
-            echo "--metric --wall-time --lower-is-better --higher-is-better --until --rounds --budget --fail-if-slower --json --help"
+            echo "--metric --wall-time --lower-is-better --higher-is-better --until --rounds --budget --fail-if-slower --json --html --svg --png --help"
             ;;
         "probe")
             echo "--json --sysroot --svg --help"

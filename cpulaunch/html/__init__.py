@@ -1,1 +1,1 @@
-"""One self-contained page from the JSON of a run: facts in, text out."""
+"""One self-contained page from the JSON of a run, a comparison or a search: facts in, text out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.html.markup import Markup, code, element, table, value_of
+from cpulaunch.html.elements.markup import Markup, code, element, table, value_of
 from cpulaunch.html.page import section
 from cpulaunch.records.cpulist import format_cpulist
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from cpulaunch.html.bars import Bar, bar_chart
-from cpulaunch.html.markup import Markup, bytes_text, code, element, number_text, table, value_of
-from cpulaunch.html.page import folded, section
+from cpulaunch.charts.model import Bar
+from cpulaunch.html.elements.bars import bar_chart
+from cpulaunch.html.elements.markup import Markup, bytes_text, code, element, joined, number_text, table, value_of
+from cpulaunch.html.page import folded
 from cpulaunch.records.host import count_text
 
 TYPE_CHECKING = False
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 
-def torch_sections(workers: Sequence[Json]) -> Iterable[Markup]:
-    """Sections on the workers of a report; what several workers report alike is there once."""
-    yield _settings(workers)
-    yield _captures(workers)
-    yield _modes(_unique(each for worker in workers for each in worker["chosen"]))
-    yield _weights(_unique(each for worker in workers for each in worker["weights"]))
+def torch_parts(workers: Sequence[Json]) -> Iterable[tuple[str, Markup]]:
+    """Titles and contents on the workers of a report; what several workers report alike is there once."""
+    yield "Settings inside torch", _settings(workers)
+    yield "Captured graphs", _captures(workers)
+    yield "Modes of modules", _modes(_unique(each for worker in workers for each in worker["chosen"]))
+    yield "Packed weights", _weights(_unique(each for worker in workers for each in worker["weights"]))
 
 
 def _unique(entries: Iterable[Json]) -> list[tuple[Json, int]]:
@@ -41,7 +42,7 @@ def _settings(workers: Sequence[Json]) -> Markup:
         for each, count in found
     ]
     heads = ("Setting", "State", "How, or why not", "Workers")
-    return section("Settings inside torch", table("As the workers report them", heads, rows))
+    return table("As the workers report them", heads, rows)
 
 
 def _captures(workers: Sequence[Json]) -> Markup:
@@ -68,12 +69,14 @@ def _captures(workers: Sequence[Json]) -> Markup:
         for each, _ in captured
     ]
     reasons = [[code(each.get("module")), value_of(each.get("reason"))] for each, _ in eager]
-    return section(
-        "Captured graphs",
-        element("p", summary),
-        bar_chart("Speed when it was captured; 1 is as fast as eager", bars) if bars else Markup(),
-        folded("Captured modules", table("Captured modules", heads, rows, numeric=(3, 4))),
-        table("Modules that stayed eager, and why", ("Module", "Reason"), reasons),
+    chart = bar_chart("Speed when it was captured; 1 is as fast as eager", bars, reference=1.0) if bars else Markup()
+    return joined(
+        [
+            element("p", summary),
+            chart,
+            folded("Captured modules", table("Captured modules", heads, rows, numeric=(3, 4))),
+            table("Modules that stayed eager, and why", ("Module", "Reason"), reasons),
+        ]
     )
 
 
@@ -94,7 +97,7 @@ def _modes(found: Sequence[tuple[Json, int]]) -> Markup:
     ]
     heads = ("Module", "Inputs", "Mode", "Times plain calls", "Timed calls")
     caption = "The mode chosen for each module by its durations"
-    return section("Modes of modules", table(caption, heads, rows, numeric=(3,)))
+    return table(caption, heads, rows, numeric=(3,))
 
 
 def _items(value: object) -> Iterable[tuple[object, object]]:
@@ -114,8 +117,4 @@ def _weights(found: Sequence[tuple[Json, int]]) -> Markup:
         for each, _ in found
     ]
     heads = ("Module", "Type", "Layers", "Before", "Packed", "Largest error of results")
-    return (
-        section("Packed weights", table("Weights kept in another type", heads, rows, numeric=(3, 4)))
-        if rows
-        else Markup()
-    )
+    return table("Weights kept in another type", heads, rows, numeric=(3, 4))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Literal
 
-from cpulaunch.html.markup import Markup, element, joined
+from cpulaunch.html.elements.markup import Markup, element, joined
 from cpulaunch.html.style import SCRIPT, STYLE
 from cpulaunch.records.record import record
 
@@ -64,6 +64,12 @@ def section(title: str, *parts: Markup) -> Markup:
     return element("section", element("h2", title), content) if content else Markup()
 
 
-def folded(summary: str, content: Markup) -> Markup:
+def subsection(title: object, *parts: Markup) -> Markup:
+    """A part of a section with a heading of its own; nothing if it has no content."""
+    content = joined(parts)
+    return element("div", element("h3", title), content) if content else Markup()
+
+
+def folded(summary: str, content: Markup, *, opened: bool = False) -> Markup:
     """Content that opens at a click or key; nothing if there is none."""
-    return element("details", element("summary", summary), content) if content else Markup()
+    return element("details", element("summary", summary), content, open=opened) if content else Markup()

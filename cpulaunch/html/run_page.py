@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from cpulaunch.html.bars import Bar, bar_chart
-from cpulaunch.html.ceilings import ceilings
+from cpulaunch.charts.model import Bar
+from cpulaunch.html.ceilings import RateFigure, ceilings
+from cpulaunch.html.elements.bars import bar_chart
+from cpulaunch.html.elements.markup import Markup, bytes_text, code, element, number_text, scrolling, table, value_of
 from cpulaunch.html.environment import environment_section
-from cpulaunch.html.inside_torch import torch_sections
-from cpulaunch.html.markup import Markup, bytes_text, code, element, number_text, scrolling, table, value_of
+from cpulaunch.html.inside_torch import torch_parts
 from cpulaunch.html.page import Headline, Tile, page, section
 from cpulaunch.records.host import count_text
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 
+PER_OBJECT = frozenset({"ipex", "data_loading", "channels_last", "fused_optimizers"})
+"""Settings that apply to each module, loader or optimizer: what is said of one does not hold for all."""
+
+
 def run_page(report: Json, *, machine: str, core_map: str | None = None, calibration: Calibration | None = None) -> str:
     """The page of a report. `machine`: its processor, in a line; `core_map`: its picture, as an SVG element.
 
@@ -30,8 +35,14 @@ def run_page(report: Json, *, machine: str, core_map: str | None = None, calibra
         _warnings(report),
         _workers(report),
         _map(core_map),
-        ceilings(calibration),
-        *torch_sections(report["workers"]),
+        ceilings(
+            calibration,
+            [
+                RateFigure(label="all workers", metric=name, value=each["sum"])
+                for name, each in report["metrics"].items()
+            ],
+        ),
+        *(section(title, content) for title, content in torch_parts(report["workers"])),
         _decisions(report["plan"]),
         environment_section(report["plan"]),
     ]
@@ -75,15 +86,32 @@ def _findings(report: Json) -> Iterable[str]:
     lost = sum(each["plugin"] == "not loaded" for each in workers)
     moved = sum((each["binding"] or {}).get("as_planned") is False for each in workers)
     degraded = {name for each in workers for name, end in each["settings"].items() if end["state"] == "degraded"}
+    partial = {name for name in degraded if _may_be_partial(name, workers)}
     if lost:
         yield f"{count_text(lost, 'worker')} of {len(workers)} did not load cpulaunch's plugin into torch."
     if moved:
         yield f"Threads of {count_text(moved, 'worker')} left the planned CPUs."
-    if degraded:
-        yield f"Not in force: {', '.join(sorted(degraded))}."
+    if degraded - partial:
+        yield f"Not in force: {', '.join(_extent(name, workers) for name in sorted(degraded - partial))}."
+    if partial:
+        yield f"Not in force everywhere: {', '.join(_extent(name, workers) for name in sorted(partial))}."
     if not (lost or moved or degraded) and workers:
         bound = any((each["binding"] or {}).get("as_planned") for each in workers)
         yield "Every setting is in force" + (", and all threads stayed on the planned CPUs." if bound else ".")
+
+
+def _may_be_partial(name: str, workers: Iterable[Json]) -> bool:
+    """Whether a setting that was refused for one object may be in force for others; of graphs it is known."""
+    return any(each["graph"]["captured"] for each in workers) if name == "graph" else name in PER_OBJECT
+
+
+def _extent(name: str, workers: Iterable[Json]) -> str:
+    """The name of a setting with what it is in force for, as far as workers report that."""
+    if name != "graph":
+        return name
+    graphs = [worker["graph"] for worker in workers]
+    captured, eager = (sum(len(graph[key]) for graph in graphs) for key in ("captured", "eager"))
+    return f"graph ({count_text(captured, 'graph')} captured, {count_text(eager, 'module')} not)"
 
 
 def _tiles(report: Json) -> Iterable[Tile]:

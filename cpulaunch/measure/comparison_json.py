@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from cpulaunch.measure.comparison_text import metric_label, verdict_text
+from cpulaunch.measure.comparison_text import metric_label, remarks, verdict_text
 from cpulaunch.measure.statistics import drift, spread
 
 TYPE_CHECKING = False
@@ -32,6 +32,7 @@ def comparison_json(
         "ended": comparison.ended,
         "seconds": _rounded(comparison.seconds),
         "sides": [_side(comparison, number) for number in range(len(comparison.sides))],
+        "remarks": list(remarks(comparison, limits)),
         "comparisons": [_estimate(comparison, number) for number in range(1, len(comparison.estimates) + 1)],
         "rounds": [_round(each) for each in comparison.rounds],
         "failures": [
@@ -63,7 +64,17 @@ def _side(comparison: ComparisonResult, number: int) -> dict[str, Any]:
         "drift": None if change is None else _rounded(change),
         "metrics": {} if first is None else dict(first.metrics),
         "plan": None if first is None or first.report is None else first.report.get("plan"),
+        "workers": _workers(comparison, number),
     }
+
+
+def _workers(comparison: ComparisonResult, number: int) -> list[Any]:
+    """The workers of a side's last launch, as its report has them; none without a report."""
+    samples = [
+        each[number] for each in (comparison.warm_up, *(r.samples for r in comparison.rounds)) if number < len(each)
+    ]
+    reports = [sample.report for sample in samples if sample.report is not None]
+    return list(reports[-1].get("workers") or ()) if reports else []
 
 
 def _estimate(comparison: ComparisonResult, number: int) -> dict[str, Any]:

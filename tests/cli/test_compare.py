@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.cli.measuring.compare_arguments import parse_compare, side_labels
+from cpulaunch.cli.measuring.compare_arguments import asks_for_json, parse_compare, side_labels
 from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.records.errors import UsageError
 from tests import json_output
@@ -49,7 +49,31 @@ def test_options_before_the_sides_are_those_of_compare():
     assert parse_compare(["a.py"]).choice is None
 
 
+def test_options_of_compare_may_stand_among_the_sides():
+    line = parse_compare(
+        ["python", "", "--rounds", "12", "-O2", "--json", "--html=p.html", "--", "s.py", "--rounds", "3"]
+    )
+    assert line.sides == (None, (), ("-O2",))
+    assert (line.limits.rounds, line.json, line.files.html) == (12, True, "p.html")
+    assert line.program == ("s.py", "--rounds", "3")
+    assert parse_compare(["python", "-h", "--", "s.py"]).help
+    assert asks_for_json(["python", "--rounds", "12", "--json", "--wrong", "--", "s.py"])
+    assert not asks_for_json(["python", "", "--", "s.py", "--json"])
+    assert not asks_for_json(["s.py", "--json"])
+
+
+def test_behind_two_dashes_there_are_sides_only():
+    assert parse_compare(["--", "--rounds 3", "--wall-time", "--", "s.py"]).sides == (
+        ("--rounds", "3"),
+        ("--wall-time",),
+    )
+
+
 WRONG = {
+    "python --rounds -- a.py": "--rounds needs a value",
+    "python --rounds 3 a.py": "no -- between the sides and the program",
+    "python --rounds 3 x -- a.py": "a side is neither options nor python",
+    "python --wall-time --metric x -- a.py": "exclude each other",
     "": "no script given",
     "--json": "no script given",
     "python -O2": "no -- between the sides and the program",
@@ -213,3 +237,41 @@ def test_the_json_of_an_interrupted_comparison_is_whole(tmp_path):
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert json_output.checked("compare", json.loads(out))["ended"] == "interrupted"
+
+
+def test_a_page_and_pictures_of_a_comparison(compare, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'cpulaunch[plots]'")
+    files = ["--html", "page.html", "--svg", "plots.svg", "--png", "plots.png"]
+    ran = compare("python", "--env RATE=3 --env API_KEY=secret-value", *files, "--")
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split(":")[1].strip() for line in ran.stderr.splitlines()] == ["page", "picture", "picture"]
+    page = (tmp_path / "page.html").read_text()
+    assert "3.00 times as fast" in page
+    assert "API_KEY" in page
+    assert "secret-value" not in page
+    assert (tmp_path / "page.html").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "plots.svg").read_bytes().startswith(b"<?xml")
+    assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("option", ["--html", "--svg", "--png"])
+def test_a_file_that_cannot_be_written_is_found_before_the_first_launch(compare, tmp_path, option):
+    if option != "--html":
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'cpulaunch[plots]'")
+    ran = compare(option, "missing/file", "--", code="open('started', 'w')")
+    assert ran.returncode == 125
+    assert "cannot be written: missing/file" in ran.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_side_has_no_page_of_its_own(compare):
+    ran = compare("python", "--html x.html", "--")
+    assert ran.returncode == 2
+    assert "a side takes no --html" in ran.stderr
+    assert "give it to compare: --html FILE" in ran.stderr
+
+
+def test_a_comparison_that_fails_has_a_page(compare, tmp_path):
+    ran = compare("--html", "page.html", "python", "", "--", code="raise SystemExit(3)")
+    assert ran.returncode == 1
+    assert "No verdict: no round was completed." in (tmp_path / "page.html").read_text()

@@ -1,9 +1,21 @@
-"""A report whose every text was written by a worker or profile that attacks its reader, and an ordinary one."""
+"""Reports and comparisons whose every text was written by one who attacks their reader, and ordinary ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from cpulaunch.html.compare_page import compare_page
+from cpulaunch.html.sides import PageMachine, PageSide
+from cpulaunch.records.host import Calibration, CalibrationFigure
+
+CALIBRATION = Calibration(
+    date="2026-01-02",
+    figures=(
+        CalibrationFigure("products", "fp32", 200.0),
+        CalibrationFigure("products", "bf16", 400.0),
+        CalibrationFigure("read bandwidth", "all NUMA nodes", 20.0),
+    ),
+)
 ATTACKS = (
     "<script>document.title = 'taken'</script>",
     "</style></script><img src=x onerror=\"document.title = 'taken'\">",
@@ -72,3 +84,46 @@ def _worker(index: int, text: str, number: float) -> dict[str, Any]:
         "metrics": {},
         "warnings": [text],
     }
+
+
+def comparison(text: str = "text", *, number: float = 1.5, sides: int = 3, rounds: int = 3) -> dict[str, Any]:
+    """A comparison of these sides with this text wherever a program or its user decides, and this number."""
+    sample = {"value": number, "seconds": number, "steal": 0.0, "other_cpus": 0.0, "throttled_seconds": 0.0}
+    sample |= {"thermal_events": 0, "involuntary_switches": 0, "disturbed": [text]}
+    side = {"label": text, "plain": False, "median": number, "spread": 0.1, "drift": 0.5, "metrics": {}}
+    return {
+        "schema": 1,
+        "cpulaunch": "1.0",
+        "host": text,
+        "program": [text],
+        "metric": {"name": text, "source": "program", "lower_is_better": True},
+        "limits": {"until": 0.02, "rounds": 40, "budget_seconds": 60.0},
+        "ended": "rounds",
+        "seconds": number,
+        "sides": [{**side, "plan": _plan(text), "workers": [_worker(0, text, number)]} for _ in range(sides)],
+        "remarks": [text],
+        "comparisons": [
+            {
+                "side": each,
+                "to": 0,
+                "ratio": number,
+                "low": number,
+                "high": number,
+                "rounds": rounds,
+                "verdict": "better",
+                "text": text,
+            }
+            for each in range(1, sides)
+        ],
+        "rounds": [{"order": list(range(sides)), "samples": [sample] * sides} for _ in range(rounds)],
+        "failures": [{"side": 0, "round": 1, "text": text, "exit_code": 1}],
+    }
+
+
+def compare_document(comparison: dict[str, Any]) -> str:
+    """The page of a comparison."""
+    sides = [
+        PageSide(label=each["label"], plan=None if each["plain"] else each["plan"], workers=each["workers"])
+        for each in comparison["sides"]
+    ]
+    return compare_page(comparison, machine=PageMachine(name="a machine", calibration=CALIBRATION), sides=sides)

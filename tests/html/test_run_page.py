@@ -5,33 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpulaunch.html.markup import MAX_ROWS, number_text, table
+from cpulaunch.html.elements.markup import MAX_ROWS, number_text, table
 from cpulaunch.html.run_page import run_page
 from tests.html import hostile
-
-
-class Reader(HTMLParser):
-    """What a browser sees: elements, with their attributes, and the text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+from tests.html.reader import Reader
 
 
 def make_page(report: dict[str, Any]) -> str:
@@ -51,7 +33,7 @@ def test_text_of_others_stays_text(text: str) -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e308, 1e308, 0.0, 10**400])
 def test_every_number_has_a_bar_of_finite_length(number: float) -> None:
     styles = [value for name, value in Reader(make_page(hostile.report(number=number))).attributes if name == "style"]
-    lengths = [float(str(style).removeprefix("width:").removesuffix("%")) for style in styles]
+    lengths = [float(part.partition(":")[2].removesuffix("%")) for style in styles for part in str(style).split(";")]
     assert lengths
     assert all(0 <= length <= 100 for length in lengths)
 
@@ -77,6 +59,28 @@ def test_the_verdict_comes_first(change: dict[str, Any], tone: str, sentence: st
     assert f'<p class="verdict {tone}">' in page
     assert sentence in Reader(page).text
     assert page.index(sentence) < page.index("<h2>")
+
+
+@pytest.mark.parametrize(
+    ("captured", "state", "sentence"),
+    [
+        (2, "degraded", "Not in force everywhere: graph (2 graphs captured, 1 module not)."),
+        (0, "degraded", "Not in force: graph (0 graphs captured, 1 module not)."),
+        (2, "applied", "Every setting is in force."),
+    ],
+)
+def test_a_part_that_stayed_eager_does_not_deny_the_others(captured: int, state: str, sentence: str) -> None:
+    report = hostile.report()
+    entry = report["workers"][0]["graph"]["captured"][0]
+    report["workers"] = [
+        report["workers"][0]
+        | {
+            "settings": {"graph": {"state": state, "detail": "a part runs eagerly"}},
+            "graph": {"captured": [entry] * captured, "eager": [{"module": "Part", "reason": "a branch"}]},
+            "binding": None,
+        }
+    ]
+    assert sentence in Reader(make_page(report)).text
 
 
 def test_a_table_says_what_it_leaves_out() -> None:

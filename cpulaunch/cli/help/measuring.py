@@ -12,6 +12,12 @@ def _option(shown: str, metavar: str, text: str) -> Option:
     return Option(shown=shown, metavar=metavar, text=text, group=GROUP)
 
 
+FILES = (
+    _option("--html", "FILE", "write a page for a browser: verdict, all samples, what the launches differ in"),
+    _option("--svg", "FILE", "write the plots as an SVG picture (needs cpulaunch[plots])"),
+    _option("--png", "FILE", "write the plots as a PNG picture (needs cpulaunch[plots])"),
+)
+
 COMPARE = (
     _option(
         "--metric",
@@ -27,6 +33,7 @@ COMPARE = (
     _option("--budget", "SECONDS", "begin no round that would end later than this (default: 1800)"),
     _option("--fail-if-slower", "", "exit code 1 if a side is slower, or worse, than the first one"),
     _option("--json", "", "print JSON and nothing else"),
+    *FILES,
     HELP,
 )
 

@@ -7,8 +7,10 @@ import sys
 import time
 
 import cpulaunch
+from cpulaunch.charts.compare_charts import compare_charts
 from cpulaunch.cli.help.commands import command_named
 from cpulaunch.cli.measuring.compare_arguments import CompareLine, parse_compare, side_labels
+from cpulaunch.cli.measuring.outputs import PageFacts, check_outputs, page_facts, write_outputs
 from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
@@ -26,15 +28,22 @@ from cpulaunch.view.text import painter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from cpulaunch.cli.measuring.services import Services
     from cpulaunch.records.command_line import CommandLine
 
+    Json = Mapping[str, Any]
+
 COMMAND = command_named("compare")
 NOT_COMPARED = frozenset({"--json", "--brief", "--dry-run", "--help", "--version"})
 """Options of a side with which nothing would be launched."""
-OWN_SETTINGS = {"report": "compare writes reports of its own", "metric": "give it to compare: --metric REGEX"}
+OWN_SETTINGS = {
+    "report": "compare writes reports of its own",
+    "metric": "give it to compare: --metric REGEX",
+    "html": "give it to compare: --html FILE",
+}
 """Settings that a side cannot have, and why."""
 GRACE_SECONDS = 30.0
 """How long a comparison may take to end after a signal: longer than a launch."""
@@ -46,6 +55,7 @@ def compare(arguments: Sequence[str], services: Services) -> int:
     line = parse_compare(arguments)
     if line.help:
         return services.print_help(COMMAND)
+    check_outputs(line.files)
     lines = [services.parse([*(words or ()), *line.program]) for words in line.sides]
     for words, parsed in zip(line.sides, lines, strict=True):
         _check_side(words, parsed, line.program)
@@ -58,9 +68,30 @@ def compare(arguments: Sequence[str], services: Services) -> int:
     ]
     if line.limits.rounds < fewest_rounds(len(sides)):
         services.notify(f"warning: a verdict needs {fewest_rounds(len(sides))} rounds; --rounds allows fewer")
+    labelled = [(side.label, None if side.plain else parsed) for side, parsed in zip(sides, lines, strict=True)]
+    facts = None if line.files.html is None else page_facts(services, labelled)
     comparison = _measured(sides, line, services, python=(*chosen, sys.executable)[0])
-    _print(comparison, line, services)
-    return _exit_code(comparison, line)
+    data = comparison_json(
+        comparison, line.limits, program=line.program, version=cpulaunch.__version__, host=os.uname().nodename
+    )
+    _print(comparison, data, line, services)
+    failure = write_outputs(
+        line.files,
+        services,
+        page=lambda: _page(data, facts),
+        charts=lambda: compare_charts(data),
+        title=f"cpulaunch compare: {' '.join(line.program)}",
+    )
+    return _exit_code(comparison, line) or failure
+
+
+def _page(data: Json, facts: PageFacts | None) -> str:
+    from cpulaunch.html.compare_page import compare_page
+
+    if facts is None:
+        return ""
+    sides = [replace(side, workers=found["workers"]) for side, found in zip(facts.sides, data["sides"], strict=True)]
+    return compare_page(data, machine=facts.machine, sides=sides)
 
 
 def _check_side(words: tuple[str, ...] | None, parsed: CommandLine, program: tuple[str, ...]) -> None:
@@ -113,12 +144,9 @@ def _setup(link: GuardLink, services: Services, *, folder: str, python: str) -> 
     return LaunchSetup(child=child, folder=folder, python=python)
 
 
-def _print(comparison: ComparisonResult, line: CompareLine, services: Services) -> None:
+def _print(comparison: ComparisonResult, data: Json, line: CompareLine, services: Services) -> None:
     if line.json:
-        host = os.uname().nodename
-        services.print_json(
-            comparison_json(comparison, line.limits, program=line.program, version=cpulaunch.__version__, host=host)
-        )
+        services.print_json(data)
     else:
         strong = painter("bold", color=services.color)
         services.print_text(comparison_text(comparison, line.limits, width=services.width, strong=strong))

@@ -6,6 +6,7 @@ import math
 import shlex
 
 from cpulaunch.cli.help.measuring import COMPARE
+from cpulaunch.cli.measuring.outputs import OutputFiles, output_files
 from cpulaunch.launch.output.metrics import metric_name
 from cpulaunch.measure.comparison import ComparisonLimits
 from cpulaunch.measure.metric_choice import requested_choice
@@ -36,6 +37,7 @@ class CompareLine:
     choice: MetricChoice | None = None
     lower_is_better: bool | None = None
     limits: ComparisonLimits = field(default_factory=ComparisonLimits)
+    files: OutputFiles = field(default_factory=OutputFiles)
     json: bool = False
     fail_if_slower: bool = False
     help: bool = False
@@ -46,10 +48,13 @@ def parse_compare(tokens: Sequence[str]) -> CompareLine:
     given, rest = _read_options(tokens)
     if "--help" in given:
         return CompareLine(help=True)
+    before, program = _sides_and_program(rest)
+    sides = _sides(before, given)
+    if "--help" in given:
+        return CompareLine(help=True)
     for pair in EXCLUSIVE:
         if given.keys() >= set(pair):
             raise UsageError(f"{' and '.join(pair)} exclude each other", hint="give one of them")
-    sides, program = _sides_and_program(rest)
     lower = True if "--lower-is-better" in given else False if "--higher-is-better" in given else None
     return CompareLine(
         sides=tuple(map(_side_words, sides)),
@@ -57,13 +62,14 @@ def parse_compare(tokens: Sequence[str]) -> CompareLine:
         choice=_choice(given, lower),
         lower_is_better=lower,
         limits=_limits(given),
+        files=output_files(given),
         json="--json" in given,
         fail_if_slower="--fail-if-slower" in given,
     )
 
 
 def _read_options(tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options of compare itself, and what follows them: all others are sides' options."""
+    """The options of compare itself that the tokens begin with, and what follows them. Raises: UsageError."""
     given: dict[str, str] = {}
     left = list(tokens)
     while left:
@@ -87,26 +93,42 @@ def asks_for_json(tokens: Sequence[str]) -> bool:
     given = iter(tokens)
     for token in given:
         flag = token.partition("=")[0]
-        if flag == "--json" or flag not in VALUES:
-            return flag == "--json"
-        if VALUES[flag] and "=" not in token:
+        if flag == "--json":
+            return True
+        if token == "--" or not (flag in VALUES or _is_side(token)):
+            return False
+        if VALUES.get(flag) and "=" not in token:
             next(given, None)
     return False
 
 
 def _sides_and_program(words: list[str]) -> tuple[list[str], list[str]]:
-    """The sides, python and the defaults if none are given, and the program with its arguments. Raises: UsageError."""
-    if words[:1] == ["--"]:
-        words = words[1:]
-        if "--" not in words:
-            return [PLAIN, DEFAULTS], _checked_program(words)
-    if words and not _is_side(words[0]):
-        return [PLAIN, DEFAULTS], _checked_program(words)
-    if "--" not in words:
+    """The words before the program, none if there are no sides, and the program with its arguments. Raises: UsageError.
+
+    A `--` in front ends the options of compare itself, and stays in front of the sides.
+    """
+    start = 1 if words[:1] == ["--"] else 0
+    if (start and "--" not in words[1:]) or (words[start:] and not _is_side(words[start])):
+        return [], _checked_program(words[start:])
+    if "--" not in words[start:]:
         what = "no -- between the sides and the program" if words else "no script given"
         raise UsageError(what, value=words[0] if words else None, hint=USAGE)
-    at = words.index("--")
-    sides, program = words[:at], words[at + 1 :]
+    at = words.index("--", start)
+    return words[:at], _checked_program(words[at + 1 :])
+
+
+def _sides(words: list[str], given: dict[str, str]) -> list[str]:
+    """The sides, python and the defaults if none are given. Raises: UsageError.
+
+    Effect: options of compare itself that stand among the sides are added to `given`.
+    """
+    sides: list[str] = []
+    left = words[1:] if words[:1] == ["--"] else words
+    while left:
+        if words[:1] != ["--"]:
+            found, left = _read_options(left)
+            given |= found
+        sides, left = [*sides, *left[:1]], left[1:]
     strange = next((word for word in sides if not _is_side(word)), None)
     if strange is not None:
         raise UsageError(
@@ -114,7 +136,7 @@ def _sides_and_program(words: list[str]) -> tuple[list[str], list[str]]:
             value=quoted(strange),
             hint=f"put the options of a side in quotes: {USAGE}",
         )
-    return sides if len(sides) > 1 else [PLAIN, *sides], _checked_program(program)
+    return sides if len(sides) > 1 else [PLAIN, *(sides or [DEFAULTS])]
 
 
 def _is_side(word: str) -> bool:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from cpulaunch.cli.help.commands import Command
     from cpulaunch.records.command_line import CommandLine
+    from cpulaunch.records.host import Host
     from cpulaunch.records.plan import LaunchPlan
 
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 class Services:
     """Parsing, planning and printing. `parse` and `check` raise CpulaunchError.
 
-    `parse`: the command line of a launch. `check`: its plan; nothing is started. `notify`: prints a message to stderr.
+    `parse`: the command line of a launch. `check`: its plan; nothing is started. `host_and_plan`: that with
+    the host it was made for. `notify`: prints a message to stderr.
     """
 
     environ: Mapping[str, str]
     parse: Callable[[Sequence[str]], CommandLine]
     check: Callable[[CommandLine], LaunchPlan]
+    host_and_plan: Callable[[CommandLine], tuple[Host, LaunchPlan]]
     print_text: Callable[[str], None]
     print_json: Callable[[Any], None]
     print_help: Callable[[Command], int]

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from cpulaunch.cli.report import REPORT, check_path, save_output
 from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.system.files.outputs import REPORT, check_path, save_output
 from tests import json_output
 
 

@@ -1,40 +1,29 @@
 """Horizontal bars with intervals, as elements that grow with the page and are read out as their numbers."""
 
 from collections.abc import Sequence
-from math import isfinite
 
-from cpulaunch.html.markup import Markup, element, joined, number_text, value_of
-from cpulaunch.records.record import record
-
-MAX_BARS = 64
+from cpulaunch.charts.model import MAX_BARS, Bar, is_drawable
+from cpulaunch.html.elements.markup import Markup, element, joined, number_text, value_of
 
 
-@record
-class Bar:
-    """A figure, and the interval it is known to lie in if there is one. `best`: drawn in the accent colour."""
+def bar_chart(caption: str, bars: Sequence[Bar], *, reference: float | None = None) -> Markup:
+    """The bars from zero on one scale. A figure below zero, or that is no number, has no bar.
 
-    label: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    unit: str = ""
-    best: bool = False
-
-
-def bar_chart(caption: str, bars: Sequence[Bar]) -> Markup:
-    """The bars from zero on one scale. A figure below zero, or that is no number, has no bar."""
+    `reference`: a value with a line of its own.
+    """
     shown = bars[:MAX_BARS]
-    top = max((_drawable(each) for bar in shown for each in (bar.value, bar.high)), default=0.0) or 1.0
+    ends = [each for bar in shown for each in (bar.value, bar.high)]
+    top = max((_drawable(each) for each in [*ends, reference]), default=0.0) or 1.0
     more = f"{len(bars) - MAX_BARS:,} more are left out." if len(bars) > MAX_BARS else ""
     return element(
         "figure",
         element("figcaption", caption),
-        element("ul", *(_bar(bar, top) for bar in shown), _class="bars"),
+        element("ul", *(_bar(bar, top, reference) for bar in shown), _class="bars"),
         element("p", more, _class="note") if more else Markup(),
     )
 
 
-def _bar(bar: Bar, top: float) -> Markup:
+def _bar(bar: Bar, top: float, reference: float | None) -> Markup:
     drawn = [element("span", _class="fill best" if bar.best else "fill", style=_length("width", bar.value, top))]
     text = f"{number_text(bar.value)} {bar.unit}".strip()
     if bar.low is not None and bar.high is not None:
@@ -42,6 +31,8 @@ def _bar(bar: Bar, top: float) -> Markup:
         place = f"{_length('left', low, top)};{_length('width', max(high - low, 0.0), top)}"
         drawn.append(element("span", _class="interval", style=place))
         text += f" ({number_text(bar.low)} to {number_text(bar.high)})"
+    if reference is not None:
+        drawn.append(element("span", _class="reference", style=_length("left", reference, top)))
     return element(
         "li",
         element("span", value_of(bar.label), _class="label"),
@@ -51,10 +42,7 @@ def _bar(bar: Bar, top: float) -> Markup:
 
 
 def _drawable(value: float | None) -> float:
-    try:
-        return max(float(value or 0), 0.0) if value is not None and isfinite(value) else 0.0
-    except OverflowError:
-        return 0.0
+    return max(float(value), 0.0) if value is not None and is_drawable(value) else 0.0
 
 
 def _length(name: str, value: float | None, top: float) -> str:

@@ -25,7 +25,8 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
 
     An attribute is left out if it is None or False, and has no value if it is True.
     """
-    words = [name, *(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))]
+    given = {key: value for key, value in attributes.items() if value is not None and value is not False}
+    words = [name, *(_attribute(key, value) for key, value in given.items())]
     start = f"<{' '.join(words)}>"
     return Markup(start if name in VOID else f"{start}{joined(children)}</{name}>")
 

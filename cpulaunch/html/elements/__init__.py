@@ -1,0 +1,1 @@
+"""Elements of a page: text that stays text, tables, bars and points."""

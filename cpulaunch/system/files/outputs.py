@@ -1,0 +1,68 @@
+"""Files that a command ends with, where the user says: checked before the work, written after it."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.record import record
+from cpulaunch.system.files.paths import locate
+from cpulaunch.system.files.writing import write_output
+
+
+@record
+class Output:
+    """A file that a command ends with: what messages call it, and what its option needs."""
+
+    name: str
+    hint: str
+
+
+REPORT = Output(name="report", hint="--report needs a FILE.json in a writable directory, or - for stdout")
+PAGE = Output(name="page", hint="--html needs a FILE.html in a writable directory")
+PICTURES = {
+    "svg": Output(name="picture", hint="--svg needs a FILE.svg in a writable directory"),
+    "png": Output(name="picture", hint="--png needs a FILE.png in a writable directory"),
+}
+
+
+def check_path(output: Output, path: str) -> None:
+    """Raises: CpulaunchError if no file can be written at `path`."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if os.path.isdir(path):
+        raise _unwritable(output, path, "it is a directory")
+    if not os.path.isdir(folder):
+        raise _unwritable(output, path, f"there is no directory {folder}")
+    if not os.access(folder if _is_replaced(path) else path, os.W_OK):
+        raise _unwritable(output, path, f"no permission to write in {folder}")
+    try:
+        os.close(locate(path).folder)
+    except OSError as error:
+        raise _unwritable(output, path, error.strerror or str(error)) from None
+
+
+def save_output(output: Output, path: str, content: str | bytes) -> CpulaunchError | None:
+    """The error, if the content cannot be written.
+
+    Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly. Only this
+    user can read a new file.
+    """
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
+    try:
+        write_output(path, data)
+    except OSError as error:
+        return _unwritable(output, path, error.strerror or str(error))
+    return None
+
+
+def _is_replaced(path: str) -> bool:
+    """Whether a report at this path is a regular file, existing or new."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return True
+
+
+def _unwritable(output: Output, path: str, reason: str) -> CpulaunchError:
+    return CpulaunchError(f"the {output.name} cannot be written", value=path, source=reason, hint=output.hint)
