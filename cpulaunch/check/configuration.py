@@ -21,7 +21,7 @@ def configuration(path: str, data: bytes) -> CheckConfiguration:
     """The table of a file; all defaults if it has none. Raises: UsageError."""
     try:
         table = tomllib.loads(data.decode()).get("tool", {}).get("cpulaunch", {}).get("check", {})
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError, RecursionError) as error:
         raise UsageError("cannot read the configuration", value=str(error), source=path) from None
     if not isinstance(table, dict):
         raise UsageError("[tool.cpulaunch.check] is no table", source=path)

@@ -45,11 +45,11 @@ def read_program(path: str) -> str | Unreadable:
         data = read_start(os.path.realpath(path), max_bytes=MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return Unreadable(path=path, reason=f"larger than {MAX_BYTES >> 20} MiB")
-        encoding = "utf-8" if path.endswith(".ipynb") else tokenize.detect_encoding(BytesIO(data).readline)[0]
+        encoding = "utf-8-sig" if path.endswith(".ipynb") else tokenize.detect_encoding(BytesIO(data).readline)[0]
         text = data.decode(encoding)
     except OSError as error:
         return Unreadable(path=path, reason=error.strerror or "cannot be read")
-    except (UnicodeDecodeError, SyntaxError, LookupError):
+    except (UnicodeError, SyntaxError, LookupError):
         return Unreadable(path=path, reason="not in the encoding that it declares, by default UTF-8")
     if "\0" in text:
         return Unreadable(path=path, reason="contains NUL: not a text")
@@ -63,7 +63,7 @@ def write_program(path: str, text: str) -> str | None:
         with open(target, "rb") as file:
             encoding = tokenize.detect_encoding(file.readline)[0]
         write_output(target, text.encode(encoding), mode=os.stat(target).st_mode & 0o777)
-    except (OSError, UnicodeEncodeError) as error:
+    except (OSError, UnicodeError) as error:
         return str(error)
     return None
 

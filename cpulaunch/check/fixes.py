@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,30 +10,30 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from cpulaunch.check.findings import CallEdit, SourceFinding
-from cpulaunch.check.source.program import lines_of
 
 Place = tuple[int, int, int, int]
 
 
 def fixed(text: str, findings: Iterable[SourceFinding], *, unsafe: bool = False) -> tuple[str, int]:
-    """The text with the edits of findings, and how many were applied; without `unsafe` only the safe ones."""
-    lines = lines_of(text)
-    edits = {_place(each, lines): each.edit for each in findings if each.edit and (unsafe or not each.edit.unsafe)}
+    """The text with the edits of findings, and how many were applied; without `unsafe` only the safe ones.
+
+    A text that libcst cannot parse, or that would not be Python afterwards, is left as it is.
+    """
+    edits = {_place(each): each.edit for each in findings if each.edit and (unsafe or not each.edit.unsafe)}
     if not edits:
         return text, 0
-    wrapper = MetadataWrapper(cst.parse_module(text))
     change = _Change(edits)
-    return wrapper.visit(change).code, change.applied
+    try:
+        new = MetadataWrapper(cst.parse_module(text)).visit(change).code
+        ast.parse(new)
+    except (cst.ParserSyntaxError, SyntaxError):
+        return text, 0
+    return new, change.applied
 
 
-def _place(finding: SourceFinding, lines: list[str]) -> Place:
-    """Where a finding is: ast counts bytes, libcst characters."""
-    start = _characters(lines[finding.line - 1], finding.column - 1)
-    return finding.line, start, finding.end_line, _characters(lines[finding.end_line - 1], finding.end_column - 1)
-
-
-def _characters(line: str, count: int) -> int:
-    return len(line.encode()[:count].decode(errors="replace"))
+def _place(finding: SourceFinding) -> Place:
+    """Where a finding is, as libcst counts: columns from zero."""
+    return finding.line, finding.column - 1, finding.end_line, finding.end_column - 1
 
 
 class _Change(cst.CSTTransformer):

@@ -1,21 +1,29 @@
 """The findings of rules in the text of one file: pure."""
 
 import ast
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 from cpulaunch.check.findings import Hit, Rule, SourceFinding
 from cpulaunch.check.source.comments import ignored, is_ignored
-from cpulaunch.check.source.program import ParsedProgram
+from cpulaunch.check.source.program import ParsedProgram, characters, lines_of
+
+
+def mentions_torch(text: str) -> bool:
+    """Whether a text may import torch: far faster than parsing it. Python normalizes names that are not ASCII."""
+    return "torch" in text or (not text.isascii() and "torch" in unicodedata.normalize("NFKC", text))
 
 
 def findings(text: str, rules: Iterable[Rule], *, path: str = "") -> list[SourceFinding]:
     """What rules find in a program's text, by place. Raises: SyntaxError, RecursionError, ValueError."""
+    if not mentions_torch(text):
+        return []
     program = ParsedProgram(text)
     if not program.imports_module("torch"):
         return []
-    comments = ignored(text)
+    comments, lines = ignored(text), lines_of(text)
     found = [
-        _finding(hit, rule, path)
+        _finding(hit, rule, path, lines)
         for rule in rules
         for hit in _unique(rule.find(program))
         if not is_ignored(rule.id, _lines(program, hit.node), comments)
@@ -41,15 +49,17 @@ def _lines(program: ParsedProgram, node: ast.expr | ast.stmt) -> tuple[int, int]
     return node.lineno, max(last, (statement.end_lineno or last) if is_simple else last)
 
 
-def _finding(hit: Hit, rule: Rule, path: str) -> SourceFinding:
+def _finding(hit: Hit, rule: Rule, path: str, lines: list[str]) -> SourceFinding:
+    """A hit's place in characters, where ast counts bytes."""
     node = hit.node
+    end_line = node.end_lineno or node.lineno
     return SourceFinding(
         rule=rule,
         path=path,
         line=node.lineno,
-        column=node.col_offset + 1,
-        end_line=node.end_lineno or node.lineno,
-        end_column=(node.end_col_offset or node.col_offset) + 1,
+        column=characters(lines[node.lineno - 1], node.col_offset) + 1,
+        end_line=end_line,
+        end_column=characters(lines[end_line - 1], node.end_col_offset or 0) + 1,
         seen=hit.seen,
         edit=hit.edit,
     )

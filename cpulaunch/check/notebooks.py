@@ -1,41 +1,95 @@
 """Notebooks: the code cells as one program, and the way back from its lines to cells and their lines."""
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
+from cpulaunch.check.source.program import lines_of
 from cpulaunch.records.record import record
 
 MAGIC = re.compile(r"^\s*[%!?]|^\s*[\w, ]+=\s*[%!]|\?\s*$")
+ASSIGNED_MAGIC = re.compile(r"^(\s*[\w, ]+=)\s*[%!]")
+PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
+"""Magics of a whole cell whose further lines are Python."""
 
 
 @record
 class Notebook:
-    """`text`: the program; `places`: for each of its lines the cell, from one among all cells, and the line there."""
+    """`text`: the program; `places`: for each of its lines the cell, from one among all cells, and the line there.
+
+    `unreadable`: for each cell that is not Python why, with its place; it is left out of the program.
+    """
 
     text: str
     places: tuple[tuple[int, int], ...]
+    unreadable: tuple[str, ...] = ()
 
 
 def notebook(source: str) -> Notebook:
-    """The program of a notebook; lines of IPython's own syntax are comments in it. Raises: ValueError."""
+    """The program of a notebook; lines of IPython's own syntax do nothing in it. Raises: ValueError."""
     document: Any = json.loads(source)
     cells = document.get("cells") if isinstance(document, dict) else None
     if not isinstance(cells, list):
         raise ValueError("not a notebook of version 4")
     lines: list[str] = []
     places: list[tuple[int, int]] = []
-    for number, cell in enumerate(cells, 1):
+    unreadable: list[str] = []
+    for number, cell in enumerate(cells, 1) if _is_python(document) else ():
         if isinstance(cell, dict) and cell.get("cell_type") == "code":
-            for place, line in enumerate(_python(cell.get("source")), 1):
-                lines.append(line)
-                places.append((number, place))
-    return Notebook(text="\n".join(lines) + "\n", places=tuple(places))
+            try:
+                code = _python(cell.get("source"))
+            except SyntaxError as error:
+                unreadable.append(f"cell {number}, line {error.lineno}: {error.msg}")
+                continue
+            lines += code
+            places += [(number, place) for place in range(1, len(code) + 1)]
+    return Notebook(text="\n".join(lines) + "\n", places=tuple(places), unreadable=tuple(unreadable))
+
+
+def _is_python(document: Any) -> bool:
+    """Whether a notebook's language is Python: if it names none, it is."""
+    metadata = document.get("metadata")
+    kernel = metadata.get("kernelspec") if isinstance(metadata, dict) else None
+    language = kernel.get("language") if isinstance(kernel, dict) else None
+    return not isinstance(language, str) or language.lower() in ("", "python")
 
 
 def _python(source: Any) -> list[str]:
+    """A cell's lines as Python. Raises: SyntaxError."""
     text = "".join(map(str, source)) if isinstance(source, list) else source if isinstance(source, str) else ""
-    lines = text.split("\n")
-    if text.lstrip().startswith("%%"):
+    lines = lines_of(text)
+    if _parses(lines):
+        return lines
+    magic = text.split(maxsplit=1)[0]
+    if magic.startswith("%%") and magic not in PYTHON_CELLS:
         return ["#" for _ in lines]
-    return [f"{line[: len(line) - len(line.lstrip())]}pass" if MAGIC.search(line) else line for line in lines]
+    replaced = list(_without_magics(lines))
+    ast.parse("\n".join(replaced))
+    return replaced
+
+
+def _parses(lines: list[str]) -> bool:
+    try:
+        ast.parse("\n".join(lines))
+    except SyntaxError:
+        return False
+    return True
+
+
+def _without_magics(lines: list[str]) -> Iterator[str]:
+    """Lines of IPython's own syntax, with those that a backslash continues them on, as statements that do nothing."""
+    is_continued = False
+    for line in lines:
+        is_magic = is_continued or MAGIC.search(line)
+        assigned = ASSIGNED_MAGIC.match(line)
+        if is_continued:
+            yield "#"
+        elif assigned:
+            yield f"{assigned[1]} get_ipython()"
+        elif is_magic:
+            yield f"{line[: len(line) - len(line.lstrip())]}pass"
+        else:
+            yield line
+        is_continued = bool(is_magic) and line.endswith("\\")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cpulaunch.check.configuration import CheckConfiguration, configuration
 from cpulaunch.check.files import programs, read_configuration, read_program, write_program
 from cpulaunch.check.findings import Rule, SourceFinding, Unreadable
-from cpulaunch.check.inspect_text import findings
+from cpulaunch.check.inspect_text import findings, mentions_torch
 from cpulaunch.check.notebooks import notebook
 from cpulaunch.check.table import selected
 from cpulaunch.records.errors import UsageError
@@ -36,6 +36,16 @@ class CheckReport:
         return 2 if self.unreadable else 1 if self.findings else 0
 
 
+@record
+class _FileResult:
+    """What is left in a file after fixes, and how many there were."""
+
+    findings: tuple[SourceFinding, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    fixed: int = 0
+    is_file: bool = True
+
+
 def require_packages() -> None:
     """Raises: UsageError if the extra `check` is not installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -53,21 +63,21 @@ def check_paths(
     require_packages()
     settings = _configuration(paths)
     rules = selected(select or settings.select, (*ignore, *settings.ignore))
-    found: list[SourceFinding] = []
-    unreadable: list[Unreadable] = []
-    count = fixed = 0
+    results: list[_FileResult] = []
+    seen: set[str] = set()
     for path in programs(paths, settings.exclude):
         if isinstance(path, Unreadable):
-            unreadable.append(path)
-            continue
-        count += 1
-        here, done = _check_file(path, rules, fix)
-        fixed += done
-        if isinstance(here, Unreadable):
-            unreadable.append(here)
-        else:
-            found += here
-    return CheckReport(files=count, rules=rules, findings=tuple(found), unreadable=tuple(unreadable), fixed=fixed)
+            results.append(_FileResult(unreadable=(path,), is_file=False))
+        elif (target := os.path.realpath(path)) not in seen:
+            seen.add(target)
+            results.append(_check_file(path, rules, fix))
+    return CheckReport(
+        files=sum(each.is_file for each in results),
+        rules=rules,
+        findings=tuple(finding for each in results for finding in each.findings),
+        unreadable=tuple(file for each in results for file in each.unreadable),
+        fixed=sum(each.fixed for each in results),
+    )
 
 
 def _configuration(paths: Sequence[str]) -> CheckConfiguration:
@@ -76,44 +86,45 @@ def _configuration(paths: Sequence[str]) -> CheckConfiguration:
     return CheckConfiguration() if read is None else configuration(*read)
 
 
-def _check_file(path: str, rules: Sequence[Rule], fix: str) -> tuple[list[SourceFinding] | Unreadable, int]:
-    """The findings that are left in a file, and how many were fixed."""
+def _check_file(path: str, rules: Sequence[Rule], fix: str) -> _FileResult:
     text = read_program(path)
     if isinstance(text, Unreadable):
-        return text, 0
+        return _FileResult(unreadable=(text,))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # About the program's text, such as "\d" in a string.
             if path.endswith(".ipynb"):
-                return _in_notebook(text, rules, path), 0
+                return _in_notebook(text, rules, path)
             found = findings(text, rules, path=path)
-            return _after_fixes(path, text, rules, found, fix) if fix != "none" and found else (found, 0)
+            return _after_fixes(path, text, rules, found, fix) if fix != "none" else _FileResult(findings=tuple(found))
     except SyntaxError as error:
-        return Unreadable(path=path, reason=f"line {error.lineno}: {error.msg}"), 0
+        reason = f"line {error.lineno}: {error.msg}"
     except (RecursionError, MemoryError):
-        return Unreadable(path=path, reason="nested too deeply"), 0
+        reason = "nested too deeply"
     except ValueError as error:
-        return Unreadable(path=path, reason=str(error)), 0
+        reason = str(error)
+    return _FileResult(unreadable=(Unreadable(path=path, reason=reason),))
 
 
-def _in_notebook(source: str, rules: Sequence[Rule], path: str) -> list[SourceFinding]:
+def _in_notebook(source: str, rules: Sequence[Rule], path: str) -> _FileResult:
+    if not mentions_torch(source):
+        return _FileResult()
     book = notebook(source)
     found = []
     for each in findings(book.text, rules, path=path):
         cell, line = book.places[each.line - 1]
         found.append(replace(each, cell=cell, line=line, end_line=line + each.end_line - each.line, edit=None))
-    return found
+    unreadable = tuple(Unreadable(path=path, reason=reason) for reason in book.unreadable)
+    return _FileResult(findings=tuple(found), unreadable=unreadable)
 
 
-def _after_fixes(
-    path: str, text: str, rules: Sequence[Rule], found: list[SourceFinding], fix: str
-) -> tuple[list[SourceFinding] | Unreadable, int]:
+def _after_fixes(path: str, text: str, rules: Sequence[Rule], found: list[SourceFinding], fix: str) -> _FileResult:
     from cpulaunch.check.fixes import fixed
 
     new, count = fixed(text, found, unsafe=fix == "unsafe")
     if not count:
-        return found, 0
+        return _FileResult(findings=tuple(found))
     failure = write_program(path, new)
     if failure is not None:
-        return Unreadable(path=path, reason=f"cannot write: {failure}"), 0
-    return findings(new, rules, path=path), count
+        return _FileResult(unreadable=(Unreadable(path=path, reason=f"cannot write: {failure}"),))
+    return _FileResult(findings=tuple(findings(new, rules, path=path)), fixed=count)

@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cpulaunch.check.inspect_text import findings, mentions_torch
+from cpulaunch.check.table import all_rules
 from cpulaunch.cli.main import run_command_line
 from tests import json_output
 
@@ -139,6 +142,77 @@ def test_only_unsafe_fixes_change_checkpoints(tmp_path: Path, capfd: pytest.Capt
     assert "nn.Linear(2, 2,bias=False)" in Path(path).read_text().replace(", bias", ",bias")
 
 
+def cell(source: str | list[str]) -> dict[str, Any]:
+    return {"cell_type": "code", "source": source}
+
+
+def notebook_findings(
+    folder: Path, capfd: pytest.CaptureFixture[str], cells: list[dict[str, Any]], **rest: Any
+) -> list[tuple[int, int]]:
+    path = write(folder, "a.ipynb", json.dumps({"cells": cells, "nbformat": 4, **rest}))
+    found = json_output.read("check", check(capfd, "--json", path)[1])["findings"]
+    return [(each["cell"], each["line"]) for each in found]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "!pip install \\\n  this and \\\n  that",
+        "%%time\n%matplotlib inline\nx = (10\n  % 3)",
+        "files = !ls\n%time print(1)\nhelp?",
+        "a = 1\r\nb = 2\rc = 3",
+        "%%bash\nfor x in *; do",
+        "x = '''\n%d\n?\n'''",
+        "this is not Python",
+        "",
+    ],
+)
+def test_ipython_syntax_moves_no_finding(before: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cells = [cell("from torch import nn"), cell(before), cell("%%capture\nx = 1\nnet = nn.DataParallel(x)")]
+    assert notebook_findings(tmp_path, capfd, cells) == [(3, 3)]
+
+
+def test_a_notebook_of_another_language_has_no_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    other = {"metadata": {"kernelspec": {"language": "julia"}}}
+    assert notebook_findings(tmp_path, capfd, [cell(SLOW)], **other) == []
+    path = write(tmp_path, "b.ipynb", json.dumps({"cells": [cell("using torch; end")], **other}))
+    assert check(capfd, path)[0] == 0
+
+
+@pytest.mark.parametrize("output", ["sarif", "github"])
+def test_a_notebooks_cells_are_not_lines_of_its_file(
+    output: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "a.ipynb", json.dumps({"cells": [cell(SLOW)]}))
+    out = check(capfd, "--format", output, path)[1]
+    assert "cell 1, line 2" in out
+    assert "line=" not in out
+    assert "startLine" not in out
+
+
+def test_columns_count_characters(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "a.py", "from torch import nn\nä = '𝄞é'; net = nn.DataParallel(ä)\n")
+    found = json_output.read("check", check(capfd, "--json", path)[1])["findings"][0]
+    assert (found["column"], found["end_column"]) == (17, 35)
+    run = json.loads(check(capfd, "--format", "sarif", path)[1])["runs"][0]
+    assert run["columnKind"] == "unicodeCodePoints"
+    assert run["results"][0]["locations"][0]["physicalLocation"]["region"]["startColumn"] == 17
+
+
+def test_a_file_is_checked_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "a.py", SLOW)
+    (tmp_path / "b.py").symlink_to("a.py")
+    found = json_output.read("check", check(capfd, "--json", path, str(tmp_path), path)[1])
+    assert (found["files"], len(found["findings"])) == (1, 1)
+
+
+def test_only_files_that_may_import_torch_are_parsed() -> None:
+    assert not mentions_torch("import tensorflow\nwhät = 1\n")
+    assert mentions_torch("import torchvision")
+    wide = "import ｔｏｒｃｈ\nx = torch.nn.DataParallel(1)\n"
+    assert [each.line for each in findings(wide, all_rules().values())] == [2]
+
+
 def test_a_notebook_names_cell_and_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# text"]},
@@ -160,10 +234,14 @@ def test_a_notebook_names_cell_and_line(tmp_path: Path, capfd: pytest.CaptureFix
         ("a.py", b"import torch\nx = '\xff'\n"),
         ("a.py", b"import torch\nx = " + b"(" * 5000 + b")" * 5000),
         ("a.py", b"import torch\nx = " + b"-" * 50000 + b"1"),
+        ("a.py", b"# coding: undefined\nimport torch\n"),
+        ("a.py", b"# coding: rot13\nimport torch\n"),
         ("a.py", b"#" * (5 << 20)),
-        ("a.ipynb", b"[]"),
-        ("a.ipynb", b"{"),
-        ("a.ipynb", b"[" * 200000),
+        ("a.ipynb", b'["torch"]'),
+        ("a.ipynb", b'{"torch'),
+        ("a.ipynb", b'["torch", ' + b"[" * 200000),
+        ("a.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": "import torch\nfor"}]}).encode()),
+        ("a.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": "import torch; x = '\ud800'"}]}).encode()),
     ],
 )
 def test_a_file_that_cannot_be_checked_is_said(

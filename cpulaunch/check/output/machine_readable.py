@@ -58,7 +58,7 @@ def check_sarif(report: CheckReport, version: str) -> dict[str, Any]:
         "runs": [
             {
                 "tool": {"driver": {"name": "cpulaunch", "version": version, "rules": rules}},
-                "columnKind": "utf16CodeUnits",
+                "columnKind": "unicodeCodePoints",
                 "invocations": [
                     {"executionSuccessful": not unreadable, "toolExecutionNotifications": unreadable},
                 ],
@@ -76,11 +76,13 @@ def _sarif_result(each: SourceFinding) -> dict[str, Any]:
         "endColumn": each.end_column,
     }
     uri = quote(each.path.encode("utf-8", "surrogateescape"))
-    location = {"artifactLocation": {"uri": uri}, "region": region}
+    location: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    if each.cell is None:
+        location["region"] = region
     return {
         "ruleId": each.rule.id,
         "level": "warning",
-        "message": {"text": f"{each.seen}. {each.rule.fix}"},
+        "message": {"text": _message(each)},
         "locations": [{"physicalLocation": location}],
     }
 
@@ -88,12 +90,22 @@ def _sarif_result(each: SourceFinding) -> dict[str, Any]:
 def check_github(report: CheckReport) -> str:
     """Workflow commands, one line each. Source: GitHub's documentation of workflow commands."""
     lines = [
-        f"::warning file={_property(each.path)},line={each.line},col={each.column},endLine={each.end_line},"
-        f"title={_property(f'cpulaunch {each.rule.id}')}::{_data(f'{each.seen}. {each.rule.fix}')}"
+        f"::warning file={_property(each.path)},{_github_place(each)}"
+        f"title={_property(f'cpulaunch {each.rule.id}')}::{_data(_message(each))}"
         for each in report.findings
     ]
     lines += [f"::error file={_property(each.path)}::not checked: {_data(each.reason)}" for each in report.unreadable]
     return "\n".join(lines)
+
+
+def _github_place(each: SourceFinding) -> str:
+    """Empty in a notebook, whose file has other lines than its cells."""
+    return "" if each.cell is not None else f"line={each.line},col={each.column},endLine={each.end_line},"
+
+
+def _message(each: SourceFinding) -> str:
+    place = "" if each.cell is None else f"cell {each.cell}, line {each.line}: "
+    return f"{place}{each.seen}. {each.rule.fix}"
 
 
 def _data(text: str) -> str:

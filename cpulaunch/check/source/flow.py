@@ -84,11 +84,18 @@ def _switches_off(program: ParsedProgram, item: ast.withitem) -> bool:
 
 def is_on_gpu(program: ParsedProgram, node: ast.AST) -> bool:
     """Whether an expression is a CUDA device, or is one on a machine that has one."""
-    value = program.value(node)
+    return any(_is_cuda(program, each) for each in program.values(node))
+
+
+def _is_cuda(program: ParsedProgram, value: ast.AST) -> bool:
     if program.called(value) == "torch.device" and isinstance(value, ast.Call) and value.args:
-        value = program.value(value.args[0])
+        return is_on_gpu(program, value.args[0])
+    if program.called(value) == "torch.accelerator.current_accelerator":
+        return True
     if isinstance(value, ast.IfExp):
         return is_on_gpu(program, value.body) or is_on_gpu(program, value.orelse)
+    if isinstance(value, ast.JoinedStr) and value.values:
+        value = value.values[0]
     return isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith("cuda")
 
 

@@ -7,12 +7,18 @@ from cpulaunch.check.source.program import lines_of
 
 @lru_cache(maxsize=4)
 def torchfix_places(text: str, code: str) -> frozenset[tuple[int, int]]:
-    """Lines and columns (from zero, in bytes) of what torchfix finds under a code in a program's text."""
+    """Lines and columns (from zero, in bytes) of what torchfix finds under a code in a program's text.
+
+    Empty if libcst, by which torchfix reads programs, cannot parse what Python can.
+    """
     import libcst
     from torchfix.visitors.performance import TorchSynchronizedDataLoaderVisitor
 
     visitor = TorchSynchronizedDataLoaderVisitor()
-    libcst.MetadataWrapper(libcst.parse_module(text)).visit_batched([visitor])
+    try:
+        libcst.MetadataWrapper(libcst.parse_module(text)).visit_batched([visitor])
+    except libcst.ParserSyntaxError:
+        return frozenset()
     lines = lines_of(text)
     return frozenset(
         (each.line, len(lines[each.line - 1][: each.column].encode()))

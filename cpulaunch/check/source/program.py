@@ -22,8 +22,13 @@ class ParsedProgram:
         self.bindings: defaultdict[tuple[ast.AST, str], list[ast.AST | None]] = defaultdict(list)
         self.imports: dict[tuple[ast.AST, str], str] = {}
         self.attributes: defaultdict[tuple[ast.AST, str], list[ast.AST | None]] = defaultdict(list)
+        self._elsewhere: dict[tuple[ast.AST, str], ast.AST | None] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                self._declare(node)
         for node in self.nodes:
             self._bind(node)
+        self._callers = self._direct_calls()
 
     def calls(self) -> Iterator[ast.Call]:
         """Every call, in the order of the tree."""
@@ -62,18 +67,37 @@ class ParsedProgram:
         return self.dotted(node.func) if isinstance(node, ast.Call) else ""
 
     def value(self, node: ast.AST | None) -> ast.AST | None:
-        """What an expression was assigned from: follows names and attributes of self that are assigned once."""
+        """What an expression was assigned from: follows names and attributes of self that are assigned once.
+
+        The parameter of a function that this file calls in one place is assigned from the argument there.
+        """
         for _ in range(DEPTH):
             if isinstance(node, ast.Name):
-                found = self.bindings[self._binding_scope(node), node.id]
+                found = self.bindings.get((self._binding_scope(node), node.id), [])
             elif is_of_self(node) and isinstance(node, ast.Attribute) and (owner := self.class_of(node)):
                 found = self.attributes[owner, node.attr]
             else:
                 return node
-            if len(found) != 1 or found[0] is None:
+            source = found[0] if len(found) == 1 else None
+            source = self._argument(source) if isinstance(source, ast.arg) else source
+            if source is None:
                 return node
-            node = found[0]
+            node = source
         return node
+
+    def values(self, node: ast.AST | None) -> list[ast.AST]:
+        """What an expression may have been assigned from; of a name all assignments, if each of them is certain."""
+        value = self.value(node)
+        if isinstance(value, ast.Name):
+            found = self.bindings.get((self._binding_scope(value), value.id), [])
+            known: list[ast.AST] = [each for each in found if isinstance(each, ast.expr)]
+            return known if len(known) == len(found) else []
+        return [] if value is None else [value]
+
+    def caller(self, function: ast.AST) -> ast.Call | None:
+        """The only call of a function in this file; None if there are several, or none, or other uses of its name."""
+        calls = self._callers.get(function, [])
+        return calls[0] if len(calls) == 1 else None
 
     def same(self, one: ast.AST, other: ast.AST) -> bool:
         """Whether two expressions are the same name, or the same attribute of self, in the same scope."""
@@ -96,32 +120,88 @@ class ParsedProgram:
                 return scope
         return self.tree
 
-    def _bind(self, node: ast.AST) -> None:
+    def _declare(self, node: ast.Global | ast.Nonlocal) -> None:
+        """A name that a function binds elsewhere; what a nonlocal one refers to is left open."""
         scope = self.scope(node)
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                first = alias.name.partition(".")[0]
-                self._import(scope, alias.asname or first, alias.name if alias.asname else first)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                self._import(scope, alias.asname or alias.name, f"{node.module}.{alias.name}")
+        for name in node.names:
+            self._elsewhere[scope, name] = self.tree if isinstance(node, ast.Global) else None
+
+    def _add(self, scope: ast.AST, name: str, value: ast.AST | None) -> None:
+        target = self._elsewhere.get((scope, name), scope)
+        if target is not None:
+            self.bindings[target, name].append(value)
+            return
+        for each in self.around(scope):
+            if isinstance(each, FUNCTIONS):
+                self.bindings[each, name].append(None)
+
+    def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._bind_import(node)
         elif isinstance(node, ast.arg):
-            self.bindings[scope, node.arg].append(None)
+            self._add(self.scope(node), node.arg, node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self.bindings[scope, node.name].append(node)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            self.bindings[scope, node.name].append(None)
+            self._add(self.scope(node), node.name, node)
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            self._add(self.scope(node), node.name, None)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            self._add(self.scope(node), node.rest, None)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            self.bindings[scope, node.id].append(self._assigned(node))
+            self._add(self.scope(node), node.id, self._assigned(node))
         elif is_of_self(node) and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             owner = self.class_of(node)
             if owner is not None:
                 self.attributes[owner, node.attr].append(self._assigned(node))
 
+    def _bind_import(self, node: ast.Import | ast.ImportFrom) -> None:
+        scope = self.scope(node)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                self._import(scope, alias.asname or first, alias.name if alias.asname else first)
+            return
+        for alias in node.names:
+            if node.module and not node.level:
+                self._import(scope, alias.asname or alias.name, f"{node.module}.{alias.name}")
+            else:
+                self._add(scope, alias.asname or alias.name, None)
+
     def _import(self, scope: ast.AST, name: str, target: str) -> None:
         if self.imports.get((scope, name)) != target:
-            self.imports[scope, name] = target
-            self.bindings[scope, name].append(None)
+            self.imports[self._elsewhere.get((scope, name)) or scope, name] = target
+            self._add(scope, name, None)
+
+    def _direct_calls(self) -> dict[ast.AST, list[ast.Call]]:
+        """Function or class at the top of the file -> its calls; one that is used in another way too has none."""
+        functions = {each.name: each for each in self.tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+        found: dict[ast.AST, list[ast.Call]] = {}
+        used_otherwise: set[ast.AST] = set()
+        for node in self.nodes:
+            if not isinstance(node, ast.Name) or node.id not in functions or not isinstance(node.ctx, ast.Load):
+                continue
+            function, parent = functions[node.id], self.parents[node]
+            if self.bindings.get((self._binding_scope(node), node.id)) != [function]:
+                continue
+            if isinstance(parent, ast.Call) and parent.func is node:
+                found.setdefault(function, []).append(parent)
+            else:
+                used_otherwise.add(function)
+        return {function: calls for function, calls in found.items() if function not in used_otherwise}
+
+    def _argument(self, parameter: ast.arg) -> ast.AST | None:
+        """What the only call of a function gives for a parameter; None if that is not certain."""
+        arguments = self.parents[parameter]
+        function = self.parents.get(arguments)
+        if not isinstance(arguments, ast.arguments) or not isinstance(function, ast.FunctionDef):
+            return None
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        owner = self.parents[function]
+        is_constructor = isinstance(owner, ast.ClassDef) and function.name == "__init__"
+        call = self.caller(owner if is_constructor else function)
+        if call is None or is_open(call):
+            return None
+        position = names.index(parameter.arg) - is_constructor if parameter.arg in names else -1
+        return argument(call, parameter.arg, position if position >= 0 else None)
 
     def _assigned(self, target: ast.AST) -> ast.AST | None:
         parent = self.parents[target]
@@ -131,6 +211,11 @@ class ParsedProgram:
 def lines_of(text: str) -> list[str]:
     """The text's lines as Python counts them."""
     return re.split("\r\n|\r|\n", text)
+
+
+def characters(line: str, count: int) -> int:
+    """How many characters the first bytes of a line are in UTF-8, which ast counts in."""
+    return count if line.isascii() else len(line.encode()[:count].decode(errors="replace"))
 
 
 def is_of_self(node: ast.AST | None) -> bool:

@@ -1,0 +1,50 @@
+"""What names refer to in a program: only where one assignment decides it."""
+
+import ast
+
+import pytest
+
+from cpulaunch.check.source.program import ParsedProgram
+
+
+def last_value(text: str) -> str:
+    """What the last expression of a program was assigned from."""
+    program = ParsedProgram(text)
+    last = [node for node in program.nodes if isinstance(node, ast.Expr)][-1]
+    value = program.value(last.value)
+    return program.dotted(value) or (ast.unparse(value) if value else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("x = 1\nx", "1"),
+        ("x = 1\nx = 2\nx", "x"),
+        ("x = 1\nx += 2\nx", "x"),
+        ("x = 1\nfor x in y: pass\nx", "x"),
+        ("x = 1\ndef f():\n    x", "1"),
+        ("x = 1\ndef f():\n    global x\n    x = 2\nx", "x"),
+        ("def f():\n    global x\n    x = 2\nx", "2"),
+        ("def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 2\n    x", "x"),
+        ("x = 1\nmatch y:\n    case [1, x]: pass\nx", "x"),
+        ("x = 1\nmatch y:\n    case [*x]: pass\nx", "x"),
+        ("x = 1\nmatch y:\n    case {'a': 1, **x}: pass\nx", "x"),
+        ("def g(): f(1, 2)\ndef f(a, b):\n    b", "2"),
+        ("def g(): f(b=2, a=1)\ndef f(a, b):\n    a", "1"),
+        ("def g(): f(1), f(2)\ndef f(a):\n    a", "a"),
+        ("def g(): f(1), call(f)\ndef f(a):\n    a", "a"),
+        ("def g(): f(*x)\ndef f(a):\n    a", "a"),
+        ("def g(): f()\ndef f(a=3):\n    a", "a"),
+        ("def g(): f(1)\ndef f(a):\n    a = 2\n    a", "a"),
+        ("def g(): f(1)\nf = 3\ndef f(a):\n    a", "a"),
+        ("def g(): Net(1, 2)\nclass Net:\n    def __init__(self, a, b):\n        b", "2"),
+        ("def g(): Net(1)\nclass Net:\n    def run(self, a):\n        a", "a"),
+        ("class Net:\n    def __init__(self):\n        self.a = 1\n    def run(self):\n        self.a", "1"),
+        ("import torch as t\nt.nn", "torch.nn"),
+        ("from .torch import nn\nfrom torch import nn\nnn", "nn"),
+        ("try:\n    from mine import nn\nexcept ImportError:\n    from torch import nn\nnn", "nn"),
+        ("def f():\n    global nn\n    from torch import nn\nnn", "torch.nn"),
+    ],
+)
+def test_values(text: str, value: str) -> None:
+    assert last_value(text) == value
