@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker.ledger",
     },
     "worker.calibration": {"records", "system"},
+    "worker.diagnosis": {"records", "system", "worker.graph"},
     "worker.ccl.wire": {"records"},
     "worker.ccl.memory": {"records", "system", "worker.ccl.wire"},
     "worker.ccl.oneccl": {"records", "system", "worker.ccl.wire", "worker.ccl.memory"},
@@ -68,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measure.calibration": {
         *("records", "system", "measure", "launch.process", "probe.software", "plan.variables"),
     },
+    "measure.diagnosis": {"records", "system", "measure", "launch.process", "view"},
     "view": {"records", "profile"},
     "emit": {"records", "plan"},
     "charts": {"records"},
@@ -89,7 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.help": {"records"},
     "cli.measuring": {
         *("records", "system.files", "launch.process", "launch.output", "measure", "view"),
-        *("charts", "html", "plots", "cli.help", ""),
+        *("measure.diagnosis", "charts", "html", "plots", "cli.help", ""),
     },
     "cli": {
         *("cli.corrections", "cli.help", "cli.measuring", "measure.calibration"),

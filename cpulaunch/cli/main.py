@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 INSPECTION_COMMANDS = ("probe", "profiles", "doctor", "calibrate", "check")
 LAUNCH_COMMANDS = ("run", "plan", "torchrun")
-MEASURING_COMMANDS = ("compare",)
+MEASURING_COMMANDS = ("compare", "diagnose")
 FOREIGN_COMMANDS = ("ipexrun", "run_cpu")
 """Launchers whose command lines run as they are."""
 BROKEN_PIPE = 141
@@ -60,8 +60,10 @@ def _print_error(error: CpulaunchError, arguments: Sequence[str]) -> None:
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:
     if arguments[0] in MEASURING_COMMANDS:
-        from cpulaunch.cli.measuring import compare_arguments
+        from cpulaunch.cli.measuring import compare_arguments, diagnose_arguments
 
+        if arguments[0] == "diagnose":
+            return diagnose_arguments.asks_for_json(arguments[1:])
         return compare_arguments.asks_for_json(arguments[1:])
     from cpulaunch.cli.arguments import canonical, value_count
     from cpulaunch.cli.corrections.json_option import asks_for_json
@@ -99,7 +101,6 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit code of a command that measures."""
     from cpulaunch.cli import terminal
-    from cpulaunch.cli.measuring.compare import compare
     from cpulaunch.cli.measuring.services import Services
     from cpulaunch.cli.run import check_launch, notifier, read_command_line
     from cpulaunch.cli.usage import print_command_help
@@ -116,4 +117,10 @@ def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         width=terminal.width(),
         color=terminal.color(environ),
     )
+    if arguments[0] == "diagnose":
+        from cpulaunch.cli.measuring.diagnose import diagnose
+
+        return diagnose(arguments[1:], services)
+    from cpulaunch.cli.measuring.compare import compare
+
     return compare(arguments[1:], services)

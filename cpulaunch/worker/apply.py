@@ -60,6 +60,9 @@ def _has_start_barrier() -> bool:
     return bool(events) and os.path.exists(os.path.join(os.path.dirname(str(events)), ARRIVALS))
 
 
+DIAGNOSIS = "CPULAUNCH_DIAGNOSIS"
+"""Repeats diagnosis.VARIABLE: an ordinary worker imports no module for it."""
+
 PLUGIN_SETTINGS = (
     PluginSetting("report", lambda settings: True, "reporting.exit_report:install"),
     PluginSetting(
@@ -95,6 +98,7 @@ PLUGIN_SETTINGS = (
     PluginSetting("ccl", lambda settings: True, "ccl.registration:offer"),
     PluginSetting("dist_backend", lambda settings: bool(settings.dist_backend), "ccl.registration:choose"),
     PluginSetting("calls", _calls_requested, "apply:install_calls"),
+    PluginSetting("diagnosis", lambda settings: DIAGNOSIS in os.environ, "diagnosis.install:install"),
 )
 
 _done: list[str] = []

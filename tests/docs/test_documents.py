@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 
 from cpulaunch.cli.main import run_command_line
 from cpulaunch.cli.measuring.compare_arguments import parse_compare
+from cpulaunch.cli.measuring.diagnose_arguments import parse_diagnose
 from cpulaunch.doctor import findings
 from cpulaunch.profile.model import CONDITIONS, PROFILE_KINDS
 from cpulaunch.records import host, plan, settings
@@ -96,12 +97,15 @@ def without_effect(words: list[str]) -> list[str]:
     captured = [] if "--sysroot" in rest else ["--sysroot", CAPTURED]
     if first == "completion":
         return [first, *(shell.partition("|")[0] for shell in rest[1:])]
-    if rest in (["translate"], ["check"], ["compare"], ["compare", "--json"]) or first == "calibrate":  # in a sentence
+    is_in_a_sentence = first in ("translate", "check", "compare", "diagnose") and set(rest[1:]) <= {"--json"}
+    if is_in_a_sentence or first == "calibrate":
         return [first, "--help"]
     if first in ("translate", "profiles", "check", "--help", "--version", ""):
         return rest
     if first in ("probe", "doctor"):
         return [*rest, *captured]
+    if first == "diagnose":
+        return ["plan", *captured, *parse_diagnose(rest[1:]).launch]
     if first == "compare":
         line = parse_compare(rest[1:])
         return ["plan", *captured, *(line.sides[-1] or ()), *line.program]

@@ -12,7 +12,7 @@ INSPECTION = ("probe", "profiles", "doctor", "calibrate", "check")
 FOREIGN = ("ipexrun", "run_cpu")
 ARGUMENTS_ONLY = ("translate", "completion")
 """Commands without options."""
-MEASURING = ("compare",)
+MEASURING = ("compare", "diagnose")
 OTHER = (*MEASURING, *ARGUMENTS_ONLY, *FOREIGN)
 LAUNCH = ("run", "plan", "torchrun")
 OTHER_FORMS = {
@@ -20,7 +20,6 @@ OTHER_FORMS = {
     "preset": "profiles",
     "presets": "profiles",
     "lint": "check",
-    "diagnose": "doctor",
     "topology": "probe",
     "info": "probe",
     "hw": "probe",

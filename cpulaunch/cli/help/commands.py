@@ -23,7 +23,7 @@ class Command:
 
 
 MOST_USED = (
-    *("--optimize", "--instances", "--cores-per-instance", "--cpus", "--numa-nodes", "--nproc-per-node"),
+    *("--optimize", "--instances", "--cpus", "--numa-nodes", "--nproc-per-node"),
     *("--profile", "--env", "--log-dir", "--report"),
 )
 OF_PLANS = ("--brief", "--json", "--emit", "--sysroot", "--show-env", *MOST_USED[:4], "--profile")
@@ -69,6 +69,18 @@ COMMANDS = (
         "Python alone. Without sides, python is compared with cpulaunch's defaults. The program reports its figure "
         "with cpulaunch.metric() or prints it (--metric); else its wall time counts.",
         example="cpulaunch compare python -O2 '-O3 --instances 2' -- infer.py --batch 8",
+    ),
+    Command(
+        name="diagnose",
+        brief="what slows a program down",
+        summary="run some steps of a program, and name what slows it down",
+        usage="diagnose [OPTIONS] [OPTIONS OF A LAUNCH] SCRIPT [ARGS...]",
+        text="Run some steps of an unmodified program, see where their time goes, and name the first bottleneck in a "
+        "sentence: what it is, how much of a step it takes, the option or the rule of check that addresses it, and how "
+        "many times as fast steps would be without it, at most. A step ends with a step of the optimizer, or with a "
+        "call of a module. Without options of a launch, Python alone runs the program, so that what cpulaunch's "
+        "defaults bring is found too; with them, cpulaunch runs it. Options of diagnose come first.",
+        example="cpulaunch diagnose train.py --epochs 1",
     ),
     Command(
         name="probe",

@@ -37,5 +37,16 @@ COMPARE = (
     HELP,
 )
 
-OWN_OPTIONS = {"compare": COMPARE}
+DIAGNOSE = (
+    _option("--steps", "N", "measure so many steps, of which the profiler sees few (default: 20)"),
+    _option("--warm-up", "N", "steps that do not count (default: 5)"),
+    _option("--budget", "SECONDS", "end the program after this time (default: 1800)"),
+    _option("--trace", "FILE", "write the profiler's trace of a few steps, for chrome://tracing or Perfetto"),
+    _option("--to-end", "", "let the program run to its end (default: it ends when its steps have been measured)"),
+    _option("--defaults", "", "launch it with cpulaunch's defaults (default: by Python alone, if no option is given)"),
+    _option("--json", "", "print JSON and nothing else"),
+    HELP,
+)
+
+OWN_OPTIONS = {"compare": COMPARE, "diagnose": DIAGNOSE}
 """Command -> its options, where they are not those of a launch."""

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.call_modes import GRAPH, CallModes
+from cpulaunch.worker.graph.dynamo import hide_from_dynamo
 from cpulaunch.worker.graph.precision import DTYPES
 from cpulaunch.worker.ledger.chooser import Chooser
 from cpulaunch.worker.ledger.decision import PLAIN
@@ -79,7 +80,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
         finally:
             state.unwrapped = False
 
-    _hide_from_dynamo(__call__)
+    hide_from_dynamo(__call__)
     return __call__
 
 
@@ -219,12 +220,3 @@ def _must_run_unwrapped(module: nn.Module) -> bool:
         return True
     callback = _eval_frame_callback()
     return bool(callback) or type(module).__name__ == "OptimizedModule"
-
-
-def _hide_from_dynamo(function: Any) -> None:
-    """Effect: the program's own torch.compile skips this function and compiles what it calls."""
-    if hasattr(_frames, "skip_code"):  # torch 2.5
-        _frames.skip_code(function.__code__)
-    elif hasattr(_frames, "set_code_exec_strategy"):
-        skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
-        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, default))

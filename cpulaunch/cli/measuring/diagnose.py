@@ -1,0 +1,160 @@
+"""The command diagnose: launch the program once with its steps measured, and name its bottleneck."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import cpulaunch
+from cpulaunch.cli.help.commands import command_named
+from cpulaunch.cli.measuring.diagnose_arguments import parse_diagnose
+from cpulaunch.cli.measuring.progress import ProgressLine
+from cpulaunch.launch.process.guard import fork_supervisor
+from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
+from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.diagnosis.bottlenecks import Machine
+from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of
+from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
+from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
+from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain, read_trace
+from cpulaunch.records.diagnosis import DiagnosisRequest
+from cpulaunch.records.errors import CpulaunchError, UsageError
+from cpulaunch.records.record import replace
+from cpulaunch.system.files.folders import remove_path
+from cpulaunch.system.files.writing import write_output
+from cpulaunch.view.text import painter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cpulaunch.cli.measuring.diagnose_arguments import DiagnoseLine
+    from cpulaunch.cli.measuring.services import Services
+    from cpulaunch.measure.diagnosis.diagnosis import Diagnosis
+    from cpulaunch.measure.diagnosis.launching import DiagnosedLaunch
+    from cpulaunch.records.command_line import CommandLine
+    from cpulaunch.records.host import Host
+    from cpulaunch.records.plan import LaunchPlan
+
+COMMAND = command_named("diagnose")
+NOT_LAUNCHED = frozenset({"--json", "--brief", "--dry-run", "--help", "--version"})
+"""Options of a launch with which nothing would be launched."""
+GRACE_SECONDS = 30.0
+FAILED, INTERRUPTED = 1, 130
+LOCAL_DISTANCE = 10
+"""Of a NUMA node to itself. Source: ACPI, SLIT."""
+
+
+def diagnose(arguments: Sequence[str], services: Services) -> int:
+    """The exit code of `diagnose`. Effect: launches the program. Raises: CpulaunchError."""
+    line = parse_diagnose(arguments)
+    if line.help:
+        return services.print_help(COMMAND)
+    parsed = services.parse(line.launch)
+    _check_launch(parsed)
+    host, plan = services.host_and_plan(parsed)
+    folder = choose_private_path(services.environ)
+    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
+    make_private_path(folder)
+    if link.cgroup is not None:
+        link.cgroup.wait_until_inside()
+    setup = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control)
+    progress = ProgressLine(services.environ, width=services.width)
+    progress.show("measuring the program's steps")
+    try:
+        launched = _launched(line, parsed, plan, setup, folder=folder)
+        trace = None if line.trace is None or not launched.figures else read_trace(folder, launched.figures[0].pid)
+    except KeyboardInterrupt:
+        services.notify("interrupted: no diagnosis")
+        return INTERRUPTED
+    finally:
+        progress.clear()
+        remove_path(folder)
+    if launched.failure is not None:
+        services.notify(f"error: the program could not be diagnosed: {launched.failure}")
+        return FAILED
+    machines = {} if _is_plain(line, parsed) else _machines(plan, host)
+    found = diagnosis_of(launched.figures, machines, _whole_machine(host), _ceilings(host))
+    if line.trace is not None:
+        _write_trace(line.trace, trace)
+    _print(found, line, services)
+    return 0 if found.processes else FAILED
+
+
+def _check_launch(parsed: CommandLine) -> None:
+    """Raises: UsageError if these options launch nothing."""
+    found = parsed.switches & NOT_LAUNCHED
+    if found or parsed.emit is not None or parsed.sysroot is not None:
+        named = min(found) if found else "--emit" if parsed.emit is not None else "--sysroot"
+        raise UsageError(f"a diagnosis with {named} starts nothing", hint=f"leave {named} out")
+
+
+def _is_plain(line: DiagnoseLine, parsed: CommandLine) -> bool:
+    """Whether Python alone runs the program: no option of a launch is given."""
+    return not parsed.values and not line.defaults
+
+
+def _launched(
+    line: DiagnoseLine, parsed: CommandLine, plan: LaunchPlan, setup: ChildSetup, *, folder: str
+) -> DiagnosedLaunch:
+    request = DiagnosisRequest(
+        folder=folder,
+        steps=line.steps,
+        warm_up=line.warm_up,
+        trace=line.trace is not None,
+        to_end=line.to_end,
+    )
+    python = sys.executable if parsed.python is None else parsed.python.path
+    if not _is_plain(line, parsed):
+        return diagnose_launched(line.launch, request, setup, python=python, limit=line.budget_seconds)
+    search_path = dict(plan.workers[0].env).get("PYTHONPATH")
+    return diagnose_plain(
+        line.launch, request, setup, python=python, search_path=search_path, limit=line.budget_seconds
+    )
+
+
+def _machines(plan: LaunchPlan, host: Host) -> Mapping[int, Machine]:
+    """What the plan gives each worker."""
+    whole = _whole_machine(host)
+    return {
+        worker.index: replace(whole, cpus=worker.cpus, threads=None) if worker.cpus else whole
+        for worker in plan.workers
+    }
+
+
+def _whole_machine(host: Host) -> Machine:
+    """What all processes may use together."""
+    nodes = {cpu.id: cpu.numa_node for cpu in host.cpus if cpu.numa_node is not None}
+    budget = host.limits.budget
+    return Machine(cpus=budget.cpus, threads=budget.threads, nodes=nodes, remote_slowdown=_remote_slowdown(host))
+
+
+def _remote_slowdown(host: Host) -> float:
+    """How much longer a read from another NUMA node takes, by the firmware's distances; 1 with one node."""
+    distances = [
+        distance for node in host.numa_nodes for other, distance in dict(node.distances).items() if other != node.id
+    ]
+    return max(distances, default=LOCAL_DISTANCE) / LOCAL_DISTANCE
+
+
+def _ceilings(host: Host) -> dict[str, float]:
+    """GFLOP/s of matrix products, as calibrated."""
+    return {} if host.calibration is None else host.calibration.values("products")
+
+
+def _write_trace(path: str, trace: bytes | None) -> None:
+    if trace is None:
+        raise CpulaunchError("there is no trace", hint="the program must make a few steps under the profiler")
+    try:
+        write_output(path, trace)
+    except OSError as error:
+        raise CpulaunchError("the trace cannot be written", value=path, source=error.strerror) from None
+
+
+def _print(found: Diagnosis, line: DiagnoseLine, services: Services) -> None:
+    if line.json:
+        host = os.uname().nodename
+        services.print_json(diagnosis_json(found, program=line.launch, version=cpulaunch.__version__, host=host))
+    else:
+        strong = painter("bold", color=services.color)
+        services.print_text(diagnosis_text(found, width=services.width, strong=strong))

@@ -1,0 +1,1 @@
+"""From the figures of a program's steps to its bottlenecks, in words."""

@@ -1,0 +1,281 @@
+"""What slows a program down, each with the share of the time that it takes. Pure."""
+
+from __future__ import annotations
+
+from cpulaunch.measure.diagnosis.shares import shares_of
+from cpulaunch.records.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from cpulaunch.measure.diagnosis.figures import ProcessFigures
+    from cpulaunch.measure.diagnosis.shares import Shares
+
+LEAST_SHARE = 0.2
+"""Of the steps' time: what takes less does not stand out."""
+LEAST_SECOND = 0.1
+MOST_FAULT_SECONDS = 200e-6
+"""What the kernel takes at most to map and clear a page: 2 MB of a huge one, slowly."""
+LEAST_FAULTS = 50
+"""For each step."""
+GROWING = 0.5
+"""Share of the faulted pages that stay: from this on the program's memory grows, and the allocator returns nothing."""
+FAULT_BYTES = 4096
+LEAST_SLOWDOWN = 1.5
+LOOP_ACCESSES = 0.1
+"""Parts taken out of tensors for each operation: more than in a model, one or several for each element."""
+OUTSIDE = 0.5
+LEAST_TINY = 50
+"""Tiny operations in a step; fewer are in every program."""
+MOVING = 0.6
+"""Of the time in operations that move data: from this on they stand out. Some move data in every program."""
+BUSY_FETCH = 0.5
+"""CPU seconds of a second in which samples are made: from this on they are decoded, and not waited for."""
+
+
+@record
+class Machine:
+    """What a process was given. `cpus`: those it may use by the launch. `nodes`: CPU -> its NUMA node.
+
+    `threads`: how many can run at a time, which a quota limits; None: as many as there are CPUs. `shared_threads`:
+    those of other processes on these CPUs. `remote_slowdown`: time of a read from another node's memory divided by
+    that of a local one.
+    """
+
+    cpus: frozenset[int] = frozenset()
+    threads: int | None = None
+    shared_threads: int = 0
+    nodes: Mapping[int, int] = {}
+    remote_slowdown: float = 1.5
+
+
+@record
+class Bottleneck:
+    """`share`: of the steps' time, that it takes. `process`: the position of the process among the figures."""
+
+    kind: str
+    share: float
+    process: int = 0
+    place: str | None = None
+    detail: str = ""
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast the steps would be without it, at most (Amdahl's law)."""
+        return 1 / max(0.01, 1 - self.share)
+
+
+@record
+class ProcessDiagnosis:
+    """A process's figures, shares and machine."""
+
+    figures: ProcessFigures
+    shares: Shares
+    machine: Machine
+
+
+def diagnosed(figures: ProcessFigures, machine: Machine) -> ProcessDiagnosis:
+    """The process with its shares."""
+    own = bool(binding_kind(figures, machine))
+    return ProcessDiagnosis(figures=figures, shares=shares_of(figures, own_delay=own), machine=machine)
+
+
+def binding_kind(figures: ProcessFigures, machine: Machine) -> str:
+    """wrong-binding or oversubscribed, if the process has more threads than CPUs, or fewer CPUs than it was given."""
+    given, used = _given(figures, machine), _used(figures)
+    if figures.threads + machine.shared_threads > given:
+        return "oversubscribed"
+    is_alone = figures.world_size == 1 and not machine.shared_threads
+    if used < min(figures.threads, given) or (used < given and is_alone and figures.threads <= used):
+        return "wrong-binding"
+    return ""
+
+
+def _given(figures: ProcessFigures, machine: Machine) -> int:
+    """How many threads of the process could run at a time."""
+    cpus = len(machine.cpus) or len(figures.cpus)
+    return cpus if machine.threads is None else min(cpus, machine.threads)
+
+
+def _used(figures: ProcessFigures) -> int:
+    """How many CPUs its busy threads may use."""
+    return len(figures.busy_cpus or figures.cpus)
+
+
+def bottlenecks(processes: Sequence[ProcessDiagnosis]) -> list[Bottleneck]:
+    """All candidates, the largest share first. Those of one kind count once.
+
+    Ranks wait for one another: only what all of them have counts for the job, and what one has makes it a straggler.
+    """
+    of_each = [_largest(_of_process(process, alone=len(processes) == 1)) for process in processes]
+    ranks = [position for position, process in enumerate(processes) if process.figures.rank is not None]
+    is_job = len(ranks) > 1
+    found = []
+    for position, candidates in enumerate(of_each):
+        for kind, each in candidates.items():
+            share = min(of_each[rank][kind].share if kind in of_each[rank] else 0.0 for rank in ranks) if is_job else 1
+            found.append(replace(each, process=position, share=min(each.share, share)))
+    return list(_largest([*found, *_between(processes)]).values())
+
+
+def _largest(candidates: Iterable[Bottleneck]) -> dict[str, Bottleneck]:
+    """The largest of each kind, by kind, the largest of all first."""
+    largest: dict[str, Bottleneck] = {}
+    for each in sorted(candidates, key=lambda each: -each.share):
+        largest.setdefault(each.kind, each)
+    return largest
+
+
+def _of_process(process: ProcessDiagnosis, *, alone: bool) -> Iterator[Bottleneck]:
+    yield from _placement(process)
+    yield from _data(process)
+    yield from _many_operations(process)
+    yield from _memory(process)
+    yield from _precision(process)
+    shares, where = process.shares, process.figures.where
+    if alone:
+        yield Bottleneck(kind="slow-collective", share=shares.collective, place=where.first("collective"))
+    if shares.moving > MOVING:
+        share = shares.moving - fault_share(process)
+        yield Bottleneck(kind="memory-bound", share=share, place=where.first("", "backward"))
+
+
+def _placement(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
+    figures, shares, machine = process.figures, process.shares, process.machine
+    kind = binding_kind(figures, machine)
+    given, used = _given(figures, machine), _used(figures)
+    if kind == "wrong-binding":
+        parallel = min(1.0, shares.operations + shares.delayed)
+        yield Bottleneck(kind=kind, share=(1 - used / given) * parallel, detail=f"{used} of {given}")
+    elif kind == "oversubscribed":
+        threads = figures.threads + machine.shared_threads
+        lost = (1 - given / threads) * shares.operations
+        yield Bottleneck(kind=kind, share=max(shares.delayed, lost), detail=f"{threads} on {given}")
+
+
+def _data(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
+    figures, shares = process.figures, process.shares
+    where = figures.where
+    if shares.data > 0:
+        fetches = figures.fetches
+        used = fetches.get("cpu", 0.0) / fetches["seconds"] if fetches.get("seconds") else 0.0
+        if figures.loader_workers == 0:  # The delays of this process are those of its fetches, too.
+            waited = figures.sum("data_seconds") - figures.sum("data_cpu")
+            blocked = max(0.0, waited - figures.sum("thread_delay") * figures.sum("data_cpu") / _cpu(figures))
+            used = figures.sum("data_cpu") / max(1e-9, figures.sum("data_cpu") + blocked)
+        kind = "decode" if used >= BUSY_FETCH else "data-wait"
+        yield Bottleneck(kind=kind, share=shares.data, place=where.first("data"))
+    outside = shares.python + shares.waiting
+    own = where.share("getitem", "generator")
+    total = own + where.share("")
+    of_data = outside * own / total if total else 0.0
+    busy = shares.python >= shares.waiting
+    if of_data > shares.data:
+        kind = "decode" if busy else "data-wait"
+        yield Bottleneck(kind=kind, share=of_data, place=where.first("getitem", "generator"))
+    rest = outside - of_data
+    yield Bottleneck(kind="python-code" if busy else "waiting", share=rest, place=where.first(""))
+
+
+def _cpu(figures: ProcessFigures) -> float:
+    return max(1e-9, figures.sum("thread_cpu"))
+
+
+def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
+    """Operations that are too small: reads of single numbers, loops over elements, or just many."""
+    figures, shares = process.figures, process.shares
+    window = figures.window
+    if window is None:
+        return
+    calls, tiny = window["calls"], window["tiny"]
+    place = figures.where.first("") or figures.where.first("backward")
+    forward = max(1, calls.get("forward", 0))
+    accesses = calls.get("accesses", 0) / forward
+    reads = calls.get("synchronization", 0)
+    if reads * 5 >= forward and shares.synchronization * 3 >= shares.tiny:
+        # The operations that only prepare what is read go with the reads.
+        read_count = f"{reads // max(1, figures.profiled_steps)}"
+        yield Bottleneck(
+            kind="synchronization", share=shares.synchronization + shares.tiny, place=place, detail=read_count
+        )
+        return
+    yield Bottleneck(kind="synchronization", share=shares.synchronization, place=place, detail=f"{reads}")
+    count = calls.get("tiny", 0) // max(1, figures.profiled_steps)
+    if count < LEAST_TINY:
+        return
+    in_loss = figures.has_gradients and tiny["outside"] > 0 and calls.get("outside", 0) >= OUTSIDE * forward
+    is_loop = accesses >= LOOP_ACCESSES or in_loss
+    share = shares.tiny + shares.overhead + (shares.access if is_loop else 0.0)
+    yield Bottleneck(kind="python-loop" if is_loop else "tiny-operations", share=share, place=place, detail=f"{count}")
+
+
+def _memory(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
+    figures, shares, machine = process.figures, process.shares, process.machine
+    faults = figures.sum("thread_minflt") / max(1, figures.steps)
+    share = fault_share(process) + shares.allocation
+    stays = figures.sum("rss") / max(1.0, figures.sum("process_minflt") * FAULT_BYTES)
+    kind = "growing-memory" if faults >= LEAST_FAULTS and stays >= GROWING else "allocator"
+    yield Bottleneck(kind=kind, share=share, place=figures.where.first(""), detail=f"{faults:,.0f}")
+    remote = remote_share(figures, machine)
+    if remote > 0:
+        lost = 1 - 1 / (1 + remote * (machine.remote_slowdown - 1))
+        share = lost * min(1.0, shares.operations)
+        yield Bottleneck(kind="remote-memory", share=share, detail=f"{remote:.0%}")
+
+
+def fault_share(process: ProcessDiagnosis) -> float:
+    """The share of the time in which the kernel maps memory for operations."""
+    figures, shares = process.figures, process.shares
+    steps, faults = max(1, figures.steps), figures.sum("thread_minflt")
+    if faults / steps < LEAST_FAULTS:
+        return 0.0
+    spent = min(figures.sum("thread_stime"), faults * MOST_FAULT_SECONDS)
+    largest = shares.operations + shares.access + shares.allocation + shares.overhead + shares.unknown
+    return min(spent / max(1e-9, shares.seconds * steps), largest)
+
+
+def remote_share(figures: ProcessFigures, machine: Machine) -> float:
+    """The share of the process's memory on NUMA nodes on which its threads do not run."""
+    total = sum(figures.pages.values())
+    near = {machine.nodes[cpu] for cpu in figures.busy_cpus or figures.cpus if cpu in machine.nodes}
+    if not total or not near or len(set(machine.nodes.values()) | set(figures.pages)) < 2:
+        return 0.0
+    return sum(size for node, size in figures.pages.items() if node not in near) / total
+
+
+def _precision(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
+    slowdown = max(process.figures.slowdowns.values(), default=0.0)
+    if slowdown >= LEAST_SLOWDOWN:
+        named = max(process.figures.slowdowns, key=lambda name: name == "bf16")
+        slowdown = process.figures.slowdowns[named]
+        share = process.shares.low_products * (1 - 1 / max(1.0, slowdown))
+        yield Bottleneck(kind="low-precision", share=share, place=process.figures.where.first(""), detail=named)
+
+
+def _between(processes: Sequence[ProcessDiagnosis]) -> Iterator[Bottleneck]:
+    """Bottlenecks between the ranks of a job: all wait for collectives, or all but one wait for that one."""
+    ranks = [(position, each) for position, each in enumerate(processes) if each.figures.rank is not None]
+    if len(ranks) < 2:
+        return
+    work = [each.shares.seconds * (1 - each.shares.collective) for _, each in ranks]
+    slowest = max(range(len(ranks)), key=work.__getitem__)
+    position, process = ranks[slowest]
+    imbalance = 1 - sum(work) / len(work) / max(1e-9, work[slowest])
+    yield Bottleneck(
+        kind="straggler",
+        share=imbalance * (1 - _waiting_for_ranks(process)),
+        process=position,
+        place=process.figures.where.first("", "backward", "data"),
+        detail=f"{process.figures.rank}",
+    )
+    common = min(_waiting_for_ranks(each) for _, each in ranks)
+    place = ranks[0][1].figures.where.first("collective")
+    yield Bottleneck(kind="slow-collective", share=common, process=position, place=place)
+
+
+def _waiting_for_ranks(process: ProcessDiagnosis) -> float:
+    """The share of the time in collectives, of all time: that which others took from one rank delays all."""
+    figures, shares = process.figures, process.shares
+    whole = max(1e-9, figures.seconds / max(1, figures.steps))
+    return min(1.0, shares.collective * shares.seconds / whole)

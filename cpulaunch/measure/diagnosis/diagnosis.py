@@ -1,0 +1,118 @@
+"""The diagnosis of a launch: its processes, its bottlenecks, and how far the figures can be trusted. Pure."""
+
+from __future__ import annotations
+
+from cpulaunch.measure.diagnosis.advice import ADVICE
+from cpulaunch.measure.diagnosis.bottlenecks import LEAST_SECOND, LEAST_SHARE, bottlenecks, diagnosed
+from cpulaunch.records.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cpulaunch.measure.diagnosis.bottlenecks import Bottleneck, Machine, ProcessDiagnosis
+    from cpulaunch.measure.diagnosis.figures import ProcessFigures
+
+MANY_OTHERS = 0.15
+FEW_STEPS = 4
+
+
+@record
+class Diagnosis:
+    """What was found. `first` and `second` None: nothing stands out. `rates`: {"products" …: share of the ceiling}."""
+
+    processes: tuple[ProcessDiagnosis, ...] = ()
+    first: Bottleneck | None = None
+    second: Bottleneck | None = None
+    rates: Mapping[str, float] = {}
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> ProcessDiagnosis | None:
+        """The process of the first bottleneck, else the first one."""
+        if not self.processes:
+            return None
+        return self.processes[0 if self.first is None else self.first.process]
+
+
+def diagnosis_of(
+    figures: Sequence[ProcessFigures],
+    machines: Mapping[int, Machine],
+    default: Machine,
+    ceilings: Mapping[str, float],
+) -> Diagnosis:
+    """The diagnosis. `machines`: by the worker's index. `ceilings`: GFLOP/s of products, by precision."""
+    measured = [each for each in figures if each.steps > 0]
+    ordered = sorted(measured, key=lambda each: (each.rank is None, each.rank, each.index, each.pid))
+    processes = tuple(diagnosed(each, _shared(each, ordered, machines.get(each.index, default))) for each in ordered)
+    found = bottlenecks(processes)
+    first = next((each for each in found if each.share >= LEAST_SHARE), None)
+    rest = [each for each in found if first is not None and each is not first and each.share >= LEAST_SECOND]
+    return Diagnosis(
+        processes=processes,
+        first=first,
+        second=rest[0] if rest else None,
+        rates={} if not processes else product_rates(processes[0], ceilings),
+        remarks=tuple(_remarks(processes)),
+    )
+
+
+def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], machine: Machine) -> Machine:
+    """What a process was given, with the threads of the others that run on its CPUs."""
+    own = figures.busy_cpus or figures.cpus
+    others = [each for each in all_figures if each is not figures and own & (each.busy_cpus or each.cpus)]
+    return replace(machine, shared_threads=sum(each.threads for each in others))
+
+
+def product_rates(process: ProcessDiagnosis, ceilings: Mapping[str, float]) -> dict[str, float]:
+    """The rate of matrix products, in GFLOP/s and as a share of this machine's ceiling, as far as both are known."""
+    window = process.figures.window
+    if window is None:
+        return {}
+    flops, seconds = window["flops"].get("products", 0.0), window["timed"].get("products", 0.0)
+    if not flops or seconds <= 0:
+        return {}
+    rate = 1e-9 * flops / seconds
+    ceiling = max((value for name, value in ceilings.items() if name.startswith("fp32")), default=0.0)
+    return {"products": rate, **({"of_ceiling": rate / ceiling} if ceiling else {})}
+
+
+def sentence(found: Bottleneck, seconds: float) -> str:
+    """A bottleneck in one sentence: what it is, where, its share, and what addresses it with its most effect."""
+    advice = ADVICE[found.kind]
+    where = f" at {found.place}" if found.place else ""
+    rule = f" (rule {advice.rule})" if advice.rule else ""
+    return (
+        f"{advice.name}, {found.share:.0%} of a step of {_time(seconds)}: {advice.text.format(detail=found.detail)}"
+        f"{where}; {advice.option}{rule} would make steps at most {found.speedup:.2g} times as fast"
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _remarks(processes: Sequence[ProcessDiagnosis]) -> list[str]:
+    remarks = []
+    others = max((each.shares.others for each in processes), default=0.0)
+    if others >= MANY_OTHERS:
+        remarks.append(
+            f"other programs took the CPU for {others:.0%} of the time, which is left out; measure again when the "
+            "machine is idle"
+        )
+    if any(each.figures.steps < FEW_STEPS for each in processes):
+        remarks.append("there were few steps; more give surer shares")
+    failure = next((each.figures.window_failure for each in processes if each.figures.window_failure), "")
+    if failure:
+        remarks.append(f"the profiler saw nothing: {failure}")
+    return remarks
+
+
+def overhead(process: ProcessDiagnosis) -> float | None:
+    """The time that the profiler added, as a share of all measured steps; None if it is not known."""
+    figures = process.figures
+    total = figures.seconds + figures.profiled_seconds
+    if not figures.profiled_steps or not figures.steps or total <= 0:
+        return None
+    usual = figures.seconds / figures.steps * figures.profiled_steps
+    return max(0.0, figures.profiled_seconds - usual) / total

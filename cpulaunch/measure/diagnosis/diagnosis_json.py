@@ -1,0 +1,78 @@
+"""A diagnosis as JSON data, schema 1. Pure."""
+
+from __future__ import annotations
+
+from cpulaunch.measure.diagnosis.advice import ADVICE
+from cpulaunch.measure.diagnosis.diagnosis import overhead, sentence
+from cpulaunch.measure.diagnosis.diagnosis_text import LABELS, first_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cpulaunch.measure.diagnosis.bottlenecks import Bottleneck, ProcessDiagnosis
+    from cpulaunch.measure.diagnosis.diagnosis import Diagnosis
+
+DECIMALS = 6
+
+
+def diagnosis_json(found: Diagnosis, *, program: Sequence[str], version: str, host: str) -> dict[str, Any]:
+    """All of a diagnosis."""
+    seconds = 0.0 if found.main is None else found.main.shares.seconds
+    return {
+        "schema": 1,
+        "cpulaunch": version,
+        "host": host,
+        "program": list(program),
+        "verdict": first_line(found) if found.processes else "no step was seen",
+        "first": _bottleneck(found.first, seconds),
+        "second": _bottleneck(found.second, seconds),
+        "rates": {name: _rounded(value) for name, value in found.rates.items()},
+        "processes": [_process(each) for each in found.processes],
+        "remarks": list(found.remarks),
+    }
+
+
+def _bottleneck(found: Bottleneck | None, seconds: float) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    advice = ADVICE[found.kind]
+    return {
+        "kind": found.kind,
+        "name": advice.name,
+        "share": _rounded(found.share),
+        "speedup_at_most": _rounded(found.speedup),
+        "place": found.place,
+        "process": found.process,
+        "option": advice.option,
+        "rule": advice.rule or None,
+        "text": sentence(found, seconds),
+    }
+
+
+def _process(process: ProcessDiagnosis) -> dict[str, Any]:
+    figures, shares = process.figures, process.shares
+    added = overhead(process)
+    return {
+        "index": figures.index,
+        "rank": figures.rank,
+        "pid": figures.pid,
+        "step": figures.step,
+        "steps": figures.steps,
+        "step_seconds": _rounded(shares.seconds),
+        "profiled_steps": figures.profiled_steps,
+        "profiler_overhead": None if added is None else _rounded(added),
+        "threads": figures.threads,
+        "shares": {name: _rounded(getattr(shares, name)) for name in LABELS},
+        "other_programs": _rounded(shares.others),
+        "page_faults": _rounded(figures.sum("thread_minflt") / max(1, figures.steps)),
+        "operations": [
+            {"name": str(name), "count": int(count), "seconds": _rounded(float(spent))}
+            for name, count, spent in (figures.window or {}).get("operations", [])
+        ],
+    }
+
+
+def _rounded(value: float) -> float:
+    return round(value, DECIMALS)

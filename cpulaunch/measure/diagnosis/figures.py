@@ -1,0 +1,104 @@
+"""The figures that processes wrote about their steps, read with care: any process may write anything there."""
+
+from __future__ import annotations
+
+import json
+
+from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.records.record import field, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+@record
+class Places:
+    """Where the program's own code was: (what it did, "file:line", samples), most first. `samples`: all of them."""
+
+    samples: int = 0
+    doing: Mapping[str, int] = field(default_factory=dict)
+    places: tuple[tuple[str, str, int], ...] = ()
+
+    def first(self, *doing: str) -> str | None:
+        """The place seen most while the program did one of these."""
+        return next((place for what, place, _ in self.places if what in doing), None)
+
+    def share(self, *doing: str) -> float:
+        """The share of the samples in which the program did one of these."""
+        return sum(self.doing.get(each, 0) for each in doing) / self.samples if self.samples else 0.0
+
+
+@record
+class ProcessFigures:
+    """What one process wrote. `sums`: counters over `seconds` of `steps` without the profiler. `window`: with it."""
+
+    pid: int
+    index: int
+    rank: int | None
+    world_size: int
+    step: str
+    steps: int
+    seconds: float
+    median_seconds: float
+    profiled_steps: int
+    profiled_seconds: float
+    sums: Mapping[str, float]
+    window: Mapping[str, Any] | None
+    window_failure: str
+    slowdowns: Mapping[str, float]
+    has_gradients: bool
+    threads: int
+    cpus: frozenset[int]
+    busy_cpus: frozenset[int]
+    loader_workers: int | None
+    fetches: Mapping[str, float]
+    where: Places
+    pages: Mapping[int, int]
+
+    def sum(self, name: str) -> float:
+        """A counter's growth; 0 if it is not known."""
+        return max(0.0, self.sums.get(name, 0.0))
+
+
+def read_figures(text: str) -> ProcessFigures | None:
+    """The figures in a file; None if it holds something else."""
+    try:
+        return _from(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _from(data: Mapping[str, Any]) -> ProcessFigures:
+    where = data["where"]
+    busy = [each for each in data["busy_threads"] if each["seconds"] > 0]
+    total = sum(each["seconds"] for each in busy)
+    return ProcessFigures(
+        pid=int(data["pid"]),
+        index=int(data["index"]),
+        rank=None if data["rank"] is None else int(data["rank"]),
+        world_size=int(data["world_size"]),
+        step=str(data["step"]),
+        steps=int(data["steps"]),
+        seconds=float(data["seconds"]),
+        median_seconds=float(data["median_seconds"]),
+        profiled_steps=int(data["profiled_steps"]),
+        profiled_seconds=float(data["profiled_seconds"]),
+        sums={str(name): float(value) for name, value in data["sums"].items()},
+        window=data["window"],
+        window_failure=str(data["window_failure"]),
+        slowdowns={str(name): float(value) for name, value in data["slowdowns"].items()},
+        has_gradients=bool(data["has_gradients"]),
+        threads=int(data["threads"]),
+        cpus=frozenset(map(int, data["cpus"])),
+        busy_cpus=frozenset().union(*(parse_cpulist(each["cpus"]) for each in busy if each["seconds"] > total / 50)),
+        loader_workers=None if data["loader_workers"] is None else int(data["loader_workers"]),
+        fetches={str(name): float(value) for name, value in data["fetches"].items()},
+        where=Places(
+            samples=int(where["samples"]),
+            doing={str(name): int(count) for name, count in where["doing"].items()},
+            places=tuple((str(what), str(place), int(count)) for what, place, count in where["places"]),
+        ),
+        pages={int(node): int(size) for node, size in data["snapshot"]["pages"].items()},
+    )

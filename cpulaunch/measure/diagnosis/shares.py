@@ -1,0 +1,121 @@
+"""Where the time of a process's steps went, as shares. Pure.
+
+Times of loaders and collectives are those of all steps. What is left is divided as the profiler saw it in a few steps.
+The time for which the measured thread was ready to run but had no CPU belongs to nothing that the program does: it is
+left out of the whole, unless the program's own threads are to blame.
+"""
+
+from __future__ import annotations
+
+from cpulaunch.records.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.measure.diagnosis.figures import ProcessFigures
+
+LEAST_LEFT = 0.3
+"""Of the time in tiny operations, what stays when the profiler's own time is taken off."""
+
+
+@record
+class Shares:
+    """Parts of the steps' time, which add up to 1.
+
+    `waiting`: outside torch, without using a CPU. `python`: the program's own code between operations. `overhead`:
+    calling operations that are not tiny, and autograd. `low_products`: of low precision. `moving`: operations that
+    compute little for the bytes they move. `delayed`: ready to run, without a CPU; 0 if other programs were to blame.
+    `seconds`: of one step, without the time that others took. `others`: the share that other programs took before.
+    """
+
+    seconds: float = 0.0
+    data: float = 0.0
+    collective: float = 0.0
+    products: float = 0.0
+    low_products: float = 0.0
+    moving: float = 0.0
+    access: float = 0.0
+    allocation: float = 0.0
+    synchronization: float = 0.0
+    tiny: float = 0.0
+    overhead: float = 0.0
+    python: float = 0.0
+    waiting: float = 0.0
+    delayed: float = 0.0
+    unknown: float = 0.0
+    others: float = 0.0
+
+    @property
+    def operations(self) -> float:
+        """The share of operations that run in several threads."""
+        return self.products + self.low_products + self.moving
+
+
+def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
+    """The shares of a process. `own_delay`: its own threads are to blame for the time without a CPU."""
+    steps, seconds = max(1, figures.steps), figures.seconds
+    delay = min(figures.sum("thread_delay"), 0.99 * seconds)
+    cpu = figures.sum("thread_cpu")
+    rate = delay / cpu if cpu > 0 else 0.0
+
+    def without_delay(name: str) -> float:
+        used = figures.sum(f"{name}_cpu")
+        return max(used, figures.sum(f"{name}_seconds") - rate * used)
+
+    data = without_delay("data")
+    backward = figures.sum("backward_seconds") - figures.sum("backward_collective_seconds")
+    blocked_backward = max(0.0, backward - (1 + rate) * figures.sum("backward_cpu"))
+    hidden = blocked_backward if figures.world_size > 1 and figures.threads == 1 else 0.0
+    collective = without_delay("collective") + hidden
+    active = max(1e-9, seconds - delay)
+    data, collective = _fitted(data, collective, active)
+    rest = active - data - collective
+    blocked = max(0.0, active - cpu - data - collective)
+    parts = _divided(figures, rest / steps, blocked / steps)
+    whole = (seconds if own_delay else active) / steps
+    per_step = {"data": data / steps, "collective": collective / steps, **parts}
+    if own_delay:
+        per_step["delayed"] = delay / steps
+    return Shares(
+        seconds=whole,
+        others=0.0 if own_delay else delay / seconds if seconds else 0.0,
+        **{name: value / whole for name, value in per_step.items()},
+    )
+
+
+def _fitted(data: float, collective: float, active: float) -> tuple[float, float]:
+    total = data + collective
+    scale = min(1.0, active / total) if total > 0 else 1.0
+    return data * scale, collective * scale
+
+
+def _divided(figures: ProcessFigures, rest: float, blocked: float) -> dict[str, float]:
+    """The seconds of a step without loaders and collectives, by what they were spent on."""
+    window = figures.window
+    if window is None or not figures.profiled_steps:
+        return {"unknown": rest}
+    kinds, tiny, count = window["kinds"], window["tiny"], figures.profiled_steps
+    interrupted = max(0.0, float(window.get("delay", 0.0)) - float(window["absorbed"]))
+    pauses = max(0.0, float(window["pauses"]) - interrupted) / count
+    seen = {
+        "products": float(kinds.get("products", 0.0)) / count,
+        "low_products": float(kinds.get("low products", 0.0)) / count,
+        "moving": float(kinds.get("other", 0.0)) / count,
+        "access": float(kinds.get("access", 0.0)) / count,
+        "allocation": float(kinds.get("allocation", 0.0)) / count,
+        "synchronization": float(tiny["synchronization"] + kinds.get("synchronization", 0.0)) / count,
+        "tiny": float(tiny["seconds"]) / count,
+        "overhead": float(window["overhead"]) / count,
+    }
+    total = sum(seen.values()) + pauses
+    small = ("synchronization", "tiny", "overhead")
+    of_small = sum(seen[name] for name in small)
+    excess = total - rest
+    if excess > 0 and of_small > 0:  # The profiler's own time is spent where there are many events.
+        left = max(LEAST_LEFT, 1 - excess / of_small)
+        seen |= {name: seen[name] * left for name in small}
+        total = sum(seen.values()) + pauses
+    waiting = min(pauses, blocked)
+    seen |= {"waiting": waiting, "python": pauses - waiting}
+    if total <= 0:
+        return {"unknown": rest}
+    return {name: value * rest / total for name, value in seen.items()}

@@ -1,0 +1,61 @@
+"""What the hooks add up: seconds of this process's main thread in loaders, collectives and backward passes."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter, thread_time
+from typing import Any
+
+FIELDS = (
+    *("data_seconds", "data_cpu", "data_calls", "fetch_seconds", "fetch_cpu", "collate_seconds"),
+    *("collective_seconds", "collective_cpu", "collective_calls"),
+    *("backward_seconds", "backward_cpu", "backward_collective_seconds"),
+)
+
+
+class Activity:
+    """Sums by name (FIELDS), and `now`: what the thread does at the moment, for the sampler.
+
+    `record`: makes a named region of the profiler while it runs; None while it does not.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Effect: nothing has been timed, as in a forked process, whose only thread is the measured one."""
+        self.totals = dict.fromkeys(FIELDS, 0.0)
+        self.loader_workers: int | None = None
+        self.now = ""
+        self.record: Any = None
+        self.thread = threading.get_ident()
+
+    def timed(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's result. Effect: adds its time to the sums of this name, unless it is inside another of them.
+
+        Only the thread whose steps are measured counts.
+        """
+        if self.now == name or threading.get_ident() != self.thread:
+            return function(*args, **kwargs)
+        before, self.now = self.now, name
+        region = None if self.record is None else self.record(f"cpulaunch::{name}")
+        if region is not None:
+            region.__enter__()
+        cpu, start = thread_time(), perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds, used = perf_counter() - start, thread_time() - cpu
+            if region is not None:
+                region.__exit__(None, None, None)
+            self.now = before
+            self._add(name, seconds, used, inside=before)
+
+    def _add(self, name: str, seconds: float, used: float, *, inside: str) -> None:
+        totals = self.totals
+        totals[f"{name}_seconds"] += seconds
+        totals[f"{name}_cpu"] += used
+        if f"{name}_calls" in totals:
+            totals[f"{name}_calls"] += 1
+        if inside == "backward" and name == "collective":
+            totals["backward_collective_seconds"] += seconds

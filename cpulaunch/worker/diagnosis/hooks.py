@@ -1,0 +1,161 @@
+"""Hooks on what a program calls in every step: modules, optimizers, backward passes, DataLoaders and collectives.
+
+Each costs a fraction of a microsecond in calls that are no steps.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import wraps
+from importlib import import_module
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpulaunch.worker.diagnosis.activity import Activity
+from cpulaunch.worker.graph.dynamo import hide_from_dynamo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COLLECTIVES = (
+    *("all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_into_tensor"),
+    *("all_gather_coalesced", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather"),
+    *("scatter", "barrier", "monitored_barrier", "send", "recv", "batch_isend_irecv"),
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+)
+"""Functions of torch.distributed that may wait for other ranks."""
+
+
+class _Depth(threading.local):
+    inside = False
+
+
+def hook_modules(activity: Activity, ended: Callable[[str, object], None]) -> None:
+    """Effect: replaces nn.Module.__call__. `ended` is called after each outermost call."""
+    original: Any = nn.Module.__call__
+    depth = _Depth()
+    is_compiling = torch.compiler.is_compiling
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if depth.inside or is_compiling():
+            return original(self, *args, **kwargs)
+        depth.inside = True
+        region = None if activity.record is None else activity.record("cpulaunch::module")
+        if region is not None:
+            region.__enter__()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            depth.inside = False
+            if region is not None:
+                region.__exit__(None, None, None)
+            ended("module", id(self))
+
+    hide_from_dynamo(__call__)
+    nn.Module.__call__ = __call__
+
+
+def hook_optimizers(ended: Callable[[str, object], None]) -> None:
+    """Effect: `ended` is called after each step of an optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: ended("optimizer", id(optimizer)))
+
+
+def hook_backward(activity: Activity, ended: Callable[[str, object], None]) -> None:
+    """Effect: backward passes are timed."""
+    plain = torch.autograd.backward
+
+    @wraps(plain)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return activity.timed("backward", plain, args, kwargs)
+        finally:
+            ended("backward", "")
+
+    torch.autograd.backward = backward
+
+
+def hook_loaders(activity: Activity, ended: Callable[[str, object], None], fetched: Any) -> None:
+    """Effect: DataLoaders are timed: how long a program waits, and in any process how long samples take.
+
+    `fetched` is called with the wall and the CPU seconds of a fetch, of those the seconds of collating, and the items.
+    """
+    from torch.utils.data import dataloader
+    from torch.utils.data._utils import fetch
+
+    iterator: Any = dataloader._BaseDataLoaderIter
+    plain_next = iterator.__next__
+
+    @wraps(plain_next)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        activity.loader_workers = self._num_workers
+        try:
+            return activity.timed("data", plain_next, (self,), {})
+        finally:
+            ended("loader", "")
+
+    iterator.__next__ = __next__
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        _time_fetcher(getattr(fetch, name), fetched)
+
+
+def _time_fetcher(fetcher: Any, fetched: Any) -> None:
+    plain_init, plain_fetch = fetcher.__init__, fetcher.fetch
+
+    @wraps(plain_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, *args, **kwargs)
+        collate = self.collate_fn
+        self.cpulaunch_collate_seconds = 0.0
+
+        def timed_collate(data: Any) -> Any:
+            start = perf_counter()
+            try:
+                return collate(data)
+            finally:
+                self.cpulaunch_collate_seconds += perf_counter() - start
+
+        self.collate_fn = timed_collate
+
+    @wraps(plain_fetch)
+    def timed_fetch(self: Any, possibly_batched_index: Any) -> Any:
+        cpu, start, before = thread_time(), perf_counter(), self.cpulaunch_collate_seconds
+        try:
+            return plain_fetch(self, possibly_batched_index)
+        finally:
+            seconds, used = perf_counter() - start, thread_time() - cpu
+            fetched(seconds, used, self.cpulaunch_collate_seconds - before)
+
+    fetcher.__init__, fetcher.fetch = init, timed_fetch
+
+
+def hook_collectives(activity: Activity) -> None:
+    """Effect: calls of collectives are timed, and waiting for those that were started asynchronously."""
+    if not torch.distributed.is_available():
+        return
+    module = import_module("torch.distributed.distributed_c10d")
+    for name in COLLECTIVES:
+        plain = getattr(module, name, None)
+        if plain is None:
+            continue
+        timed = _timed(activity, plain)
+        for place in (module, torch.distributed):
+            if getattr(place, name, None) is plain:
+                setattr(place, name, timed)
+    work = getattr(sys.modules.get("torch._C._distributed_c10d"), "Work", None)
+    if work is not None:
+        work.wait = _timed(activity, work.wait)
+
+
+def _timed(activity: Activity, plain: Any) -> Any:
+    @wraps(plain)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        return activity.timed("collective", plain, args, kwargs)
+
+    return timed

@@ -1,0 +1,61 @@
+"""The phases of a measurement: warm-up, steps, a few steps under the profiler, steps, done. Pure."""
+
+from __future__ import annotations
+
+from cpulaunch.records.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.records.diagnosis import DiagnosisRequest
+
+WARM_UP, BEFORE, PROFILED, AFTER, DONE = "warm-up", "before", "profiled", "after", "done"
+FOLLOWING = {WARM_UP: BEFORE, BEFORE: PROFILED, PROFILED: AFTER, AFTER: DONE}
+LEAST_STEPS = 2
+LEAST_SECONDS = 0.5
+"""For the steps of one phase without the profiler: counters of the kernel advance in milliseconds."""
+PROFILED_PART = 10
+"""The profiler sees one part in this many of the time of the phase before it, but for one whole step."""
+WARM_UP_SECONDS = 60.0
+
+
+@record
+class Phase:
+    """A finished phase: the seconds of its steps."""
+
+    name: str
+    steps: tuple[float, ...]
+
+
+class Phases:
+    """Goes from phase to phase as steps end. `name`: the current one."""
+
+    def __init__(self, request: DiagnosisRequest) -> None:
+        self._request = request
+        self.restart()
+
+    def restart(self) -> None:
+        """Effect: begins again with the warm-up."""
+        self.name = WARM_UP
+        self.steps: list[float] = []
+        self.finished: list[Phase] = []
+
+    def add(self, seconds: float) -> bool:
+        """Whether the phase ends with this step, which took so long. Effect: then the next one begins."""
+        self.steps.append(seconds)
+        if not self._is_over():
+            return False
+        self.finished.append(Phase(name=self.name, steps=tuple(self.steps)))
+        self.name = FOLLOWING[self.name]
+        self.steps = []
+        return True
+
+    def _is_over(self) -> bool:
+        count, seconds = len(self.steps), sum(self.steps[-1000:]) + 0.0
+        if self.name == WARM_UP:
+            return count >= self._request.warm_up or (count >= LEAST_STEPS and seconds >= WARM_UP_SECONDS)
+        if self.name == PROFILED:
+            return seconds * PROFILED_PART >= sum(self.finished[-1].steps) or count >= self._request.steps
+        wanted = max(LEAST_STEPS, self._request.steps // 2)
+        if count >= LEAST_STEPS and seconds >= self._request.phase_seconds:
+            return True
+        return count >= wanted and (seconds >= LEAST_SECONDS or count >= 1000)

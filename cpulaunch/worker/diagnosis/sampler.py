@@ -1,0 +1,108 @@
+"""Which line of the program the measured thread is at, fifty times a second."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections import Counter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from cpulaunch.worker.diagnosis.activity import Activity
+
+INTERVAL_SECONDS = 0.02
+MOST_PLACES = 1000
+REPORTED = 8
+GENERATOR = 0x20
+"""Flag of the code of a generator function. Source: Python, inspect.CO_GENERATOR."""
+DEEP = 200
+
+
+class Sampler:
+    """Counts, by what the thread does: `data`, `collective`, `backward` (the hooks'), `getitem`, `generator` or "".
+
+    The last three are those of the program's own code: inside a method __getitem__, inside a generator, elsewhere.
+    """
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._stop = threading.Event()
+        self._running = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cpulaunch-sampler", daemon=True)
+        self._foreign = _library_folders()
+        self._known: dict[str, bool] = {}
+
+    def start(self) -> None:
+        """Effect: samples from now on."""
+        self._running.set()
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Effect: takes no samples until the next start."""
+        self._running.clear()
+
+    def stop(self) -> None:
+        """Effect: ends the thread."""
+        self._stop.set()
+        self._running.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_SECONDS):
+            self._running.wait()  # A thread that wakes up takes the interpreter's lock from the measured one.
+            frame = sys._current_frames().get(self._activity.thread)
+            if frame is not None and len(self._counts) < MOST_PLACES and not self._stop.is_set():
+                self._counts[self._place(frame)] += 1
+
+    def _place(self, innermost: FrameType) -> tuple[str, str]:
+        doing, place = self._activity.now, ""
+        frame: FrameType | None = innermost
+        for _ in range(DEEP):
+            if frame is None:
+                break
+            code = frame.f_code
+            if self._is_program(code.co_filename):
+                place = place or f"{code.co_filename}:{frame.f_lineno}"
+                if not doing and code.co_name == "__getitem__":
+                    doing = "getitem"
+                elif not doing and code.co_flags & GENERATOR and code.co_name != "<genexpr>":
+                    doing = "generator"
+            frame = frame.f_back
+        return doing, place
+
+    def _is_program(self, file: str) -> bool:
+        known = self._known.get(file)
+        if known is None:
+            known = not file.startswith(("<", *self._foreign))
+            self._known[file] = known
+        return known
+
+    def report(self) -> dict[str, Any]:
+        """{"samples": count, "doing": {what: count}, "places": [[what, "file:line", count], …] most first}."""
+        doing: Counter[str] = Counter()
+        kept: Counter[str] = Counter()
+        chosen: list[tuple[str, str, int]] = []
+        for (what, _), count in self._counts.items():
+            doing[what] += count
+        for (what, place), count in self._counts.most_common():
+            kept[what] += bool(place)
+            if place and kept[what] <= REPORTED:
+                chosen.append((what, place, count))
+        return {"samples": doing.total(), "doing": dict(doing), "places": chosen}
+
+
+def _library_folders() -> tuple[str, ...]:
+    """Folders of code that is not the program's: the standard library, installed packages, and this package."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = {sysconfig.get_path(name) for name in names}
+    found |= {os.path.realpath(path) for path in found if path}
+    own = __file__
+    for _ in range(3):
+        own = os.path.dirname(own)
+    return tuple(f"{path}{os.sep}" for path in (*found, own) if path)

@@ -1,0 +1,251 @@
+"""One process's measurement, from its first step to the file with its figures."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+from contextlib import suppress
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from cpulaunch.records.diagnosis import FETCHES, FIGURES, TRACES
+from cpulaunch.system.files.writing import replace
+from cpulaunch.system.process_snapshot import snapshot
+from cpulaunch.worker.diagnosis import phases as phase_names
+from cpulaunch.worker.diagnosis.activity import Activity
+from cpulaunch.worker.diagnosis.counters import busy_threads, growth, read_counters
+from cpulaunch.worker.diagnosis.marker import StepMarker
+from cpulaunch.worker.diagnosis.phases import Phases
+from cpulaunch.worker.diagnosis.precision_test import slowdowns
+from cpulaunch.worker.diagnosis.sampler import Sampler
+from cpulaunch.worker.diagnosis.window import ProfilerWindow
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cpulaunch.records.diagnosis import DiagnosisRequest
+
+MEASURED = (phase_names.BEFORE, phase_names.AFTER)
+FETCH_PAUSE_SECONDS = 0.5
+"""Between two writings of a DataLoader worker's figures."""
+LOW_SHARE = 0.05
+"""Of the window, in products of a low precision: from this share on, these are timed against fp32."""
+
+
+class Session:
+    """Measures the steps of this process. Its methods are called by the hooks."""
+
+    def __init__(self, request: DiagnosisRequest, index: int) -> None:
+        self.request = request
+        self.index = index
+        self.activity = Activity()
+        self.reset()
+        atexit.register(self._at_exit)
+
+    def reset(self) -> None:
+        """Effect: everything begins anew, as in a forked process."""
+        self.activity.reset()
+        self._pid = os.getpid()
+        self._marker = StepMarker()
+        self._phases = Phases(self.request)
+        self._window = ProfilerWindow()
+        self._sampler = Sampler(self.activity)
+        self._last: float | None = None
+        self._busy = self._written = False
+        self._steps: list[float] = []
+        self._sums: dict[str, float] = {}
+        self._started: dict[str, float] = {}
+        self._threads: list[dict[str, Any]] = []
+        self._fetches = {"seconds": 0.0, "cpu": 0.0, "collate": 0.0, "count": 0.0}
+        self._fetches_written = 0.0
+        self.has_gradients = False
+
+    def ended(self, kind: str, key: object) -> None:
+        """Effect: where a step ends, its time counts, and the next phase may begin."""
+        if self._busy or (self._phases.name == phase_names.DONE and self.request.to_end):
+            return
+        if threading.get_ident() != self.activity.thread:
+            return
+        now, changes = perf_counter(), self._marker.changes
+        self.has_gradients = self.has_gradients or kind == "backward"
+        if not self._marker.ends_step(kind, key):
+            return
+        self._busy = True
+        try:
+            self._end_step(now, is_new=self._marker.changes != changes)
+        finally:
+            self._busy = False
+        self._last = perf_counter()
+
+    def _end_step(self, now: float, *, is_new: bool) -> None:
+        if self._written:
+            self._leave_if_all_have()
+        elif is_new or self._last is None:
+            if self._last is None:
+                self._window.prepare()
+            self._restart()
+        else:
+            seconds = now - self._last
+            is_first = not self._phases.steps
+            name = self._phases.name
+            is_over = self._phases.add(seconds)
+            if name in MEASURED and not is_first:
+                self._steps.append(seconds)
+            if is_over:
+                self._change(name)
+            elif name in MEASURED and is_first:
+                self._begin_counting()
+
+    def _restart(self) -> None:
+        self._phases.restart()
+        self._steps, self._sums, self._started = [], {}, {}
+        self.activity.record = None
+
+    def _begin_counting(self) -> None:
+        """Effect: counters count from here on. The first step of a phase, which other ranks may delay, is left out."""
+        self._threads = self._threads or busy_threads()
+        self._started = read_counters() | self.activity.totals
+        self._sampler.start()
+
+    def _end_counting(self) -> None:
+        self._sampler.pause()
+        if self._started:
+            for name, value in growth(self._started, read_counters() | self.activity.totals).items():
+                self._sums[name] = self._sums.get(name, 0.0) + value
+        self._started = {}
+
+    def _change(self, ended: str) -> None:
+        """Effect: the phase after the one that ended begins."""
+        if ended in MEASURED:
+            self._end_counting()
+        if ended == phase_names.BEFORE:
+            self._window = ProfilerWindow()
+            self._window.start()
+            self.activity.record = torch._C._profiler._RecordFunctionFast
+        elif ended == phase_names.PROFILED:
+            self.activity.record = None
+            self._window.stop()
+        elif ended == phase_names.AFTER:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._sampler.stop()
+        self._write(self._figures())
+        self._leave_if_all_have()
+
+    def _figures(self) -> dict[str, Any]:
+        """All that was measured."""
+        window = self._window.sums()
+        profiled = next((each for each in self._phases.finished if each.name == phase_names.PROFILED), None)
+        rank, world = _place()
+        return {
+            "schema": 1,
+            "pid": os.getpid(),
+            "index": self.index,
+            "rank": rank,
+            "world_size": world,
+            "step": self._marker.kind,
+            "steps": len(self._steps),
+            "seconds": sum(self._steps),
+            "median_seconds": median(self._steps) if self._steps else 0.0,
+            "profiled_steps": 0 if profiled is None else len(profiled.steps),
+            "profiled_seconds": 0.0 if profiled is None else sum(profiled.steps),
+            "sums": self._sums,
+            "window": window,
+            "window_failure": self._window.failure,
+            "slowdowns": slowdowns() if _uses_low_precision(window) else {},
+            "has_gradients": self.has_gradients,
+            "threads": torch.get_num_threads(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "busy_threads": _busy_between(self._threads, busy_threads()),
+            "loader_workers": self.activity.loader_workers,
+            "fetches": dict(self._fetches),
+            "where": self._sampler.report(),
+            "snapshot": snapshot(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        }
+
+    def _write(self, figures: dict[str, Any]) -> None:
+        self._written = True
+        folder = self.request.folder
+        if self.request.trace:
+            with suppress(Exception):  # The program goes on without the trace.
+                self._window.export(os.path.join(folder, f"{TRACES}{os.getpid()}.json"))
+        with suppress(OSError):
+            replace(os.path.join(folder, f"{FIGURES}{os.getpid()}.json"), json.dumps(figures).encode())
+
+    def _leave_if_all_have(self) -> None:
+        """Effect: ends this process once all that measure have written their figures, unless it is to go on."""
+        if self.request.to_end:
+            return
+        try:
+            count = sum(name.startswith(FIGURES) for name in os.listdir(self.request.folder))
+        except OSError:
+            return
+        if count < _participants():
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(0)
+
+    def fetched(self, seconds: float, cpu: float, collate: float) -> None:
+        """Effect: a DataLoader's fetch in this process counts; a worker writes its sums from time to time."""
+        sums = self._fetches
+        sums["seconds"] += seconds
+        sums["cpu"] += cpu
+        sums["collate"] += collate
+        sums["count"] += 1
+        if torch.utils.data.get_worker_info() is None:
+            return
+        now = perf_counter()
+        if now - self._fetches_written >= FETCH_PAUSE_SECONDS:
+            self._fetches_written = now
+            with suppress(OSError):
+                replace(os.path.join(self.request.folder, f"{FETCHES}{os.getpid()}.json"), json.dumps(sums).encode())
+
+    def _at_exit(self) -> None:
+        """Effect: a program that ends early leaves figures of the steps there were."""
+        if self._pid != os.getpid() or self._written or not self._marker.kind:
+            return
+        if self._phases.name in MEASURED and self._started:
+            self._end_counting()
+        elif self._phases.name == phase_names.PROFILED:
+            self._window.stop()
+        self._sampler.stop()
+        with suppress(Exception):  # The exit code stays as it is.
+            self._write(self._figures())
+
+
+def _uses_low_precision(window: dict[str, Any] | None) -> bool:
+    if window is None or not window["seconds"]:
+        return False
+    return bool(window["kinds"].get("low products", 0.0) >= LOW_SHARE * window["seconds"])
+
+
+def _busy_between(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The CPU seconds that each thread used between two readings, with its CPUs; idle threads are left out."""
+    started = {each["id"]: each["seconds"] for each in before}
+    found = [{"seconds": each["seconds"] - started.get(each["id"], 0.0), "cpus": each["cpus"]} for each in after]
+    return [each for each in found if each["seconds"] > 0.001][:256]
+
+
+def _place() -> tuple[int | None, int]:
+    """The rank, None outside a job, and the number of ranks."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return None, 1
+
+
+def _participants() -> int:
+    """How many processes on this host measure steps."""
+    _, world = _place()
+    local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("CPULAUNCH_INSTANCES") or ""
+    return int(local) if local.isdigit() else world

@@ -1,0 +1,67 @@
+"""Programs with one planted bottleneck each, launched by the command, and programs in which nothing stands out."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import json_output
+
+PROGRAMS = Path(__file__).parent / "programs"
+PLANTED = {
+    "data_wait": "data-wait",
+    "decode": "decode",
+    "synchronization": "synchronization",
+    "tiny_operations": "tiny-operations",
+    "slow_collective": "slow-collective",
+    "straggler": "straggler",
+    "wrong_binding": "wrong-binding",
+    "oversubscribed": "oversubscribed",
+    "allocator": "allocator",
+    "low_precision": "low-precision",
+    "loss_loop": "python-loop",
+}
+TUNED = ("tuned_inference", "tuned_training", "tuned_convolution")
+JOBS = ("slow_collective", "straggler")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def diagnose(*words, cwd):
+    command = [sys.executable, "-m", "cpulaunch", "diagnose", *words]
+    foreign = ("OMP_", "GOMP_", "KMP_", "MKL_", "LD_PRELOAD", "CPULAUNCH_", "MALLOC_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+def diagnosed(name, tmp_path):
+    words = [str(PROGRAMS / f"{name}.py"), *([free_port()] if name in JOBS else [])]
+    ran = diagnose("--json", *words, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    return json_output.read("diagnose", ran.stdout)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_planted_bottleneck_is_named_first(name, tmp_path):
+    found = diagnosed(name, tmp_path)
+    assert found["first"] is not None, found
+    assert found["first"]["kind"] == PLANTED[name], json.dumps(found, indent=1)
+    assert found["first"]["place"] is None or found["first"]["place"].startswith(f"{PROGRAMS}/{name}.py:")
+    assert found["verdict"].startswith("first bottleneck: ")
+    for process in found["processes"]:
+        assert sum(process["shares"].values()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_nothing_stands_out_in_a_tuned_program(name, tmp_path):
+    found = diagnosed(name, tmp_path)
+    assert (found["first"], found["second"]) == (None, None), json.dumps(found, indent=1)
+    assert found["verdict"].startswith("nothing stands out: ")
