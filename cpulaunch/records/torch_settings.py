@@ -100,3 +100,45 @@ def decode(text: str) -> TorchSettings:
         raise ValueError("not a JSON object")
     known = fields(TorchSettings)
     return TorchSettings(**{name: value for name, value in values.items() if name in known})
+
+
+DIAGNOSIS_VARIABLE = "CPULAUNCH_DIAGNOSIS"
+"""Holds an encoded DiagnosisRequest. Inherited by all processes that the program starts: any of them may train."""
+
+
+@record
+class DiagnosisRequest:
+    """What a diagnosis asks of the plugin. `steps`: to measure without the profiler, besides those that it sees.
+
+    `folder`: where each process writes its figures; it is private. `phase_seconds`: steps that take longer than this
+    together are enough, but for two. `trace`: write the profiler's trace too. `to_end`: let the program finish.
+    """
+
+    folder: str
+    steps: int = 20
+    warm_up: int = 5
+    phase_seconds: float = 10.0
+    trace: bool = False
+    to_end: bool = False
+
+
+FIGURES, FETCHES, TRACES = "figures-", "fetches-", "trace-"
+"""How the names of the files begin in the folder of a request: of a process, of a DataLoader worker, and traces."""
+
+
+def encode_request(request: DiagnosisRequest) -> str:
+    """The request as a JSON object."""
+    import json
+
+    return json.dumps({name: getattr(request, name) for name in fields(DiagnosisRequest)})
+
+
+def decode_request(text: str) -> DiagnosisRequest:
+    """The request in the text that `encode_request` wrote. Raises: ValueError or TypeError."""
+    import json
+
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError("not a JSON object")
+    known = fields(DiagnosisRequest)
+    return DiagnosisRequest(**{name: value for name, value in values.items() if name in known})

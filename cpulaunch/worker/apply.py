@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 
 from cpulaunch.records.record import record, replace
-from cpulaunch.records.torch_settings import EVENTS_VARIABLE, TorchSettings, decode
+from cpulaunch.records.torch_settings import DIAGNOSIS_VARIABLE, EVENTS_VARIABLE, TorchSettings, decode
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.reporting.process_identity import claim, is_worker
@@ -60,9 +60,6 @@ def _has_start_barrier() -> bool:
     return bool(events) and os.path.exists(os.path.join(os.path.dirname(str(events)), ARRIVALS))
 
 
-DIAGNOSIS = "CPULAUNCH_DIAGNOSIS"
-"""Repeats diagnosis.VARIABLE: an ordinary worker imports no module for it."""
-
 PLUGIN_SETTINGS = (
     PluginSetting("report", lambda settings: True, "reporting.exit_report:install"),
     PluginSetting(
@@ -98,7 +95,7 @@ PLUGIN_SETTINGS = (
     PluginSetting("ccl", lambda settings: True, "ccl.registration:offer"),
     PluginSetting("dist_backend", lambda settings: bool(settings.dist_backend), "ccl.registration:choose"),
     PluginSetting("calls", _calls_requested, "apply:install_calls"),
-    PluginSetting("diagnosis", lambda settings: DIAGNOSIS in os.environ, "diagnosis.install:install"),
+    PluginSetting("diagnosis", lambda settings: DIAGNOSIS_VARIABLE in os.environ, "diagnosis.install:install"),
 )
 
 _done: list[str] = []

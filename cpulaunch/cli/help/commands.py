@@ -23,7 +23,7 @@ class Command:
 
 
 MOST_USED = (
-    *("--optimize", "--instances", "--cpus", "--numa-nodes", "--nproc-per-node"),
+    *("--optimize", "--instances", "--cores-per-instance", "--cpus", "--numa-nodes", "--nproc-per-node"),
     *("--profile", "--env", "--log-dir", "--report"),
 )
 OF_PLANS = ("--brief", "--json", "--emit", "--sysroot", "--show-env", *MOST_USED[:4], "--profile")
@@ -72,7 +72,7 @@ COMMANDS = (
     ),
     Command(
         name="diagnose",
-        brief="what slows a program down",
+        brief="name its bottleneck",
         summary="run some steps of a program, and name what slows it down",
         usage="diagnose [OPTIONS] [OPTIONS OF A LAUNCH] SCRIPT [ARGS...]",
         text="Run some steps of an unmodified program, see where their time goes, and name the first bottleneck in a "
@@ -99,7 +99,7 @@ COMMANDS = (
     ),
     Command(
         name="profiles",
-        brief="list or show profiles",
+        brief="",
         summary="list, show or validate profiles",
         usage="profiles COMMAND",
         text="List, show or validate profiles.",

@@ -12,14 +12,14 @@ from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
 from cpulaunch.measure.child_process import ChildSetup
-from cpulaunch.measure.diagnosis.bottlenecks import Machine
+from cpulaunch.measure.diagnosis.bottlenecks import ProcessLimits
 from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
 from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain, read_trace
-from cpulaunch.records.diagnosis import DiagnosisRequest
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import replace
+from cpulaunch.records.torch_settings import DiagnosisRequest
 from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.writing import write_output
 from cpulaunch.view.text import painter
@@ -113,7 +113,7 @@ def _launched(
     )
 
 
-def _machines(plan: LaunchPlan, host: Host) -> Mapping[int, Machine]:
+def _machines(plan: LaunchPlan, host: Host) -> Mapping[int, ProcessLimits]:
     """What the plan gives each worker."""
     whole = _whole_machine(host)
     return {
@@ -122,11 +122,11 @@ def _machines(plan: LaunchPlan, host: Host) -> Mapping[int, Machine]:
     }
 
 
-def _whole_machine(host: Host) -> Machine:
+def _whole_machine(host: Host) -> ProcessLimits:
     """What all processes may use together."""
     nodes = {cpu.id: cpu.numa_node for cpu in host.cpus if cpu.numa_node is not None}
     budget = host.limits.budget
-    return Machine(cpus=budget.cpus, threads=budget.threads, nodes=nodes, remote_slowdown=_remote_slowdown(host))
+    return ProcessLimits(cpus=budget.cpus, threads=budget.threads, nodes=nodes, remote_slowdown=_remote_slowdown(host))
 
 
 def _remote_slowdown(host: Host) -> float:

@@ -35,7 +35,7 @@ BUSY_FETCH = 0.5
 
 
 @record
-class Machine:
+class ProcessLimits:
     """What a process was given. `cpus`: those it may use by the launch. `nodes`: CPU -> its NUMA node.
 
     `threads`: how many can run at a time, which a quota limits; None: as many as there are CPUs. `shared_threads`:
@@ -72,16 +72,16 @@ class ProcessDiagnosis:
 
     figures: ProcessFigures
     shares: Shares
-    machine: Machine
+    machine: ProcessLimits
 
 
-def diagnosed(figures: ProcessFigures, machine: Machine) -> ProcessDiagnosis:
+def diagnosed(figures: ProcessFigures, machine: ProcessLimits) -> ProcessDiagnosis:
     """The process with its shares."""
     own = bool(binding_kind(figures, machine))
     return ProcessDiagnosis(figures=figures, shares=shares_of(figures, own_delay=own), machine=machine)
 
 
-def binding_kind(figures: ProcessFigures, machine: Machine) -> str:
+def binding_kind(figures: ProcessFigures, machine: ProcessLimits) -> str:
     """wrong-binding or oversubscribed, if the process has more threads than CPUs, or fewer CPUs than it was given."""
     given, used = _given(figures, machine), _used(figures)
     if figures.threads + machine.shared_threads > given:
@@ -92,7 +92,7 @@ def binding_kind(figures: ProcessFigures, machine: Machine) -> str:
     return ""
 
 
-def _given(figures: ProcessFigures, machine: Machine) -> int:
+def _given(figures: ProcessFigures, machine: ProcessLimits) -> int:
     """How many threads of the process could run at a time."""
     cpus = len(machine.cpus) or len(figures.cpus)
     return cpus if machine.threads is None else min(cpus, machine.threads)
@@ -235,7 +235,7 @@ def fault_share(process: ProcessDiagnosis) -> float:
     return min(spent / max(1e-9, shares.seconds * steps), largest)
 
 
-def remote_share(figures: ProcessFigures, machine: Machine) -> float:
+def remote_share(figures: ProcessFigures, machine: ProcessLimits) -> float:
     """The share of the process's memory on NUMA nodes on which its threads do not run."""
     total = sum(figures.pages.values())
     near = {machine.nodes[cpu] for cpu in figures.busy_cpus or figures.cpus if cpu in machine.nodes}

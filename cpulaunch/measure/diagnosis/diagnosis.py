@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cpulaunch.measure.diagnosis.bottlenecks import Bottleneck, Machine, ProcessDiagnosis
+    from cpulaunch.measure.diagnosis.bottlenecks import Bottleneck, ProcessDiagnosis, ProcessLimits
     from cpulaunch.measure.diagnosis.figures import ProcessFigures
 
 MANY_OTHERS = 0.15
@@ -37,8 +37,8 @@ class Diagnosis:
 
 def diagnosis_of(
     figures: Sequence[ProcessFigures],
-    machines: Mapping[int, Machine],
-    default: Machine,
+    machines: Mapping[int, ProcessLimits],
+    default: ProcessLimits,
     ceilings: Mapping[str, float],
 ) -> Diagnosis:
     """The diagnosis. `machines`: by the worker's index. `ceilings`: GFLOP/s of products, by precision."""
@@ -53,11 +53,11 @@ def diagnosis_of(
         first=first,
         second=rest[0] if rest else None,
         rates={} if not processes else product_rates(processes[0], ceilings),
-        remarks=tuple(_remarks(processes)),
+        remarks=tuple(_trust_notices(processes)),
     )
 
 
-def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], machine: Machine) -> Machine:
+def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], machine: ProcessLimits) -> ProcessLimits:
     """What a process was given, with the threads of the others that run on its CPUs."""
     own = figures.busy_cpus or figures.cpus
     others = [each for each in all_figures if each is not figures and own & (each.busy_cpus or each.cpus)]
@@ -92,7 +92,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _remarks(processes: Sequence[ProcessDiagnosis]) -> list[str]:
+def _trust_notices(processes: Sequence[ProcessDiagnosis]) -> list[str]:
     remarks = []
     others = max((each.shares.others for each in processes), default=0.0)
     if others >= MANY_OTHERS:

@@ -11,9 +11,9 @@ from cpulaunch.launch.process.program import child_environ
 from cpulaunch.measure.child_process import run_child
 from cpulaunch.measure.diagnosis.figures import read_figures
 from cpulaunch.measure.execution import plain_command
-from cpulaunch.records.diagnosis import FETCHES, FIGURES, TRACES, VARIABLE, encode
 from cpulaunch.records.errors import escaped
 from cpulaunch.records.record import record, replace
+from cpulaunch.records.torch_settings import DIAGNOSIS_VARIABLE, FETCHES, FIGURES, TRACES, encode_request
 from cpulaunch.records.torch_settings import VARIABLE as SETTINGS_VARIABLE
 from cpulaunch.system.files.reading import read_start
 
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cpulaunch.measure.child_process import ChildSetup
     from cpulaunch.measure.diagnosis.figures import ProcessFigures
-    from cpulaunch.records.diagnosis import DiagnosisRequest
+    from cpulaunch.records.torch_settings import DiagnosisRequest
 
 MAX_BYTES = 1 << 22
 MAX_PROCESSES = 256
@@ -51,7 +51,7 @@ def diagnose_plain(
 
     Effect: launches the program, and waits until all that it started has ended. Raises: KeyboardInterrupt.
     """
-    changes = [*NOT_INHERITED, (SETTINGS_VARIABLE, NO_SETTINGS), (VARIABLE, encode(request))]
+    changes = [*NOT_INHERITED, (SETTINGS_VARIABLE, NO_SETTINGS), (DIAGNOSIS_VARIABLE, encode_request(request))]
     if search_path is not None:
         changes.append(("PYTHONPATH", search_path))
     environ = child_environ(setup.environ, tuple(changes))
@@ -67,7 +67,7 @@ def diagnose_launched(
     """
     chosen = () if any(word.partition("=")[0] == "--python" for word in words) else ("--python", python)
     command = (sys.executable, "-P", "-m", "cpulaunch", "run", *chosen, *words)
-    environ = child_environ(setup.environ, ((VARIABLE, encode(request)),))
+    environ = child_environ(setup.environ, ((DIAGNOSIS_VARIABLE, encode_request(request)),))
     return _finished(command, request, replace(setup, environ=environ), limit)
 
 

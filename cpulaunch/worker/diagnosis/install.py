@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.records.diagnosis import VARIABLE, decode
-from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.records.torch_settings import DIAGNOSIS_VARIABLE, TorchSettings, decode_request
 from cpulaunch.worker.diagnosis import hooks
 from cpulaunch.worker.diagnosis.session import Session
 
 
 def install(settings: TorchSettings) -> str:
     """Effect: the steps of this process, and of those that it forks, are measured. Raises: ValueError, TypeError."""
-    session = Session(decode(os.environ[VARIABLE]), settings.index)
+    session = Session(decode_request(os.environ[DIAGNOSIS_VARIABLE]), settings.index)
     activity = session.activity
     hooks.hook_modules(activity, session.ended)
     hooks.hook_optimizers(session.ended)

@@ -6,7 +6,7 @@ from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cpulaunch.records.diagnosis import DiagnosisRequest
+    from cpulaunch.records.torch_settings import DiagnosisRequest
 
 WARM_UP, BEFORE, PROFILED, AFTER, DONE = "warm-up", "before", "profiled", "after", "done"
 FOLLOWING = {WARM_UP: BEFORE, BEFORE: PROFILED, PROFILED: AFTER, AFTER: DONE}

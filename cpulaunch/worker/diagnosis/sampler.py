@@ -23,7 +23,7 @@ GENERATOR = 0x20
 DEEP = 200
 
 
-class Sampler:
+class LineSampler:
     """Counts, by what the thread does: `data`, `collective`, `backward` (the hooks'), `getitem`, `generator` or "".
 
     The last three are those of the program's own code: inside a method __getitem__, inside a generator, elsewhere.

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from cpulaunch.records.diagnosis import FETCHES, FIGURES, TRACES
+from cpulaunch.records.torch_settings import FETCHES, FIGURES, TRACES
 from cpulaunch.system.files.writing import replace
 from cpulaunch.system.process_snapshot import snapshot
 from cpulaunch.worker.diagnosis import phases as phase_names
@@ -22,14 +22,14 @@ from cpulaunch.worker.diagnosis.counters import busy_threads, growth, read_count
 from cpulaunch.worker.diagnosis.marker import StepMarker
 from cpulaunch.worker.diagnosis.phases import Phases
 from cpulaunch.worker.diagnosis.precision_test import slowdowns
-from cpulaunch.worker.diagnosis.sampler import Sampler
+from cpulaunch.worker.diagnosis.sampler import LineSampler
 from cpulaunch.worker.diagnosis.window import ProfilerWindow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cpulaunch.records.diagnosis import DiagnosisRequest
+    from cpulaunch.records.torch_settings import DiagnosisRequest
 
 MEASURED = (phase_names.BEFORE, phase_names.AFTER)
 FETCH_PAUSE_SECONDS = 0.5
@@ -55,7 +55,7 @@ class Session:
         self._marker = StepMarker()
         self._phases = Phases(self.request)
         self._window = ProfilerWindow()
-        self._sampler = Sampler(self.activity)
+        self._sampler = LineSampler(self.activity)
         self._last: float | None = None
         self._busy = self._written = False
         self._steps: list[float] = []
