@@ -31,7 +31,10 @@ class Hit:
 
 @record
 class Rule:
-    """A rule. `wrong`: examples with `# <-` on each line that is found; `right`: examples with no finding."""
+    """A rule. `wrong`: examples with `# <-` on each line that is found; `right`: examples with no finding.
+
+    `is_default`: whether it counts unless rules are selected; one that is wrong more than once in ten times does not.
+    """
 
     id: str
     summary: str
@@ -40,6 +43,7 @@ class Rule:
     find: Callable[[ParsedProgram], Iterable[Hit]]
     wrong: tuple[str, ...]
     right: tuple[str, ...]
+    is_default: bool = True
 
 
 @record

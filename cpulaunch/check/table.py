@@ -9,6 +9,9 @@ from cpulaunch.check import rules
 from cpulaunch.check.findings import Rule
 from cpulaunch.records.errors import UsageError
 
+ALL = "all"
+"""In place of an id: every rule."""
+
 
 @cache
 def all_rules() -> Mapping[str, Rule]:
@@ -30,8 +33,13 @@ def rule_named(name: str) -> Rule:
 
 
 def selected(select: Iterable[str], ignore: Iterable[str]) -> tuple[Rule, ...]:
-    """The rules named in `select`, by default all, without those in `ignore`. Raises: UsageError."""
-    chosen = {name: rule_named(name) for name in select} or dict(all_rules())
+    """The rules named in `select`, "all" for every one, without those in `ignore`. Raises: UsageError.
+
+    By default those that are on by default.
+    """
+    names = [each for name in select for each in (all_rules() if name == ALL else (name,))]
+    names = names or [name for name, rule in all_rules().items() if rule.is_default]
+    chosen = {name: rule_named(name) for name in names}
     for name in ignore:
         chosen.pop(rule_named(name).id, None)
     return tuple(chosen.values())

@@ -89,6 +89,17 @@ def test_configuration_and_options(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert "unknown key" in err
 
 
+def test_a_rule_that_is_off_by_default_can_be_selected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    off = [rule for rule in all_rules().values() if not rule.is_default]
+    assert off
+    for rule in off:
+        path = write(tmp_path, "a.py", f"import torch\nfrom torch.utils.data import Dataset\n{rule.wrong[0]}")
+        for words, is_found in (((), False), (("--select", rule.id), True), (("--select", "all"), True)):
+            found = json_output.read("check", check(capfd, "--json", *words, path)[1])["findings"]
+            assert (rule.id in {each["rule"] for each in found}) is is_found
+        assert f"--select {rule.id}" in check(capfd, "--explain", rule.id)[1]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,6 +7,8 @@ from cpulaunch.check.session import CheckReport
 from cpulaunch.records.errors import escaped
 from cpulaunch.view.text import painter, wrapped
 
+OFF = "Off by default, because it is often wrong: switch it on with --select {}."
+
 
 def place(finding: SourceFinding) -> str:
     """`file:line:column`, in a notebook with the cell."""
@@ -47,6 +49,8 @@ def rule_text(rule: Rule, *, width: int) -> str:
     """What a rule finds, why, the fix, and an example of each kind."""
     lines = [f"{rule.id}: {rule.summary}", ""]
     lines += wrapped(rule.why, width, head="why: ") + wrapped(rule.fix, width, head="fix: ")
+    if not rule.is_default:
+        lines += ["", *wrapped(OFF.format(rule.id), width)]
     lines += ["", "found (lines with `# <-`):", "", *_indented(rule.wrong[0])]
     lines += ["", "not found:", "", *_indented(rule.right[0])]
     return "\n".join(lines)
@@ -60,6 +64,8 @@ def rule_page(rule: Rule) -> str:
     """The page of a rule in docs/rules: all its examples, which are its tests."""
     parts = [f"# {rule.id}", "", *wrapped(f"{rule.summary}.", 118), "", *wrapped(rule.why, 118), ""]
     parts += [*wrapped(f"**Fix.** {rule.fix}", 118), ""]
+    if not rule.is_default:
+        parts += [*wrapped(OFF.format(f"`{rule.id}`").replace("--select", "`--select`"), 118), ""]
     parts += [*wrapped(f"To silence it on a line: `# cpulaunch: ignore[{rule.id}]`.", 118), ""]
     parts += ["## Found", "", "On the lines with `# <-`.", ""]
     parts += [line for text in rule.wrong for line in ("```python", *text.strip("\n").split("\n"), "```", "")]

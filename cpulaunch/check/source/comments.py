@@ -12,6 +12,8 @@ ALL = frozenset({"*"})
 def ignored(text: str) -> Mapping[int, frozenset[str]]:
     """Line -> the rules that are silent there, "*" for all; line 0 stands for the whole file."""
     found: dict[int, frozenset[str]] = {}
+    if "cpulaunch:" not in text:
+        return found
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT and (match := COMMENT.search(token.string)):

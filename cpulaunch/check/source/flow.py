@@ -2,33 +2,35 @@
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, is_constant, method, receiver
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 CONDITIONS = (ast.If, ast.IfExp, ast.Try, ast.Match, ast.ExceptHandler)
 NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
+NESTED = (*FUNCTIONS, ast.ClassDef)
 WRAPPERS = {"enumerate", "tqdm", "trange", "track", "iter", "zip", "islice"}
 
 
-def inside(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below a node, without the bodies of functions and classes that it defines."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (*FUNCTIONS, ast.ClassDef)):
-            yield child
-            yield from inside(child)
+def inside(program: ParsedProgram, node: ast.AST) -> list[ast.AST]:
+    """The nodes below a node, in the order of the text, without the bodies of functions and classes it defines."""
+    found: list[ast.AST] = []
+    waiting = [*reversed(program.children[node])]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, NESTED):
+            found.append(each)
+            waiting.extend(reversed(program.children[each]))
+    return found
 
 
-def training_loops(program: ParsedProgram) -> list[ast.AST]:
+@lru_cache(maxsize=2)
+def training_loops(program: ParsedProgram) -> tuple[ast.AST, ...]:
     """The innermost loops that call backward and an optimizer's step: each turn is a training step."""
-    return [loop for loop in program.nodes if isinstance(loop, LOOPS) and _trains(program, loop)]
-
-
-def _trains(program: ParsedProgram, loop: ast.AST) -> bool:
-    body = list(inside(loop))
-    backward = [node for node in body if method(node) == "backward"]
-    own = [node for node in backward if nearest_loop(program, node) is loop]
-    return bool(own) and any(method(node) == "step" for node in body)
+    backwards = (nearest_loop(program, call) for call in program.calls if method(call) == "backward")
+    loops = dict.fromkeys(loop for loop in backwards if loop is not None)
+    return tuple(loop for loop in loops if any(method(node) == "step" for node in inside(program, loop)))
 
 
 def nearest_loop(program: ParsedProgram, node: ast.AST) -> ast.AST | None:

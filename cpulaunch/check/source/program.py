@@ -5,6 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from cpulaunch.check.source.straight_line import StoredNames, last_assigned
+
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SCOPES = (*FUNCTIONS, ast.Module, ast.ClassDef)
 DEPTH = 6
@@ -12,13 +14,18 @@ DEPTH = 6
 
 
 class ParsedProgram:
-    """A module's tree with its text. Names are resolved only if they are bound once. Raises: SyntaxError."""
+    """A module's tree with its text, its nodes and its calls. Names are resolved only where that is certain.
+
+    Raises: SyntaxError.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.tree = ast.parse(text)
         self.nodes = tuple(ast.walk(self.tree))
-        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.children = {node: tuple(ast.iter_child_nodes(node)) for node in self.nodes}
+        self.parents = {child: node for node, children in self.children.items() for child in children}
+        self.calls = tuple(node for node in self.nodes if isinstance(node, ast.Call))
         self.bindings: defaultdict[tuple[ast.AST, str], list[ast.AST | None]] = defaultdict(list)
         self.imports: dict[tuple[ast.AST, str], str] = {}
         self.attributes: defaultdict[tuple[ast.AST, str], list[ast.AST | None]] = defaultdict(list)
@@ -28,11 +35,9 @@ class ParsedProgram:
                 self._declare(node)
         for node in self.nodes:
             self._bind(node)
+        self._scopes: dict[ast.Name, ast.AST] = {}
+        self._stored = StoredNames()
         self._callers = self._direct_calls()
-
-    def calls(self) -> Iterator[ast.Call]:
-        """Every call, in the order of the tree."""
-        return (node for node in self.nodes if isinstance(node, ast.Call))
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes that contain a node, from the inside out."""
@@ -60,7 +65,7 @@ class ParsedProgram:
         if not isinstance(node, ast.Name):
             return ""
         scope = self._binding_scope(node)
-        return self.imports.get((scope, node.id), "") if len(self.bindings[scope, node.id]) == 1 else ""
+        return self.imports.get((scope, node.id), "") if len(self.bindings.get((scope, node.id), ())) == 1 else ""
 
     def called(self, node: ast.AST | None) -> str:
         """The full name of what a call calls; empty if it is no call, or the name is not certain."""
@@ -69,7 +74,8 @@ class ParsedProgram:
     def value(self, node: ast.AST | None) -> ast.AST | None:
         """What an expression was assigned from: follows names and attributes of self that are assigned once.
 
-        The parameter of a function that this file calls in one place is assigned from the argument there.
+        Of a name that is assigned more often, the assignment before it on the same straight way counts. The parameter
+        of a function that this file calls in one place is assigned from the argument there.
         """
         for _ in range(DEPTH):
             if isinstance(node, ast.Name):
@@ -78,7 +84,7 @@ class ParsedProgram:
                 found = self.attributes[owner, node.attr]
             else:
                 return node
-            source = found[0] if len(found) == 1 else None
+            source = found[0] if len(found) == 1 else self._reaching(node)
             source = self._argument(source) if isinstance(source, ast.arg) else source
             if source is None:
                 return node
@@ -112,6 +118,12 @@ class ParsedProgram:
         return any(each == name or each.startswith(f"{name}.") for each in self.imports.values())
 
     def _binding_scope(self, name: ast.Name) -> ast.AST:
+        """The scope that binds a name where it is used; the module if none does."""
+        if name not in self._scopes:
+            self._scopes[name] = self._found_scope(name)
+        return self._scopes[name]
+
+    def _found_scope(self, name: ast.Name) -> ast.AST:
         scopes = [each for each in self.around(name) if isinstance(each, SCOPES)]
         for place, scope in enumerate(scopes):
             if isinstance(scope, ast.ClassDef) and place:
@@ -202,6 +214,15 @@ class ParsedProgram:
             return None
         position = names.index(parameter.arg) - is_constructor if parameter.arg in names else -1
         return argument(call, parameter.arg, position if position >= 0 else None)
+
+    def _reaching(self, node: ast.AST) -> ast.AST | None:
+        """What the last assignment before a use gives a name that is assigned more than once, if that is certain."""
+        if not isinstance(node, ast.Name) or any(name == node.id for _, name in self._elsewhere):
+            return None
+        scope = self.scope(node)
+        return (
+            last_assigned(node, self.around(node), scope, self._stored) if scope is self._binding_scope(node) else None
+        )
 
     def _assigned(self, target: ast.AST) -> ast.AST | None:
         parent = self.parents[target]

@@ -14,7 +14,7 @@ PIN_MEMORY = 8
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """DataLoaders without pin_memory that a training loop runs over which moves data to a GPU."""
     for loop in training_loops(program):
-        if not any(moves_to_gpu(program, node) for node in inside(loop)):
+        if not any(moves_to_gpu(program, node) for node in inside(program, loop)):
             continue
         for each in iterated(loop):
             call = program.value(each)

@@ -25,7 +25,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
 
 
 def _in_method(program: ParsedProgram, function: ast.FunctionDef) -> Iterator[Hit]:
-    for node in inside(function):
+    for node in inside(program, function):
         if not isinstance(node, ast.Call) or program.called(node) not in READERS or not node.args:
             continue
         is_same = is_of_self(node.args[0]) or isinstance(node.args[0], ast.Constant)

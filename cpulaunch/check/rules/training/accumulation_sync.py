@@ -13,14 +13,14 @@ SWITCHES = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """backward in loops that step every n turns, in a program with DistributedDataParallel and without no_sync."""
-    if not any(program.called(call) in NAMES for call in program.calls()):
+    if not any(program.called(call) in NAMES for call in program.calls):
         return
     if any(isinstance(node, ast.Attribute) and node.attr in SWITCHES for node in program.nodes):
         return
     for loop in training_loops(program):
-        steps = [node for node in inside(loop) if method(node) == "step" and _is_optimizers(node)]
+        steps = [node for node in inside(program, loop) if method(node) == "step" and _is_optimizers(node)]
         if steps and all(_is_every_nth(program, step, loop) for step in steps):
-            for node in inside(loop):
+            for node in inside(program, loop):
                 if isinstance(node, ast.Call) and method(node) == "backward" and is_unconditional(program, node, loop):
                     yield Hit(node=node, seen="every backward reduces the gradients, but only some turns step")
 

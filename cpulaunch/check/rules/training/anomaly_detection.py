@@ -14,7 +14,7 @@ CONTEXTS = ("torch.autograd.detect_anomaly", "torch.autograd.profiler.emit_nvtx"
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Anomaly detection switched on whatever the options, and debug contexts around or in training steps."""
     loops = training_loops(program)
-    for call in program.calls():
+    for call in program.calls:
         name = program.called(call)
         if name not in CONTEXTS or is_in_test(program, call):
             continue

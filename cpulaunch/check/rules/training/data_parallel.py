@@ -12,7 +12,7 @@ NAMES = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Calls of DataParallel, unless for one GPU."""
-    for call in program.calls():
+    for call in program.calls:
         if program.called(call) in NAMES and not is_in_test(program, call):
             devices = argument(call, "device_ids", 1)
             if not (isinstance(devices, ast.List | ast.Tuple) and len(devices.elts) < 2):

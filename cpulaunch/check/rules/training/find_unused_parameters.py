@@ -13,7 +13,7 @@ BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.Match, ast.BoolO
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """DistributedDataParallel with the flag around a class of this file whose forward uses all that it has."""
-    for call in program.calls():
+    for call in program.calls:
         if program.called(call) not in NAMES or not is_constant(argument(call, "find_unused_parameters"), True):
             continue
         if not is_in_test(program, call) and _uses_all(program, _class_of(program, argument(call, "module", 0))):

@@ -4,21 +4,42 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
-from cpulaunch.check.source.flow import training_loops
-from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, method
+from cpulaunch.check.source.flow import nearest_loop, training_loops
+from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, method, receiver
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
-    """zero_grad(set_to_none=False) in a training loop of a program that does not read .grad."""
-    if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in program.nodes):
-        return
+    """zero_grad(set_to_none=False), and zeros written by hand to all gradients, in a training loop."""
     loops = training_loops(program)
-    for call in program.calls():
-        if method(call) != "zero_grad" or not is_constant(argument(call, "set_to_none", 0), False):
+    for call in program.calls:
+        if not any(loop in program.around(call) for loop in loops):
             continue
-        if any(loop in program.around(call) for loop in loops):
-            edit = CallEdit(remove=("set_to_none",)) if call.keywords else None
-            yield Hit(node=call, seen="zero_grad(set_to_none=False) writes zeros to every gradient", edit=edit)
+        if method(call) == "zero_grad" and is_constant(argument(call, "set_to_none", 0), False):
+            if not _reads_gradients(program):
+                edit = CallEdit(remove=("set_to_none",)) if call.keywords else None
+                yield Hit(node=call, seen="zero_grad(set_to_none=False) writes zeros to every gradient", edit=edit)
+        elif _zeroes_by_hand(program, call):
+            yield Hit(node=call, seen=f"{ast.unparse(call)} writes zeros to every gradient")
+
+
+def _reads_gradients(program: ParsedProgram) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in program.nodes)
+
+
+def _zeroes_by_hand(program: ParsedProgram, call: ast.Call) -> bool:
+    """Whether a call is `p.grad.zero_()` for each p of a module's parameters."""
+    gradient = receiver(call) if method(call) == "zero_" and not call.args else None
+    if isinstance(gradient, ast.Attribute) and gradient.attr == "data":
+        gradient = gradient.value
+    if not isinstance(gradient, ast.Attribute) or gradient.attr != "grad" or not isinstance(gradient.value, ast.Name):
+        return False
+    loop = nearest_loop(program, call)
+    return (
+        isinstance(loop, ast.For)
+        and method(loop.iter) == "parameters"
+        and isinstance(loop.target, ast.Name)
+        and loop.target.id == gradient.value.id
+    )
 
 
 STEP = "for x in loader:\n    net(x).backward()\n    opt.step()\n"
@@ -27,8 +48,9 @@ RULE = Rule(
     id="zero-grad",
     summary="zero_grad writes zeros instead of dropping the gradients",
     why="With set_to_none=False each step writes zeros to every gradient, and backward then reads and adds to them. "
-    "torch's default drops the gradients: backward writes them once. The rule is silent in programs that read .grad.",
-    fix="Call zero_grad() without set_to_none.",
+    "torch's default drops the gradients: backward writes them once. For zero_grad the rule is silent in programs that "
+    "read .grad.",
+    fix="Call zero_grad() without set_to_none; by hand: p.grad = None.",
     find=find,
     wrong=(
         STEP + "    opt.zero_grad(set_to_none=False)  # <-\n",
@@ -40,6 +62,9 @@ RULE = Rule(
         "        opt.step()\n",
         "for x in loader:\n    if i % 4 == 0:\n        opt.zero_grad(set_to_none=False)  # <-\n    net(x).backward()\n"
         "    opt.step()\n",
+        STEP + "    for p in net.parameters():\n        p.grad.zero_()  # <-\n",
+        STEP + "    for p in net.parameters():\n        if p.grad is not None:\n"
+        "            p.grad.data.zero_()  # <-\n",
     ),
     right=(
         STEP + "    opt.zero_grad()\n",
@@ -53,5 +78,9 @@ RULE = Rule(
         STEP + "    opt.reset(set_to_none=False)\n",
         STEP + "    opt.zero_grad(**options)\n",
         STEP,
+        STEP + "    for p in net.parameters():\n        p.grad = None\n",
+        STEP + "    x.grad.zero_()\n",
+        "for p in net.parameters():\n    p.grad.zero_()\n",
+        STEP + "    for p in others:\n        p.grad.zero_()\n",
     ),
 )

@@ -21,7 +21,7 @@ EMPTY = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Reads of the loss, and empty_cache or synchronize, in every turn of a training loop that moves data to a GPU."""
     for loop in training_loops(program):
-        body = list(inside(loop))
+        body = list(inside(program, loop))
         if not any(moves_to_gpu(program, node) for node in body):
             continue
         losses = {root_name(receiver(node)) for node in body if method(node) == "backward"} - {""}

@@ -10,7 +10,7 @@ ENABLE, OPTIMIZE = "torch.jit.enable_onednn_fusion", "torch.jit.optimize_for_inf
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Calls of optimize_for_inference in a program that switches oneDNN Graph on."""
-    calls = list(program.calls())
+    calls = list(program.calls)
     if any(program.called(call) == ENABLE and call.args and is_constant(call.args[0], True) for call in calls):
         for call in calls:
             if program.called(call) == OPTIMIZE:

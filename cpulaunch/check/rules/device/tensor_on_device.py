@@ -15,7 +15,7 @@ FIXED = ("device", "generator", "pin_memory", "out", "layout")
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """`torch.zeros(...).cuda()` and the like in loops and functions; what is made once, at the top, costs little."""
-    for call in program.calls():
+    for call in program.calls:
         made = call.func.value if isinstance(call.func, ast.Attribute) else None
         name = program.called(made)
         if name not in EXACT | RANDOM or not isinstance(made, ast.Call) or is_open(made):

@@ -22,15 +22,16 @@ USES = {
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """The first call of a module after its eval(), in a function that uses no gradients."""
-    if any(program.called(call) == "torch.set_grad_enabled" for call in program.calls()):
+    if any(program.called(call) == "torch.set_grad_enabled" for call in program.calls):
         return
+    switched = {program.function(call) for call in program.calls if method(call) == "eval"}
     for scope in program.nodes:
-        if isinstance(scope, ast.FunctionDef | ast.Module) and not is_in_test(program, scope):
+        if scope in switched and isinstance(scope, ast.FunctionDef | ast.Module) and not is_in_test(program, scope):
             yield from _in_scope(program, scope)
 
 
 def _in_scope(program: ParsedProgram, scope: ast.FunctionDef | ast.Module) -> Iterator[Hit]:
-    body = list(inside(scope))
+    body = list(inside(program, scope))
     if any(isinstance(node, ast.Attribute) and node.attr in USES for node in body) or _called_without(program, scope):
         return
     if isinstance(scope, ast.FunctionDef) and scope.name.startswith("test"):
@@ -59,7 +60,7 @@ def _called_without(program: ParsedProgram, scope: ast.AST) -> bool:
         return False
     if scope.decorator_list:
         return True
-    calls = [call for call in program.calls() if scope.name in (method(call), getattr(call.func, "id", ""))]
+    calls = [call for call in program.calls if scope.name in (method(call), getattr(call.func, "id", ""))]
     return any(is_without_gradients(program, call) for call in calls)
 
 

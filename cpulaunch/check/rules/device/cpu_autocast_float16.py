@@ -12,7 +12,7 @@ OF_CPU = ("torch.cpu.amp.autocast",)
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Autocast whose device is the CPU and whose type is float16, both as constants."""
-    for call in program.calls():
+    for call in program.calls:
         name = program.called(call)
         is_cpu = name in OF_CPU or (name in GENERAL and is_constant(argument(call, "device_type", 0), "cpu"))
         kind = argument(call, "dtype", 0 if name in OF_CPU else 1) if is_cpu else None

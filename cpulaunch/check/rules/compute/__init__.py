@@ -1,1 +1,0 @@
-"""Rules about modules, tensors and threads."""

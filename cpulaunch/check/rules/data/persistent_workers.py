@@ -1,0 +1,89 @@
+"""Workers of a DataLoader that are started again in every epoch."""
+
+import ast
+from collections.abc import Iterator
+
+from cpulaunch.check.findings import CallEdit, Hit, Rule
+from cpulaunch.check.source.datasets import loaders, loops_around, loops_over
+from cpulaunch.check.source.flow import inside, is_in_test, is_off, root_name
+from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_open
+
+UNSAFE = "the workers' random numbers are other ones from the second epoch on"
+
+
+def find(program: ParsedProgram) -> Iterator[Hit]:
+    """DataLoaders with workers that a loop runs over again and again, and that are made outside of it."""
+    for call in loaders(program):
+        workers = program.value(argument(call, "num_workers", 5))
+        count = workers.value if isinstance(workers, ast.Constant) and isinstance(workers.value, int) else 0
+        if count < 1 or is_open(call) or not is_off(argument(call, "persistent_workers")) or is_in_test(program, call):
+            continue
+        repeating = [next(loops_around(program, loop), None) for loop in loops_over(program, call)]
+        if any(each is not None and _runs_often(program, call, each) for each in repeating):
+            edit = CallEdit(set={"persistent_workers": "True"}, unsafe=UNSAFE)
+            yield Hit(node=call, seen=f"{count} workers are started again in every epoch", edit=edit)
+
+
+def _runs_often(program: ParsedProgram, loader: ast.Call, loop: ast.AST) -> bool:
+    """Whether a loop makes the same loader run again, and does not change its data set in between."""
+    turns = loop.iter if isinstance(loop, ast.For) else None
+    is_once = program.called(turns) == "" and isinstance(turns, ast.Call) and _is_range_of_one(program, turns)
+    if is_once or loop in loops_around(program, loader):
+        return False
+    data = argument(loader, "dataset", 0)
+    name = data.id if isinstance(data, ast.Name) else ""
+    return not name or not any(isinstance(node, ast.Call) and root_name(node) == name for node in inside(program, loop))
+
+
+def _is_range_of_one(program: ParsedProgram, turns: ast.Call) -> bool:
+    is_range = isinstance(turns.func, ast.Name) and turns.func.id == "range"
+    return is_range and len(turns.args) == 1 and is_constant(program.value(turns.args[0]), 0, 1)
+
+
+EPOCHS = """
+for epoch in range(10):
+    for x, y in {}:
+        train(x, y)
+"""
+
+RULE = Rule(
+    id="persistent-workers",
+    summary="A DataLoader starts its workers again in every epoch",
+    why="Without persistent_workers, the workers end with each pass over the loader and the next pass starts new "
+    "ones: new processes, imports, copies of the data set and an empty queue of batches at the start of every "
+    "epoch.",
+    fix="Give persistent_workers=True. The workers then keep their random state from epoch to epoch, so --fix changes "
+    "it with --unsafe-fixes only; leave it if the data set is changed between epochs.",
+    find=find,
+    wrong=(
+        "loader = DataLoader(data, num_workers=4)  # <-" + EPOCHS.format("loader"),
+        "loader = DataLoader(data, num_workers=2, persistent_workers=False)  # <-" + EPOCHS.format("tqdm(loader)"),
+        "WORKERS = 8\nloader = DataLoader(data, 32, num_workers=WORKERS)  # <-" + EPOCHS.format("loader"),
+        "def train(loader):\n    for x in loader:\n        step(x)\n\nloader = DataLoader(data, num_workers=4)  # <-\n"
+        "for epoch in range(epochs):\n    train(loader)\n",
+        "def main():\n    loader = DataLoader(data, num_workers=1)  # <-\n    epoch = 0\n    while epoch < 9:\n"
+        "        for i, x in enumerate(loader):\n            step(x)\n        epoch += 1\n",
+        "class Trainer:\n    def __init__(self, data):\n        self.loader = DataLoader(data, num_workers=4)  # <-\n\n"
+        "    def fit(self):\n        while self.epoch < 3:\n            for x in self.loader:\n"
+        "                step(x)\n",
+    ),
+    right=(
+        "loader = DataLoader(data, num_workers=4, persistent_workers=True)" + EPOCHS.format("loader"),
+        "loader = DataLoader(data, num_workers=0)" + EPOCHS.format("loader"),
+        "loader = DataLoader(data)" + EPOCHS.format("loader"),
+        "loader = DataLoader(data, num_workers=args.workers)" + EPOCHS.format("loader"),
+        "loader = DataLoader(data, num_workers=4, persistent_workers=keep)" + EPOCHS.format("loader"),
+        "loader = DataLoader(data, num_workers=4, **options)" + EPOCHS.format("loader"),
+        "loader = DataLoader(data, num_workers=4)\nfor x in loader:\n    step(x)\n",
+        "loader = DataLoader(data, num_workers=4)" + EPOCHS.format("loader").replace("10", "1"),
+        "for epoch in range(9):\n    loader = DataLoader(data, num_workers=4)\n    for x in loader:\n        step(x)\n",
+        "loader = DataLoader(data, num_workers=4)"
+        + EPOCHS.format("loader").replace("    for x", "    data.set_epoch(epoch)\n    for x"),
+        "def validate(data):\n    loader = DataLoader(data, num_workers=4)\n    for x in loader:\n        net(x)\n\n"
+        "for epoch in range(9):\n    validate(data)\n",
+        "from mine import DataLoader\nloader = DataLoader(data, num_workers=4)" + EPOCHS.format("loader"),
+        "loader = DataLoader(data, num_workers=4)\nother = DataLoader(data)" + EPOCHS.format("other"),
+        "def test_it():\n    loader = DataLoader(data, num_workers=4)\n    for i in range(2):\n"
+        "        for x in loader:\n            step(x)\n",
+    ),
+)

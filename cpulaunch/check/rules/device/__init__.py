@@ -1,0 +1,1 @@
+"""Rules about GPUs, precision and copies between devices."""

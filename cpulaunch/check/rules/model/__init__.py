@@ -1,0 +1,1 @@
+"""Rules about modules and the operations of their forward."""

@@ -1,0 +1,71 @@
+"""Data sets and loaders in a program: their classes, what collates their batches, the loops that run over them."""
+
+import ast
+from collections.abc import Iterator
+
+from cpulaunch.check.source.flow import LOOPS, inside, iterated
+from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument
+
+LOADER = "torch.utils.data.DataLoader"
+BASES = (
+    *("torch.utils.data.Dataset", "torch.utils.data.dataset.Dataset"),
+    *("torchvision.datasets.VisionDataset", "torchvision.datasets.vision.VisionDataset"),
+)
+
+
+def dataset_classes(program: ParsedProgram) -> Iterator[ast.ClassDef]:
+    """Classes of map-style data sets."""
+    for node in program.nodes:
+        if isinstance(node, ast.ClassDef) and any(program.dotted(base) in BASES for base in node.bases):
+            yield node
+
+
+def methods(owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    """Name -> method of a class."""
+    return {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)}
+
+
+def loaders(program: ParsedProgram) -> Iterator[ast.Call]:
+    """Calls that make a DataLoader."""
+    return (
+        call for call in program.calls if program.called(call) in (LOADER, "torch.utils.data.dataloader.DataLoader")
+    )
+
+
+def loops_over(program: ParsedProgram, loader: ast.Call) -> Iterator[ast.AST]:
+    """The for loops that run over a loader, as far as data flow tells."""
+    for loop in program.nodes:
+        if isinstance(loop, ast.For) and any(program.value(each) is loader for each in iterated(loop)):
+            yield loop
+
+
+def loops_around(program: ParsedProgram, node: ast.AST) -> Iterator[ast.AST]:
+    """The loops that a node runs in: around it, and around the only call of its function, from the inside out."""
+    seen: set[ast.AST] = set()
+    around = program.around(node)
+    while (each := next(around, None)) is not None and each not in seen:
+        if isinstance(each, LOOPS):
+            yield each
+        if isinstance(each, FUNCTIONS):
+            seen.add(each)
+            call = program.caller(each)
+            around = iter(()) if call is None else program.around(call)
+
+
+def collate_function(program: ParsedProgram, loader: ast.Call) -> ast.AST | None:
+    """The function of this file, or the `__call__` of its class, that makes a loader's batches."""
+    given = program.value(argument(loader, "collate_fn", 6))
+    if isinstance(given, ast.Call):
+        given = program.value(given.func)
+        if isinstance(given, ast.ClassDef):
+            return methods(given).get("__call__")
+        return None
+    return given if isinstance(given, FUNCTIONS) else None
+
+
+def pads_batches(program: ParsedProgram, loader: ast.Call) -> bool:
+    """Whether a loader's batches are as long as their longest sample."""
+    function = collate_function(program, loader)
+    return function is not None and any(
+        program.called(node) == "torch.nn.utils.rnn.pad_sequence" for node in inside(program, function)
+    )

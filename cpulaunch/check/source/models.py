@@ -1,0 +1,101 @@
+"""Modules that a program makes: which class or library function made them, and what they consist of."""
+
+import ast
+from collections.abc import Iterator
+
+from cpulaunch.check.source.flow import inside
+from cpulaunch.check.source.program import ParsedProgram, method, receiver
+
+MOVES = {"to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_"}
+WRAPPERS = (
+    *("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel"),
+    *("torch.nn.parallel.distributed.DistributedDataParallel", "torch.compile"),
+    "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+)
+CONVOLUTIONAL = (
+    *("alexnet", "vgg", "resnet", "resnext", "wide_resnet", "densenet", "inception", "googlenet", "shufflenet"),
+    *("mobilenet", "mnasnet", "efficientnet", "regnet", "convnext", "squeezenet", "fcn_", "deeplab", "lraspp", "unet"),
+)
+"""How torchvision and timm begin the names of convolutional networks."""
+CONV2D = ("torch.nn.Conv2d", "torch.nn.ConvTranspose2d")
+MAX_DEPTH = 4
+
+
+def made_by(program: ParsedProgram, node: ast.AST | None) -> ast.Call | None:
+    """The call that made a module, without moves between devices, wrappers for several ranks and compilation."""
+    for _ in range(8):
+        value = program.value(node)
+        if not isinstance(value, ast.Call):
+            return None
+        if method(value) in MOVES and not program.called(value):
+            node = receiver(value)
+        elif program.called(value) in WRAPPERS and value.args:
+            node = value.args[0]
+        else:
+            return value
+    return None
+
+
+def called_modules(program: ParsedProgram, loop: ast.AST) -> Iterator[ast.Call]:
+    """The calls that made the modules which a loop calls."""
+    for node in inside(program, loop):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            made = made_by(program, node.func)
+            if made is not None and (library_model(program, made) or isinstance(class_of(program, made), ast.ClassDef)):
+                yield made
+
+
+def class_of(program: ParsedProgram, made: ast.Call) -> ast.ClassDef | None:
+    """The class of this file that a call makes an object of."""
+    value = program.value(made.func)
+    return value if isinstance(value, ast.ClassDef) else None
+
+
+def library_model(program: ParsedProgram, made: ast.Call) -> str:
+    """The name of a model that torchvision, timm or transformers makes, "" if it is none of theirs."""
+    name = program.called(made)
+    first = made.args[0] if made.args else None
+    if name.startswith("torchvision.models."):
+        return name.rpartition(".")[2].lower()
+    if name in ("timm.create_model", "timm.models.create_model") and isinstance(first, ast.Constant):
+        return str(first.value).lower()
+    if name.startswith("transformers.") and name.endswith((".from_pretrained", ".from_config")):
+        return name.split(".")[1].lower()
+    return ""
+
+
+def layers(program: ParsedProgram, owner: ast.ClassDef, depth: int = MAX_DEPTH) -> Iterator[ast.Call]:
+    """Calls of torch's layers in a class, and in the classes of this file that it uses."""
+    for node in ast.walk(owner):
+        if not isinstance(node, ast.Call):
+            continue
+        if program.called(node).startswith("torch.nn."):
+            yield node
+        used = class_of(program, node)
+        if used is not None and used is not owner and depth:
+            yield from layers(program, used, depth - 1)
+
+
+def is_convolutional(program: ParsedProgram, made: ast.Call) -> bool:
+    """Whether a call makes a network of many two-dimensional convolutions."""
+    if library_model(program, made).startswith(CONVOLUTIONAL):
+        return True
+    owner = class_of(program, made)
+    return owner is not None and sum(program.called(each) in CONV2D for each in layers(program, owner)) >= 4
+
+
+def is_large(program: ParsedProgram, made: ast.Call) -> bool:
+    """Whether a call makes a network whose matrix products and convolutions dominate."""
+    if library_model(program, made):
+        return True
+    owner = class_of(program, made)
+    return owner is not None and (
+        is_convolutional(program, made) or any(_is_large_layer(program, each) for each in layers(program, owner))
+    )
+
+
+def _is_large_layer(program: ParsedProgram, layer: ast.Call) -> bool:
+    if program.called(layer).startswith(("torch.nn.Transformer", "torch.nn.MultiheadAttention")):
+        return True
+    sizes = [each.value for each in layer.args[:2] if isinstance(each, ast.Constant) and isinstance(each.value, int)]
+    return program.called(layer) == "torch.nn.Linear" and len(sizes) == 2 and min(sizes) >= 1024

@@ -1,0 +1,75 @@
+"""Assignments on the straight way to a use: those that no branch, loop or handler can have replaced since."""
+
+import ast
+from collections.abc import Callable, Iterable
+
+CATCHES = (ast.MatchAs, ast.MatchStar, ast.ExceptHandler, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+BLOCKS = ("body", "orelse", "finalbody")
+
+
+class StoredNames:
+    """The names that a statement binds or deletes, itself or within; each statement is looked through once."""
+
+    def __init__(self) -> None:
+        self._known: dict[ast.AST, frozenset[str]] = {}
+
+    def __call__(self, node: ast.AST) -> frozenset[str]:
+        """The names that a statement or a handler binds or deletes."""
+        if node not in self._known:
+            self._known[node] = frozenset(name for each in ast.walk(node) for name in _stored(each))
+        return self._known[node]
+
+
+def _stored(node: ast.AST) -> Iterable[str]:
+    if isinstance(node, ast.Name):
+        return () if isinstance(node.ctx, ast.Load) else (node.id,)
+    if isinstance(node, CATCHES):
+        return (node.name,) if node.name else ()
+    if isinstance(node, ast.MatchMapping):
+        return (node.rest,) if node.rest else ()
+    if isinstance(node, ast.alias):
+        return ((node.asname or node.name).partition(".")[0],)
+    return ()
+
+
+def last_assigned(
+    use: ast.Name, around: Iterable[ast.AST], scope: ast.AST, stored: Callable[[ast.AST], frozenset[str]]
+) -> ast.AST | None:
+    """What the last assignment before a use gives its name; None if it is not certain which one that is.
+
+    `around`: the nodes that contain the use, from the inside out, up to its scope.
+    """
+    inner: ast.AST = use
+    for outer in around:
+        if isinstance(inner, ast.While) and use.id in stored(inner):
+            return None
+        if isinstance(inner, ast.stmt | ast.ExceptHandler | ast.match_case):
+            for statement in reversed(_before(outer, inner)):
+                if use.id in stored(statement):
+                    return _given(statement, use.id)
+            if outer is scope or use.id in stored(outer):
+                return None
+        inner = outer
+    return None
+
+
+def _before(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
+    """The statements of the same block before one."""
+    for name in BLOCKS:
+        block = getattr(outer, name, None)
+        if isinstance(block, list) and inner in block:
+            return block[: block.index(inner)]
+    return []
+
+
+def _given(statement: ast.stmt, name: str) -> ast.AST | None:
+    """What a plain assignment to one name gives it."""
+    targets = (
+        statement.targets
+        if isinstance(statement, ast.Assign)
+        else [statement.target]
+        if isinstance(statement, ast.AnnAssign)
+        else []
+    )
+    is_plain = len(targets) == 1 and isinstance(targets[0], ast.Name) and targets[0].id == name
+    return statement.value if is_plain and isinstance(statement, ast.Assign | ast.AnnAssign) else None
