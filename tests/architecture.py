@@ -65,7 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("worker.features", "worker.ccl"),
     },
     "measure": {"records", "system", "probe", "launch.process", "launch.monitor", "launch.output", "view"},
-    "measure.tuning": {"records", "system", "measure", "profile"},
+    "measure.tuning": {"records", "system", "measure", "profile", "worker.reporting"},
+    "measure.tuning.outcome": {"records", "system", "measure", "measure.tuning", "view"},
     "measure.calibration": {
         *("records", "system", "measure", "launch.process", "probe.software", "plan.variables"),
     },
@@ -91,8 +92,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.corrections": {"records", "launch.process"},
     "cli.help": {"records"},
     "cli.measuring": {
-        *("records", "system.files", "launch.process", "launch.output", "measure", "view"),
-        *("measure.diagnosis", "charts", "html", "plots", "cli.help", ""),
+        *("records", "system", "profile", "launch.process", "launch.output", "view"),
+        *("measure", "measure.tuning", "measure.tuning.outcome", "measure.diagnosis"),
+        *("charts", "html", "plots", "cli.help", ""),
     },
     "cli": {
         *("cli.corrections", "cli.help", "cli.measuring", "measure.calibration"),

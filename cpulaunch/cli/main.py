@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 INSPECTION_COMMANDS = ("probe", "profiles", "doctor", "calibrate", "check")
 LAUNCH_COMMANDS = ("run", "plan", "torchrun")
-MEASURING_COMMANDS = ("compare", "diagnose")
+MEASURING_COMMANDS = ("compare", "tune", "diagnose")
 FOREIGN_COMMANDS = ("ipexrun", "run_cpu")
 """Launchers whose command lines run as they are."""
 BROKEN_PIPE = 141
@@ -59,13 +59,18 @@ def _print_error(error: CpulaunchError, arguments: Sequence[str]) -> None:
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:
-    if arguments[0] in MEASURING_COMMANDS:
+    if arguments[0] in ("compare", "diagnose"):
         from cpulaunch.cli.measuring import compare_arguments, diagnose_arguments
 
         if arguments[0] == "diagnose":
             return diagnose_arguments.asks_for_json(arguments[1:])
         return compare_arguments.asks_for_json(arguments[1:])
     from cpulaunch.cli.arguments import canonical, value_count
+
+    if arguments[0] == "tune":
+        from cpulaunch.cli.measuring import tune_arguments
+
+        return tune_arguments.asks_for_json(arguments[1:], lambda name: value_count(canonical(name)))
     from cpulaunch.cli.corrections.json_option import asks_for_json
 
     return asks_for_json(arguments, canonical=canonical, values=value_count)
@@ -101,15 +106,19 @@ def dispatch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """The exit code of a command that measures."""
     from cpulaunch.cli import terminal
+    from cpulaunch.cli.arguments import canonical, value_count
     from cpulaunch.cli.measuring.services import Services
     from cpulaunch.cli.run import check_launch, notifier, read_command_line
     from cpulaunch.cli.usage import print_command_help
+    from cpulaunch.plan.levels import level_values
 
     services = Services(
         environ=environ,
         parse=lambda tokens: read_command_line(tokens, environ),
         check=lambda line: check_launch(line, environ)[1],
         host_and_plan=lambda line: check_launch(line, environ),
+        levels=lambda host: tuple(level_values(level, host) for level in (2, 3, 4)),
+        value_count=lambda name: value_count(canonical(name)),
         print_text=terminal.print_text,
         print_json=terminal.print_json,
         print_help=lambda command: print_command_help(command, environ),
@@ -121,6 +130,10 @@ def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from cpulaunch.cli.measuring.diagnose import diagnose
 
         return diagnose(arguments[1:], services)
+    if arguments[0] == "tune":
+        from cpulaunch.cli.measuring.tune import tune
+
+        return tune(arguments[1:], services)
     from cpulaunch.cli.measuring.compare import compare
 
     return compare(arguments[1:], services)

@@ -12,7 +12,7 @@ INSPECTION = ("probe", "profiles", "doctor", "calibrate", "check")
 FOREIGN = ("ipexrun", "run_cpu")
 ARGUMENTS_ONLY = ("translate", "completion")
 """Commands without options."""
-MEASURING = ("compare", "diagnose")
+MEASURING = ("compare", "tune", "diagnose")
 OTHER = (*MEASURING, *ARGUMENTS_ONLY, *FOREIGN)
 LAUNCH = ("run", "plan", "torchrun")
 OTHER_FORMS = {
@@ -24,6 +24,11 @@ OTHER_FORMS = {
     "info": "probe",
     "hw": "probe",
     "explain": "plan",
+    "autotune": "tune",
+    "hypertune": "tune",
+    "optimize": "tune",
+    "search": "tune",
+    "benchmark": "compare",
     "launch": "run",
     "start": "run",
     "exec": "run",

@@ -71,6 +71,18 @@ COMMANDS = (
         example="cpulaunch compare python -O2 '-O3 --instances 2' -- infer.py --batch 8",
     ),
     Command(
+        name="tune",
+        brief="find the best options",
+        summary="search for the options with which a program is fastest, and write them to a profile",
+        usage="tune [OPTIONS] SCRIPT [ARGS...]",
+        text="Launch a program again and again with other settings: instances, threads, allocator, OpenMP runtime, "
+        "graphs, weights and so on. What is best is measured again, in turn with the default, before it is claimed, "
+        "and written to a profile that --profile takes. Options of a launch are those of every launch, and stay fixed. "
+        "Settings that change numerics are tried with --max-error only. A search that was ended goes on where it was. "
+        "Needs the extra: pip install 'cpulaunch[tune]'.",
+        example="cpulaunch tune --minutes 10 --max-error 0.01 infer.py --batch 8",
+    ),
+    Command(
         name="diagnose",
         brief="name its bottleneck",
         summary="run some steps of a program, and name what slows it down",

@@ -37,6 +37,33 @@ COMPARE = (
     HELP,
 )
 
+TUNE = (
+    _option("--minutes", "M", "end within about M minutes, the final round included (default: 30)"),
+    _option("--trials", "N", "try at most N configurations, earlier ones of a resumed search included (default: 40)"),
+    _option("--fresh", "", "forget the trials of an earlier search (default: go on with it)"),
+    _option(
+        "--vary",
+        "NAME[=VALUE,...]",
+        "search among these settings only, or these values of one; may be repeated (default: all that can matter)",
+    ),
+    _option("--fix", "NAME,...", "leave these settings as they are; those of options that are given are fixed anyway"),
+    _option(
+        "--max-error",
+        "E",
+        "allow settings that change numerics, and outputs that differ from plain Python's by this relative error",
+    ),
+    _option("--output", "FILE", "compare this file, which the program writes, with what plain Python writes"),
+    _option("--metric", "NAME|REGEX", "make this figure best, as in compare"),
+    _option("--wall-time", "", "make the launches short"),
+    _option("--lower-is-better", "", "less of the metric is better (default: by its name and unit)"),
+    _option("--higher-is-better", "", "more of the metric is better"),
+    _option("--throughput", "", "vary the number of instances, too: the metric is summed over them"),
+    _option("--timeout", "SECONDS", "end a launch after so long (default: three times the default's time, and 60 s)"),
+    _option("--save", "NAME|FILE", "the profile to write (default: SCRIPT-tuned, among your own profiles)"),
+    _option("--json", "", "print JSON and nothing else"),
+    HELP,
+)
+
 DIAGNOSE = (
     _option("--steps", "N", "measure so many steps, of which the profiler sees few (default: 20)"),
     _option("--warm-up", "N", "steps that do not count (default: 5)"),
@@ -48,5 +75,5 @@ DIAGNOSE = (
     HELP,
 )
 
-OWN_OPTIONS = {"compare": COMPARE, "diagnose": DIAGNOSE}
+OWN_OPTIONS = {"compare": COMPARE, "tune": TUNE, "diagnose": DIAGNOSE}
 """Command -> its options, where they are not those of a launch."""

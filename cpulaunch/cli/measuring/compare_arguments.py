@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 
 from cpulaunch.cli.help.measuring import COMPARE
 from cpulaunch.cli.measuring.outputs import OutputFiles, output_files
-from cpulaunch.launch.output.metrics import metric_name
+from cpulaunch.cli.measuring.own_options import check_exclusive, direction, metric_choice, number, shown_words
 from cpulaunch.measure.comparison import ComparisonLimits
-from cpulaunch.measure.metric_choice import requested_choice
-from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.measure.statistics import MOST_ROUNDS
 from cpulaunch.records.errors import UsageError, quoted
 from cpulaunch.records.record import field, record
@@ -19,13 +16,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from cpulaunch.measure.samples import MetricChoice
+
 USAGE = "cpulaunch compare 'OPTIONS A' 'OPTIONS B' -- SCRIPT [ARGS...]"
 PLAIN, DEFAULTS = "python", "cpulaunch"
 """Words for a side: Python alone, and cpulaunch without options."""
 VALUES = {row.shown: row.metavar for row in COMPARE}
 SHORT = {name: row.shown for row in COMPARE for name in row.short}
-EXCLUSIVE = (("--metric", "--wall-time"), ("--lower-is-better", "--higher-is-better"))
-MAX_METRIC = 1000
 
 
 @record
@@ -52,14 +49,12 @@ def parse_compare(tokens: Sequence[str]) -> CompareLine:
     sides = _sides(before, given)
     if "--help" in given:
         return CompareLine(help=True)
-    for pair in EXCLUSIVE:
-        if given.keys() >= set(pair):
-            raise UsageError(f"{' and '.join(pair)} exclude each other", hint="give one of them")
-    lower = True if "--lower-is-better" in given else False if "--higher-is-better" in given else None
+    check_exclusive(given)
+    lower = direction(given)
     return CompareLine(
         sides=tuple(map(_side_words, sides)),
         program=tuple(program),
-        choice=_choice(given, lower),
+        choice=metric_choice(given, lower),
         lower_is_better=lower,
         limits=_limits(given),
         files=output_files(given),
@@ -159,17 +154,6 @@ def _side_words(text: str) -> tuple[str, ...] | None:
     return () if words == [DEFAULTS] else tuple(words)
 
 
-def _choice(given: Mapping[str, str], lower: bool | None) -> MetricChoice | None:
-    if "--wall-time" in given:
-        return MetricChoice(lower_is_better=True if lower is None else lower)
-    text = given.get("--metric")
-    if text is None:
-        return None
-    if not text.strip() or len(text) > MAX_METRIC:
-        raise UsageError("invalid value for --metric", value=quoted(text), hint="--metric NAME|REGEX")
-    return requested_choice(text, shown_name=metric_name(text), lower=lower)
-
-
 def _limits(given: Mapping[str, str]) -> ComparisonLimits:
     defaults = ComparisonLimits()
     return ComparisonLimits(
@@ -180,7 +164,7 @@ def _limits(given: Mapping[str, str]) -> ComparisonLimits:
 
 
 def _percent(text: str) -> float:
-    value = _number(text.removesuffix("%"))
+    value = number(text.removesuffix("%"))
     if value is None or not text.endswith("%") or not 0 <= value < 100:
         raise _invalid("--until", text, "a percentage such as 2%; with 0%, all rounds are run")
     return value / 100
@@ -193,18 +177,10 @@ def _whole(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = _number(text)
+    value = number(text)
     if value is None or value <= 0:
         raise _invalid("--budget", text, "a number of seconds above 0")
     return value
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _invalid(flag: str, text: str, expected: str) -> UsageError:
@@ -217,17 +193,7 @@ def side_labels(sides: Iterable[tuple[str, ...] | None], hidden: Iterable[frozen
     """What each side is called: its options, without the values of variables that are hidden, and a number if equal."""
     labels: list[str] = []
     for words, names in zip(sides, hidden, strict=True):
-        label = PLAIN if words is None else shlex.join(_without_values(words, names)) or DEFAULTS
+        label = PLAIN if words is None else shlex.join(shown_words(words, names)) or DEFAULTS
         count = sum(each.partition(" #")[0] == label for each in labels)
         labels.append(f"{label} #{count + 1}" if count else label)
     return labels
-
-
-def _without_values(words: Sequence[str], names: frozenset[str]) -> list[str]:
-    shown = []
-    for word, previous in zip(words, ["", *words], strict=False):
-        start = "--env=" if word.startswith("--env=") else ""
-        name, equals, _ = word.removeprefix(start).partition("=")
-        given = equals and (start or previous == "--env") and name in names
-        shown.append(f"{start}{name}=..." if given else word)
-    return shown

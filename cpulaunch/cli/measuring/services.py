@@ -20,13 +20,16 @@ class Services:
     """Parsing, planning and printing. `parse` and `check` raise CpulaunchError.
 
     `parse`: the command line of a launch. `check`: its plan; nothing is started. `host_and_plan`: that with
-    the host it was made for. `notify`: prints a message to stderr.
+    the host it was made for. `levels`: the settings that the optimization levels stand for there. `value_count`: how
+    many values follow an option of a launch; None if there is no such option. `notify`: prints a message to stderr.
     """
 
     environ: Mapping[str, str]
     parse: Callable[[Sequence[str]], CommandLine]
     check: Callable[[CommandLine], LaunchPlan]
     host_and_plan: Callable[[CommandLine], tuple[Host, LaunchPlan]]
+    levels: Callable[[Host], tuple[Mapping[str, Any], ...]]
+    value_count: Callable[[str], int | None]
     print_text: Callable[[str], None]
     print_json: Callable[[Any], None]
     print_help: Callable[[Command], int]

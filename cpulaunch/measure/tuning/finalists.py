@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FINALISTS = 3
 HOPELESS = 0.98
 """A trial that was slower than this against the default is not measured again."""
+NEAR = 0.99
+"""Finalists of at least this part of the best one's speed count as equally fast."""
 
 
 @record
@@ -62,16 +64,24 @@ class FinalRound:
 
     @property
     def winner(self) -> Finalist | None:
-        """The fastest finalist that is shown to be faster than the default; None if none is."""
-        faster = [each for each in self.finalists if each.is_faster]
-        return max(faster, key=lambda each: 0.0 if each.estimate is None else each.estimate.ratio, default=None)
+        """The fastest finalist that is shown to be faster than the default; None if none is.
+
+        Of those that are nearly as fast, it is the one with the fewest settings.
+        """
+        faster = [
+            (each, each.estimate.ratio) for each in self.finalists if each.is_faster and each.estimate is not None
+        ]
+        best = max((ratio for _, ratio in faster), default=0.0)
+        near = [(each, ratio) for each, ratio in faster if ratio >= NEAR * best]
+        return min(near, key=lambda each: (len(each[0].configuration), -each[1]), default=(None, 0.0))[0]
 
 
 @record
 class FinalSetup:
     """The means of a final round. `estimate`: the ratio of a side to the default, from both figures and the sides.
 
-    `seconds_left`: for another round. Launches are in the order of rounds, every second one reversed.
+    `seconds_left`: for another round. Launches are in the order of rounds, every second one reversed. After
+    `least_rounds` (None: all) no more follow once the result is clear.
     """
 
     launch: Callable[[Configuration], Sample]
@@ -80,6 +90,7 @@ class FinalSetup:
     lower_is_better: bool
     rounds: int
     seconds_left: Callable[[], float]
+    least_rounds: int | None = None
     progress: Callable[[int, int], None] = field(default=lambda number, rounds: None)
 
 
@@ -107,16 +118,34 @@ def run_final_round(setup: FinalSetup, configurations: Sequence[Configuration]) 
         for number in range(setup.rounds):
             if setup.seconds_left() <= 0 or len(failures) == len(configurations):
                 break
+            if number >= (setup.least_rounds or setup.rounds) and _is_clear(_finalists(setup, sides, rounds, failures)):
+                break
             setup.progress(number, setup.rounds)
             rounds.append(_one_round(setup, sides, failures, reverse=bool(number % 2)))
     except KeyboardInterrupt:
         interrupted = True
-    complete = [each for each in rounds if 0 in each]
     return FinalRound(
-        finalists=tuple(_finalist(setup, sides, side, complete, failures) for side in range(1, len(sides))),
-        default=tuple(each[0] for each in complete),
+        finalists=_finalists(setup, sides, rounds, failures),
+        default=tuple(each[0] for each in rounds if 0 in each),
         interrupted=interrupted,
     )
+
+
+def _is_clear(finalists: Sequence[Finalist]) -> bool:
+    """Whether the fastest finalist is shown to be faster than the default, or every one not to be."""
+    left = [(each, each.estimate) for each in finalists if each.failure is None and each.estimate is not None]
+    if not left:
+        return True
+    fastest, _ = max(left, key=lambda each: each[1].ratio)
+    return fastest.is_faster or all(found.high is not None and found.high < 1 for _, found in left)
+
+
+def _finalists(
+    setup: FinalSetup, sides: Sequence[Configuration], rounds: Sequence[dict[int, float]], failures: dict[int, str]
+) -> tuple[Finalist, ...]:
+    """The finalists after the rounds in which the default has a figure."""
+    complete = [each for each in rounds if 0 in each]
+    return tuple(_finalist(setup, sides, side, complete, failures) for side in range(1, len(sides)))
 
 
 def _one_round(

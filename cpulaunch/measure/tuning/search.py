@@ -55,14 +55,20 @@ def best_trial(trials: Sequence[TuningTrial]) -> TuningTrial | None:
     return max(usable, key=lambda trial: (not trial.pruned, trial.ratio or 0.0), default=None)
 
 
-def measure_baseline(setup: SearchSetup, baseline: Baseline) -> None:
-    """Effect: the baseline has one more sample. Raises: CpulaunchError if the default itself fails."""
+def measure_baseline(setup: SearchSetup, study: Study, baseline: Baseline) -> None:
+    """Effect: the baseline and the study have one more sample. A later one that fails is left out: an accident.
+
+    Raises: CpulaunchError if the first one fails.
+    """
     sample = setup.launch({})
-    if (failure := setup.guard.failure(sample)) is not None:
+    failure = setup.guard.failure(sample)
+    if failure is None and sample.value is not None:
+        baseline.add(speed(sample, lower_is_better=setup.lower_is_better))
+        study.add_baseline(sample.value, sample.seconds)
+    elif not baseline.speeds:
         raise CpulaunchError(
             "the program fails under cpulaunch's defaults", value=failure, hint="run it once with cpulaunch alone"
         )
-    baseline.add(speed(sample, lower_is_better=setup.lower_is_better))
 
 
 def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequence[Configuration]) -> None:
@@ -76,7 +82,7 @@ def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequ
     queue = [each for each in first if each and setup.effect(each) not in results]
     repeated, measured = 0, 0
     if not baseline.speeds:
-        measure_baseline(setup, baseline)
+        measure_baseline(setup, study, baseline)
     while len(study.trials()) < setup.max_trials and setup.seconds_left() > 0 and repeated < MAX_REPEATED:
         number, configuration = study.begin(_next(setup, study, queue, results))
         effect = setup.effect(configuration)
@@ -90,7 +96,7 @@ def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequ
             results[effect] = _measure(setup, study, baseline, number, configuration)
             repeated, measured = 0, measured + 1
             if measured % BASELINE_EVERY == 0:
-                measure_baseline(setup, baseline)
+                measure_baseline(setup, study, baseline)
 
 
 def _next(setup: SearchSetup, study: Study, queue: list[Configuration], results: Results) -> Configuration | None:

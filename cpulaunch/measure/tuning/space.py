@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.settings import setting_specs
@@ -63,6 +66,16 @@ other random numbers.
 """
 
 
+IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+SELF_CONTAINED = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "cpulaunch"}
+
+
+def script_source(data: bytes) -> str | None:
+    """The text of a script that shows all of its program; None if modules of others may build its model or data."""
+    modules = {name.decode() for name in IMPORT.findall(data)}
+    return data.decode(errors="replace") if data and modules <= SELF_CONTAINED else None
+
+
 def value_text(name: str, value: Any) -> str:
     """A setting's value as text."""
     if value is None:
@@ -77,14 +90,18 @@ def options_of(configuration: Configuration) -> tuple[str, ...]:
     return tuple(word for name, value in configuration.items() for word in specs[name].arguments(value))
 
 
-def candidates(host: Host) -> tuple[Dimension, ...]:
-    """Every dimension that this machine has, those with the largest effects first."""
+def candidates(host: Host, *, throughput: bool = False) -> tuple[Dimension, ...]:
+    """Every dimension that this machine has, those with the largest effects first.
+
+    `throughput`: several instances may run at once.
+    """
     bf16 = host.cpu.has_bf16
     cores = len({cpu.core for cpu in host.cpus if cpu.id in host.limits.budget.cpus})
     return (
         Dimension(name="weights", values=(None, "int8", *(["bf16"] if bf16 else []), "fp32", "int4")),
         Dimension(name="graph", values=(None, "onednn")),
         *([Dimension(name="precision", values=(None, "bf16"))] if bf16 else []),
+        *([Dimension(name="instances", values=(None, *_instances(cores)))] if throughput else []),
         Dimension(name="threads", values=(None, *_fractions(min(cores, host.limits.budget.threads)))),
         Dimension(name="channels_last", values=(None, True), needs="onv"),
         Dimension(name="inference_mode", values=(None, True)),
@@ -106,6 +123,12 @@ def candidates(host: Host) -> tuple[Dimension, ...]:
 def _fractions(cores: int) -> tuple[int, ...]:
     """Numbers of threads below that of the cores: three quarters, a half and a quarter."""
     return tuple(dict.fromkeys(each for each in (cores // 2, 3 * cores // 4, cores // 4) if 1 <= each < cores))
+
+
+def _instances(cores: int) -> tuple[int, ...]:
+    """Numbers of instances: powers of two up to one for each core, and that."""
+    powers = (1 << exponent for exponent in range(1, cores.bit_length()))
+    return tuple(dict.fromkeys((*(each for each in powers if each <= cores), *([cores] if cores > 1 else []))))
 
 
 def _may_choose_huge_pages(host: Host) -> bool:

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import warnings
+from datetime import UTC, datetime
 
 import optuna
 from optuna.distributions import CategoricalDistribution
@@ -35,6 +36,8 @@ BUSY_SECONDS = 30
 FACTS, FAILURE = "facts", "failure"
 INTERRUPTED = "interrupted"
 """Attribute of a study: the numbers of trials during which the process ended."""
+BASELINE = "baseline"
+"""Attribute of a study: the samples of the default."""
 STARTUP_TRIALS = 6
 """Trials before TPE models them; the first ones are not drawn by it anyway."""
 
@@ -44,6 +47,7 @@ class TuningTrial:
     """A trial that has ended. `ratio`: how many times as fast as the default; None if it failed, for `failure`.
 
     `facts`: what was measured, as JSON data. `pruned`: it was measured once, being clearly slower than the best.
+    `started`, `ended`: times in UTC, as ISO text.
     """
 
     number: int
@@ -52,6 +56,8 @@ class TuningTrial:
     facts: Mapping[str, Any]
     failure: str | None = None
     pruned: bool = False
+    started: str | None = None
+    ended: str | None = None
 
 
 class Study:
@@ -129,6 +135,15 @@ class Study:
         interrupted = set(self._study.user_attrs.get(INTERRUPTED, []))
         return tuple(self._trial(each) for each in ended if each.number not in interrupted)
 
+    def add_baseline(self, value: float, seconds: float) -> None:
+        """Effect: the study has one more sample of the default, measured now."""
+        entry = {"time": _utc(datetime.now()), "value": value, "seconds": round(seconds, 3)}
+        self._study.set_user_attr(BASELINE, [*self.baselines(), entry])
+
+    def baselines(self) -> list[dict[str, Any]]:
+        """Every sample of the default: its time, figure and seconds."""
+        return list(self._study.user_attrs.get(BASELINE, []))
+
     def importance(self) -> dict[str, float]:
         """By setting: its share of the differences between trials; empty if there are too few."""
         if len([trial for trial in self.trials() if trial.ratio is not None]) < STARTUP_TRIALS:
@@ -151,6 +166,8 @@ class Study:
             facts=facts,
             failure=None if value is not None else trial.user_attrs.get(FAILURE, "it has no result"),
             pruned=bool(facts.get("pruned")),
+            started=_utc(trial.datetime_start),
+            ended=_utc(trial.datetime_complete),
         )
 
     def _texts(self, configuration: Configuration) -> dict[str, str]:
@@ -165,6 +182,11 @@ class Study:
             if value is not None:
                 found[name] = value
         return found
+
+
+def _utc(time: datetime | None) -> str | None:
+    """A local time, as optuna keeps them, in UTC."""
+    return None if time is None else time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 def make_folder(path: str, *, fresh: bool) -> None:

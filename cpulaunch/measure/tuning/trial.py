@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from cpulaunch.measure.disturbance import disturbance_reasons
 from cpulaunch.measure.tuning.numerics import wrong_outputs
 from cpulaunch.records.record import field, record
 
@@ -28,16 +29,20 @@ MARGIN = 2.0
 class Guard:
     """What outputs must be: those of plain Python, `reference`, within `max_error`; None: but for rounding.
 
-    `output`: the content of the file that the program writes, as outputs; it is called after each launch.
+    `output`: the content of the file that the program writes, as outputs; None if it wrote none. It is called after
+    each launch.
     """
 
     reference: Outputs = field(default_factory=dict)
     max_error: float | None = None
-    output: Callable[[], Outputs] | None = None
+    output: Callable[[], Outputs | None] | None = None
 
-    def outputs(self, sample: Sample) -> list[Outputs]:
-        """The outputs of each worker of a launch."""
-        extra = {} if self.output is None else dict(self.output())
+    def outputs(self, sample: Sample) -> list[Outputs] | None:
+        """The outputs of each worker of a launch; None if the file was not written."""
+        written = {} if self.output is None else self.output()
+        if written is None:
+            return None
+        extra = dict(written)
         workers = [] if sample.report is None else sample.report.get("workers") or []
         found = [dict(worker.get("checksums") or {}) for worker in workers] or [dict(sample.checksums)]
         return [{**each, **extra} for each in found]
@@ -48,7 +53,10 @@ class Guard:
             return sample.failure or "it has no figure"
         if not self.reference:
             return None
-        wrong = (wrong_outputs(self.reference, each, max_error=self.max_error) for each in self.outputs(sample))
+        outputs = self.outputs(sample)
+        if outputs is None:
+            return "it did not write the file of --output"
+        wrong = (wrong_outputs(self.reference, each, max_error=self.max_error) for each in outputs)
         return next((text for text in wrong if text is not None), None)
 
 
@@ -104,22 +112,26 @@ def measure_trial(
 ) -> Measured:
     """The result of a configuration that `take` launches: once if it is clearly slower than `best`, else `repeats`."""
     ratios: list[float] = []
-    values: list[float] = []
-    seconds = 0.0
+    samples: list[Sample] = []
     floor = math.log(best) - MARGIN * baseline.noise
     for _ in range(repeats):
         sample = take()
-        seconds += sample.seconds
+        samples.append(sample)
         if (failure := guard.failure(sample)) is not None:
-            return Measured(ratio=None, failure=failure, facts=_facts(values, seconds))
-        assert sample.value is not None
-        values.append(sample.value)
+            return Measured(ratio=None, failure=failure, facts=_facts(samples))
         ratios.append(speed(sample, lower_is_better=lower_is_better) / baseline.now)
         if math.log(median(ratios)) < floor:
             break
     pruned = len(ratios) < repeats
-    return Measured(ratio=median(ratios), failure=None, facts=_facts(values, seconds), pruned=pruned)
+    return Measured(ratio=median(ratios), failure=None, facts=_facts(samples), pruned=pruned)
 
 
-def _facts(values: Sequence[float], seconds: float) -> dict[str, Any]:
-    return {"values": list(values), "seconds": round(seconds, 3)}
+def _facts(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What is kept of a trial's launches: of all metrics those of the last launch."""
+    reasons = [disturbance_reasons(each.disturbance, seconds=each.seconds) for each in samples]
+    return {
+        "values": [each.value for each in samples if each.value is not None],
+        "seconds": round(sum(each.seconds for each in samples), 3),
+        "metrics": dict(samples[-1].metrics),
+        "disturbed": list(dict.fromkeys(text for each in reasons for text in each)),
+    }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpulaunch.measure.tuning.tuned_profile import in_profile, on_command_line, profile_text
+from cpulaunch.measure.tuning.outcome.tuned_profile import in_profile, on_command_line, profile_text
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.profile.file import parse_profile
 from cpulaunch.profile.provenance import machine_facts, provenance_warning, version_facts

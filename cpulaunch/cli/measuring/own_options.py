@@ -1,0 +1,61 @@
+"""What the measuring commands share in reading their command lines."""
+
+from __future__ import annotations
+
+import math
+
+from cpulaunch.launch.output.metrics import metric_name
+from cpulaunch.measure.metric_choice import requested_choice
+from cpulaunch.measure.samples import MetricChoice
+from cpulaunch.records.errors import UsageError, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_METRIC = 1000
+EXCLUSIVE = (("--metric", "--wall-time"), ("--lower-is-better", "--higher-is-better"))
+
+
+def check_exclusive(given: Mapping[str, object]) -> None:
+    """Raises: UsageError if options ask for different things at once."""
+    for pair in EXCLUSIVE:
+        if given.keys() >= set(pair):
+            raise UsageError(f"{' and '.join(pair)} exclude each other", hint="give one of them")
+
+
+def direction(given: Mapping[str, object]) -> bool | None:
+    """Whether less of the metric is better; None: by its name."""
+    return True if "--lower-is-better" in given else False if "--higher-is-better" in given else None
+
+
+def metric_choice(given: Mapping[str, str], lower: bool | None) -> MetricChoice | None:
+    """The figure that the options choose; None: the first one that the program reports. Raises: UsageError."""
+    if "--wall-time" in given:
+        return MetricChoice(lower_is_better=True if lower is None else lower)
+    text = given.get("--metric")
+    if text is None:
+        return None
+    if not text.strip() or len(text) > MAX_METRIC:
+        raise UsageError("invalid value for --metric", value=quoted(text), hint="--metric NAME|REGEX")
+    return requested_choice(text, shown_name=metric_name(text), lower=lower)
+
+
+def number(text: str) -> float | None:
+    """The finite number in a text; None if it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def shown_words(words: Sequence[str], names: frozenset[str]) -> list[str]:
+    """The words without the values that --env gives to these variables."""
+    shown = []
+    for word, previous in zip(words, ["", *words], strict=False):
+        start = "--env=" if word.startswith("--env=") else ""
+        name, equals, _ = word.removeprefix(start).partition("=")
+        given = equals and (start or previous == "--env") and name in names
+        shown.append(f"{start}{name}=..." if given else word)
+    return shown

@@ -1,0 +1,150 @@
+"""The command tune: check the options, search, write what is best to a profile, and say what was found."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from datetime import UTC, datetime
+
+import cpulaunch
+from cpulaunch.cli.help.commands import command_named
+from cpulaunch.cli.measuring.own_options import shown_words
+from cpulaunch.cli.measuring.progress import ProgressLine
+from cpulaunch.cli.measuring.tune_arguments import parse_tune
+from cpulaunch.cli.measuring.tune_outcome import finished_result
+from cpulaunch.cli.measuring.tune_search import Planner, studies_folder, study_identity, tuned_program
+from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
+from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
+from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.execution import LaunchSetup, take_sample
+from cpulaunch.measure.samples import MetricChoice, Sample, Side
+from cpulaunch.measure.tuning.outcome.past import changes_since, past_configurations, past_studies
+from cpulaunch.measure.tuning.outcome.result import TuneResult, result_json
+from cpulaunch.measure.tuning.outcome.result_text import result_text
+from cpulaunch.measure.tuning.output_file import OutputFile
+from cpulaunch.measure.tuning.space import options_of
+from cpulaunch.measure.tuning.tuner import TuneMeans, Tuner
+from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.view.hidden_values import hidden_names
+from cpulaunch.view.text import painter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cpulaunch.cli.measuring.services import Services
+    from cpulaunch.cli.measuring.tune_search import TuneProgram
+    from cpulaunch.measure.tuning.identity import StudyIdentity
+    from cpulaunch.measure.tuning.space import Configuration
+
+COMMAND = command_named("tune")
+GRACE_SECONDS = 30.0
+"""How long a tuning may take to end after a signal: longer than a launch."""
+INTERRUPTED = 130
+SEED = 1
+EXTRA = "optuna"
+
+
+def tune(arguments: Sequence[str], services: Services) -> int:
+    """The exit code of `tune`. Effect: launches the program, writes the study and the profile.
+
+    Raises: CpulaunchError, before anything is launched, or if the program fails under the default.
+    """
+    line = parse_tune(arguments, services.value_count)
+    if line.help:
+        return services.print_help(COMMAND)
+    if importlib.util.find_spec(EXTRA) is None:
+        raise CpulaunchError("tune needs optuna, which is not installed", hint="pip install 'cpulaunch[tune]'")
+    program = tuned_program(line, services, python=sys.executable)
+    planner = Planner(program, services)
+    identity = study_identity(program, planner)
+    result = _searched(program, planner, identity, services)
+    if line.json:
+        services.print_json(result_json(result))
+    else:
+        strong = painter("bold", color=services.color)
+        services.print_text(result_text(result, width=services.width, strong=strong))
+    return INTERRUPTED if result.found.ended == "interrupted" else 0
+
+
+def _searched(program: TuneProgram, planner: Planner, identity: StudyIdentity, services: Services) -> TuneResult:
+    """What was found. Effect: this process forks, and goes on in its grandchild, as for a launch."""
+    root = studies_folder(services.environ)
+    folder = os.path.join(root, identity.machine_key, identity.key)
+    private = choose_private_path(services.environ)
+    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=private)
+    make_private_path(private)
+    if link.cgroup is not None:
+        link.cgroup.wait_until_inside()
+    from cpulaunch.measure.tuning.study import Study, make_folder
+
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    past = past_studies(root)
+    warnings = tuple(f"since the last search for this program: {text}" for text in changes_since(past, identity))
+    for text in warnings:
+        services.notify(f"warning: {text}; the search begins anew")
+    make_folder(folder, fresh=program.line.fresh)
+    study = Study(folder, identity.space, seed=SEED)
+    output = None if program.line.output is None else OutputFile(program.line.output)
+    progress = ProgressLine(services.environ, width=services.width)
+    means = TuneMeans(
+        space=identity.space,
+        take=_launcher(program, link, services, folder=private, output=output),
+        effect=planner.effect,
+        clock=time.monotonic,
+        progress=progress.show,
+        written=None if output is None else output.outputs,
+        levels=services.levels(program.host),
+        past=past_configurations(past, identity, identity.space),
+    )
+    try:
+        found = Tuner(means, program.line.limits, program.line.goal).run(study)
+    finally:
+        progress.clear()
+        study.close()
+    result = TuneResult(
+        identity=identity,
+        options=tuple(shown_words(program.line.options, hidden_names(program.parsed))),
+        goal=program.line.goal,
+        limits=program.line.limits,
+        found=found,
+        version=cpulaunch.__version__,
+        host=os.uname().nodename,
+        started=started,
+        study=folder,
+        warnings=warnings,
+    )
+    return finished_result(result, program, planner, services)
+
+
+def _launcher(
+    program: TuneProgram, link: GuardLink, services: Services, *, folder: str, output: OutputFile | None
+) -> Callable[[Configuration | None, MetricChoice | None, float], Sample]:
+    """A function that launches a configuration, or the reference for None, and returns its sample."""
+    setup = LaunchSetup(
+        child=ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control),
+        folder=folder,
+        python=program.python,
+    )
+
+    def side(configuration: Configuration | None) -> Side:
+        if configuration is not None:
+            return Side(label="", options=(*program.options, *options_of(configuration)))
+        if program.is_job:  # Python alone starts no ranks.
+            return Side(label="", options=("-O0", *program.options))
+        return Side(label="", plain=True)
+
+    def take(configuration: Configuration | None, choice: MetricChoice | None, limit_seconds: float) -> Sample:
+        if output is not None:
+            output.mark()
+        return take_sample(
+            side(configuration),
+            program.line.program,
+            choice=choice or MetricChoice(),
+            limit_seconds=limit_seconds,
+            setup=setup,
+        )
+
+    return take

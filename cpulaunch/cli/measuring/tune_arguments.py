@@ -1,0 +1,184 @@
+"""The command line of `tune`: its own options among those of a launch, and the program."""
+
+from __future__ import annotations
+
+import re
+
+from cpulaunch.cli.help.measuring import TUNE
+from cpulaunch.cli.measuring.own_options import check_exclusive, direction, metric_choice, number
+from cpulaunch.measure.tuning.space import parse_fixed, parse_variation
+from cpulaunch.measure.tuning.tuner import TuneGoal, TuneLimits
+from cpulaunch.records.errors import UsageError, quoted
+from cpulaunch.records.record import field, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+USAGE = "cpulaunch tune [OPTIONS] SCRIPT [ARGS...]"
+VALUES = {row.shown: row.metavar for row in TUNE}
+SHORT = {name: row.shown for row in TUNE for name in row.short}
+REPEATED = ("--vary", "--fix")
+PROGRAM_KINDS = {"-m": "-m", "--module": "-m", "--no-python": "--no-python"}
+MOST_TRIALS, MOST_MINUTES = 10_000, 10_000
+NAME = re.compile(r"[\w.-]+")
+
+
+@record
+class TuneLine:
+    """A parsed command line. `options`: those of all launches. `program`: as samples take it, `-m` before a module.
+
+    `save`: the profile's name or path; None: by the script's name.
+    """
+
+    options: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
+    goal: TuneGoal = field(default_factory=TuneGoal)
+    limits: TuneLimits = field(default_factory=TuneLimits)
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+    output: str | None = None
+    save: str | None = None
+    fresh: bool = False
+    json: bool = False
+    help: bool = False
+
+
+@record
+class _Words:
+    """A command line in its parts. `given`: own options; `repeated`: all values of those that may be repeated."""
+
+    given: Mapping[str, str]
+    repeated: Mapping[str, tuple[str, ...]]
+    options: tuple[str, ...]
+    program: tuple[str, ...]
+
+
+def parse_tune(tokens: Sequence[str], value_count: Callable[[str], int | None]) -> TuneLine:
+    """The command line behind the word `tune`. Raises: UsageError.
+
+    `value_count`: how many values follow an option of a launch; None if there is no such option.
+    """
+    words = _read(tokens, value_count)
+    given = words.given
+    if "--help" in given:
+        return TuneLine(help=True)
+    check_exclusive(given)
+    if not words.program:
+        raise UsageError("no script given", hint=USAGE)
+    return TuneLine(
+        options=words.options,
+        program=words.program,
+        goal=_goal(given),
+        limits=_limits(given),
+        vary={name: values for text in words.repeated["--vary"] for name, values in parse_variation(text).items()},
+        fixed=frozenset(name for text in words.repeated["--fix"] for name in parse_fixed(text)),
+        output=given.get("--output"),
+        save=_save(given.get("--save")),
+        fresh="--fresh" in given,
+        json="--json" in given,
+    )
+
+
+def _read(tokens: Sequence[str], value_count: Callable[[str], int | None]) -> _Words:
+    given: dict[str, str] = {}
+    repeated: dict[str, list[str]] = {name: [] for name in REPEATED}
+    options: list[str] = []
+    kind: list[str] = []
+    left = list(tokens)
+    while left and left[0].startswith("-") and left[0] != "-" and "--help" not in given:
+        token = left.pop(0)
+        if token == "--":
+            break
+        name, equals, text = token.partition("=")
+        flag = SHORT.get(name, "--" + name[2:].replace("_", "-") if name.startswith("--") else name)
+        if flag in PROGRAM_KINDS and not equals:
+            kind = [PROGRAM_KINDS[flag]]
+        elif flag in VALUES:
+            value = _value(flag, text if equals else None, left)
+            given[flag] = value
+            if flag in REPEATED:
+                repeated[flag].append(value)
+        else:
+            options.append(token)
+            if not equals and value_count(name) == 1 and left:
+                options.append(left.pop(0))
+    program = (*kind, *left) if left else ()
+    return _Words(
+        given=given,
+        repeated={name: tuple(values) for name, values in repeated.items()},
+        options=tuple(options),
+        program=program,
+    )
+
+
+def _value(flag: str, inline: str | None, left: list[str]) -> str:
+    """The value of an option, empty for a switch. Effect: takes it from the words. Raises: UsageError."""
+    if not VALUES[flag]:
+        if inline is not None:
+            raise UsageError(f"{flag} takes no value", value=inline, hint=f"cpulaunch tune {flag}")
+        return ""
+    if inline is not None:
+        return inline
+    if not left:
+        raise UsageError(f"{flag} needs a value", hint=f"{flag} {VALUES[flag]}")
+    return left.pop(0)
+
+
+def asks_for_json(tokens: Sequence[str], value_count: Callable[[str], int | None]) -> bool:
+    """Whether --json is among the options, also of a command line that is wrong."""
+    try:
+        return "--json" in _read(tokens, value_count).given
+    except UsageError:
+        return "--json" in tokens
+
+
+def _goal(given: Mapping[str, str]) -> TuneGoal:
+    lower = direction(given)
+    max_error = None
+    if "--max-error" in given:
+        max_error = number(given["--max-error"])
+        if max_error is None or not 0 <= max_error <= 1:
+            raise _invalid("--max-error", given["--max-error"], "a relative error from 0 to 1, such as 0.01")
+    return TuneGoal(
+        choice=metric_choice(given, lower), lower=lower, max_error=max_error, throughput="--throughput" in given
+    )
+
+
+def _limits(given: Mapping[str, str]) -> TuneLimits:
+    defaults = TuneLimits()
+    seconds, launch = defaults.seconds, defaults.launch_seconds
+    if "--minutes" in given:
+        minutes = number(given["--minutes"])
+        if minutes is None or not 0 < minutes <= MOST_MINUTES:
+            raise _invalid("--minutes", given["--minutes"], f"a number above 0, at most {MOST_MINUTES}")
+        seconds = 60 * minutes
+    if "--timeout" in given:
+        launch = number(given["--timeout"])
+        if launch is None or launch <= 0:
+            raise _invalid("--timeout", given["--timeout"], "a number of seconds above 0")
+    return TuneLimits(trials=_trials(given, defaults.trials), seconds=seconds, launch_seconds=launch)
+
+
+def _trials(given: Mapping[str, str], default: int) -> int:
+    text = given.get("--trials")
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()) or len(text) > 5 or not 1 <= int(text) <= MOST_TRIALS:
+        raise _invalid("--trials", text, f"a whole number from 1 to {MOST_TRIALS}")
+    return int(text)
+
+
+def _save(text: str | None) -> str | None:
+    if text is None or "/" in text or text.endswith(".toml"):
+        return text
+    if not NAME.fullmatch(text) or text in ("auto", "none", ".", ".."):
+        raise _invalid("--save", text, "the name of a profile, or a path that ends in .toml")
+    return text
+
+
+def _invalid(flag: str, text: str, expected: str) -> UsageError:
+    return UsageError(
+        f"invalid value {quoted(text)} for {flag}", value=f"expected {expected}", hint=f"{flag} {VALUES[flag]}"
+    )

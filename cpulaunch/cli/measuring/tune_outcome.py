@@ -1,0 +1,165 @@
+"""The end of a tuning: the profile, the command line that uses it, and the plans of the default and of the winner."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from datetime import UTC, datetime
+
+from cpulaunch.cli.measuring.own_options import shown_words
+from cpulaunch.measure.comparison_text import metric_label
+from cpulaunch.measure.tuning.outcome.past import write_about
+from cpulaunch.measure.tuning.outcome.result import kept_ratio
+from cpulaunch.measure.tuning.outcome.tuned_profile import in_profile, on_command_line, profile_text
+from cpulaunch.measure.tuning.space import options_of
+from cpulaunch.profile.selection import find_profile, user_profile_dir
+from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.record import replace
+from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.writing import write_output
+from cpulaunch.view.hidden_values import hidden_names, without_values
+from cpulaunch.view.plan_view import plan_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cpulaunch.cli.measuring.services import Services
+    from cpulaunch.cli.measuring.tune_search import Planner, TuneProgram
+    from cpulaunch.measure.tuning.outcome.result import TuneResult
+    from cpulaunch.measure.tuning.space import Configuration
+
+TOOL = "cpulaunch tune"
+
+
+def finished_result(result: TuneResult, program: TuneProgram, planner: Planner, services: Services) -> TuneResult:
+    """The result with its plans, profile and command. Effect: writes the profile, and what the study is about."""
+    kept = result.kept
+    result = replace(result, default_plan=_plan_data(program, planner))
+    _remember(result, services)
+    if kept is None:
+        return result
+    result = replace(result, plan=_plan_data(program, planner, *options_of(kept)))
+    if not in_profile(kept):
+        return replace(result, command=_command(program, *options_of(kept)))
+    name, path = _place(program, services)
+    failure = _save(path, result, kept)
+    if failure is not None:
+        services.notify(f"warning: {failure}")
+        text = str(failure.summary)
+        return replace(result, command=_command(program, *options_of(kept)), warnings=(*result.warnings, text))
+    chosen = ",".join((name, *program.parsed.values.get("profile", ())))
+    words = ("--profile", chosen, *options_of(on_command_line(kept)))
+    result = replace(result, profile=path)
+    if planner.effect_of(*words) == planner.effect(kept):
+        return replace(result, command=_command(program, *words))
+    text = "variables or profiles here override a part of the profile: the command line gives the options instead"
+    return replace(result, command=_command(program, *options_of(kept)), warnings=(*result.warnings, text))
+
+
+def _plan_data(program: TuneProgram, planner: Planner, *words: str) -> dict[str, Any] | None:
+    try:
+        plan = planner.plan(*words)
+    except CpulaunchError:
+        return None
+    return plan_json(without_values(plan, hidden_names(program.parsed)))
+
+
+def _remember(result: TuneResult, services: Services) -> None:
+    """Effect: later searches find this one."""
+    winner = result.found.final.winner
+    try:
+        write_about(result.study, result.identity, {} if winner is None else winner.configuration)
+    except OSError as error:
+        services.notify(f"warning: cannot write what the study is about: {result.study}: {error.strerror}")
+
+
+def _command(program: TuneProgram, *words: str) -> tuple[str, ...]:
+    """The command line with these words, in which --env's values are hidden."""
+    fixed = shown_words(program.line.options, hidden_names(program.parsed))
+    return ("cpulaunch", *fixed, *words, *program.line.program)
+
+
+def _place(program: TuneProgram, services: Services) -> tuple[str, str]:
+    """What --profile is to be given, and the path of the file."""
+    wanted = program.line.save
+    folder = user_profile_dir(services.environ)
+    if wanted is not None and ("/" in wanted or wanted.endswith(".toml") or folder is None):
+        return wanted, os.path.abspath(wanted)
+    if wanted is not None and folder is not None:
+        return wanted, os.path.join(folder, f"{wanted}.toml")
+    target = program.line.program[-1] if program.parsed.program is None else program.parsed.program.target
+    name = f"{os.path.splitext(os.path.basename(target))[0] or 'program'}-tuned"
+    if folder is None:
+        return f"./{name}.toml", os.path.abspath(f"{name}.toml")
+    number = 1
+    while _is_anothers(shown := name if number == 1 else f"{name}-{number}", program, folder):
+        number += 1
+    return shown, os.path.join(folder, f"{shown}.toml")
+
+
+def _is_anothers(name: str, program: TuneProgram, folder: str) -> bool:
+    """Whether there is a profile of this name that is not from an earlier search for this program."""
+    try:
+        found = dict(find_profile(name, config_dir=folder).provenance)
+    except CpulaunchError:
+        return os.path.lexists(os.path.join(folder, f"{name}.toml"))
+    return found.get("tool") != TOOL or found.get("program", "").split(" ")[:1] != [_quoted_target(program)]
+
+
+def _quoted_target(program: TuneProgram) -> str:
+    found = program.parsed.program
+    target = "" if found is None else found.target
+    return shlex.quote(os.path.abspath(target) if found is not None and found.kind == "script" else target)
+
+
+def _save(path: str, result: TuneResult, kept: Configuration) -> CpulaunchError | None:
+    """The error if the profile cannot be written. Effect: writes it."""
+    text = _profile(result, kept)
+    try:
+        os.close(open_folder(os.path.dirname(path), make=0o700))
+        write_output(path, text.encode(errors="backslashreplace"), mode=0o666)
+    except OSError as error:
+        return CpulaunchError("the profile cannot be written", value=f"{path}: {error.strerror}", hint="--save FILE")
+    return None
+
+
+def _profile(result: TuneResult, kept: Configuration) -> str:
+    ratio = kept_ratio(result) or 1.0
+    winner = result.found.final.winner
+    estimate = None if winner is None else winner.estimate
+    if estimate is not None and estimate.low is not None and estimate.high is not None:
+        reason = f"{ratio:.2f} times as good as the default, with the others of this profile"
+        interval, samples = f"{estimate.low:.3f}-{estimate.high:.3f}", f"{estimate.rounds} rounds with the default"
+    else:
+        reason, interval, samples = "best so far in a search that was interrupted", "", "not confirmed"
+    return profile_text(
+        kept,
+        summary=f"found by {TOOL} for {os.path.basename(_target(result))}: {ratio:.2f} times as good as the default",
+        reason=reason,
+        provenance=_provenance(result) | {"speedup": f"{ratio:.3f}", "interval": interval, "samples": samples},
+        date=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def _target(result: TuneResult) -> str:
+    words = [word for word in result.identity.program if word not in ("-m", "--no-python")]
+    return words[0]
+
+
+def _provenance(result: TuneResult) -> dict[str, str]:
+    identity, found = result.identity, result.found
+    words = list(identity.program)
+    if words[0] not in ("-m", "--no-python"):
+        words[0] = os.path.abspath(words[0])
+    else:
+        words = words[1:]
+    return {
+        "tool": TOOL,
+        "program": shlex.join(words),
+        "options": shlex.join(result.options),
+        **identity.machine,
+        **identity.versions,
+        "metric": "" if found.choice is None else metric_label(found.choice),
+        "max_error": "" if result.goal.max_error is None else f"{result.goal.max_error:g}",
+    }

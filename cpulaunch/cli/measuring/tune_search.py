@@ -1,0 +1,137 @@
+"""What a tuning needs to know before its first launch: the fixed options, their plans, the space, the study."""
+
+from __future__ import annotations
+
+import os
+
+from cpulaunch.measure.tuning.identity import StudyIdentity, content_digest
+from cpulaunch.measure.tuning.space import SpaceChoice, candidates, options_of, script_source, search_space
+from cpulaunch.profile.provenance import machine_facts, version_facts
+from cpulaunch.profile.selection import user_folder
+from cpulaunch.records.errors import CpulaunchError, UsageError
+from cpulaunch.records.record import record
+from cpulaunch.system.files.reading import read_start
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from cpulaunch.cli.measuring.services import Services
+    from cpulaunch.cli.measuring.tune_arguments import TuneLine
+    from cpulaunch.measure.tuning.space import Configuration
+    from cpulaunch.records.command_line import CommandLine
+    from cpulaunch.records.host import Host
+    from cpulaunch.records.plan import LaunchPlan
+
+NOT_TUNED = frozenset({"--dry-run", "--brief", "--version"})
+"""Options with which nothing would be launched."""
+OWN_SETTINGS = {"report": "tune writes reports of its own", "html": "tune writes reports of its own"}
+"""Settings that the fixed options cannot have, and why."""
+MAX_SOURCE = 1 << 22
+STUDIES = "tune"
+
+
+@record
+class TuneProgram:
+    """The program and the options of all launches, parsed. `options`: with those that the goal adds."""
+
+    line: TuneLine
+    parsed: CommandLine
+    options: tuple[str, ...]
+    host: Host
+    python: str
+
+    @property
+    def is_job(self) -> bool:
+        """Whether the launches are jobs of ranks, which plain Python cannot run."""
+        return any(name in self.parsed.values for name in ("nproc_per_node", "nnodes", "standalone"))
+
+
+def tuned_program(line: TuneLine, services: Services, *, python: str) -> TuneProgram:
+    """The program with its host. Raises: CpulaunchError if it cannot be launched as things are."""
+    options = (*line.options, *(["--start-barrier"] if line.goal.throughput else []))
+    parsed = services.parse([*options, *line.program])
+    if found := parsed.switches & NOT_TUNED:
+        raise UsageError(f"tune with {min(found)} starts nothing", hint=f"leave {min(found)} out")
+    if parsed.emit is not None or parsed.sysroot is not None:
+        named = "--emit" if parsed.emit is not None else "--sysroot"
+        raise UsageError(f"tune with {named} starts nothing", hint=f"leave {named} out")
+    for name, reason in OWN_SETTINGS.items():
+        if name in parsed.values:
+            raise UsageError(f"tune takes no --{name}", hint=reason)
+    host, _ = services.host_and_plan(parsed)
+    chosen = parsed.python.path if parsed.python is not None else python
+    return TuneProgram(line=line, parsed=parsed, options=options, host=host, python=chosen)
+
+
+class Planner:
+    """The plans of configurations, each made once."""
+
+    def __init__(self, program: TuneProgram, services: Services) -> None:
+        self._program = program
+        self._services = services
+        self._effects: dict[frozenset[tuple[str, object]], Hashable] = {}
+
+    def plan(self, *words: str) -> LaunchPlan:
+        """The plan with these words behind the fixed options. Raises: CpulaunchError."""
+        parsed = self._services.parse([*self._program.options, *words, *self._program.line.program])
+        return self._services.check(parsed)
+
+    def effect_of(self, *words: str) -> Hashable:
+        """What these words do on this machine, equal for words that do the same; None if there is no plan."""
+        try:
+            plan = self.plan(*words)
+        except CpulaunchError:
+            return None
+        return (plan.workers, plan.job, plan.launch.binder)
+
+    def effect(self, configuration: Configuration) -> Hashable:
+        """What a configuration does on this machine."""
+        key = frozenset(configuration.items())
+        if key not in self._effects:
+            self._effects[key] = self.effect_of(*options_of(configuration))
+        return self._effects[key]
+
+
+def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
+    """What the study is about, with the space of its search. Raises: UsageError if there is nothing to tune."""
+    line = program.line
+    data = _script(program)
+    choice = SpaceChoice(vary=line.vary, fixed=line.fixed | program.parsed.values.keys(), max_error=line.goal.max_error)
+    space = search_space(
+        candidates(program.host, throughput=line.goal.throughput),
+        choice,
+        source=script_source(data),
+        effect=planner.effect,
+    )
+    options = (*program.options, *(["--throughput"] if line.goal.throughput else []))
+    return StudyIdentity(
+        program=line.program,
+        content=content_digest(data),
+        machine=machine_facts(program.host),
+        versions=version_facts(program.host),
+        options=options,
+        metric=line.goal.choice,
+        max_error=line.goal.max_error,
+        space=space,
+        folder=os.path.abspath("."),
+    )
+
+
+def _script(program: TuneProgram) -> bytes:
+    """The text of the program's script; empty if it is none, or cannot be read."""
+    found = program.parsed.program
+    if found is None or found.kind != "script":
+        return b""
+    try:
+        return read_start(os.path.realpath(found.target), max_bytes=MAX_SOURCE)
+    except OSError:
+        return b""
+
+
+def studies_folder(environ: Mapping[str, str]) -> str:
+    """The folder of all studies. Raises: CpulaunchError if this user has no home directory."""
+    folder = user_folder(environ, "XDG_STATE_HOME", os.path.join(".local", "state"))
+    if folder is None:
+        raise CpulaunchError("there is no folder for the trials: no home directory", hint="set XDG_STATE_HOME")
+    return os.path.join(folder, STUDIES)

@@ -1,0 +1,254 @@
+"""The command tune: its command line, real searches over programs that end at once, and what ends one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna", reason="the extra tune is not installed")
+
+from cpulaunch.cli.arguments import canonical, value_count
+from cpulaunch.cli.measuring import tune_arguments
+from cpulaunch.measure.samples import MetricChoice
+from cpulaunch.records.errors import UsageError
+from tests import json_output
+from tests.launch.launching import alive, eventually
+
+THREADS = """
+    import os, cpulaunch
+    cpulaunch.metric("items/s", 100.0 / int(os.environ.get("OMP_NUM_THREADS", "2")))
+"""
+"""A program for which fewer threads are better."""
+
+
+def parse(*words):
+    return tune_arguments.parse_tune(words, lambda name: value_count(canonical(name)))
+
+
+def test_own_options_stand_among_those_of_a_launch():
+    line = parse(
+        "--trials", "5", "--graph", "onednn", "--env=A=b", "--minutes=0.5", "--smt", "infer.py", "--trials", "x"
+    )
+    assert line.options == ("--graph", "onednn", "--env=A=b", "--smt")
+    assert line.program == ("infer.py", "--trials", "x")
+    assert (line.limits.trials, line.limits.seconds) == (5, 30)
+
+
+def test_modules_and_commands_are_programs_too():
+    assert parse("-m", "--cpus", "0", "package", "-m").program == ("-m", "package", "-m")
+    assert parse("--no-python", "--", "./serve", "--json").program == ("--no-python", "./serve", "--json")
+
+
+def test_what_varies_and_what_counts():
+    line = parse("--vary", "threads=1,2", "--vary=allocator", "--fix", "smt,affinity", "--metric", "loss", "a.py")
+    assert line.vary == {"threads": (1, 2), "allocator": ()}
+    assert line.fixed == {"smt", "affinity"}
+    assert line.goal.choice == MetricChoice(name="loss", lower_is_better=True)
+    assert parse("--wall-time", "a.py").goal.choice == MetricChoice()
+    assert parse("--max-error", "0.01", "a.py").goal.max_error == 0.01
+
+
+WRONG = {
+    "": "no script given",
+    "--trials 5": "no script given",
+    "--trials 0 a.py": "invalid value '0' for --trials",
+    "--minutes nan a.py": "invalid value",
+    "--max-error 2 a.py": "invalid value",
+    "--timeout -1 a.py": "invalid value",
+    "--save a/../b a.py --save": None,
+    "--save none a.py": "invalid value",
+    "--vary nonsense a.py": "unknown setting",
+    "--vary": "--vary needs a value",
+    "--fresh=1 a.py": "--fresh takes no value",
+    "--metric x --wall-time a.py": "exclude each other",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_command_line_is_a_usage_error(words):
+    if WRONG[words] is None:
+        assert parse(*words.split()).program == ("a.py", "--save")
+        return
+    with pytest.raises(UsageError) as error:
+        parse(*words.split())
+    assert WRONG[words] in str(error.value)
+
+
+@pytest.fixture
+def home(tmp_path):
+    """The environment of a user without earlier searches."""
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("XDG_", "OMP_", "PYTHON"))}
+    (tmp_path / "tmp").mkdir()
+    return {**environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+
+
+@pytest.fixture
+def tune(tmp_path, home):
+    """A function that runs `cpulaunch tune` on a program's text."""
+
+    def run(*words, code=THREADS, program=("program.py",), **variables):
+        (tmp_path / "program.py").write_text(textwrap.dedent(code))
+        command = [sys.executable, "-m", "cpulaunch", "tune", *words, *program]
+        environ = {**home, **variables}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    return run
+
+
+def read(ran):
+    return json_output.read("tune", ran.stdout)
+
+
+def test_a_search_ends_with_a_profile_that_a_launch_takes(tune, tmp_path, home):
+    ran = tune("--json", "--vary", "threads=1,2", "--trials", "3")
+    data = read(ran)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert data["winner"]["settings"] == {"threads": "1"}
+    assert (data["winner"]["ratio"], data["winner"]["confirmed"]) == (2, True)
+    assert data["winner"]["command"] == ["cpulaunch", "--profile", "program-tuned", "program.py"]
+    assert {"name": "OMP_NUM_THREADS", "default": "2", "winner": "1"} in data["winner"]["environment"]
+    command = [sys.executable, "-m", *data["winner"]["command"]]
+    command[3:3] = ["--report", "report.json"]
+    subprocess.run(command, cwd=tmp_path, env=home, check=True, timeout=60)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["metrics"]["items/s"]["sum"] == 100
+    assert report["plan"]["warnings"] == []
+
+
+def test_text_for_people_and_what_a_second_search_does(tune):
+    first = tune("--vary", "threads=1,2", "--trials", "1")
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "--threads 1 is 2.00 times as fast as the default" in first.stdout
+    assert "cpulaunch --profile program-tuned program.py" in first.stdout
+    assert "outputs were not compared" in first.stdout
+    again = read(tune("--json", "--vary", "threads=1,2", "--trials", "1"))
+    assert len(again["trials"]) == 1
+    assert len(again["baseline"]) == 2, "the default is measured again, the trial is not"
+    fresh = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--fresh"))
+    assert len(fresh["baseline"]) == 1
+    assert fresh["winner"]["profile"].endswith("/program-tuned.toml"), "a search replaces its own profile"
+
+
+def test_another_programs_profile_is_kept(tune, tmp_path):
+    folder = tmp_path / "home/.config/cpulaunch/profiles"
+    folder.mkdir(parents=True)
+    (folder / "program-tuned.toml").write_text("mine")
+    data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1"))
+    assert data["winner"]["command"][2] == "program-tuned-2"
+    assert (folder / "program-tuned.toml").read_text() == "mine"
+
+
+def test_a_profile_at_a_path(tune, tmp_path):
+    data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "here.toml"))
+    assert data["winner"]["profile"] == str(tmp_path / "here.toml")
+    assert data["winner"]["command"] == ["cpulaunch", "--profile", "here.toml", "program.py"]
+
+
+def test_instances_are_no_part_of_a_profile(tune):
+    words = ("--throughput", "--vary", "instances=2", "--oversubscribe", "--trials", "1")
+    data = read(tune("--json", *words, code="import cpulaunch; cpulaunch.metric('items/s', 5)"))
+    assert (data["winner"]["ratio"], data["winner"]["profile"]) == (2, None)
+    assert data["winner"]["command"] == ["cpulaunch", "--oversubscribe", "--instances", "2", "program.py"]
+
+
+def test_fixed_options_are_those_of_every_launch_and_secrets_stay_hidden(tune):
+    code = """
+        import os, sys, cpulaunch
+        if os.environ.get("CPULAUNCH_WORKER") and os.environ.get("KEY") != "secret":
+            sys.exit("no key")
+        cpulaunch.metric("items/s", 1)
+    """
+    data = read(tune("--json", "--env", "KEY=secret", "--vary", "threads=1", "--trials", "1", code=code))
+    assert data["options"] == ["--env", "KEY=..."]
+    assert "secret" not in json.dumps(data)
+
+
+def test_nothing_is_claimed_where_nothing_is_found(tune):
+    ran = tune("--json", "--vary", "threads=1", "--trials", "1", code="import cpulaunch; cpulaunch.metric('x/s', 1)")
+    data = read(ran)
+    assert (ran.returncode, data["winner"]) == (0, None)
+    assert data["verdict"] == "nothing was found that this machine can show to be better than the default"
+
+
+REFUSED = {
+    "--dry-run": "tune with --dry-run starts nothing",
+    "--emit sh": "tune with --emit starts nothing",
+    "--report x.json": "tune takes no --report",
+    "--no-such-option": "unknown option",
+    "--instances 99999": "99999",
+    "--fix threads --vary threads": "there is nothing to tune",
+    "--threads 1 --vary threads": "there is nothing to tune",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_options_are_checked_before_anything_is_launched(tune, tmp_path, words):
+    ran = tune(*words.split(), code="open('launched', 'w')")
+    assert REFUSED[words] in ran.stderr
+    assert ran.returncode in (2, 125)
+    assert not (tmp_path / "launched").exists()
+
+
+def test_errors_are_json_with_json(tune):
+    ran = tune("--json", "--trials", "x")
+    assert json_output.read_messages(ran.stderr)[-1]["kind"] == "usage"
+
+
+def test_a_missing_optuna_says_what_to_type(tune, tmp_path):
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without/sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "found = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'optuna' else found(name, *more)\n"
+    )
+    ran = tune("--trials", "1", PYTHONPATH=str(tmp_path / "without"))
+    assert (ran.returncode, "pip install 'cpulaunch[tune]'" in ran.stderr) == (125, True)
+
+
+def test_throughput_needs_a_rate(tune):
+    ran = tune("--throughput", "--vary", "instances=2", "--oversubscribe", code="print(1)")
+    assert (ran.returncode, "--throughput needs a rate" in ran.stderr) == (2, True)
+
+
+LONG = """
+    import os, time
+    with open("pid.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid.part", f"pid-{os.getpid()}")
+    if len([name for name in os.listdir() if name.startswith("pid-")]) > 6:
+        time.sleep(1000)
+    import cpulaunch
+    cpulaunch.metric("items/s", 100.0 / int(os.environ.get("OMP_NUM_THREADS", "2")))
+"""
+
+
+def running(folder):
+    pids = [int(path.name[4:]) for path in folder.glob("pid-*")]
+    return [pid for pid in pids if alive(pid)] if len(pids) > 6 else []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it_and_the_best_is_kept(tmp_path, home, tune, number):
+    (tmp_path / "program.py").write_text(textwrap.dedent(LONG))
+    words = ["--json", "--vary", "threads=1,2", "--vary", "wait_policy=passive,active"]
+    command = [sys.executable, "-m", "cpulaunch", "tune", *words, "program.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pids = eventually(lambda: running(tmp_path), "the seventh launch")
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=60)
+    eventually(lambda: not any(alive(pid) for pid in pids), "the end of the launch")
+    eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of its files")
+    if number != signal.SIGKILL:
+        data = json_output.read("tune", out)
+        assert (process.returncode, errors, data["ended"]) == (130, b"", "interrupted")
+        assert (data["winner"]["settings"]["threads"], data["winner"]["confirmed"]) == ("1", False)
+        assert "interrupted" in Path(data["winner"]["profile"]).read_text()
+    after = read(tune(*words, "--trials", "1", code=LONG.replace("time.sleep(1000)", "pass")))
+    assert [trial["number"] for trial in after["trials"]][:1] == [0]
