@@ -29,7 +29,7 @@ _cpulaunch_profiles() { # further words; names may be in a list with commas
 
 _cpulaunch_takes_value() {
     case $1 in
-        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --html | --metric | --emit | --sysroot | --until | --rounds | --budget | --svg | --png | --steps | --warm-up | --trace | --format | --select | --ignore | --explain | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
+        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --html | --metric | --emit | --sysroot | --until | --rounds | --budget | --svg | --png | --minutes | --trials | --vary | --fix | --max-error | --output | --timeout | --save | --steps | --warm-up | --trace | --format | --select | --ignore | --explain | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
     esac
     return 1
 }
@@ -69,6 +69,7 @@ _cpulaunch_value() { # what follows this option
         --sysroot) _cpulaunch_files '' ;;
         --svg) _cpulaunch_files '*' ;;
         --png) _cpulaunch_files '*' ;;
+        --output) _cpulaunch_files '*' ;;
         --trace) _cpulaunch_files '*' ;;
         --format) _cpulaunch_words "text json sarif github" ;;
         -h | --help) _cpulaunch_help ;;
@@ -76,7 +77,7 @@ _cpulaunch_value() { # what follows this option
 }
 
 _cpulaunch_help() {
-    _cpulaunch_words "all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan compare diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion"
+    _cpulaunch_words "all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan compare tune diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion"
 }
 
 _cpulaunch_options() {
@@ -87,6 +88,9 @@ _cpulaunch_options() {
             ;;
         "compare")
             echo "--metric --wall-time --lower-is-better --higher-is-better --until --rounds --budget --fail-if-slower --json --html --svg --png --help"
+            ;;
+        "tune")
+            echo "--minutes --trials --fresh --vary --fix --max-error --output --metric --wall-time --lower-is-better --higher-is-better --throughput --timeout --save --json --help"
             ;;
         "diagnose")
             echo "--steps --warm-up --budget --trace --to-end --defaults --json --help"
@@ -143,7 +147,7 @@ _cpulaunch_program() { # the name of the program
     if [[ $kind == --no-python ]]; then
         COMPREPLY=($(compgen -c -- "$cur"))
     elif [[ $kind != --module ]]; then
-        [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "run torchrun plan compare diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion help"
+        [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "run torchrun plan compare tune diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion help"
         _cpulaunch_files '*.py'
     fi
 }
@@ -188,7 +192,7 @@ _cpulaunch() {
                 --no-python) kind=--no-python ;;
             esac
             ((at++))
-        elif [[ ! $command && " run torchrun plan compare diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion help " == *" $word "* ]]; then
+        elif [[ ! $command && " run torchrun plan compare tune diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion help " == *" $word "* ]]; then
             command=$word
             ((at++))
         elif [[ $command == profiles && " list show validate " == *" $word "* ]]; then

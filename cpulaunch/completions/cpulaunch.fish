@@ -10,7 +10,7 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
         switch (string replace -a _ - -- $word)
             case --
                 set place (string replace launch run -- $place)
-            case -O --optimize --instances --cores-per-instance --cpus --numa-nodes --reserve --strategy --instance-index --threads --membind --binder --openmp --affinity --wait-policy --allocator --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --interop-threads --dataloader-workers --prefetch --nproc-per-node --nnodes --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role -r --redirects -t --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-path --profile --env --python --grace --log-dir --show --stdin --report --html --metric --emit --sysroot --until --rounds --budget --svg --png --steps --warm-up --trace --format --select --ignore --explain --ninstances --num-instances --ncores-per-instance --ncore-per-instance --nodes-list --node-id --cores-list --core-list --instance-idx --rank --memory-allocator --omp-runtime --multi-task-manager --log-path --log-file-prefix --nprocs-per-node --ccl-worker-count --extra-mpi-params --dtype --hostfile
+            case -O --optimize --instances --cores-per-instance --cpus --numa-nodes --reserve --strategy --instance-index --threads --membind --binder --openmp --affinity --wait-policy --allocator --mkl-dispatch --graph --graph-signatures --compile-mode --precision --graph-budget --weights --interop-threads --dataloader-workers --prefetch --nproc-per-node --nnodes --node-rank --master-addr --master-port --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --local-addr --max-restarts --monitor-interval --role -r --redirects -t --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --numa-binding --device --signals-to-handle --shutdown-timeout --start-method --event-log-handler --logs-specs --scheduler --dist-backend --ccl-workers --ccl-path --profile --env --python --grace --log-dir --show --stdin --report --html --metric --emit --sysroot --until --rounds --budget --svg --png --minutes --trials --vary --fix --max-error --output --timeout --save --steps --warm-up --trace --format --select --ignore --explain --ninstances --num-instances --ncores-per-instance --ncore-per-instance --nodes-list --node-id --cores-list --core-list --instance-idx --rank --memory-allocator --omp-runtime --multi-task-manager --log-path --log-file-prefix --nprocs-per-node --ccl-worker-count --extra-mpi-params --dtype --hostfile
                 set -e words[1]
             case -h --help
                 set place help
@@ -22,14 +22,14 @@ function __cpulaunch_place --description 'What the cursor is at: launch, COMMAND
             case run torchrun plan ipexrun run_cpu
                 test $place = launch; or return (echo rest; true)
                 set place $word
-            case compare diagnose probe calibrate profiles doctor check translate completion help
+            case compare tune diagnose probe calibrate profiles doctor check translate completion help
                 test $place = launch; or return (echo rest; true)
                 set place $word
             case list show validate
                 test $place = profiles; or return (echo rest; true)
                 set place "profiles $word"
             case '*'
-                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' compare diagnose probe calibrate profiles doctor check translate completion help; or set place rest
+                contains -- "$place" help 'profiles list' 'profiles show' 'profiles validate' compare tune diagnose probe calibrate profiles doctor check translate completion help; or set place rest
                 test "$place" = rest; and break
         end
     end
@@ -53,6 +53,7 @@ complete -c cpulaunch -n '__cpulaunch_at launch' -a run -d 'run a program (the d
 complete -c cpulaunch -n '__cpulaunch_at launch' -a torchrun -d 'run a job of ranks with torchrun\'s options; one rank by default'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a plan -d 'print what run would do, and why; start nothing'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a compare -d 'launch a program with different options in turn, and say which are faster'
+complete -c cpulaunch -n '__cpulaunch_at launch' -a tune -d 'search for the options with which a program is fastest, and write them to a profile'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a diagnose -d 'run some steps of a program, and name what slows it down'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a probe -d 'show this machine: cores, caches, NUMA nodes, limits, libraries'
 complete -c cpulaunch -n '__cpulaunch_at launch' -a calibrate -d 'measure for seconds what this machine does with its torch'
@@ -70,7 +71,7 @@ complete -c cpulaunch -n '__cpulaunch_at launch' -a help -d 'show the help on a 
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan ipexrun run_cpu' -k -a '(__fish_complete_suffix .py)'
 complete -c cpulaunch -n '__cpulaunch_at command' -a '(__fish_complete_command)'
 complete -c cpulaunch -n '__cpulaunch_at rest' -F
-complete -c cpulaunch -n '__cpulaunch_at help' -a 'all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan compare diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion'
+complete -c cpulaunch -n '__cpulaunch_at help' -a 'all level placement memory preloads torch loading distributed collectives environment output program run torchrun plan compare tune diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -s O -l optimize -x -a '0 1 2 3 4' -d 'how much may change for speed (also -O2)'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l instances -x -a 'auto' -d 'run N independent copies of the program'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l cores-per-instance -x -d 'cores per instance'
@@ -207,6 +208,22 @@ complete -c cpulaunch -n '__cpulaunch_at compare' -l html -r -F -d 'write a page
 complete -c cpulaunch -n '__cpulaunch_at compare' -l svg -r -F -d 'write the plots as an SVG picture (needs cpulaunch[plots])'
 complete -c cpulaunch -n '__cpulaunch_at compare' -l png -r -F -d 'write the plots as a PNG picture (needs cpulaunch[plots])'
 complete -c cpulaunch -n '__cpulaunch_at compare' -s h -l help -d 'show the help'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l minutes -x -d 'end within about M minutes, the final round included'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l trials -x -d 'try at most N configurations, earlier ones of a resumed search included'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l fresh -d 'forget the trials of an earlier search'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l vary -x -d 'search among these settings only, or these values of one'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l fix -x -d 'leave these settings as they are'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l max-error -x -d 'allow settings that change numerics, and outputs that differ from plain Python\'s by this relative error'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l output -r -F -d 'compare this file, which the program writes, with what plain Python writes'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l metric -x -d 'make this figure best, as in compare'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l wall-time -d 'make the launches short'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l lower-is-better -d 'less of the metric is better'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l higher-is-better -d 'more of the metric is better'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l throughput -d 'vary the number of instances, too'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l timeout -x -d 'end a launch after so long'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l save -x -d 'the profile to write'
+complete -c cpulaunch -n '__cpulaunch_at tune' -l json -d 'print JSON and nothing else'
+complete -c cpulaunch -n '__cpulaunch_at tune' -s h -l help -d 'show the help'
 complete -c cpulaunch -n '__cpulaunch_at diagnose' -l steps -x -d 'measure so many steps, of which the profiler sees few'
 complete -c cpulaunch -n '__cpulaunch_at diagnose' -l warm-up -x -d 'steps that do not count'
 complete -c cpulaunch -n '__cpulaunch_at diagnose' -l budget -x -d 'end the program after this time'

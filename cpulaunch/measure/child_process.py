@@ -72,6 +72,10 @@ def run_child(
         if not in_time:
             signal_group(child.pid, signal.SIGTERM)
             child.wait(GRACE_SECONDS)
+    except KeyboardInterrupt:
+        signal_group(child.pid, signal.SIGTERM)  # A launch removes its files.
+        child.wait(GRACE_SECONDS, heedless=True)
+        raise
     finally:
         kill_children(spared)
         child.close()
@@ -122,15 +126,18 @@ class _Child:
         self.seconds = time.monotonic() - self._started
         os.close(self._end_told)
 
-    def wait(self, seconds: float) -> bool:
-        """Whether the command ends within this time. Effect: passes its output on. Raises: KeyboardInterrupt."""
+    def wait(self, seconds: float, *, heedless: bool = False) -> bool:
+        """Whether the command ends within this time. Effect: passes its output on.
+
+        Raises: KeyboardInterrupt after an ending signal, unless it is `heedless` of them.
+        """
         deadline = time.monotonic() + seconds
         poll = select.poll()
-        for fd in (*self._streams, self._ended, *([] if self._control is None else [self._control])):
+        for fd in (*self._streams, self._ended, *([] if heedless or self._control is None else [self._control])):
             poll.register(fd, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
             ready = {fd for fd, _ in poll.poll(min(left, MAX_WAIT_SECONDS) * 1000)}
-            if self._control in ready:
+            if self._control is not None and self._control in ready:
                 self._check_control()
             for fd in ready & self._streams.keys():
                 if not self._read(fd):

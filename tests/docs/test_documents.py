@@ -13,9 +13,11 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
+from cpulaunch.cli.arguments import canonical, value_count
 from cpulaunch.cli.main import run_command_line
 from cpulaunch.cli.measuring.compare_arguments import parse_compare
 from cpulaunch.cli.measuring.diagnose_arguments import parse_diagnose
+from cpulaunch.cli.measuring.tune_arguments import parse_tune
 from cpulaunch.doctor import findings
 from cpulaunch.profile.model import CONDITIONS, PROFILE_KINDS
 from cpulaunch.records import host, plan, settings
@@ -97,7 +99,7 @@ def without_effect(words: list[str]) -> list[str]:
     captured = [] if "--sysroot" in rest else ["--sysroot", CAPTURED]
     if first == "completion":
         return [first, *(shell.partition("|")[0] for shell in rest[1:])]
-    is_in_a_sentence = first in ("translate", "check", "compare", "diagnose") and set(rest[1:]) <= {"--json"}
+    is_in_a_sentence = first in ("translate", "check", "compare", "tune", "diagnose") and set(rest[1:]) <= {"--json"}
     if is_in_a_sentence or first == "calibrate":
         return [first, "--help"]
     if first in ("translate", "profiles", "check", "--help", "--version", ""):
@@ -106,6 +108,9 @@ def without_effect(words: list[str]) -> list[str]:
         return [*rest, *captured]
     if first == "diagnose":
         return ["plan", *captured, *parse_diagnose(rest[1:]).launch]
+    if first == "tune":
+        tuned = parse_tune(rest[1:], lambda name: value_count(canonical(name)))
+        return ["plan", *captured, *tuned.options, *tuned.program]
     if first == "compare":
         line = parse_compare(rest[1:])
         return ["plan", *captured, *(line.sides[-1] or ()), *line.program]
