@@ -36,7 +36,7 @@ def test_it_shows_every_command():
     short, whole = (help_text(topic, Page(width=80)) for topic in (None, "all"))
     assert [command.name for command in COMMANDS if f"  {command.name}  " not in whole] == []
     hidden = [command.name for command in COMMANDS if f"  {command.name}  " not in short]
-    assert hidden == ["calibrate", "profiles", "translate", "ipexrun", "run_cpu", "completion"]
+    assert hidden == ["torchrun", "calibrate", "profiles", "translate", "ipexrun", "run_cpu", "completion"]
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120])

@@ -43,7 +43,7 @@ COMMANDS = (
     ),
     Command(
         name="torchrun",
-        brief="run a job of ranks",
+        brief="",
         summary="run a job of ranks with torchrun's options; one rank by default",
         usage="torchrun [OPTIONS] SCRIPT [ARGS...]",
         text="Run a job of ranks with torchrun's command line, one rank by default, each rank on cores of its own. "
