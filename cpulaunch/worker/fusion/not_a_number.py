@@ -1,286 +1,200 @@
 """Operations that must not be fused because another one may make NaN of finite inputs, and they would make it a number.
 
-oneDNN computes maxima and exponentials in an order in which NaN is lost: a fused relu gives 0 for it. Whether an
-operation may make NaN is found out from the graph: the root of a square cannot, the logarithm of an input can.
+oneDNN computes maxima and exponentials in an order in which NaN is lost: a fused relu gives 0 for it. Whether NaN may
+reach an operation is found out from the ranges of values in the graph: the root of a square cannot make it, the
+logarithm of an input can, and so can any sum of what may overflow. Checks at run time narrow the ranges: of the inputs,
+and of a few values in between, whose graph then gives them too.
 """
 
 from __future__ import annotations
 
-from math import isinf, isnan
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cpulaunch.records.record import record
+from cpulaunch.worker.fusion.exclusion import fusible
+from cpulaunch.worker.fusion.portable import PortableGraph, graph_of, results_of, with_results
+from cpulaunch.worker.fusion.ranges.analysis import CHECKED, HALF_OVERFLOW, Analysis
+from cpulaunch.worker.fusion.ranges.interval import ANYTHING, BOOLEAN, OVERFLOW, WHOLE, Range, symmetric
+from cpulaunch.worker.fusion.ranges.operation import kind_of
+
 LOSING = frozenset({"relu", "relu6", "hardtanh", "clamp", "exp", "max_pool2d", "max_pool2d_with_indices"})
 """Found with torch 2.13, by trying all fusible operations behind linear and conv2d, with each instruction set."""
 
-DIVISORS = {
-    **dict.fromkeys(("reciprocal", "rsqrt", "log", "log2", "log10"), 0),
-    **dict.fromkeys(("div", "true_divide", "floor_divide", "fmod", "remainder"), 1),
-    "addcdiv": 2,
-}
-"""These make NaN, or infinity, of which later operations make NaN, unless the argument at this place is positive."""
+CHECKED_ABOVE = (1e28, 1e12)
+"""From which magnitude on a factor of a product is checked, in the order of trial, where NaN is lost without checks."""
 
-ROOTS = frozenset({"sqrt", "log1p", "xlogy"})
-"""These do so of negative numbers."""
+MAX_CHECKS = 32
+"""Values inside a graph that are checked; each has to be read once more."""
 
-OTHERS = frozenset(
-    (
-        *("acos", "acosh", "arccos", "arccosh", "asin", "arcsin", "atanh", "arctanh", "logit", "erfinv", "lgamma"),
-        *("digamma", "polygamma", "igamma", "igammac", "mvlgamma", "logdet", "slogdet", "inverse", "cholesky_inverse"),
-    )
-)
-FAMILIES = ("linalg_", "_linalg_", "special_")
-"""Beginnings of names: matrices may be singular, and most of these functions have poles."""
+MAX_RELAXED = 8
+"""Of more inputs each one is checked: to find out which ones need it takes time."""
 
-SOFTMAX = frozenset({"softmax", "_softmax", "log_softmax", "_log_softmax"})
-MIXING = SOFTMAX | {"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "_convolution"}
-"""These make NaN of a row in which all is -infinity."""
+ONE = Range(low=0.0, high=1.0)
+"""Of a mask."""
 
-MASKING = {"masked_fill": 1, "where": 0, "index_fill": 2, "index_put": 1, "scatter": 2}
-"""The place of what says where an operation puts a number."""
+LOWEST = float(torch.finfo(torch.float32).min)
+"""What masks that are added hold where they hide something, unless it is -infinity."""
 
-FILLING = frozenset({"full_like", "new_full", "fill"})
-"""What makes a tensor of one number."""
+UNCHECKED = (ANYTHING, WHOLE, BOOLEAN)
+"""What any input is in."""
 
-BOOLEAN = frozenset(
-    (
-        *("gt", "ge", "lt", "le", "eq", "ne", "isnan", "isinf", "isfinite", "any", "all"),
-        *("logical_not", "logical_and", "logical_or", "logical_xor"),
-    )
-)
-CLEARING = BOOLEAN | {"nan_to_num", "shape", "size", "argmax", "argmin"}
-WHOLE_TYPES = (0, 1, 2, 3, 4, 11)
-"""The integer types and bool, as TorchScript numbers them. Source: c10/core/ScalarType.h."""
-
-MOVING = frozenset(
-    (
-        *("view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "to", "type_as", "contiguous", "transpose"),
-        *("permute", "select", "slice", "flatten", "alias", "detach", "clone", "mean", "sum", "amax", "sqrt", "rsqrt"),
-        *("float", "t", "numpy_T", "repeat", "broadcast_to", "unflatten", "narrow", "gather", "cumsum"),
-    )
-)
-"""The result of such an operation has the sign of its first tensor."""
-
-NEVER_NEGATIVE = frozenset(
-    (
-        *("square", "abs", "relu", "relu6", "exp", "sigmoid", "softmax", "_softmax", "norm", "linalg_vector_norm"),
-        *("var", "std", "linalg_norm", "frobenius_norm", "softplus", "exp2", "ones_like", "zeros_like"),
-    )
-)
-DEPTH = 10
-"""How many operations back the sign of a value is looked for."""
-
-SMALLEST = 1e-37
-"""Smaller numbers are zero in fp32."""
-
-SMALL = 16
-"""Larger tensors are not looked at: in the helper process, their elements are random."""
+ROOM = 100.0
+"""By this factor an input may be larger than the one of the capture, at least."""
 
 
-Signs = dict[tuple[str, bool], bool]
-"""What is known of values, by name: whether they are never negative (False) or always positive (True)."""
+@record
+class InputCheck:
+    """The input at this place must be in the range. It is NaN or infinite only where the range is without bounds."""
+
+    place: int
+    range: Range
+
+    def holds(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the input of a call is in the range."""
+        tensor, bounds = inputs[self.place], self.range
+        if not tensor.numel():
+            return True
+        if bounds.low == -bounds.high and tensor.is_floating_point():
+            return is_small(tensor)
+        low, high = torch.aminmax(tensor)
+        return bool(low.item() >= bounds.low and high.item() <= bounds.high)  # NaN is neither.
 
 
-def losing(graph: Any, fusible: list[Any]) -> frozenset[int]:
-    """The positions, in `fusible`, of operations that would make a number of NaN that comes of finite inputs."""
-    doubtful = _doubtful(graph)
-    return frozenset(
-        position
-        for position, node in enumerate(fusible)
-        if _name(node) in LOSING and any(value.debugName() in doubtful for value in node.inputs())
-    )
+@record
+class Safeguards:
+    """What keeps NaN from being lost in a graph.
 
-
-def _doubtful(graph: Any) -> set[str]:
-    """The names of values that may hold NaN though all inputs are finite."""
-    doubtful: set[str] = set()
-    nodes, masked = list(graph.nodes()), _masked(graph)
-    signs = {(name, positive): False for name in _written(graph, nodes) for positive in (False, True)}
-    for node in nodes:
-        inputs = list(node.inputs())
-        known = not _is_cleared(node) and (
-            any(value.debugName() in doubtful for value in inputs) or (bool(doubtful) and any(node.blocks()))
-        )
-        if known or _may_make_nan(node, signs) or (_name(node) in MIXING and inputs[0].debugName() in masked):
-            if _writes(node) and inputs[0].debugName() not in doubtful:
-                doubtful.update(_aliases(graph, nodes, inputs[0]))
-            doubtful.update(value.debugName() for value in node.outputs())
-    return doubtful
-
-
-def _name(node: Any) -> str:
-    return str(node.kind()).partition("::")[2].removesuffix("_")
-
-
-def _is_cleared(node: Any) -> bool:
-    """Whether no NaN in its inputs makes NaN of the result."""
-    return _name(node) in CLEARING or _is_converted(node, WHOLE_TYPES)
-
-
-def _is_converted(node: Any, types: tuple[int, ...]) -> bool:
-    """Whether this converts a tensor to one of these types."""
-    inputs = list(node.inputs())
-    return _name(node) == "to" and len(inputs) > 1 and _is_number(inputs[1]) and _number(inputs[1]) in types
-
-
-def _writes(node: Any) -> bool:
-    """Whether the operation changes its first tensor in place."""
-    return node.kind().endswith("_") and not node.kind().endswith("__")
-
-
-def _written(graph: Any, nodes: list[Any]) -> frozenset[str]:
-    """The names of values whose memory is changed in place, perhaps by way of another value."""
-    if not any(map(_writes, nodes)):
-        return frozenset()
-    memory = graph.alias_db()
-    return frozenset(value.debugName() for node in nodes for value in node.outputs() if memory.has_writers(value))
-
-
-def _aliases(graph: Any, nodes: list[Any], value: Any) -> set[str]:
-    """The names of values that may share memory with this one."""
-    memory = graph.alias_db()
-    values = (each for node in nodes for each in node.outputs() if each.type().kind() == "TensorType")
-    return {each.debugName() for each in values if memory.may_contain_alias(each, value)}
-
-
-def _masked(graph: Any) -> set[str]:
-    """The names of values that hold -infinity at places that depend on an input.
-
-    Where they depend on none, softmax makes the same NaN of them in all calls, and the graph is not used.
+    `left_out`: positions of operations that are not fused. `checks`: of inputs. `graph`: the graph, which gives
+    `watched` values besides its results; `is_small` must hold for each.
     """
-    given: set[str] = {value.debugName() for value in graph.inputs()}
-    masked: set[str] = set()
-    nodes = list(graph.nodes())
-    for node in nodes:
-        inputs = list(node.inputs())
-        names = [value.debugName() for value in inputs]
-        if given.isdisjoint(names) and not any(node.blocks()):
-            continue
-        own = {value.debugName() for value in node.outputs()}
-        given |= own
-        place = MASKING.get(_name(node))
-        is_chosen = _name(node) in FILLING or (place is not None and names[place] in given)
-        fills = is_chosen and any(map(_is_infinite, inputs))
-        if fills or not (_is_cleared(node) or _name(node) in SOFTMAX or masked.isdisjoint(names)):
-            masked |= own
-            if _writes(node):
-                masked |= _aliases(graph, nodes, inputs[0])
-    return masked
+
+    left_out: frozenset[int]
+    checks: tuple[InputCheck, ...]
+    graph: PortableGraph
+    watched: int = 0
 
 
-def _is_infinite(value: Any) -> bool:
-    number = _number(value)
-    return number is not None and isinf(number)
+def is_small(tensor: Tensor) -> bool:
+    """Whether no element is NaN, infinite, or larger than CHECKED: the root of the sum of squares is not larger.
 
-
-def _may_make_nan(node: Any, signs: Signs) -> bool:
-    name, inputs = _name(node), list(node.inputs())
-    if name in OTHERS or (name.startswith(FAMILIES) and name not in NEVER_NEGATIVE):
-        return True
-    if any(isnan(_number(value) or 0.0) for value in inputs):
-        return True
-    if name == "mul" and any(map(_is_infinite, inputs)):  # Of zero.
-        return True
-    if name in ROOTS:
-        return not _is_at_least(inputs[0], signs, positive=False)
-    if name in DIVISORS:
-        divisor = inputs[DIVISORS[name]]
-        return not (_is_nonzero(divisor) or _is_at_least(divisor, signs, positive=True))
-    return name in ("pow", "float_power") and not _is_safe_power(inputs[0], inputs[1], signs)
-
-
-def _is_safe_power(base: Any, exponents: Any, signs: Signs) -> bool:
-    exponent = _number(exponents)
-    if _is_number(base) and _is_at_least(base, signs, positive=True):
-        return True
-    if exponent is None:
-        return False
-    if exponent >= 0:
-        whole = _is_number(exponents) and exponent == int(exponent)
-        return whole or _is_at_least(base, signs, positive=False)
-    return _is_at_least(base, signs, positive=True)
-
-
-def _is_at_least(value: Any, signs: Signs, *, positive: bool, depth: int = DEPTH) -> bool:
-    """Whether the graph shows that no finite input makes the value negative; with `positive`, nor zero.
-
-    Effect: adds what is found to `signs`.
+    In one pass, in which nothing cancels.
     """
-    key = (value.debugName(), positive)
-    if key not in signs:
-        if depth == 0:
-            return False
-        signs[key] = _is_shown(value, signs, positive=positive, depth=depth)
-    return signs[key]
+    if tensor.dtype is torch.float32 and tensor.is_contiguous():
+        flat = tensor.detach().view(-1)
+        return bool(torch.dot(flat, flat).item() <= CHECKED * CHECKED)
+    wider = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+    return bool(torch.linalg.vector_norm(tensor.detach(), dtype=wider).item() <= CHECKED)
 
 
-def _is_shown(value: Any, signs: Signs, *, positive: bool, depth: int) -> bool:
-    number = _number(value)
-    if number is not None:
-        return number >= SMALLEST or (number >= 0 and not positive)
-    node = value.node()
-    name, inputs = _name(node), list(node.inputs())
-    if name in ("clamp", "clamp_min", "maximum", "add") and len(inputs) > 1:
-        return _is_bounded(name, inputs, signs, positive=positive, depth=depth - 1)
-    if name in MOVING and inputs:
-        return _is_at_least(inputs[0], signs, positive=positive, depth=depth - 1)
-    if positive:
-        return False
-    if name in ("mul", "div"):
-        same = name == "mul" and inputs[0].debugName() == inputs[1].debugName()
-        return same or all(_is_at_least(each, signs, positive=False, depth=depth - 1) for each in inputs[:2])
-    if name == "pow":
-        exponent = _number(inputs[1]) if _is_number(inputs[1]) else None
-        return exponent is not None and exponent % 2 == 0
-    if name in ("var_mean", "std_mean"):
-        return bool(value.debugName() == node.outputsAt(0).debugName())
-    return name in NEVER_NEGATIVE or _is_boolean(node)
+def safeguards(source: PortableGraph, examples: Sequence[Tensor], *, has_single_variance: bool = False) -> Safeguards:
+    """What the graph needs so that no call with inputs like these loses NaN. `examples`: the inputs of one call."""
+    graph = graph_of(source)
+    operations = fusible(graph)
+    positions = [position for position, node in enumerate(operations) if kind_of(node) in LOSING]
+    if not positions:
+        return Safeguards(left_out=frozenset(), checks=(), graph=source)
+    search = _Search(graph, operations, positions, examples, has_single_variance)
+    given = search.given()
+    above, names, left_out = search.checked_values(given)
+    given = search.relaxed(given, above, left_out)
+    checks = [InputCheck(place=place, range=each) for place, each in enumerate(given) if each not in UNCHECKED]
+    watched = search.places(names)
+    return Safeguards(
+        left_out=left_out, checks=tuple(checks), graph=with_results(source, watched), watched=len(watched)
+    )
 
 
-def _is_boolean(node: Any) -> bool:
-    """Whether the result is of type bool."""
-    if _name(node) == "bitwise_not":
-        node = node.inputsAt(0).node()
-    return _name(node) in BOOLEAN or _is_converted(node, (11,))
+def _assumed(example: Tensor) -> Range:
+    """The narrowest range assumed of an input like this one."""
+    if example.dtype is torch.bool:
+        return BOOLEAN
+    if example.is_complex() or not example.numel():
+        return ANYTHING if example.is_floating_point() or example.is_complex() else WHOLE
+    low, high = (float(bound) for bound in torch.aminmax(example.detach()))
+    if low >= 0 and high <= 1 and bool(((example == 0) | (example == 1)).all()):
+        return ONE
+    if not example.is_floating_point():
+        return WHOLE
+    if is_small(example.detach() * ROOM):
+        return symmetric(CHECKED)
+    is_masked = high * ROOM <= CHECKED  # NaN is not smaller.
+    return Range(low=-inf if low == -inf else LOWEST, high=CHECKED) if is_masked else ANYTHING
 
 
-def _is_bounded(name: str, inputs: list[Any], signs: Signs, *, positive: bool, depth: int) -> bool:
-    if name == "add":  # One positive term is enough if neither is negative; the third input multiplies the second.
-        if len(inputs) > 2 and (_number(inputs[2]) or 0.0) <= 0:
-            return False
-        return all(_is_at_least(each, signs, positive=False, depth=depth) for each in inputs[:2]) and (
-            not positive or any(_is_at_least(each, signs, positive=True, depth=depth) for each in inputs[:2])
+def _wider(assumed: Range, example: Tensor) -> tuple[Range, ...]:
+    """Wider ranges than the one assumed, the widest first."""
+    if not example.is_floating_point():
+        return () if assumed in UNCHECKED else (WHOLE,)
+    return () if assumed in UNCHECKED else (ANYTHING, symmetric(CHECKED)) if assumed == ONE else (ANYTHING,)
+
+
+class _Search:
+    """The assumptions on inputs and the checks with which the fewest operations are left out."""
+
+    def __init__(
+        self, graph: Any, operations: list[Any], losing: list[int], examples: Sequence[Tensor], single: bool
+    ) -> None:
+        self._graph = graph
+        self._analysis = Analysis(graph, has_single_variance=single)
+        nodes = [(position, operations[position]) for position in losing]
+        self._losing = [(position, [value.debugName() for value in node.inputs()]) for position, node in nodes]
+        self._examples = examples
+        self._overflow = HALF_OVERFLOW if any(each.dtype is torch.float16 for each in examples) else OVERFLOW
+        self._before_last = _values_before(graph, operations[losing[-1]])
+
+    def given(self) -> list[Range]:
+        """The narrowest range assumed of each input that the example is in."""
+        return [_assumed(example) for example in self._examples]
+
+    def lost(self, given: Sequence[Range], above: float) -> tuple[frozenset[int], tuple[str, ...]]:
+        """The positions of operations that would lose NaN, and the names of values to be checked."""
+        found = self._analysis.findings(given, checked_above=above, overflow=self._overflow)
+        lost = frozenset(
+            position for position, names in self._losing if any(found.ranges.get(name, ONE).nan for name in names)
         )
-    bounds = inputs[:2] if name == "maximum" else inputs[1:2]
-    return any(_is_at_least(each, signs, positive=positive, depth=depth) for each in bounds)
+        return lost, tuple(name for name in found.checks if name in self._before_last)
+
+    def checked_values(self, given: Sequence[Range]) -> tuple[float, tuple[str, ...], frozenset[int]]:
+        """From where on values are checked, their names, and the operations that are left out all the same."""
+        lost, names = self.lost(given, inf)
+        best = (inf, names, lost)
+        for above in CHECKED_ABOVE:
+            if not best[2]:
+                break
+            lost, names = self.lost(given, above)
+            if len(names) <= MAX_CHECKS and len(lost) < len(best[2]):
+                best = (above, names, lost)
+        return best
+
+    def relaxed(self, given: list[Range], above: float, left_out: frozenset[int]) -> list[Range]:
+        """The assumptions without those that change nothing."""
+        _, names = self.lost(given, above)
+        if len(given) > MAX_RELAXED:
+            return given
+        for place, example in enumerate(self._examples):
+            for wider in _wider(given[place], example):
+                tried = [*given[:place], wider, *given[place + 1 :]]
+                if self.lost(tried, above) == (left_out, names):
+                    given = tried
+                    break
+        return given
+
+    def places(self, names: Sequence[str]) -> list[int]:
+        """The places of values among the results of all operations."""
+        order = [value.debugName() for value in results_of(self._graph)]
+        return [order.index(name) for name in names]
 
 
-def _number(value: Any) -> float | None:
-    """The smallest number of a constant; None if it is none, or has too many elements."""
-    if value.node().kind() != "prim::Constant" or value.node().mustBeNone():
-        return None
-    constant = value.toIValue()
-    if isinstance(constant, int | float):
-        return float(constant)
-    if isinstance(constant, Tensor) and 0 < constant.numel() <= SMALL and constant.dtype.is_floating_point:
-        return float(constant.min())
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    """Whether this is a constant that is one number."""
-    return _number(value) is not None and value.type().kind() != "TensorType"
-
-
-def _is_nonzero(value: Any) -> bool:
-    """Whether this is a constant without zeros, or a size."""
-    if str(value.type().kind()) == "IntType" or value.node().kind() == "prim::NumToTensor":
-        return True
-    if value.node().kind() != "prim::Constant":
-        return False
-    constant = value.toIValue()
-    if isinstance(constant, Tensor):
-        return constant.numel() <= SMALL and bool(torch.all(constant != 0))
-    return bool(constant)
+def _values_before(graph: Any, last: Any) -> frozenset[str]:
+    """The names of the results of operations before this one."""
+    names: set[str] = set()
+    for node in graph.nodes():
+        if node == last:
+            break
+        names.update(value.debugName() for value in node.outputs())
+    return frozenset(names)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 
 WRITTEN_OUT = ("IntType", "BoolType")
 """Types of constants that the text contains. Others, such as an infinite float, cannot all be parsed again."""
@@ -95,6 +95,27 @@ def graph_of(source: PortableGraph) -> Any:
     for index in reversed(range(source.inputs, source.inputs + len(moved))):
         graph.eraseInput(index)
     return graph
+
+
+def results_of(graph: Any) -> list[Any]:
+    """The results of all operations, in the order of the graph, which does not depend on where constants are."""
+    return [value for node in graph.nodes() if node.kind() != "prim::Constant" for value in node.outputs()]
+
+
+def with_results(source: PortableGraph, places: Sequence[int]) -> PortableGraph:
+    """The graph with these ones of `results_of` behind its own results, all in a tuple."""
+    if not places:
+        return source
+    graph = torch._C.parse_ir(source.text)
+    values, result = results_of(graph), next(iter(graph.outputs()))
+    is_tuple = result.node().kind() == "prim::TupleConstruct"
+    own = [*(result.node().inputs() if is_tuple else [result]), *(values[place] for place in places)]
+    joined = graph.create("prim::TupleConstruct", own, 1)
+    joined.output().setType(torch._C.TupleType([value.type() for value in own]))
+    graph.appendNode(joined)
+    graph.eraseOutput(0)
+    graph.registerOutput(joined.output())
+    return replace(source, text=_plain_text(graph))
 
 
 def function_of(graph: Any) -> Function:

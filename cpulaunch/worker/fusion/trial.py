@@ -20,7 +20,6 @@ from cpulaunch.system.libc import die_with_parent
 from cpulaunch.system.root import Root
 from cpulaunch.worker.fusion.exclusion import FLOATS, fusible, leave_out, misread, observe
 from cpulaunch.worker.fusion.math_settings import apply_math_settings
-from cpulaunch.worker.fusion.not_a_number import losing
 from cpulaunch.worker.fusion.outcomes import UnusableError, add_outcomes, claim, read_outcomes
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome, search
@@ -83,7 +82,7 @@ class Trial:
         if status != "ok":
             return TrialOutcome(refusal=f"it cannot be tried: {detail}", lasting=False)
         groups = _groups(detail["signatures"])
-        known = frozenset(detail["misread"]) | frozenset(detail["other_types"])
+        known = frozenset(detail["misread"]) | frozenset(detail["other_types"]) | frozenset(self._fields["left_out"])
         found = search(self._attempt, known, lambda: groups)
         return dataclasses.replace(found, seconds=round(self._seconds.get(found.left_out, 0.0), 1))
 
@@ -199,7 +198,7 @@ def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
     """Per operation a text of its kind, shapes and types; the positions of those with types that are not fused."""
     graph = graph_of(source)
     operations = fusible(graph)
-    unread = misread(graph) | losing(graph, operations)
+    unread = misread(graph)
     names = [node.kind() for node in operations]
     observed = observe(graph)
     with torch.no_grad():

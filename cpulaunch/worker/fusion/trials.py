@@ -27,7 +27,7 @@ from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, enc
 MAX_STARTS = 3
 """Helper processes started by one worker: one that ends by itself is started again."""
 
-FORMAT = 6
+FORMAT = 7
 """Changes with what an outcome depends on, so that older outcomes are not used."""
 
 LIBRARY_VARIABLES = ("ONEDNN_", "DNNL_")
@@ -59,8 +59,12 @@ class Trials:
         self._version: tuple[int, int] | None = (0, 0)
         self._unavailable: str | None = None
 
-    def outcome(self, graph: PortableGraph, inputs: Sequence[Tensor]) -> TrialOutcome | None:
+    def outcome(
+        self, graph: PortableGraph, inputs: Sequence[Tensor], left_out: frozenset[int] = frozenset()
+    ) -> TrialOutcome | None:
         """What is known about the graph for inputs like these; None while it is being tried.
+
+        `left_out`: positions of operations that must not be fused.
 
         Effect: has an unknown graph tried.
         """
@@ -70,14 +74,16 @@ class Trials:
             described = describe((*inputs, *graph.constants))
         except UnsendableError as error:
             return TrialOutcome(refusal=f"it contains {error}", lasting=False)
-        key = fingerprint(graph, described)
+        key = fingerprint(graph, described, left_out)
         with self._lock:
             self._load()
             if key in self._outcomes:
                 return self._affordable(self._outcomes[key])
             if self._unavailable is not None:
                 return TrialOutcome(refusal=self._unavailable, lasting=False)
-            request = Request(key=key, graph=graph, threads=torch.get_num_threads(), seconds=self._seconds)
+            request = Request(
+                key=key, graph=graph, left_out=left_out, threads=torch.get_num_threads(), seconds=self._seconds
+            )
             answer = self._ask(request, described)
             return None if answer is None else self._affordable(answer)
 
@@ -159,14 +165,17 @@ class Trials:
         self._asked.clear()
 
 
-def fingerprint(graph: PortableGraph, described: list[Any]) -> str:
-    """A key of the graph, its constants and inputs, and of everything else that oneDNN Graph's behaviour depends on."""
+def fingerprint(graph: PortableGraph, described: list[Any], left_out: frozenset[int] = frozenset()) -> str:
+    """A key of the graph, its constants and inputs, and of everything else that oneDNN Graph's behaviour depends on.
+
+    `left_out`: positions of operations that must not be fused.
+    """
     variables = sorted(item for item in os.environ.items() if item[0].startswith(LIBRARY_VARIABLES))
     built = [torch.__version__, str(torch.version.git_version), torch.__config__.show()]
     machine = [FORMAT, __version__, built, _cpu(), variables]
     settings = [torch.get_num_threads(), math_settings()]
     inputs = [_without_elements(value) for value in described[: graph.inputs]]
-    text = json.dumps([machine, settings, graph.text, inputs, described[graph.inputs :]])
+    text = json.dumps([machine, settings, graph.text, inputs, described[graph.inputs :], sorted(left_out)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -31,9 +31,13 @@ class UnsendableError(Exception):
 
 @record
 class Request:
-    """A graph to compile in a process of `threads` threads; `seconds`: limit for all attempts together."""
+    """A graph to compile in a process of `threads` threads; `seconds`: limit for all attempts together.
+
+    `left_out`: positions of operations that must not be fused.
+    """
 
     key: str
+    left_out: frozenset[int]
     graph: PortableGraph
     threads: int
     seconds: float
@@ -45,6 +49,7 @@ def encode_request(request: Request, described: list[Any]) -> bytes:
         "key": request.key,
         "text": request.graph.text,
         "inputs": request.graph.inputs,
+        "left_out": sorted(request.left_out),
         "values": described,
         "threads": request.threads,
         "math": math_settings(),

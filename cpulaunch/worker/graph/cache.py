@@ -18,7 +18,6 @@ from cpulaunch.worker.graph.capture import (
     Captured,
     MismatchError,
     PendingError,
-    are_numbers,
     best_seconds,
     changes_tensors,
     check,
@@ -32,6 +31,7 @@ from cpulaunch.worker.graph.eligibility import (
     uses_other_device,
 )
 from cpulaunch.worker.graph.module_state import Key, ModuleState
+from cpulaunch.worker.graph.onednn import UnboundedError
 from cpulaunch.worker.graph.trace import RefusedError
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.degradation import degraded
@@ -186,10 +186,12 @@ class Captures:
 
     def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""
-        if not are_numbers(call, captured):
+        if not captured.accepts(call.inputs):
             return eager(False)
         try:
             result = captured.run(call)
+        except UnboundedError:
+            return eager(False)
         except Exception as error:  # noqa: BLE001  After any failure of a graph the eager result is still right.
             self._give_up(state, f"the captured graph failed: {error}")
             return eager(False)

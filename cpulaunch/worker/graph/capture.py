@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from cmath import isnan
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from cpulaunch.records.record import record
 from cpulaunch.worker.fusion.portable import Function
 from cpulaunch.worker.fusion.trials import Trials
-from cpulaunch.worker.graph.onednn import Frozen, compile_graph, freeze
+from cpulaunch.worker.graph.onednn import Frozen, UnboundedError, compile_graph, freeze
 from cpulaunch.worker.graph.precision import Mode, Precision
 from cpulaunch.worker.graph.silent_logging import are_silent
 from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
@@ -50,8 +49,8 @@ class Captured:
 
     `run` gives the result of a call; `holds` says whether the capture is valid for it. `error`: largest absolute
     difference from the eager result. `seconds`: duration of the capture. `bytes`: memory of its constants.
-    `saved_seconds`: by how much a call is shorter than an eager one. `finite`: inputs that must be finite
-    and not huge; `infinite`: inputs that may be both, but hold no NaN.
+    `saved_seconds`: by how much a call is shorter than an eager one. `accepts` says whether the graph is right for the
+    values of these inputs, which `run` may find out too: it then raises UnboundedError.
     """
 
     run: Callable[[Call], Any]
@@ -61,8 +60,7 @@ class Captured:
     bytes: int
     low_precision: bool
     saved_seconds: float = 0.0
-    finite: tuple[int, ...] = ()
-    infinite: tuple[int, ...] = ()
+    accepts: Callable[[list[Tensor]], bool] = lambda inputs: True
 
 
 @record
@@ -103,17 +101,22 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
             prepared = _prepare(call, eager, weights, precision)
             waiting.append(prepared)
             del waiting[:-MAX_PREPARED]
-        outcome = trials.outcome(prepared.frozen.graph, prepared.frozen.inputs_of(call.inputs))
+        frozen = prepared.frozen
+        if not frozen.accepts(call.inputs):
+            raise PendingError("NaN may be lost in a call with these inputs")
+        outcome = trials.outcome(frozen.graph, frozen.inputs_of(call.inputs), frozen.safeguards.left_out)
         if outcome is None:
             raise PendingError("its graph is being tried in another process")
         waiting.remove(prepared)
         if outcome.refusal is not None:
             raise RefusedError(outcome.refusal)
-        outputs_of = compile_graph(prepared.frozen, outcome.left_out, call.inputs)
-        run, graph = _with_fresh_results(call, prepared, outputs_of)
+        outputs_of = compile_graph(frozen, outcome.left_out, call.inputs)
+        try:
+            run, graph = _with_fresh_results(call, prepared, outputs_of)
+        except UnboundedError as unbounded:
+            raise RefusedError(f"NaN may be lost: {unbounded}") from None
         _check_sharing(call, weights, eager, graph, run(call))
         error = check(eager, graph, low_precision=prepared.low)
-    totals = _totals(call)
     return Captured(
         run=run,
         holds=prepared.holds,
@@ -121,39 +124,8 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         seconds=time.perf_counter() - started + prepared.seconds,
         bytes=prepared.frozen.bytes,
         low_precision=prepared.low,
-        finite=tuple(position for position, total in totals.items() if abs(total) < LARGE),
-        infinite=tuple(position for position, total in totals.items() if abs(total) >= LARGE),
+        accepts=frozen.accepts,
     )
-
-
-LARGE = 1e15
-"""Inputs whose sum is larger may overflow inside a module, by which NaN arises as well: (1e20)² - (1e20)² in fp32."""
-
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""Types in which a sum may overflow early."""
-
-
-def are_numbers(call: Call, captured: Captured) -> bool:
-    """Whether the call's inputs hold NaN and infinity only where those of the captured call did.
-
-    A fused relu, clamp or pooling makes a number of NaN. Inputs whose sum is huge count as infinite.
-    """
-    for position in captured.finite:
-        tensor = call.inputs[position]
-        if not abs(tensor.sum(dtype=_WIDER.get(tensor.dtype)).item()) < LARGE:  # NaN is not smaller either.
-            return False
-    return not captured.infinite or not any(map(isnan, _totals(call, captured.infinite).values()))
-
-
-def _totals(call: Call, positions: Sequence[int] | None = None) -> dict[int, complex]:
-    """The sums of the inputs that are not whole numbers, by their positions; only those at `positions`, if given."""
-    chosen = range(len(call.inputs)) if positions is None else positions
-    inexact = ((each, call.inputs[each]) for each in chosen)
-    return {
-        position: tensor.sum(dtype=_WIDER.get(tensor.dtype)).item()
-        for position, tensor in inexact
-        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
-    }
 
 
 def prepared_bytes() -> int:

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.fusion.exclusion import leave_out
+from cpulaunch.worker.fusion.not_a_number import Safeguards, is_small, safeguards
 from cpulaunch.worker.fusion.portable import Function, PortableGraph, function_of, graph_of, portable
 from cpulaunch.worker.fusion.trial import WARM_UP_CALLS
 from cpulaunch.worker.graph.precision import widened
@@ -33,18 +35,31 @@ def after_fork() -> None:
 
 @record
 class Frozen:
-    """A graph with its weights as constants; its inputs are those of the call in `used`.
+    """A graph with its weights as constants, and what keeps NaN; its inputs are those of the call in `used`.
 
     `bytes`: memory of its constants besides the module's own.
     """
 
-    graph: PortableGraph
+    safeguards: Safeguards
     used: tuple[int, ...]
     bytes: int
+
+    @property
+    def graph(self) -> PortableGraph:
+        """The graph, with the values that are watched among its results."""
+        return self.safeguards.graph
 
     def inputs_of(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The inputs of the graph, of a call with these inputs."""
         return tuple(inputs[index] for index in self.used)
+
+    def accepts(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether NaN cannot be lost in a call with these inputs, as far as these decide."""
+        return all(check.holds(self.inputs_of(inputs)) for check in self.safeguards.checks)
+
+
+class UnboundedError(Exception):
+    """A value inside a graph is NaN, infinite or huge, so that NaN may have been lost after it."""
 
 
 def freeze(
@@ -68,11 +83,27 @@ def freeze(
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = portable(torch.jit.freeze(traced))
     own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
-    return Frozen(graph=frozen, used=used, bytes=_constant_bytes(frozen, own))
+    kept = safeguards(frozen, examples, has_single_variance=_has_single_variance(traced))
+    return Frozen(safeguards=kept, used=used, bytes=_constant_bytes(frozen, own))
+
+
+def _has_single_variance(traced: Any) -> bool:
+    """Whether the variance of one element, which is NaN, may be computed: the frozen graph has no shapes."""
+    kinds = ("aten::var", "aten::std", "aten::var_mean", "aten::std_mean")
+    graph = traced.inlined_graph  # Its nodes end with it.
+    nodes = [node for kind in kinds for node in graph.findAllNodes(kind)]
+    return any(_elements(node.inputsAt(0)) <= _elements(node.outputsAt(0)) for node in nodes)
+
+
+def _elements(value: Any) -> int:
+    sizes = value.type().sizes()
+    return 0 if sizes is None else prod(sizes)
 
 
 def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: Sequence[Tensor]) -> Function:
     """A function that runs the graph for calls with inputs like these; operations at these positions are not fused.
+
+    It raises UnboundedError where NaN may have been lost.
 
     The warm-up calls run without autocast: a graph that is called under a different autocast state is optimized again,
     without fusion (seen with torch 2.13).
@@ -85,9 +116,24 @@ def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: Sequence[Ten
         function = function_of(graph)
         for _ in range(WARM_UP_CALLS):
             function(*frozen.inputs_of(inputs))
+    function = _watching(function, frozen.safeguards.watched)
     if frozen.used == tuple(range(len(inputs))):
         return function
     return lambda *given: function(*frozen.inputs_of(given))
+
+
+def _watching(function: Function, watched: int) -> Function:
+    """The function without its last results, so many, which must be small numbers."""
+    if not watched:
+        return function
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = function(*inputs)
+        if not all(map(is_small, outputs[-watched:])):
+            raise UnboundedError("a value inside the graph is NaN, infinite or huge")
+        return outputs[:-watched]
+
+    return run
 
 
 class _Bound(nn.Module):

@@ -11,17 +11,23 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from cpulaunch.worker.fusion.exclusion import fusible  # noqa: E402
-from cpulaunch.worker.fusion.not_a_number import losing  # noqa: E402
+from cpulaunch.worker.fusion.not_a_number import Safeguards, is_small, safeguards  # noqa: E402
+from cpulaunch.worker.fusion.portable import function_of, graph_of, portable  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
+def guarded(function: Callable[..., Tensor], *examples: Tensor) -> Safeguards:
+    """What the graph of a function needs."""
+    traced = torch.jit.trace(lambda *given: (function(*given),), examples, check_trace=False)
+    return safeguards(portable(traced), examples)
+
+
 def lost(function: Callable[[Tensor], Tensor]) -> list[str]:
     """The kinds of the operations that are left out."""
-    graph = torch.jit.trace(function, torch.rand(2, 4), check_trace=False).graph
-    torch._C._jit_pass_constant_propagation(graph)
-    nodes = fusible(graph)
-    return [nodes[position].kind() for position in sorted(losing(graph, nodes))]
+    found = guarded(function, torch.rand(2, 4))
+    nodes = fusible(graph_of(found.graph))
+    return [nodes[position].kind() for position in sorted(found.left_out)]
 
 
 @pytest.mark.parametrize(
@@ -41,15 +47,25 @@ def lost(function: Callable[[Tensor], Tensor]) -> list[str]:
         lambda x: x**0.5,
         lambda x: x**-2,
         lambda x: torch.remainder(x, x),
-        lambda x: torch.cat([x, torch.log(x)]).reshape(4, 4) @ torch.ones(4, 4),
         lambda x: torch.floor_divide(x, x),
         lambda x: torch.addcdiv(x, x, x),
         lambda x: x ** torch.tensor([2.0, 2.5, 2.0, 2.0]),
         lambda x: torch.sqrt(x ** torch.tensor([2.0, 3.0, 2.0, 2.0])),
         lambda x: x / (x * x + 1e-60),
-        lambda x: torch.linalg.inv_ex(x[:2, :2]).inverse @ x,
         lambda x: torch.where(x > 0, x, float("nan")),
         lambda x: torch.where(x > 0, x, torch.full_like(x, -float("inf"))).softmax(-1),
+        lambda x: x * 10000.0**x,
+        lambda x: x**8 - x**8,
+        lambda x: x**4 * 1e3 * x - x,
+        lambda x: torch.nn.functional.layer_norm(x, (4,), eps=0.0),
+        lambda x: torch.nn.functional.group_norm(x, 2, eps=0.0),
+        lambda x: torch.nn.functional.rms_norm(x, (4,), eps=0.0),
+        lambda x: torch.nn.functional.rms_norm(x, (4,), eps=1e-60),
+        lambda x: torch.nn.functional.batch_norm(x, torch.zeros(4), torch.zeros(4), eps=0.0),
+        lambda x: torch.triangular_solve(x, x[:, :2])[0],
+        lambda x: torch.linalg.solve_triangular(x[:, :2], x, upper=True),
+        lambda x: (x * -1e38 * 10).softmax(-1),
+        lambda x: x.half() @ x.half().T,
         torch.special.entr,
         torch.lgamma,
         lambda x: x.masked_fill(x > 0, -float("inf")).softmax(-1),
@@ -57,7 +73,6 @@ def lost(function: Callable[[Tensor], Tensor]) -> list[str]:
         lambda x: x.index_put((x > 0,), torch.tensor(-float("inf"))).softmax(-1),
         lambda x: x.scatter(-1, (x * 4).long(), -float("inf")).softmax(-1),
         lambda x: changed(x, lambda part: part.masked_fill_(x > 0, -float("inf")), view=False).softmax(-1),
-        lambda x: torch.where(x > 0, -float("inf"), x).amax(-1, keepdim=True) @ torch.ones(1, 4),
         lambda x: (
             torch.baddbmm(torch.zeros(1, 2, 2).masked_fill_(x[:, :2] > 0, -float("inf")), x[None], x.T[None])
             .softmax(-1)
@@ -67,6 +82,66 @@ def lost(function: Callable[[Tensor], Tensor]) -> list[str]:
 )
 def test_what_loses_nan_stays_unfused_behind_what_makes_it(made: Callable[[Tensor], Tensor]) -> None:
     assert lost(lambda x: torch.relu(made(x) + 1)) == ["aten::relu"]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: torch.cat([x, torch.log(x)]).reshape(4, 4) @ torch.ones(4, 4),
+        lambda x: torch.linalg.inv_ex(x[:2, :2]).inverse @ x,
+        lambda x: torch.where(x > 0, -float("inf"), x).amax(-1, keepdim=True) @ torch.ones(1, 4),
+        lambda x: x.masked_fill(x > 0, -float("inf")).softmax(-1) @ torch.ones(4, 4),
+        lambda x: torch.nn.functional.linear(torch.log(x), torch.ones(3, 4)),
+        lambda x: torch.nn.functional.linear(x**4, torch.full((3, 4), 1e3)),
+    ],
+)
+def test_factors_of_a_product_behind_which_all_is_fused_are_looked_at(
+    made: Callable[[Tensor], Tensor],
+) -> None:
+    value = torch.rand(2, 4)
+    found = guarded(lambda x: torch.relu(made(x) + 1), value)
+    assert (found.left_out, found.watched) == (frozenset(), 1)
+    function = function_of(graph_of(found.graph))
+    for scale in (1.0, 1e12, 1e30):
+        given = value * scale
+        assert not is_small(function(given)[-1]) or not made(given).isnan().any()
+    assert not is_small(function(value * float("nan"))[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_mask_of_zeros_and_ones_must_be_one_where_it_decides(dtype: torch.dtype) -> None:
+    def masked(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.relu((x + (1.0 - mask) * torch.finfo(x.dtype).min).softmax(-1))
+
+    mask = torch.tensor([[1, 1, 1, 0]], dtype=dtype)
+    found = guarded(masked, torch.rand(2, 4), mask)
+    assert not found.left_out
+    assert all(check.holds((torch.rand(2, 4), mask)) for check in found.checks)
+    assert not all(check.holds((torch.rand(2, 4), mask - 2)) for check in found.checks)
+
+
+def test_a_mask_that_overflows_to_infinity_is_not_fused_behind() -> None:
+    def masked(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.relu((x + (1.0 - mask) * -1e38 * 10).softmax(-1))
+
+    assert guarded(masked, torch.rand(2, 4), torch.tensor([[1, 1, 1, 0]])).left_out
+
+
+def test_inputs_are_looked_at_only_where_nan_of_them_could_be_lost() -> None:
+    found = guarded(lambda x, y: torch.tanh(x @ x.T) + torch.relu(y), torch.rand(2, 4), torch.rand(2, 2))
+    assert [check.place for check in found.checks] == [1]
+    assert not guarded(lambda x: torch.tanh(x @ x.T), torch.rand(2, 4)).checks
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_huge_numbers_that_cancel_are_seen(odd: float, dtype: torch.dtype) -> None:
+    value = torch.zeros(4, 6, dtype=dtype)
+    assert is_small(value)
+    assert is_small(value + 1)
+    value[1, 2], value[2, 1] = odd, -odd
+    assert not is_small(value)
+    assert not is_small(value.T)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +166,7 @@ def test_what_loses_nan_stays_unfused_behind_what_makes_it(made: Callable[[Tenso
         lambda x: x / ((~(x > 0)).cumsum(1, dtype=torch.float32)[:, -1:] + 1e-6),
         lambda x: (lambda variance, mean: (x - mean) * torch.rsqrt(variance + 1e-5))(*torch.var_mean(x, 0)),
         lambda x: torch.embedding(torch.ones(9, 4), torch.log(x + 1).to(torch.long)[0]),
-        lambda x: x * 10000.0**x,
+        lambda x: x * 10000.0 ** torch.arange(0, 1, 0.25),
         lambda x: x.masked_fill(torch.ones(2, 4) > 0, -float("inf")).softmax(-1),
         lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1),
     ],

@@ -352,7 +352,7 @@ def test_the_helper_reports_the_processor_time_of_a_compilation(tmp_path: Path, 
     monkeypatch.setattr(trial_module, "function_of", slow)
     value = torch.randn(8, 16)
     graph = frozen(torch.tanh, value)
-    fields = {"text": graph.text, "inputs": 1, "threads": 1, "math": math_settings(), "seconds": 300.0}
+    fields = {"text": graph.text, "inputs": 1, "left_out": [], "threads": 1, "math": math_settings(), "seconds": 300.0}
     outcome = Trial(fields, describe((value, *graph.constants))).outcome()
     assert outcome.refusal is None
     assert 0.2 <= outcome.seconds < 1.0

@@ -228,6 +228,105 @@ def test_nan_that_comes_of_huge_numbers_is_not_lost(plugin: Plugin) -> None:
     torch.testing.assert_close(model(value), plugin.eager(model, value), equal_nan=True)
 
 
+def check_twice(model: nn.Module, value: Tensor) -> None:
+    """Raises: AssertionError unless calls give NaN and numbers where eager calls do."""
+    for _ in range(2):
+        result, expected = model(value), Plugin.eager(model, value)
+        largest = expected[expected.isfinite()].abs().max().item() if expected.isfinite().any() else 0.0
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3 * largest, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [1e30, 3e38])
+def test_huge_numbers_that_cancel_in_their_sum_are_not_lost(plugin: Plugin, size: float) -> None:
+    model, value = mlp(), torch.randn(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Sequential"]
+    with torch.no_grad():
+        value[1, :2] = torch.tensor([size, -size])
+    check_twice(model, value)
+
+
+class Products(Logarithm):
+    """Its output is a polynomial of its input of the 64th degree."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.first(value)
+        for _ in range(6):
+            value = value * value - value
+        return self.second(torch.relu(self.first(value) - self.second(value)))
+
+
+def test_products_that_overflow_inside_a_graph_are_not_lost(plugin: Plugin) -> None:
+    model, value = Products().eval(), torch.rand(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Products"]
+    for scale in (10.0, 100.0, 1e4):
+        check_twice(model, value * scale)
+
+
+class Deep(nn.Module):
+    """Convolutions whose results are about as large as their input, with activations between them."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(layers)])
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight, gain=1.75)
+
+    def forward(self, value: Tensor) -> Tensor:
+        for layer in self.layers:
+            value = torch.relu(layer(value))
+        return value - 2 * value.mean()
+
+
+def test_deep_models_are_fused_and_an_overflow_in_them_is_not_lost(plugin: Plugin) -> None:
+    model, value = Deep(60).eval(), torch.randn(1, 8, 4, 4)
+    with torch.no_grad():
+        model.layers[-1].weight.mul_(1e32)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Deep"]
+    for scale in (1.0, 1e3):
+        check_twice(model, value * scale)
+    result, expected = model(value * 1e7), plugin.eager(model, value * 1e7)
+    assert expected.isnan().any()
+    assert result.isnan().any()  # Not at the same places: the order of a sum decides which infinity it becomes first.
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.LayerNorm(16, eps=0.0),
+        nn.GroupNorm(2, 16, eps=0.0),
+        nn.RMSNorm(16, eps=1e-60),
+    ],
+)
+def test_nan_of_norms_without_an_epsilon_is_not_lost(plugin: Plugin, norm: nn.Module) -> None:
+    model, value = nn.Sequential(norm, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).eval(), torch.randn(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Sequential"]
+    value[1] = 0.0
+    check_twice(model, value)
+
+
+class Deviation(Logarithm):
+    def forward(self, value: Tensor) -> Tensor:
+        chosen = torch.where(value > 0, value, value[:, :1].std(-1, keepdim=True))
+        return self.second(torch.relu(self.first(chosen)))
+
+
+def test_nan_of_the_deviation_of_one_element_is_not_lost(plugin: Plugin) -> None:
+    model, value = Deviation().eval(), torch.rand(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Deviation"]
+    value[1, 2] = -1
+    check_twice(model, value)
+
+
 def test_huge_numbers_in_a_mask_do_not_keep_graphs_from_being_used(plugin: Plugin, monkeypatch) -> None:
     model, value, mask = Masked().eval(), torch.randn(4, 16), torch.full((4, 16), torch.finfo(torch.float32).min)
     mask[:, 0] = 0
