@@ -17,6 +17,8 @@ WIDE = 20
 MARGIN = 0.06
 """Of the range, free at both ends."""
 MAX_TICKS = 6
+LARGEST = 1e250
+"""Figures beyond it, which only a mistake makes, have no place of their own."""
 
 
 @record
@@ -60,14 +62,15 @@ def tick_text(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def scale_of(values: Iterable[float], *, may_be_logarithmic: bool = True) -> Scale:
-    """The scale on which all of these finite values lie, with a margin."""
-    found = [float(each) for each in values]
-    low, high = (min(1e300, max(-1e300, end(found, default=start))) for end, start in ((min, 0.0), (max, 1.0)))
-    if may_be_logarithmic and low > 0 and high / WIDE > low:
-        margin = (high / low) ** MARGIN
-        return Scale(low=max(low / margin, 1e-300), high=high * margin, logarithmic=True)
-    room = max((high / 2 - low / 2) * 2 * MARGIN, abs(high) * 1e-3, abs(low) * 1e-3, 1e-9)
+def scale_of(values: Iterable[float]) -> Scale:
+    """The scale on which all of these finite values lie, with a margin; beyond LARGEST they lie at its ends."""
+    found = [min(LARGEST, max(-LARGEST, float(each))) for each in values]
+    low, high = min(found, default=0.0), max(found, default=1.0)
+    if low > 0 and high / WIDE > low:
+        low = max(low, 1 / LARGEST)
+        margin = math.exp(MARGIN * (math.log(high) - math.log(low)))
+        return Scale(low=low / margin, high=high * margin, logarithmic=True)
+    room = max((high - low) * MARGIN, abs(high) * 1e-3, abs(low) * 1e-3, 1e-9)
     return Scale(low=low - room, high=high + room)
 
 

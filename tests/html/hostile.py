@@ -6,6 +6,7 @@ from typing import Any
 
 from cpulaunch.html.compare_page import compare_page
 from cpulaunch.html.sides import PageMachine, PageSide
+from cpulaunch.html.tune_page import tune_page
 from cpulaunch.records.host import Calibration, CalibrationFigure
 
 CALIBRATION = Calibration(
@@ -118,6 +119,89 @@ def comparison(text: str = "text", *, number: float = 1.5, sides: int = 3, round
         "rounds": [{"order": list(range(sides)), "samples": [sample] * sides} for _ in range(rounds)],
         "failures": [{"side": 0, "round": 1, "text": text, "exit_code": 1}],
     }
+
+
+def search(text: str = "text", *, number: float = 1.5, trials: int = 6) -> dict[str, Any]:
+    """A search for settings with this text wherever a program or its user decides, and this number."""
+    states = ("measured", "cut short", "repeated", "failed")
+    return {
+        "schema": 1,
+        "cpulaunch": "1.0",
+        "host": text,
+        "started": text,
+        "seconds": 100.0,
+        "ended": "finished",
+        "program": [text],
+        "options": [text],
+        "machine": {text: text},
+        "versions": {text: text},
+        "metric": {"name": text, "source": "program", "lower_is_better": False},
+        "throughput": False,
+        "limits": {"trials": 40, "seconds": 60.0, "launch_seconds": None},
+        "max_error": 0.01,
+        "outputs": [text],
+        "space": [{"setting": text, "values": [text]}],
+        "reference": {"seconds": 1.0, "metrics": {text: number}},
+        "baseline": [{"time": text, "value": number, "seconds": 1.0}] * 4,
+        "trials": [_trial(each, states[each % 4], text, number) for each in range(trials)],
+        "importance": {text: number, "other": 0.5},
+        "final": {"default": [number, 1.5], "finalists": [_finalist(text, number), _finalist(text, 1.5)]},
+        "winner": {
+            "settings": {text: text},
+            "options": [text],
+            "confirmed": True,
+            "ratio": number,
+            "low": number,
+            "high": number,
+            "plan": _plan(text),
+            "environment": [],
+            "profile": text,
+            "command": [text],
+        },
+        "default_plan": _plan(text),
+        "verdict": text,
+        "warnings": [text],
+        "study": text,
+    }
+
+
+def _trial(number: int, state: str, text: str, ratio: float) -> dict[str, Any]:
+    failed = state == "failed"
+    return {
+        "number": number,
+        "started": text,
+        "ended": text,
+        "settings": {text: text},
+        "options": [text],
+        "state": state,
+        "ratio": None if failed else ratio,
+        "values": [] if failed else [ratio],
+        "metrics": {text: ratio},
+        "seconds": 1.0,
+        "disturbed": [text],
+        "failure": text if failed else None,
+    }
+
+
+def _finalist(text: str, ratio: float) -> dict[str, Any]:
+    return {
+        "settings": {text: text},
+        "options": [text],
+        "values": [ratio, 1.5],
+        "ratio": ratio,
+        "low": ratio,
+        "high": ratio,
+        "rounds": 2,
+        "failure": None,
+    }
+
+
+def tune_document(search: dict[str, Any]) -> str:
+    """The page of a search."""
+    winner = search["winner"]
+    sides = [PageSide(label="the default", plan=search["default_plan"])]
+    sides += [PageSide(label="best", plan=winner["plan"], workers=[_worker(0, "text", 1.5)])] if winner else []
+    return tune_page(search, machine=PageMachine(name="a machine", calibration=CALIBRATION), sides=sides)
 
 
 def compare_document(comparison: dict[str, Any]) -> str:

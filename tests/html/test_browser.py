@@ -18,6 +18,7 @@ TEXT = " ".join(hostile.ATTACKS[:5])
 PAGES = {
     "run": lambda: run_page(hostile.report(TEXT), machine="a machine"),
     "compare": lambda: hostile.compare_document(hostile.comparison(TEXT, rounds=40)),
+    "tune": lambda: hostile.tune_document(hostile.search(TEXT, trials=40)),
 }
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

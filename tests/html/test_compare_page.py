@@ -84,7 +84,7 @@ def test_disturbed_launches_and_failures_are_marked():
     page = hostile.compare_document(comparison)
     text = Reader(page).text
     assert "1 of 4 rounds had a disturbed launch." in text
-    assert page.count("text, 3: 1.5 (noise)") == 3
+    assert page.count(", 3: 1.5 (noise)") == 3
     assert page.count('class="lost"') == 2  # The cross, and its explanation.
     assert page.count(" marked") >= 3
     assert "drifts by +50.0%" in text
