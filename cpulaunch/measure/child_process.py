@@ -17,7 +17,7 @@ from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import adopt_orphans
-from cpulaunch.system.signals import ENDING
+from cpulaunch.system.signals import ENDING, SIGCONT, SIGTSTP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,12 +32,23 @@ GRACE_SECONDS = 10.0
 
 @record
 class ChildResult:
-    """How a child ended. `exit_code`: minus the signal if one ended it; None if it ran past its limit."""
+    """How a child ended. `exit_code`: minus the signal if one ended it; None if it ran past its limit.
+
+    `paused`: whether it was stopped for a while by Ctrl-Z, which `seconds` do not include.
+    """
 
     exit_code: int | None
     seconds: float
+    paused: bool = False
     stdout_tail: bytes = b""
     stderr_tail: bytes = b""
+
+
+class Pauses:
+    """How long children have been stopped by Ctrl-Z, in seconds: what a clock of measurements leaves out."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
 
 @record
@@ -45,11 +56,13 @@ class ChildSetup:
     """What a child gets.
 
     `control`: a pipe with the numbers of signals that arrive, as guards write it; None: they arrive at this process.
+    `pauses`: where pauses are added up; None: nowhere.
     """
 
     environ: Mapping[str, str]
     inherited: Inherited | None = None
     control: int | None = None
+    pauses: Pauses | None = None
 
 
 def run_child(
@@ -79,9 +92,12 @@ def run_child(
     finally:
         kill_children(spared)
         child.close()
+        if setup.pauses is not None:
+            setup.pauses.seconds += child.paused_seconds
     return ChildResult(
         exit_code=child.exit_code if in_time else None,
-        seconds=child.seconds,
+        seconds=child.seconds - child.paused_seconds,
+        paused=child.paused_seconds > 0,
         stdout_tail=child.tails[0],
         stderr_tail=child.tails[1],
     )
@@ -106,7 +122,7 @@ class _Child:
         self.tails = [b"", b""]
         self.exit_code: int | None = None
         self._started = time.monotonic()
-        self.seconds = 0.0
+        self.seconds = self.paused_seconds = 0.0
         spawned = spawn(spec, stdio=stdio, inherited=inherited)
         self.pid = spawned.pid
         self._ended, self._end_told = os.pipe()
@@ -127,9 +143,10 @@ class _Child:
         os.close(self._end_told)
 
     def wait(self, seconds: float, *, heedless: bool = False) -> bool:
-        """Whether the command ends within this time. Effect: passes its output on.
+        """Whether the command ends within this time, pauses not included.
 
-        Raises: KeyboardInterrupt after an ending signal, unless it is `heedless` of them.
+        Effect: passes its output on; stops and continues it as Ctrl-Z and `fg` ask. Raises: KeyboardInterrupt after an
+        ending signal, unless it is `heedless` of signals.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
@@ -138,7 +155,7 @@ class _Child:
         while (left := deadline - time.monotonic()) > 0:
             ready = {fd for fd, _ in poll.poll(min(left, MAX_WAIT_SECONDS) * 1000)}
             if self._control is not None and self._control in ready:
-                self._check_control()
+                deadline += self._follow_control(self._control)
             for fd in ready & self._streams.keys():
                 if not self._read(fd):
                     poll.unregister(fd)
@@ -146,11 +163,23 @@ class _Child:
                 return True
         return False
 
-    def _check_control(self) -> None:
-        """Raises: KeyboardInterrupt if a signal has arrived that ends a launch, or none can arrive any more."""
-        numbers = os.read(self._control or 0, READ_BYTES)
-        if not numbers or not ENDING.isdisjoint(numbers):
-            raise KeyboardInterrupt
+    def _follow_control(self, control: int) -> float:
+        """How many seconds the command has been stopped because of signals that arrived. Effect: stops it so long.
+
+        Raises: KeyboardInterrupt if a signal has arrived that ends a launch, or none can arrive any more.
+        """
+        if not _is_stopping(_arrived(control)):
+            return 0.0
+        begun = time.monotonic()
+        signal_group(self.pid, SIGTSTP)
+        try:
+            while not _is_continuing(_arrived(control)):
+                continue
+        finally:
+            signal_group(self.pid, SIGCONT)  # A stopped process would not notice the signal that ends it.
+        paused = time.monotonic() - begun
+        self.paused_seconds += paused
+        return paused
 
     def _read(self, fd: int) -> bool:
         """Whether the stream may have more. Effect: passes on what it has now."""
@@ -176,6 +205,23 @@ class _Child:
             return self._read(fd)
         except BlockingIOError:
             return False
+
+
+def _arrived(control: int) -> bytes:
+    """The numbers of the signals that arrive next. Raises: KeyboardInterrupt if one ends a launch, or all are gone."""
+    numbers = os.read(control, READ_BYTES)
+    if not numbers or not ENDING.isdisjoint(numbers):
+        raise KeyboardInterrupt
+    return numbers
+
+
+def _is_stopping(numbers: bytes) -> bool:
+    """Whether a stop is the last of these signals that stops or continues."""
+    return numbers.rfind(SIGTSTP) > numbers.rfind(SIGCONT)
+
+
+def _is_continuing(numbers: bytes) -> bool:
+    return numbers.rfind(SIGCONT) > numbers.rfind(SIGTSTP)
 
 
 def signal_group(group: int, number: int) -> None:

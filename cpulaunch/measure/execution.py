@@ -63,8 +63,19 @@ def take_sample(
 ) -> Sample:
     """The sample of one launch of the program: its script and arguments, or -m MODULE, or --no-python COMMAND.
 
-    Effect: launches it, and waits until everything that it started has ended. Raises: KeyboardInterrupt.
+    Effect: launches it, and waits until everything that it started has ended; launches it again if it was paused, as
+    its figure may include the pause. Raises: KeyboardInterrupt.
     """
+    sample = None
+    while sample is None:
+        sample = _unpaused_sample(side, program, choice, limit_seconds, setup)
+    return sample
+
+
+def _unpaused_sample(
+    side: Side, program: tuple[str, ...], choice: MetricChoice, limit_seconds: float, setup: LaunchSetup
+) -> Sample | None:
+    """The sample of one launch; None if Ctrl-Z paused it. Effect: see `take_sample`."""
     root = Root()
     folder = make_unique_directory(setup.folder, "sample-")
     before, used = read_counters(root), _used()
@@ -73,6 +84,8 @@ def take_sample(
         outcome = launch(side, program, choice, limit_seconds, setup=setup, folder=folder)
     finally:
         remove_path(folder)
+    if outcome.child.paused:
+        return None
     now = _used()
     usage = LaunchUsage(
         cpu_seconds=now.cpu_seconds - used.cpu_seconds,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 SIGKILL = int(getattr(signal, "SIGKILL", 9))
 SIGCONT = int(getattr(signal, "SIGCONT", 18))
+SIGTSTP = int(getattr(signal, "SIGTSTP", 20))
 SIGTERM = int(signal.SIGTERM)
 SIGINT = int(signal.SIGINT)
 """Numbers that decisions name, also where the operating system lacks them (Windows)."""

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
-from tests.launch.launching import alive
+from tests.launch.launching import alive, eventually
 
 PYTHON = Side(label="python", plain=True)
 DEFAULTS = Side(label="cpulaunch")
@@ -161,6 +161,65 @@ def test_an_ending_signal_from_the_guards_ends_the_launch(sample, setup, tmp_pat
     thread.join()
     assert not any(alive(int(pid)) for pid in told.read_text().split())
     assert os.listdir(setup.folder) == []
+
+
+@SIDES
+def test_a_pause_stops_the_launch_which_is_repeated(sample, setup, tmp_path, side):
+    control, write = os.pipe()
+    pauses = Pauses()
+    child = ChildSetup(environ=setup.child.environ, control=control, pauses=pauses)
+    states = []
+
+    def pause():
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "a launch")
+        pid = int((tmp_path / "pid").read_text())
+        os.write(write, bytes([signal.SIGWINCH, signal.SIGTSTP]))
+        eventually(lambda: state(pid) == "T", "a stopped launch")
+        states.append("stopped")
+        (tmp_path / "go").write_text("")
+        os.write(write, bytes([signal.SIGCONT]))
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    code = f"""
+        import os, pathlib, sys, time
+        os.chdir({str(tmp_path)!r})
+        with open("launches", "a") as file:
+            file.write("x")
+        pathlib.Path("new").write_text(str(os.getpid()))
+        os.rename("new", "pid")
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    """
+    found = sample(code, side, setup=LaunchSetup(child=child, folder=setup.folder))
+    thread.join()
+    assert (found.failure, states) == (None, ["stopped"])
+    assert (tmp_path / "launches").read_text() == "xx"
+    assert pauses.seconds > 0
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTSTP, signal.SIGCONT], [signal.SIGCONT], [signal.SIGWINCH]])
+def test_a_pause_that_is_over_stops_nothing(sample, setup, numbers):
+    control, write = os.pipe()
+    os.write(write, bytes(numbers))
+    child = ChildSetup(environ=setup.child.environ, control=control)
+    assert sample("pass", PYTHON, setup=LaunchSetup(child=child, folder=setup.folder)).failure is None
+
+
+def test_a_paused_launch_ends_by_an_ending_signal(sample, setup):
+    control, write = os.pipe()
+    os.write(write, bytes([signal.SIGTSTP]))
+    thread = threading.Timer(0.2, os.write, (write, bytes([signal.SIGTERM])))
+    thread.start()
+    child = ChildSetup(environ=setup.child.environ, control=control)
+    with pytest.raises(KeyboardInterrupt):
+        sample("import time; time.sleep(1000)", PYTHON, setup=LaunchSetup(child=child, folder=setup.folder))
+    thread.join()
+
+
+def state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_launches_get_the_signals_that_this_process_had(sample):

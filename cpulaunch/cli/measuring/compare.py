@@ -14,7 +14,7 @@ from cpulaunch.cli.measuring.outputs import PageFacts, check_outputs, page_facts
 from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
-from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.comparison import Comparer, ComparisonResult
 from cpulaunch.measure.comparison_json import comparison_json
 from cpulaunch.measure.comparison_text import comparison_text, progress_text
@@ -116,7 +116,8 @@ def _measured(sides: Sequence[Side], line: CompareLine, services: Services, *, p
     make_private_path(folder)
     if link.cgroup is not None:
         link.cgroup.wait_until_inside()
-    setup = _setup(link, services, folder=folder, python=python)
+    pauses = Pauses()
+    setup = _setup(link, services, pauses, folder=folder, python=python)
     progress = ProgressLine(services.environ, width=services.width)
 
     def take(side: Side, choice: MetricChoice | None, limit_seconds: float) -> Sample:
@@ -130,7 +131,7 @@ def _measured(sides: Sequence[Side], line: CompareLine, services: Services, *, p
         sides,
         line.limits,
         take=take,
-        clock=time.monotonic,
+        clock=lambda: time.monotonic() - pauses.seconds,
         progress=lambda now: progress.show(progress_text(now, line.limits)),
     )
     try:
@@ -139,8 +140,8 @@ def _measured(sides: Sequence[Side], line: CompareLine, services: Services, *, p
         progress.clear()
 
 
-def _setup(link: GuardLink, services: Services, *, folder: str, python: str) -> LaunchSetup:
-    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control)
+def _setup(link: GuardLink, services: Services, pauses: Pauses, *, folder: str, python: str) -> LaunchSetup:
+    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control, pauses=pauses)
     return LaunchSetup(child=child, folder=folder, python=python)
 
 
