@@ -8,6 +8,9 @@ from cpulaunch.check.findings import Hit, Rule, SourceFinding
 from cpulaunch.check.source.comments import ignored, is_ignored
 from cpulaunch.check.source.program import ParsedProgram, characters, lines_of
 
+TESTS = ("pytest", "unittest")
+"""Who imports them is a test, whose speed is of no concern."""
+
 
 def mentions_torch(text: str) -> bool:
     """Whether a text may import torch: far faster than parsing it. Python normalizes names that are not ASCII."""
@@ -19,7 +22,7 @@ def findings(text: str, rules: Iterable[Rule], *, path: str = "") -> list[Source
     if not mentions_torch(text):
         return []
     program = ParsedProgram(text)
-    if not program.imports_module("torch"):
+    if not program.imports_module("torch") or any(program.imports_module(each) for each in TESTS):
         return []
     comments, lines = ignored(text), lines_of(text)
     found = [

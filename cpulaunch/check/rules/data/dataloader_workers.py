@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.flow import iterated, training_loops
+from cpulaunch.check.source.flow import inside, iterated, training_loops
 from cpulaunch.check.source.performance_visitor import torchfix_places
 from cpulaunch.check.source.program import ParsedProgram, argument, is_open
 
@@ -19,9 +19,20 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
     for call in loaders:
         if not isinstance(call, ast.Call) or (call.lineno, call.col_offset) not in places or is_open(call):
             continue
-        data = program.value(argument(call, "dataset", 0))
-        if program.called(data) not in IN_MEMORY and not isinstance(data, ast.List | ast.ListComp | ast.Tuple):
+        if not _is_in_memory(program, argument(call, "dataset", 0)):
             yield Hit(node=call, seen="a training loop runs over a DataLoader with num_workers=0")
+
+
+def _is_in_memory(program: ParsedProgram, data: ast.AST | None) -> bool:
+    """Whether a data set is a list or a TensorDataset, or a function of this file returns one."""
+    value = program.value(data)
+    if program.called(value) in IN_MEMORY or isinstance(value, ast.List | ast.ListComp | ast.Tuple):
+        return True
+    function = program.value(value.func) if isinstance(value, ast.Call) else None
+    if not isinstance(function, ast.FunctionDef):
+        return False
+    returned = [node.value for node in inside(program, function) if isinstance(node, ast.Return)]
+    return any(program.called(program.value(each)) in IN_MEMORY for each in returned)
 
 
 LOOP = """
@@ -59,6 +70,8 @@ RULE = Rule(
         "loader = DataLoader(data)\nfor x in loader:\n    net(x)\n",
         "loader = DataLoader(data)\n",
         "data = torch.utils.data.TensorDataset(a, b)\nloader = DataLoader(data)" + LOOP.format("loader"),
+        "def read():\n    return torch.utils.data.TensorDataset(a, b)\n\nloader = DataLoader(read())"
+        + LOOP.format("loader"),
         "loader = DataLoader([(a, b), (c, d)])" + LOOP.format("loader"),
         "def train(loader):\n    for x in loader:\n        net(x).backward()\n        opt.step()\n",
         "loader = DataLoader(data)\nloader = prepared(loader)" + LOOP.format("loader"),

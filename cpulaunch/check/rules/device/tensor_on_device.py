@@ -4,12 +4,14 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
-from cpulaunch.check.source.flow import LOOPS, is_in_test, is_on_gpu
-from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument, is_open, method
+from cpulaunch.check.source.datasets import loops_around
+from cpulaunch.check.source.flow import is_in_test, is_on_gpu, is_unconditional
+from cpulaunch.check.source.program import ParsedProgram, argument, is_open, method
 
 EXACT = {f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "eye")}
 RANDOM = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm")}
 UNSAFE = "the GPU draws other random numbers from the same seed"
+ONCE = ("__init__", "main", "setup", "build", "export")
 FIXED = ("device", "generator", "pin_memory", "out", "layout")
 
 
@@ -36,10 +38,15 @@ def _device(program: ParsedProgram, call: ast.Call) -> str:
 
 
 def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
-    around = list(program.around(call))
-    names = [each.name for each in around if isinstance(each, ast.FunctionDef)]
-    in_loop_or_function = any(isinstance(each, (*LOOPS, *FUNCTIONS)) for each in around)
-    return in_loop_or_function and not {"__init__", "main"} & set(names) and not is_in_test(program, call)
+    """Whether a call runs often, as far as the file tells: in a loop, or whenever a function runs that others call."""
+    if is_in_test(program, call):
+        return False
+    if next(loops_around(program, call), None) is not None:
+        return True
+    function = program.function(call)
+    if not isinstance(function, ast.FunctionDef) or function.name in ONCE or program.caller(function) is not None:
+        return False
+    return is_unconditional(program, call, function)
 
 
 def _function(text: str) -> str:
@@ -59,6 +66,7 @@ RULE = Rule(
         _function("torch.ones((n, 3), dtype=torch.float16).to('cuda:0')  # <-"),
         "device = torch.device('cuda')\n" + _function("torch.full((n,), 1.0).to(device)  # <-"),
         "for i in range(9):\n    x = torch.eye(i).cuda()  # <-\n",
+        _function("torch.zeros(n).cuda()  # <-") + "\nfor i in range(9):\n    noise(i)\n",
         "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n" + _function("torch.rand(n).to(device)  # <-"),
     ),
     right=(
@@ -71,6 +79,8 @@ RULE = Rule(
         _function("torch.zeros(n).to('cpu')"),
         _function("torch.zeros(n).cuda(non_blocking=True)"),
         "x = torch.zeros(3).cuda()\n",
+        _function("torch.zeros(n).cuda()") + "\nnoise(3)\n",
+        "def forward(self, x):\n    if self.pool is None:\n        self.pool = torch.zeros(3).cuda()\n",
         "def test_x():\n    assert torch.zeros(3).cuda().sum() == 0\n",
         _function("torch.zeros(n, **options).cuda()"),
         "class Net:\n    def __init__(self):\n        self.x = torch.zeros(3).cuda()\n",

@@ -11,7 +11,9 @@ NAMES = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
-    """Calls of DataParallel, unless for one GPU."""
+    """Calls of DataParallel, unless for one GPU, in programs that do not use DistributedDataParallel too."""
+    if "DistributedDataParallel" in program.text:
+        return
     for call in program.calls:
         if program.called(call) in NAMES and not is_in_test(program, call):
             devices = argument(call, "device_ids", 1)
@@ -24,7 +26,8 @@ RULE = Rule(
     summary="nn.DataParallel is used for several GPUs",
     why="DataParallel copies the module to every GPU in each step and drives all of them from the threads of one "
     "process, which the interpreter's lock serializes. DistributedDataParallel keeps one process and one copy per GPU, "
-    "and overlaps the gradients' reduction with backward. torch's documentation recommends it on one host too.",
+    "and overlaps the gradients' reduction with backward. torch's documentation recommends it on one host "
+    "too. The rule is silent in programs that know DistributedDataParallel.",
     fix="Use torch.nn.parallel.DistributedDataParallel with one process per GPU: "
     "`cpulaunch --nproc-per-node gpu train.py` starts them.",
     find=find,
@@ -48,5 +51,6 @@ RULE = Rule(
         "net = nn.DataParallel(net, [1])\n",
         "def wrap(nn):\n    return nn.DataParallel(net)\n",
         "# nn.DataParallel(net)\n",
+        "if rank is None:\n    net = nn.DataParallel(net)\nelse:\n    net = nn.parallel.DistributedDataParallel(net)\n",
     ),
 )

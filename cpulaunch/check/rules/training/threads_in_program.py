@@ -21,7 +21,8 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
             target = node.targets[0]
             is_environment = program.dotted(target.value) == "os.environ" and is_constant(target.slice, *VARIABLES)
-            if is_environment and isinstance(node.value, ast.Constant) and _always_runs(program, node):
+            is_fixed = isinstance(node.value, ast.Constant) and not is_constant(node.value, "disabled", "none")
+            if is_environment and is_fixed and _always_runs(program, node):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the environment that the launcher chose")
 
 
@@ -57,6 +58,7 @@ RULE = Rule(
         "import os\nprint(os.environ['OMP_NUM_THREADS'])\n",
         "class Test:\n    def setUp(self):\n        torch.set_num_threads(1)\n",
         "environ['OMP_NUM_THREADS'] = '4'\n",
+        "import os\nos.environ['KMP_AFFINITY'] = 'disabled'\n",
         "if __name__ == '__main__':\n    run()\n",
         "import os\nif 'OMP_NUM_THREADS' not in os.environ:\n    os.environ['OMP_NUM_THREADS'] = '4'\n",
     ),
