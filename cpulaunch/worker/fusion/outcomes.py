@@ -16,18 +16,19 @@ from contextlib import contextmanager, suppress
 from cpulaunch.system.files.caches import is_private, open_cache_folder, open_lock_file, read_lines, replace_lines
 from cpulaunch.worker.fusion.search import TrialOutcome
 
-HEADER = "cpulaunch graphs 2"
+HEADER = "cpulaunch graphs 3"
 OUTCOMES, CLAIMS = "outcomes", "claims"
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 2000
 MAX_REASON = 300
+MAX_SECONDS = 999_999.0
 
 LOCK_SECONDS = 5.0
 """How long a writer waits for another one before it writes all the same."""
 
 PAUSE_SECONDS = 0.2
 
-LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)(?:\t(\d{1,6}\.\d))?")
+LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)\t(\d{1,6}\.\d)\t(\d{1,6}\.\d)")
 POSITIONS = re.compile(r"(?:\d{1,6}(?:,\d{1,6})*)?")
 
 
@@ -92,12 +93,13 @@ def _read(descriptor: int) -> dict[str, TrialOutcome]:
         match = LINE.fullmatch(line)
         if match is None:
             continue
-        key, verdict, detail, seconds = match.groups()
+        key, verdict, detail, *numbers = match.groups()
+        seconds, cut_after = map(float, numbers)
         if verdict == "refused":
-            outcomes[key] = TrialOutcome(refusal=detail or "refused")
+            outcomes[key] = TrialOutcome(refusal=detail or "refused", cut_after=cut_after)
         elif POSITIONS.fullmatch(detail):
             left_out = frozenset(int(part) for part in detail.split(",") if part)
-            outcomes[key] = TrialOutcome(left_out=left_out, seconds=float(seconds or 0))
+            outcomes[key] = TrialOutcome(left_out=left_out, seconds=seconds, cut_after=cut_after)
     return outcomes
 
 
@@ -125,9 +127,10 @@ def _latest_lines(outcomes: Mapping[str, TrialOutcome]) -> list[str]:
 
 
 def _line(key: str, outcome: TrialOutcome) -> str:
+    numbers = f"{min(outcome.seconds, MAX_SECONDS):.1f}\t{min(outcome.cut_after, MAX_SECONDS):.1f}"
     if outcome.refusal is not None:
-        return f"{key}\trefused\t{' '.join(outcome.refusal.split())[:MAX_REASON]}"
-    return f"{key}\tworks\t{','.join(map(str, sorted(outcome.left_out)))}\t{outcome.seconds:.1f}"
+        return f"{key}\trefused\t{' '.join(outcome.refusal.split())[:MAX_REASON]}\t{numbers}"
+    return f"{key}\tworks\t{','.join(map(str, sorted(outcome.left_out)))}\t{numbers}"
 
 
 @contextmanager

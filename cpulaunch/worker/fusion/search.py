@@ -23,12 +23,18 @@ class TrialOutcome:
     """The outcome for a graph: it works without the operations `left_out`, unless `refusal` says why it does not.
 
     `lasting`: another search would end in the same way. `seconds`: processor time that its compilation takes.
+    `cut_after`: the time limit ended the search after so many seconds of processor time, 0 if it did not.
     """
 
     left_out: frozenset[int] = frozenset()
     refusal: str | None = None
     lasting: bool = True
     seconds: float = 0.0
+    cut_after: float = 0.0
+
+    def holds_within(self, limit: float) -> bool:
+        """Whether another search with a limit of so many seconds would find no more."""
+        return self.cut_after == 0 or self.cut_after >= limit
 
 
 def search(attempt: Attempt, known: frozenset[int], groups: Callable[[], Sequence[frozenset[int]]]) -> TrialOutcome:

@@ -49,7 +49,7 @@ def tried(folder: str, fields: dict[str, Any], described: list[Any]) -> TrialOut
     try:
         with claim(folder, key, is_over=lambda: time.monotonic() > end):
             known = read_outcomes(folder).get(key)
-            if known is not None:
+            if known is not None and known.holds_within(float(fields["seconds"])):
                 return known
             outcome = Trial(fields, described).outcome()
             if outcome.lasting:
@@ -69,9 +69,20 @@ class Trial:
         self._attempts = 0
         self._known: dict[frozenset[int], str | None] = {}
         self._seconds: dict[frozenset[int], float] = {}
+        self._spent, self._is_cut = 0.0, False
 
     def outcome(self) -> TrialOutcome:
-        """What is found about the graph, within its limits of time, memory and attempts."""
+        """What is found about the graph, within its limits of time, memory and attempts.
+
+        A search that the time limit ends is remembered with the processor time that it took: another one with the same
+        limit need not be begun, but one after which a busy machine has left it more time need.
+        """
+        found = self._found()
+        if not self._is_cut:
+            return found
+        return dataclasses.replace(found, lasting=True, cut_after=round(max(self._spent, 0.1), 1))
+
+    def _found(self) -> TrialOutcome:
         needed = total_bytes(self._described) * NEEDED_COPIES
         if needed > available_bytes():
             return TrialOutcome(refusal=f"too little memory to try it ({needed >> 20} MiB are needed)", lasting=False)
@@ -112,7 +123,7 @@ class Trial:
     def _in_process(self, work: Callable[[], Any]) -> tuple[str, Any]:
         """("ok", the result) or ("failed", the reason) of this work in a forked process. Raises: ExhaustedError."""
         if self._is_over():
-            raise ExhaustedError(f"it could not be compiled in {self._fields['seconds']:.0f} s")
+            raise self._out_of_time()
         reader, writer = os.pipe()
         helper = os.getpid()
         try:
@@ -135,16 +146,25 @@ class Trial:
         while True:
             if self._is_over():
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise ExhaustedError(f"it could not be compiled in {self._fields['seconds']:.0f} s")
+                self._wait_for(pid)
+                raise self._out_of_time()
             if not select.select([reader], [], [], POLL_SECONDS)[0]:
                 continue
             chunk = os.read(reader, 1 << 16)
             if not chunk:
                 break
             data += chunk
-        _, status = os.waitpid(pid, 0)
-        return _read_answer(data, status)
+        return _read_answer(data, self._wait_for(pid))
+
+    def _wait_for(self, pid: int) -> int:
+        """The status of an attempt that has ended. Effect: counts its processor time."""
+        _, status, usage = os.wait4(pid, 0)
+        self._spent += usage.ru_utime + usage.ru_stime
+        return status
+
+    def _out_of_time(self) -> ExhaustedError:
+        self._is_cut = True
+        return ExhaustedError(f"it could not be compiled in {self._fields['seconds']:.0f} s")
 
 
 def _read_answer(data: bytes, status: int) -> tuple[str, Any]:

@@ -102,7 +102,8 @@ class Trials:
             return
         self._version = found
         try:
-            self._outcomes |= read_outcomes(self._folder)
+            known = read_outcomes(self._folder)
+            self._outcomes |= {key: each for key, each in known.items() if each.holds_within(self._seconds)}
         except UnusableError as error:
             self._unavailable = f"it cannot be kept in mind which graphs crash: {error}"
 

@@ -150,6 +150,7 @@ def encode_outcome(key: str, outcome: TrialOutcome) -> bytes:
         "refusal": outcome.refusal,
         "lasting": outcome.lasting,
         "seconds": outcome.seconds,
+        "cut_after": outcome.cut_after,
     }
     return json.dumps(fields).encode() + b"\n"
 
@@ -163,4 +164,5 @@ def decode_outcome(line: bytes) -> tuple[str, TrialOutcome]:
         refusal=fields["refusal"],
         lasting=bool(fields["lasting"]),
         seconds=float(fields["seconds"]),
+        cut_after=float(fields["cut_after"]),
     )

@@ -4,70 +4,88 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from cpulaunch.records.record import record
 
-_LEVELS: dict[object, int] = {
-    logging.Logger.debug: logging.DEBUG,
-    logging.Logger.info: logging.INFO,
-    logging.Logger.warning: logging.WARNING,
-    logging.Logger.error: logging.ERROR,
-    logging.Logger.critical: logging.CRITICAL,
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
 }
+"""Methods of loggers and their adapters, and the level of what they write."""
+
+_WITH_LEVEL = ("log", "isEnabledFor")
+"""Methods whose first argument is a level."""
 
 
 @record
 class SilentCall:
-    """A method of a logger that wrote nothing when it was traced.
+    """A call of a method of a logger, or of an adapter, that wrote nothing when it was traced.
 
-    `level`: that of its messages. `messages`: of a method that writes a message only once, how many it had written.
+    `function`: what the method was. `level`: that of its message, or the one asked about. `messages`: of a method that
+    writes a message only once, how many it had written. `answer`: what it returned.
     """
 
-    logger: logging.Logger
+    logger: Any
+    name: str
     function: Callable[..., Any]
     level: int | None = None
     messages: int = 0
+    answer: bool | None = None
 
     def is_silent(self) -> bool:
-        """Whether the logger still has this method, and it writes nothing now."""
-        method = getattr(self.logger, getattr(self.function, "__name__", ""), None)
-        if getattr(method, "__func__", None) is not self.function:
+        """Whether the logger still has this method, which would do and return the same now."""
+        if _function(self.logger, self.name) is not self.function:
             return False
-        if self.level is not None:
-            return not self.logger.isEnabledFor(self.level)
-        return _messages(self.function) >= max(self.messages, 1)
+        if self.level is None:
+            return _messages(self.function) >= max(self.messages, 1)
+        return bool(self.logger.isEnabledFor(self.level)) is bool(self.answer)
 
 
-class SilentCalls(set[Callable[..., Any]]):
-    """A set of all methods of loggers that write nothing now; `used` has those it was asked for.
+def silent_call(logger: Any, name: str, arguments: list[Any]) -> SilentCall | None:
+    """A call of this method that writes nothing now; None if it may.
 
-    These are the methods of levels that are not enabled, and those that write a message only once, such as
-    transformers' `warning_once`: the eager call before the trace has written it.
+    It writes nothing if its level is not enabled, or if it writes a message only once, such as transformers'
+    `warning_once`: the eager call before the trace has written it. `arguments`: those that are constants; NOT_CONSTANT
+    stands for others, each of which may be another message.
     """
+    function = _function(logger, name)
+    if function is None:
+        return None
+    level = _level(logger, name, function, arguments)
+    if level is None:
+        if not isinstance(function, functools._lru_cache_wrapper) or NOT_CONSTANT in arguments:
+            return None
+        call = SilentCall(logger=logger, name=name, function=function, messages=_messages(function))
+    else:
+        answer = bool(logger.isEnabledFor(level)) if name == "isEnabledFor" else None
+        call = SilentCall(logger=logger, name=name, function=function, level=level, answer=answer)
+    return call if call.is_silent() else None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.used: set[SilentCall] = set()
 
-    def __contains__(self, method: object) -> bool:
-        function, logger = getattr(method, "__func__", None), getattr(method, "__self__", None)
-        if function is None or not isinstance(logger, logging.Logger):
-            return False
-        level = _LEVELS.get(function)
-        if level is None and not isinstance(function, functools._lru_cache_wrapper):
-            return False
-        call = SilentCall(logger=logger, function=function, level=level, messages=_messages(function))
-        if call.is_silent():
-            self.used.add(call)
-            return True
-        return False
+NOT_CONSTANT = object()
 
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        """How to copy it: Dynamo copies its settings for its own records, and some loggers cannot be copied."""
-        return set, ()
+
+def _function(logger: Any, name: str) -> Any:
+    """The function of a method; None if there is no such method, or it is the object's own."""
+    return getattr(getattr(logger, name, None), "__func__", None)
+
+
+def _level(logger: Any, name: str, function: object, arguments: list[Any]) -> int | None:
+    """The level that decides whether the method, one of logging's own, writes something; None if there is none."""
+    kind = logging.LoggerAdapter if isinstance(logger, logging.LoggerAdapter) else logging.Logger
+    own = {name, "isEnabledFor", "log"} if kind is logging.LoggerAdapter else {name}
+    if any(_function(logger, each) is not getattr(kind, each, None) for each in own):
+        return None
+    if name in _WITH_LEVEL:
+        return arguments[0] if arguments and type(arguments[0]) is int else None
+    return _LEVELS.get(name)
 
 
 def _messages(function: Callable[..., Any]) -> int:
@@ -79,18 +97,58 @@ def _messages(function: Callable[..., Any]) -> int:
 
 
 @contextmanager
-def silent_calls_left_out() -> Iterator[SilentCalls]:
-    """Effect: inside the context Dynamo leaves out the calls in this set; old versions refuse them, as without it.
+def silent_calls_left_out() -> Iterator[set[SilentCall]]:
+    """The calls that Dynamo leaves out, in this thread, inside the context. Effect: it leaves out silent ones only.
 
     Those that the program lets Dynamo leave out, or move behind the graph, are lost only where the program compiles.
     Source: torch/_dynamo/variables, LoggingLoggerVariable.call_method; torch/_dynamo/config.py.
     """
     import torch._dynamo.config as config
+    from torch._dynamo.variables import misc, user_defined
 
-    calls = SilentCalls()
-    settings = {"ignore_logger_methods": calls, "reorderable_logging_functions": set()}
-    with config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
-        yield calls
+    used: set[SilentCall] = set()
+    names = ("ignore_logger_methods", "reorderable_logging_functions")
+    with config.patch({name: set() for name in names if hasattr(config, name)}), ExitStack() as contexts:
+        for kind in (getattr(misc, "LoggingLoggerVariable", None), user_defined.UserDefinedObjectVariable):
+            if kind is not None:
+                contexts.enter_context(_answering(kind, used))
+        yield used
+
+
+@contextmanager
+def _answering(kind: Any, used: set[SilentCall]) -> Iterator[None]:
+    """Effect: inside the context, silent calls of the objects of Dynamo's class become constants, and are recorded."""
+    plain, thread = kind.call_method, threading.get_ident()
+
+    @functools.wraps(plain)
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        value = getattr(self, "value", None)
+        if isinstance(value, logging.Logger | logging.LoggerAdapter) and threading.get_ident() == thread:
+            call = silent_call(value, name, [_constant(each) for each in (*args, *kwargs.values())])
+            if call is not None:
+                from torch._dynamo.variables import ConstantVariable
+
+                used.add(call)
+                return ConstantVariable.create(call.answer)
+        return plain(self, tx, name, args, kwargs)
+
+    own = vars(kind).get("call_method")
+    kind.call_method = call_method
+    try:
+        yield
+    finally:
+        if own is None:
+            del kind.call_method
+        else:
+            kind.call_method = own
+
+
+def _constant(variable: Any) -> Any:
+    """The Python value of Dynamo's variable; NOT_CONSTANT if it has none that is known."""
+    try:
+        return variable.as_python_constant()
+    except Exception:  # noqa: BLE001  Dynamo raises errors of several types.
+        return NOT_CONSTANT
 
 
 def are_silent(used: frozenset[SilentCall]) -> bool:

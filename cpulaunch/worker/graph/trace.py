@@ -92,7 +92,7 @@ def trace_call(
             shared = shared_object(eager, result)
             if shared:
                 raise RefusedError(f"it returns {shared}")
-            code, used = function.__code__, frozenset(silent.used)
+            code, used = function.__code__, frozenset(silent)
             return _traced_call(recorder, result, code, inputs=inputs, frozen=frozen, silent=used)
         finally:
             _drop_weak_references(recorder.graph)

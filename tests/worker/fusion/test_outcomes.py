@@ -29,6 +29,8 @@ KNOWN = {
     KEYS[0]: TrialOutcome(),
     KEYS[1]: TrialOutcome(left_out=frozenset({3, 17}), seconds=12.5),
     KEYS[2]: TrialOutcome(refusal="oneDNN Graph crashes (SIGSEGV)"),
+    KEYS[3]: TrialOutcome(refusal="it could not be compiled in 60 s", cut_after=301.5),
+    KEYS[4]: TrialOutcome(left_out=frozenset({3}), seconds=2.5, cut_after=301.5),
 }
 
 
@@ -61,12 +63,12 @@ def test_the_latest_outcomes_are_kept(folder: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "another file", f"cpulaunch graphs 1\n{KEYS[0]}\tworks\t\n"),
-        *(f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t1;2\n", f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t-1\n"),
+        *("", "another file", f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t\t0.0\n"),
+        *(f"cpulaunch graphs 3\n{KEYS[0]}\tworks\t1;2\t0.0\t0.0\n", f"cpulaunch graphs 3\n{KEYS[0]}\tworks\t1\n"),
         *(
-            "cpulaunch graphs 2\nshort\tworks\t1\n",
-            f"cpulaunch graphs 2\n{KEYS[0]}\tworks\t1\tnan\n",
-            f"cpulaunch graphs 2\n{KEYS[0]}\tother\t1\n",
+            "cpulaunch graphs 3\nshort\tworks\t1\t0.0\t0.0\n",
+            f"cpulaunch graphs 3\n{KEYS[0]}\tworks\t1\tnan\t0.0\n",
+            f"cpulaunch graphs 3\n{KEYS[0]}\tother\t1\t0.0\t0.0\n",
             "\0" * 100,
         ),
     ],

@@ -22,7 +22,7 @@ from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
 from cpulaunch.worker.fusion.exclusion import fusible, leave_out  # noqa: E402
 from cpulaunch.worker.fusion.helper_process import HelperEndedError, HelperProcess, environment  # noqa: E402
 from cpulaunch.worker.fusion.math_settings import apply_math_settings, math_settings  # noqa: E402
-from cpulaunch.worker.fusion.outcomes import add_outcomes  # noqa: E402
+from cpulaunch.worker.fusion.outcomes import add_outcomes, read_outcomes  # noqa: E402
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of, portable  # noqa: E402
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome  # noqa: E402
 from cpulaunch.worker.fusion.trial import Trial, tried  # noqa: E402
@@ -135,17 +135,56 @@ def test_the_program_does_not_wait(tmp_path: Path) -> None:
         trials.close()
 
 
-def test_a_graph_that_takes_too_long_is_refused_for_this_process_only(tmp_path: Path) -> None:
+def test_a_graph_that_could_not_be_tried_in_time_is_tried_again(tmp_path: Path) -> None:
     value = torch.randn(6, 16)
-    trials = Trials(0.0, folder=str(tmp_path / "graphs"), wait=True)
+    folder = str(tmp_path / "graphs")
+    hurried, patient = Trials(0.0, folder=folder, wait=True), Trials(300.0, folder=folder, wait=True)
     try:
-        outcome = trials.outcome(frozen(torch.tanh, value), [value])
+        outcome = hurried.outcome(frozen(torch.tanh, value), [value])
+        assert outcome is not None
+        assert "could not be compiled in" in str(outcome.refusal)
+        again = patient.outcome(frozen(torch.tanh, value), [value])
     finally:
-        trials.close()
-    assert outcome is not None
-    assert not outcome.lasting
-    assert "could not be compiled in" in str(outcome.refusal)
-    assert not (tmp_path / "graphs" / "outcomes").exists()
+        hurried.close()
+        patient.close()
+    assert again is not None
+    assert again.refusal is None
+
+
+def busy(seconds: float) -> Callable[[object], object]:
+    """What an attempt does instead of compiling: it computes for so long."""
+
+    def compute(*_: object) -> float:
+        start = time.thread_time()
+        while time.thread_time() - start < seconds:
+            pass
+        return seconds
+
+    return compute
+
+
+def test_a_trial_that_the_time_limit_has_cut_is_remembered_for_starts_with_the_same_limit(
+    tmp_path: Path, monkeypatch
+) -> None:
+    value = torch.randn(6, 16)
+    graph = frozen(torch.tanh, value)
+    described = describe((value, *graph.constants))
+    key = fingerprint(graph, described)
+    fields = {"key": key, "text": graph.text, "inputs": 1, "left_out": [], "threads": 1, "math": math_settings()}
+    monkeypatch.setattr(trial_module, "compile_and_run", busy(600.0))
+    monkeypatch.setattr(trial_module, "IDLE_FACTOR", 20)
+    cut = tried(str(tmp_path), fields | {"seconds": 0.1}, described)
+    assert cut.cut_after >= 0.1
+    attempts: list[object] = []
+    monkeypatch.setattr(trial_module, "compile_and_run", lambda *given: attempts.append(given))
+    assert tried(str(tmp_path), fields | {"seconds": 0.1}, described).refusal == cut.refusal
+    later = Trials(0.1, folder=str(tmp_path), wait=False)
+    assert later.outcome(graph, [value]) is not None
+    assert later.helper_pid() is None
+    monkeypatch.setattr(trial_module, "compile_and_run", busy(0.1))
+    longer = tried(str(tmp_path), fields | {"seconds": 1000.0}, described)
+    assert (longer.refusal, longer.cut_after) == (None, 0.0)
+    assert read_outcomes(str(tmp_path))[key] == longer
 
 
 def test_a_helper_that_is_killed_is_started_again(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
-from cpulaunch.worker.graph.silent_logging import SilentCalls  # noqa: E402
+from cpulaunch.worker.graph.silent_logging import silent_call  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -130,7 +130,7 @@ def test_what_is_written_again_after_other_messages_is_not_left_out(monkeypatch:
     function = functools.lru_cache(1)(warning_once.__wrapped__)
     monkeypatch.setattr(logging.Logger, "warning_once", function, raising=False)
     LOGGER.warning_once("one")
-    assert LOGGER.warning_once not in SilentCalls()
+    assert silent_call(LOGGER, "warning_once", ["one"]) is None
 
 
 @pytest.mark.parametrize("setting", ["ignore_logger_methods", "reorderable_logging_functions"])
@@ -139,6 +139,60 @@ def test_what_the_program_leaves_out_where_it_compiles_is_written_elsewhere(plug
     with torch._dynamo.config.patch({setting: {logging.Logger.warning, LOGGER.warning}}):
         call(model, 6)
     assert messages(caplog) == 6
+
+
+class LoggingTensor(Logging):
+    def forward(self, x: Tensor) -> Tensor:
+        LOGGER.warning_once("value %s", x)
+        return self.linear(x).relu()
+
+
+def test_messages_about_values_are_written_for_each_value(plugin, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    call(LoggingTensor("").eval(), 6)
+    assert messages(caplog) == 6
+
+
+class Asking(Logging):
+    """It asks a logger, or an adapter of it, what is enabled."""
+
+    def __init__(self, logger: logging.Logger | logging.LoggerAdapter[logging.Logger], way: str) -> None:
+        super().__init__("")
+        self.logger, self.way = logger, way
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "log":
+            self.logger.log(logging.INFO, "shape %s", tuple(x.shape))
+        elif self.way == "method":
+            self.logger.info("shape %s", tuple(x.shape))
+        elif self.logger.isEnabledFor(logging.INFO):
+            self.logger.warning("shape %s", tuple(x.shape))
+        return self.linear(x).relu()
+
+
+@pytest.mark.parametrize("way", ["log", "method", "asks"])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_other_ways_to_write_nothing_are_left_out_until_something_is_written(plugin, caplog, adapted, way) -> None:
+    LOGGER.setLevel(logging.WARNING)
+    model = Asking(logging.LoggerAdapter(LOGGER, {}) if adapted else LOGGER, way).eval()
+    call(model, 5)
+    assert plugin.captured() == ["Asking"]
+    LOGGER.setLevel(logging.DEBUG)
+    call(model, 4)
+    assert messages(caplog) == 4
+
+
+class Prefixing(logging.LoggerAdapter):
+    """An adapter that writes to another logger whatever the level is."""
+
+    def log(self, level: int, message: object, *args: object, **kwargs: object) -> None:
+        self.logger.warning(message, *args)
+
+
+def test_an_adapter_with_methods_of_its_own_is_not_left_out(plugin, caplog) -> None:
+    LOGGER.setLevel(logging.WARNING)
+    call(Asking(Prefixing(LOGGER, {}), "method").eval(), 5)
+    assert messages(caplog) == 5
 
 
 class Private(Logging):
