@@ -90,7 +90,7 @@ _cpulaunch_options() {
             echo "--metric --wall-time --lower-is-better --higher-is-better --until --rounds --budget --fail-if-slower --json --html --svg --png --help"
             ;;
         "tune")
-            echo "--minutes --trials --fresh --vary --fix --max-error --output --metric --wall-time --lower-is-better --higher-is-better --throughput --timeout --save --json --help"
+            echo "--minutes --trials --fresh --vary --fix --max-error --output --metric --wall-time --lower-is-better --higher-is-better --throughput --timeout --save --json --html --svg --png --help"
             ;;
         "diagnose")
             echo "--steps --warm-up --budget --trace --to-end --defaults --json --help"

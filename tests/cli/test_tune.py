@@ -252,3 +252,23 @@ def test_a_signal_ends_it_and_the_best_is_kept(tmp_path, home, tune, number):
         assert "interrupted" in Path(data["winner"]["profile"]).read_text()
     after = read(tune(*words, "--trials", "1", code=LONG.replace("time.sleep(1000)", "pass")))
     assert [trial["number"] for trial in after["trials"]][:1] == [0]
+
+
+def test_a_page_and_pictures_of_a_search(tune, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'cpulaunch[plots]'")
+    files = ["--html", "page.html", "--svg", "plots.svg", "--png", "plots.png"]
+    ran = tune("--vary", "threads=1", "--env", "API_KEY=secret-value", *files)
+    assert ran.returncode == 0, ran.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert '<p class="verdict good">--threads 1 is ' in page
+    assert all(text in page for text in ("Final round", "OMP_NUM_THREADS", "API_KEY", "Map of the cores", "Use them:"))
+    assert "secret-value" not in page
+    assert (tmp_path / "plots.svg").read_bytes().startswith(b"<?xml")
+    assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_that_cannot_be_written_is_found_before_the_search(tune, tmp_path):
+    ran = tune("--html", "missing/page.html", code="open('started', 'w')")
+    assert ran.returncode == 125
+    assert "the page cannot be written: missing/page.html" in ran.stderr
+    assert not (tmp_path / "started").exists()

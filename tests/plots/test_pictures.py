@@ -7,6 +7,7 @@ import pytest
 
 from cpulaunch.charts.compare_charts import compare_charts
 from cpulaunch.charts.model import BarChart, LostPoint, Point, PointChart, Series
+from cpulaunch.charts.tune_charts import tune_charts
 from cpulaunch.plots.picture import check_plots, picture
 from cpulaunch.records.errors import CpulaunchError
 from tests.html import hostile
@@ -40,6 +41,14 @@ def test_any_number_has_a_picture(number):
         each["samples"] = [{**sample, "value": number} for sample in each["samples"]]
     comparison["comparisons"][0] |= {"ratio": number, "low": number, "high": number}
     assert picture(compare_charts(comparison), title="", kind="png").startswith(PNG)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("trials", [0, 3, 1000])
+def test_a_search_has_a_picture(trials):
+    found = texts(picture(tune_charts(hostile.search("a setting", trials=trials)), title="", kind="svg"))
+    assert ("best so far" in found) is (trials > 0)
+    assert all(each in found for each in ("Importance of settings", "final round", "between trials"))
 
 
 @needs_matplotlib

@@ -61,6 +61,7 @@ TUNE = (
     _option("--timeout", "SECONDS", "end a launch after so long (default: three times the default's time, and 60 s)"),
     _option("--save", "NAME|FILE", "the profile to write (default: SCRIPT-tuned, among your own profiles)"),
     _option("--json", "", "print JSON and nothing else"),
+    *FILES,
     HELP,
 )
 

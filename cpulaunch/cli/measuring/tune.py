@@ -10,14 +10,16 @@ from datetime import UTC, datetime
 
 import cpulaunch
 from cpulaunch.cli.help.commands import command_named
+from cpulaunch.cli.measuring.outputs import check_outputs
 from cpulaunch.cli.measuring.own_options import shown_words
 from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.cli.measuring.tune_arguments import parse_tune
 from cpulaunch.cli.measuring.tune_outcome import finished_result
+from cpulaunch.cli.measuring.tune_outputs import LastWorkers, write_tune_outputs
 from cpulaunch.cli.measuring.tune_search import Planner, studies_folder, study_identity, tuned_program
-from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
+from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
-from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Sample, Side
 from cpulaunch.measure.tuning.outcome.past import changes_since, past_configurations, past_studies
@@ -57,19 +59,25 @@ def tune(arguments: Sequence[str], services: Services) -> int:
         return services.print_help(COMMAND)
     if importlib.util.find_spec(EXTRA) is None:
         raise CpulaunchError("tune needs optuna, which is not installed", hint="pip install 'cpulaunch[tune]'")
+    check_outputs(line.files)
     program = tuned_program(line, services, python=sys.executable)
     planner = Planner(program, services)
     identity = study_identity(program, planner)
-    result = _searched(program, planner, identity, services)
+    workers = LastWorkers()
+    result = _searched(program, planner, identity, services, workers)
+    data = result_json(result)
     if line.json:
-        services.print_json(result_json(result))
+        services.print_json(data)
     else:
         strong = painter("bold", color=services.color)
         services.print_text(result_text(result, width=services.width, strong=strong))
-    return INTERRUPTED if result.found.ended == "interrupted" else 0
+    failure = write_tune_outputs(result, data, program, planner, services, workers)
+    return INTERRUPTED if result.found.ended == "interrupted" else failure
 
 
-def _searched(program: TuneProgram, planner: Planner, identity: StudyIdentity, services: Services) -> TuneResult:
+def _searched(
+    program: TuneProgram, planner: Planner, identity: StudyIdentity, services: Services, workers: LastWorkers
+) -> TuneResult:
     """What was found. Effect: this process forks, and goes on in its grandchild, as for a launch."""
     root = studies_folder(services.environ)
     folder = os.path.join(root, identity.machine_key, identity.key)
@@ -88,12 +96,15 @@ def _searched(program: TuneProgram, planner: Planner, identity: StudyIdentity, s
     make_folder(folder, fresh=program.line.fresh)
     study = Study(folder, identity.space, seed=SEED)
     output = None if program.line.output is None else OutputFile(program.line.output)
+    pauses = Pauses()
     progress = ProgressLine(services.environ, width=services.width)
+    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control, pauses=pauses)
+    setup = LaunchSetup(child=child, folder=private, python=program.python)
     means = TuneMeans(
         space=identity.space,
-        take=_launcher(program, link, services, folder=private, output=output),
+        take=_launcher(program, setup, output, workers),
         effect=planner.effect,
-        clock=time.monotonic,
+        clock=lambda: time.monotonic() - pauses.seconds,
         progress=progress.show,
         written=None if output is None else output.outputs,
         levels=services.levels(program.host),
@@ -120,14 +131,9 @@ def _searched(program: TuneProgram, planner: Planner, identity: StudyIdentity, s
 
 
 def _launcher(
-    program: TuneProgram, link: GuardLink, services: Services, *, folder: str, output: OutputFile | None
+    program: TuneProgram, setup: LaunchSetup, output: OutputFile | None, workers: LastWorkers
 ) -> Callable[[Configuration | None, MetricChoice | None, float], Sample]:
     """A function that launches a configuration, or the reference for None, and returns its sample."""
-    setup = LaunchSetup(
-        child=ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control),
-        folder=folder,
-        python=program.python,
-    )
 
     def side(configuration: Configuration | None) -> Side:
         if configuration is not None:
@@ -139,12 +145,15 @@ def _launcher(
     def take(configuration: Configuration | None, choice: MetricChoice | None, limit_seconds: float) -> Sample:
         if output is not None:
             output.mark()
-        return take_sample(
+        sample = take_sample(
             side(configuration),
             program.line.program,
             choice=choice or MetricChoice(),
             limit_seconds=limit_seconds,
             setup=setup,
         )
+        if configuration is not None:
+            workers.keep(configuration, sample)
+        return sample
 
     return take

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from cpulaunch.cli.help.measuring import TUNE
+from cpulaunch.cli.measuring.outputs import OutputFiles, output_files
 from cpulaunch.cli.measuring.own_options import check_exclusive, direction, metric_choice, number
 from cpulaunch.measure.tuning.space import parse_fixed, parse_variation
 from cpulaunch.measure.tuning.tuner import TuneGoal, TuneLimits
@@ -41,6 +42,7 @@ class TuneLine:
     output: str | None = None
     save: str | None = None
     fresh: bool = False
+    files: OutputFiles = field(default_factory=OutputFiles)
     json: bool = False
     help: bool = False
 
@@ -77,6 +79,7 @@ def parse_tune(tokens: Sequence[str], value_count: Callable[[str], int | None]) 
         output=given.get("--output"),
         save=_save(given.get("--save")),
         fresh="--fresh" in given,
+        files=output_files(given),
         json="--json" in given,
     )
 
