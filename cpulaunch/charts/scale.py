@@ -39,6 +39,15 @@ class Scale:
         found = self._decades() if self.logarithmic else ()
         return found if len(found) > 1 else self._even()
 
+    def labelled(self, *, whole: bool = False) -> tuple[tuple[float, str], ...]:
+        """The round numbers with their texts, which differ. `whole`: those of rounds and trials, without halves."""
+        ticks = [each for each in self.ticks() if not whole or each == round(each)] or [round(self.low + 0.5)]
+        for digits in range(4, 17):
+            texts = [_number_text(each, digits) for each in ticks]
+            if len(set(texts)) == len(texts):
+                break
+        return tuple(zip(ticks, texts, strict=True))
+
     def _decades(self) -> tuple[float, ...]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         for steps in ((1, 2, 5), (1, 3), (1,)):
@@ -57,16 +66,16 @@ class Scale:
         return tuple(each for each in numbers if self.low <= each <= self.high)
 
 
-def tick_text(value: float) -> str:
-    """A number as it is written beside an axis."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+def _number_text(value: float, digits: int) -> str:
+    large = 1000 <= abs(value) < 1e15 and value == round(value)
+    return f"{value:,.0f}" if large else f"{value:.{digits}g}"
 
 
 def scale_of(values: Iterable[float]) -> Scale:
     """The scale on which all of these finite values lie, with a margin; beyond LARGEST they lie at its ends."""
     found = [min(LARGEST, max(-LARGEST, float(each))) for each in values]
     low, high = min(found, default=0.0), max(found, default=1.0)
-    if low > 0 and high / WIDE > low:
+    if low > 0 and high / WIDE > max(low, 1 / LARGEST):
         low = max(low, 1 / LARGEST)
         margin = math.exp(MARGIN * (math.log(high) - math.log(low)))
         return Scale(low=low / margin, high=high * margin, logarithmic=True)

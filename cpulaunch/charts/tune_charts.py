@@ -63,14 +63,13 @@ def trials_chart(search: Json) -> PointChart | None:
         if each["state"] == "measured" or not line:
             best = max(best, point.y)
         line.append(Point(x=point.x, y=best))
+    trial = Series(label="trial", points=tuple(points))
+    best_so_far = Series(label="best so far", points=tuple(line), steps=True, dots=False)
     cut = any(point.marked for point in points)
     return PointChart(
         title=f"Trials: how many times as good as {DEFAULT}",
         x_title="trial",
-        series=(
-            Series(label="trial", points=tuple(points)),
-            Series(label="best so far", points=tuple(line), steps=True, dots=False),
-        ),
+        series=(trial, best_so_far) if points else (),
         reference=1.0,
         marks="measured once" if cut else "",
         lost=tuple(

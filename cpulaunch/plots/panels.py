@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.charts.model import MAX_BARS, is_drawable
-from cpulaunch.charts.scale import horizontal_scale, tick_text, vertical_scale
+from cpulaunch.charts.scale import horizontal_scale, vertical_scale
 from cpulaunch.records.errors import escaped
 
 TYPE_CHECKING = False
@@ -58,8 +58,10 @@ def draw_points(axes: Any, chart: PointChart) -> None:
         axes.set_yscale("log")
     axes.set_xlim(across.low, across.high)
     axes.set_ylim(up.low, up.high)
-    axes.set_yticks(up.ticks(), [tick_text(each) for each in up.ticks()])
-    axes.set_yticks([], minor=True)
+    for name, scale, whole in (("yticks", up, False), ("xticks", across, True)):
+        labelled = scale.labelled(whole=whole)
+        getattr(axes, f"set_{name}")([each for each, _ in labelled], [text for _, text in labelled])
+        getattr(axes, f"set_{name}")([], minor=True)
     axes.grid(axis="y")
     if chart.band is not None:
         axes.axhspan(*chart.band, color=COLOURS[1], alpha=0.14, linewidth=0, label="95 % interval")
@@ -71,7 +73,6 @@ def draw_points(axes: Any, chart: PointChart) -> None:
         axes.plot([lost.x], [up.low], "x", color="#b3261e", clip_on=False, label="" if index else "failed")
     axes.set_xlabel(chart.x_title)
     axes.set_title(_cut(chart.title, MAX_TEXT))
-    axes.xaxis.get_major_locator().set_params(integer=True)
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import logging
 import warnings
 
 from cpulaunch.charts.model import BarChart
@@ -38,12 +39,13 @@ def picture(charts: Sequence[Chart], *, title: str, kind: PictureKind) -> bytes:
     Raises: CpulaunchError if matplotlib is missing.
     """
     check_plots(f"--{kind}")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # Its first use tells of a font cache.
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     defaults = {name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith("backend")}
     with mpl.rc_context({**defaults, **STYLE}), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Of characters that its font lacks: it draws a box for each.
+        warnings.simplefilter("ignore")  # Of characters that its font lacks, and of figures beyond all measure.
         heights = [_height(each) for each in charts]
         figure = Figure(figsize=(WIDTH_INCHES, max(1.0, sum(heights) + TITLE_INCHES)), layout="constrained")
         figure.suptitle(escaped(title)[:MAX_TITLE], x=0.01, ha="left", fontsize=10)

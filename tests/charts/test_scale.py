@@ -26,6 +26,17 @@ def test_numbers_are_few_and_inside(values):
     assert sorted(set(ticks)) == list(ticks)
 
 
+@given(st.floats(min_value=1e-3, max_value=1e12), st.floats(min_value=1e-9, max_value=1.0))
+def test_texts_tell_the_numbers_apart(start, width):
+    texts = [text for _, text in scale_of([start, start * (1 + width)]).labelled()]
+    assert len(texts) == len(set(texts)) >= 1
+
+
+def test_rounds_have_whole_numbers():
+    assert Scale(low=0.5, high=1.5).labelled(whole=True) == ((1, "1"),)
+    assert [text for _, text in Scale(low=0.5, high=12.5).labelled(whole=True)][-1] == "12"
+
+
 def test_numbers_are_round():
     assert scale_of([1.0, 5.0]).ticks() == (1, 2, 3, 4, 5)
     assert scale_of([0.91, 1.32]).ticks() == (0.9, 1.0, 1.1, 1.2, 1.3)

@@ -14,8 +14,7 @@ from cpulaunch.cli.measuring.outputs import check_outputs
 from cpulaunch.cli.measuring.own_options import shown_words
 from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.cli.measuring.tune_arguments import parse_tune
-from cpulaunch.cli.measuring.tune_outcome import finished_result
-from cpulaunch.cli.measuring.tune_outputs import LastWorkers, write_tune_outputs
+from cpulaunch.cli.measuring.tune_outcome import LastWorkers, finished_result, write_tune_outputs
 from cpulaunch.cli.measuring.tune_search import Planner, studies_folder, study_identity, tuned_program
 from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from cpulaunch.charts.scale import horizontal_scale, tick_text, vertical_scale
+from cpulaunch.charts.scale import horizontal_scale, vertical_scale
 from cpulaunch.html.elements.markup import Markup, element, joined, number_text, value_of
 
 TYPE_CHECKING = False
@@ -143,13 +143,9 @@ def _line(start: tuple[float, float], end: tuple[float, float], name: str) -> Ma
 
 def _ticks(scale: Scale, name: str, edge: str, *, whole: bool = False) -> Markup:
     """The numbers beside an axis. `whole`: those of rounds and trials, of which there are no halves."""
-    found = [each for each in scale.ticks() if not whole or each == round(each)]
-    texts = [tick_text(each) for each in found]
-    widest = max(texts, key=len, default="")
-    spans = [
-        element("span", text, style=f"{edge}:{_percent(scale.share(each))}")
-        for text, each in zip(texts, found, strict=True)
-    ]
+    found = scale.labelled(whole=whole)
+    widest = max((text for _, text in found), key=len, default="")
+    spans = [element("span", text, style=f"{edge}:{_percent(scale.share(each))}") for each, text in found]
     return element("div", element("i", widest), joined(spans), _class=f"ticks {name}", aria_hidden="true")
 
 
