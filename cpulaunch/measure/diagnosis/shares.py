@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cpulaunch.measure.diagnosis.figures import ProcessFigures
 
+INTERRUPTED = 0.05
+"""Share of the profiled time without a CPU, from which on single long times say nothing."""
 LEAST_LEFT = 0.3
 """Of the time in tiny operations, what stays when the profiler's own time is taken off."""
 
@@ -106,16 +108,23 @@ def _divided(figures: ProcessFigures, rest: float, blocked: float) -> dict[str, 
         "tiny": float(tiny["seconds"]) / count,
         "overhead": float(window["overhead"]) / count,
     }
-    total = sum(seen.values()) + pauses
+    excess = sum(seen.values()) + pauses - rest
+    if excess > 0 and interrupted_often(figures):  # A pause that other steps do not have was an interruption.
+        pauses, excess = max(0.0, pauses - excess), max(0.0, excess - pauses)
     small = ("synchronization", "tiny", "overhead")
     of_small = sum(seen[name] for name in small)
-    excess = total - rest
     if excess > 0 and of_small > 0:  # The profiler's own time is spent where there are many events.
         left = max(LEAST_LEFT, 1 - excess / of_small)
         seen |= {name: seen[name] * left for name in small}
-        total = sum(seen.values()) + pauses
+    total = sum(seen.values()) + pauses
     waiting = min(pauses, blocked)
     seen |= {"waiting": waiting, "python": pauses - waiting}
     if total <= 0:
         return {"unknown": rest}
     return {name: value * rest / total for name, value in seen.items()}
+
+
+def interrupted_often(figures: ProcessFigures) -> bool:
+    """Whether other threads often took the CPU in the steps that the profiler saw."""
+    window = figures.window
+    return window is not None and float(window.get("delay", 0.0)) > INTERRUPTED * float(window["seconds"])

@@ -16,11 +16,11 @@ class Packed(Dataset):
 
     def __getitem__(self, index):
         image = torch.frombuffer(bytearray(zlib.decompress(PACKED[index % 8])), dtype=torch.uint8)
-        checked = sum(zlib.crc32(PACKED[number]) for number in range(8) for _ in range(20))
-        return image[:3072].float() / 255 + checked % 2, torch.tensor([1.0])
+        checked = sum(zlib.crc32(PACKED[number]) for number in range(8) for _ in range(60))
+        return image[:192].float() / 255 + checked % 2, torch.tensor([1.0])
 
 
-model = nn.Sequential(nn.Linear(3072, 64), nn.ReLU(), nn.Linear(64, 1))
+model = nn.Sequential(nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 1))
 optimizer = torch.optim.Adam(model.parameters())
 for inputs, targets in DataLoader(Packed(), batch_size=16):
     optimizer.zero_grad()

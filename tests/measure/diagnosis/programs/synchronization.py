@@ -4,11 +4,11 @@ import torch
 from torch import nn
 
 model = nn.Linear(32, 10).eval()
-inputs = torch.rand(512, 32)
+inputs = torch.rand(256, 32)
 right = 0
 with torch.no_grad():
     for _ in range(10_000):
-        classes = model(inputs).argmax(1)
-        for row in range(512):
-            if classes[row].item() == row % 10:
+        scores = model(inputs)
+        for row in range(256):
+            if max(scores[row, number].item() for number in range(10)) > 0.5:
                 right += 1

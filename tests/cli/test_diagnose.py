@@ -1,0 +1,157 @@
+"""The command diagnose: its command line, its exit codes, and programs that cannot be diagnosed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from cpulaunch.cli.measuring.diagnose_arguments import asks_for_json, parse_diagnose
+from cpulaunch.records.errors import UsageError
+from tests import json_output
+from tests.launch.launching import alive, eventually
+
+TRAIN = """
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.rand(16, 64)).square().mean().backward()
+        optimizer.step()
+    open("finished", "w").close()
+"""
+
+
+def test_own_options_come_before_those_of_the_launch():
+    line = parse_diagnose(["--steps", "7", "--json", "--trace=t.json", "--nproc-per-node", "2", "a.py", "--json"])
+    assert (line.steps, line.json, line.trace) == (7, True, "t.json")
+    assert line.launch == ("--nproc-per-node", "2", "a.py", "--json")
+
+
+WRONG = {
+    "": "no script given",
+    "--steps x a.py": "invalid value 'x' for --steps",
+    "--steps 1 a.py": "invalid value",
+    "--budget inf a.py": "invalid value",
+    "--trace": "--trace needs a value",
+    "--json=1 a.py": "--json takes no value",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_command_line_is_a_usage_error(words):
+    with pytest.raises(UsageError) as error:
+        parse_diagnose(words.split())
+    assert WRONG[words] in str(error.value)
+
+
+def test_json_is_asked_for_by_its_own_option_only():
+    assert asks_for_json(["--steps", "3", "--json", "a.py"])
+    assert not asks_for_json(["--steps", "3", "a.py", "--json"])
+
+
+@pytest.fixture
+def diagnose(tmp_path):
+    """A function that runs `cpulaunch diagnose` on a program's text."""
+
+    def run(*words, code, environ=None):
+        (tmp_path / "program.py").write_text(textwrap.dedent(code))
+        command = [sys.executable, "-m", "cpulaunch", "diagnose", *words, "program.py"]
+        environ = {**os.environ, **(environ or {})}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("words", [(), ("--defaults",), ("--instances", "2", "--oversubscribe")], ids=str)
+def test_the_program_ends_when_its_steps_have_been_measured(diagnose, tmp_path, words):
+    ran = diagnose("--json", *words, code=TRAIN.replace("STEPS", "10**9"))
+    data = json_output.read("diagnose", ran.stdout)
+    assert ran.returncode == 0
+    assert len(data["processes"]) == (2 if "2" in words else 1)
+    assert {process["step"] for process in data["processes"]} == {"optimizer"}
+    assert not (tmp_path / "finished").exists()
+
+
+def test_ranks_are_measured_together(diagnose):
+    code = """
+        import torch
+        from torch import distributed, nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        distributed.init_process_group("gloo")
+        model = DistributedDataParallel(nn.Linear(64, 64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            optimizer.zero_grad()
+            model(torch.rand(16, 64)).square().mean().backward()
+            optimizer.step()
+    """
+    ran = diagnose("--json", "--nproc-per-node", "2", code=code)
+    data = json_output.read("diagnose", ran.stdout)
+    assert [process["rank"] for process in data["processes"]] == [0, 1]
+
+
+def test_a_short_program_is_diagnosed_by_the_steps_there_are(diagnose, tmp_path):
+    ran = diagnose("--json", code=TRAIN.replace("STEPS", "12"))
+    data = json_output.read("diagnose", ran.stdout)
+    assert (ran.returncode, (tmp_path / "finished").exists()) == (0, True)
+    assert 1 <= data["processes"][0]["steps"] < 10
+
+
+def test_to_the_end(diagnose, tmp_path):
+    ran = diagnose("--to-end", "--steps", "4", code=TRAIN.replace("STEPS", "1000"))
+    assert ran.returncode == 0
+    assert (tmp_path / "finished").exists()
+    assert "steps were measured, each ends with an optimizer's step" in ran.stdout
+
+
+def test_the_trace_is_one_that_viewers_read(diagnose, tmp_path):
+    ran = diagnose("--trace", "trace.json", code=TRAIN.replace("STEPS", "10**9"))
+    assert ran.returncode == 0
+    names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"aten::addmm", "cpulaunch::module", "cpulaunch::backward"} <= names
+
+
+def test_a_program_without_steps_has_no_diagnosis(diagnose):
+    ran = diagnose(code="import torch")
+    assert (ran.returncode, "no step was seen" in ran.stdout) == (1, True)
+
+
+def test_a_program_that_fails_is_named_with_its_message(diagnose):
+    ran = diagnose(code="raise ValueError('bad shape')")
+    assert ran.returncode == 1
+    assert "could not be diagnosed: it exited with code 1: ValueError: bad shape" in ran.stderr
+
+
+@pytest.mark.parametrize("word", ["--dry-run", "--emit=sh"])
+def test_options_that_start_nothing_are_refused(diagnose, word):
+    ran = diagnose(word, code="open('launched', 'w')")
+    assert (ran.returncode, "starts nothing" in ran.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_it_and_what_it_launched(tmp_path, number):
+    code = "import os, time; open(f'pid-{os.getpid()}', 'w').close(); time.sleep(1000)"
+    (tmp_path / "program.py").write_text(code)
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpulaunch", "diagnose", "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    pids = eventually(lambda: [int(path.name[4:]) for path in tmp_path.glob("pid-*")], "the launch")
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    eventually(lambda: not any(alive(pid) for pid in pids), "the end of the launch")
+    eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of its files")

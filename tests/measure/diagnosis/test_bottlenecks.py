@@ -1,0 +1,188 @@
+"""From figures to bottlenecks: each kind by figures that show it and nothing else."""
+
+import pytest
+
+from cpulaunch.measure.diagnosis.advice import ADVICE
+from cpulaunch.measure.diagnosis.bottlenecks import Bottleneck, ProcessLimits, remote_share
+from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of, overhead, product_rates, sentence
+from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
+from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
+from cpulaunch.measure.diagnosis.figures import read_figures
+from cpulaunch.measure.diagnosis.shares import shares_of
+from tests import json_output
+from tests.measure.diagnosis.given import data, figures, window
+
+MACHINE = ProcessLimits(cpus=frozenset({0, 1}), threads=2, nodes={0: 0, 1: 0}, remote_slowdown=1.0)
+TWO_NODES = ProcessLimits(cpus=frozenset(range(4)), nodes={0: 0, 1: 0, 2: 1, 3: 1}, remote_slowdown=2.1)
+TINY = {"tiny": 900, "forward": 1000, "all": 1000}
+
+
+def diagnosis(*processes, limits=MACHINE, ceilings=None):
+    return diagnosis_of(processes, {}, limits, ceilings or {})
+
+
+CASES = {
+    "data-wait": {"sums": {"data_seconds": 0.8, "data_cpu": 0.05, "thread_cpu": 0.25}, "loader_workers": 0},
+    "decode": {"sums": {"data_seconds": 0.8, "data_cpu": 0.78}, "loader_workers": 0},
+    "synchronization": {
+        "window": window(0.1, tiny={"synchronization": 0.06, "seconds": 0.03}, calls={**TINY, "synchronization": 500})
+    },
+    "tiny-operations": {"window": window(0.1, tiny={"seconds": 0.09}, calls=TINY)},
+    "python-loop": {"window": window(0.1, tiny={"seconds": 0.09}, calls={**TINY, "accesses": 400})},
+    "python-code": {"window": window(0.1, kinds={"products": 0.03}, pauses=0.07)},
+    "waiting": {"window": window(0.1, kinds={"products": 0.03}, pauses=0.07), "sums": {"thread_cpu": 0.3}},
+    "wrong-binding": {"cpus": "0"},
+    "oversubscribed": {"threads": 32, "sums": {"thread_cpu": 0.2, "thread_delay": 0.8}},
+    "allocator": {
+        "window": window(0.1, kinds={"other": 0.1}),
+        "sums": {"thread_stime": 0.7, "thread_minflt": 100_000, "process_minflt": 200_000},
+    },
+    "growing-memory": {
+        "window": window(0.1, kinds={"other": 0.1}),
+        "sums": {"thread_stime": 0.7, "thread_minflt": 1e5, "process_minflt": 1e5, "rss": 1e5 * 4096},
+    },
+    "low-precision": {"window": window(0.1, kinds={"low products": 0.1}), "slowdowns": {"bf16": 20.0}},
+    "memory-bound": {"window": window(0.1, kinds={"other": 0.09, "products": 0.01})},
+    "slow-collective": {"sums": {"collective_seconds": 0.8, "thread_cpu": 0.2}},
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_each_kind_by_its_figures(kind):
+    found = diagnosis(figures(**CASES[kind]))
+    assert found.first is not None
+    assert found.first.kind == kind
+    assert 0.4 < found.first.share <= 1
+
+
+def test_products_all_the_time_are_no_bottleneck():
+    assert diagnosis(figures()).first is None
+
+
+def test_every_kind_has_advice_and_a_case():
+    assert set(CASES) | {"straggler", "remote-memory"} == set(ADVICE)
+
+
+def test_remote_memory_on_a_machine_with_two_nodes():
+    remote = figures(cpus="0-1", threads=2, world_size=2, snapshot={"pages": {"0": 1 << 20, "1": 9 << 20}})
+    assert remote_share(remote, TWO_NODES) == 0.9
+    found = diagnosis(remote, limits=TWO_NODES)
+    assert (found.first.kind, found.first.detail) == ("remote-memory", "90%")
+    assert found.first.share == pytest.approx(1 - 1 / (1 + 0.9 * 1.1))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "pages"), [("0-1", {"0": 9}), ("0-3", {"0": 5, "1": 4}), ("2-3", {"1": 7}), ("0-1", {})]
+)
+def test_memory_beside_its_threads_is_not_remote(cpus, pages):
+    assert remote_share(figures(cpus=cpus, snapshot={"pages": pages}), TWO_NODES) == 0
+
+
+def rank(number, *, own, waits, **changes):
+    """A rank whose steps last 100 ms."""
+    sums = {"collective_seconds": 10 * waits, "thread_cpu": 10 * own}
+    return figures(rank=number, index=number, world_size=2, threads=1, sums=sums, cpus=str(number), **changes)
+
+
+def test_a_rank_with_more_work_is_a_straggler():
+    found = diagnosis(rank(0, own=0.01, waits=0.09), rank(1, own=0.095, waits=0.005))
+    assert (found.first.kind, found.first.detail, found.first.process) == ("straggler", "1", 1)
+    assert found.main.figures.rank == 1
+
+
+def test_ranks_that_all_wait_have_a_slow_collective():
+    found = diagnosis(rank(0, own=0.02, waits=0.08), rank(1, own=0.025, waits=0.075))
+    assert found.first.kind == "slow-collective"
+    assert found.first.share == pytest.approx(0.75)
+
+
+def test_what_one_rank_alone_has_is_no_bottleneck_of_the_job():
+    sleeping = window(0.1, pauses=0.09, kinds={"products": 0.01})
+    found = diagnosis(rank(0, own=0.01, waits=0.09), rank(1, own=0.095, waits=0.005, window=sleeping))
+    assert found.first.kind == "straggler"
+
+
+def test_ranks_on_the_same_cpus_take_them_from_one_another():
+    ranks = [figures(rank=number, world_size=2, threads=2, sums={"thread_delay": 0.5}) for number in (0, 1)]
+    assert diagnosis(*ranks).first.kind == "oversubscribed"
+
+
+def test_what_other_programs_take_is_left_out_and_said():
+    found = diagnosis(figures(sums={"thread_cpu": 0.4, "thread_delay": 0.6}))
+    assert found.first is None
+    assert found.main.shares.others == pytest.approx(0.6)
+    assert "other programs took the CPU for 60% of the time" in found.remarks[0]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_shares_add_up(kind):
+    shares = shares_of(figures(**CASES[kind]), own_delay=kind == "oversubscribed")
+    parts = [getattr(shares, name) for name in type(shares).__slots__ if name not in ("seconds", "others")]
+    assert sum(parts) == pytest.approx(1, abs=0.001)
+
+
+def test_without_the_profiler_the_rest_is_not_known():
+    shares = shares_of(figures(window=None, sums={"data_seconds": 0.3, "data_cpu": 0.3}), own_delay=False)
+    assert (shares.data, shares.unknown) == (pytest.approx(0.3), pytest.approx(0.7))
+
+
+def test_the_profilers_own_time_is_taken_from_tiny_operations():
+    slow = window(0.2, kinds={"products": 0.05}, tiny={"seconds": 0.15}, calls=TINY)
+    assert shares_of(figures(window=slow), own_delay=False).products == pytest.approx(0.5, abs=0.02)
+
+
+def test_amdahl():
+    assert Bottleneck(kind="allocator", share=0.5).speedup == 2
+    text = sentence(Bottleneck(kind="data-wait", share=0.75, place="train.py:9"), 0.04)
+    assert text == (
+        "data wait, 75% of a step of 40 ms: the program waits for its samples at train.py:9; "
+        "--dataloader-workers auto, with --prefetch 4 (rule dataloader-workers) would make steps at most 4 times as fast"
+    )
+
+
+def test_rates_against_the_calibrated_ceiling():
+    seen = window(0.1, kinds={"products": 0.1}, flops={"products": 8e9}, timed={"products": 0.1})
+    found = diagnosis(figures(window=seen), ceilings={"fp32": 100.0, "bf16": 300.0})
+    assert product_rates(found.processes[0], {}) == {"products": pytest.approx(80)}
+    assert found.rates == {"products": pytest.approx(80), "of_ceiling": pytest.approx(0.8)}
+    text = diagnosis_text(found, width=80, strong=str)
+    assert text.startswith("nothing stands out: 100% of a step are matrix products at 80% of what this")
+    assert "80 GFLOP/s, 80% of the ceiling" in text
+
+
+def test_the_overhead_of_the_profiler():
+    found = diagnosis(figures(profiled_seconds=0.2))
+    assert overhead(found.processes[0]) == pytest.approx(0.1 / 1.2)
+
+
+def test_the_text_names_first_and_second_and_fits_its_width():
+    slow = window(0.04, kinds={"products": 0.008}, tiny={"seconds": 0.032}, calls=TINY)
+    found = diagnosis(figures(window=slow, sums={"data_seconds": 0.6, "data_cpu": 0.6}, loader_workers=0))
+    text = diagnosis_text(found, width=80, strong=str)
+    assert text.startswith("first bottleneck: decoding of samples, 60% of a step of 100 ms")
+    assert "\nsecond: tiny operations, 32% of a step" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_a_program_without_steps():
+    assert diagnosis_text(diagnosis(), width=80, strong=str).startswith("no step was seen")
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_json(kind):
+    found = diagnosis(figures(**CASES[kind]))
+    written = diagnosis_json(found, program=("a.py",), version="1", host="here")
+    json_output.checked("diagnose", written)
+    assert written["first"]["kind"] == kind
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"pid": 1}', "[" * 100_000])
+def test_what_is_no_figures_is_not_read(text):
+    assert read_figures(text) is None
+
+
+def test_hostile_figures_are_not_read():
+    import json
+
+    for name, value in (("busy_threads", [{"cpus": "x", "seconds": 1}]), ("where", 3), ("snapshot", None)):
+        assert read_figures(json.dumps(data(**{name: value}))) is None

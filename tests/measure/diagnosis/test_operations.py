@@ -1,0 +1,87 @@
+"""Events of the profiler, added up."""
+
+import pytest
+
+from cpulaunch.worker.diagnosis.operations import Event, add_up, kind_of
+
+US = 1000
+
+
+def event(name, start, length, **facts):
+    return Event(name=name, start=start * US, end=(start + length) * US, **facts)
+
+
+def summed(*events, end=10_000, **how):
+    return add_up(events, 0, end * US, **how)
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "kind"),
+    [
+        ("aten::addmm", ["float", "float"], "products"),
+        ("aten::mkldnn_convolution", ["float"], "products"),
+        ("aten::bmm", ["c10::BFloat16"], "low products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", ["float"], "products"),
+        ("aten::item", [], "synchronization"),
+        ("aten::empty_strided", [], "allocation"),
+        ("aten::select", [], "access"),
+        ("c10d::allreduce_", [], "collective"),
+        ("aten::softmax", ["float"], "other"),
+        ("mine::fused", ["float"], "other"),
+    ],
+)
+def test_kinds(name, types, kind):
+    assert kind_of(Event(name=name, start=0, end=1, types=types)) == kind
+
+
+def test_own_times_of_nested_operations_add_up():
+    found = summed(event("aten::linear", 100, 1000), event("aten::addmm", 200, 800, flops=8e5, types=["float"]))
+    assert found["kinds"] == pytest.approx({"products": 1000e-6})  # linear is one itself, around addmm
+    assert found["flops"] == {"products": 8e5}
+    assert found["timed"] == pytest.approx({"products": 800e-6})
+
+
+def test_conversions_inside_a_product_of_low_precision_are_its_own():
+    inner = [event("aten::to", 0, 400), event("aten::addmm", 400, 500, types=["c10::BFloat16"])]
+    assert summed(event("aten::linear", 0, 1000), *inner)["kinds"] == pytest.approx({"low products": 1000e-6})
+
+
+def test_tiny_operations_take_the_time_before_them():
+    found = summed(*[event("aten::add", 10 * number, 4) for number in range(100)], end=1000)
+    assert found["tiny"]["seconds"] == pytest.approx(99 * 10e-6 + 4e-6)
+    assert found["calls"]["tiny"] == 100
+    assert found["kinds"] == {}
+
+
+def test_a_long_time_between_operations_is_a_pause():
+    found = summed(event("aten::mm", 0, 1000), event("aten::mm", 5000, 1000), end=6000)
+    assert found["pauses"] == pytest.approx(4000e-6)
+
+
+def test_time_in_loaders_and_collectives_is_left_to_the_hooks():
+    waits = [event("cpulaunch::data", 0, 4000), event("aten::stack", 1000, 2000), event("aten::mm", 4010, 1000)]
+    found = summed(*waits, end=5010)
+    assert found["kinds"] == pytest.approx({"products": 1000e-6})
+    assert found["pauses"] == 0
+    assert found["regions"] == pytest.approx({"data": 4000e-6})
+
+
+def test_an_interrupted_operation_counts_as_others_of_its_kind():
+    adds = [event("aten::add", 1000 * number, 900 if number == 5 else 50, shapes=[[8]]) for number in range(10)]
+    assert summed(*adds)["absorbed"] == pytest.approx((900 - 105) * 1e-6, rel=0.01)
+
+
+def test_iterating_over_a_tensor_takes_out_its_rows():
+    found = summed(event("aten::unbind", 0, 30, shapes=[[64, 3]]), event("aten::select", 40, 3))
+    assert found["calls"]["accesses"] == 65
+
+
+def test_operations_outside_of_modules_are_told_from_those_inside():
+    inside = [event("cpulaunch::module", 0, 100), event("aten::add", 10, 4)]
+    found = summed(*inside, event("aten::add", 200, 4), event("autograd::engine::evaluate_function: X", 300, 90))
+    assert (found["calls"]["forward"], found["calls"]["outside"], found["calls"]["backward"]) == (2, 1, 1)
+
+
+def test_bytes_of_operations_that_move_data():
+    found = summed(event("aten::add", 0, 500, shapes=[[1000, 10], [1000, 10]], types=["float", "float"]))
+    assert found["bytes"] == 3 * 40_000

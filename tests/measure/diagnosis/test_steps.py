@@ -1,0 +1,94 @@
+"""Which calls end a step, and when a phase of the measurement is over."""
+
+import pytest
+
+from cpulaunch.records.torch_settings import DiagnosisRequest, decode_request, encode_request
+from cpulaunch.worker.diagnosis.marker import LOST, LOST_BELOW, StepMarker
+from cpulaunch.worker.diagnosis.phases import AFTER, BEFORE, DONE, PROFILED, WARM_UP, Phases
+
+
+def ends(calls):
+    """The calls, (kind, key), with which a step ends."""
+    marker = StepMarker()
+    return [number for number, (kind, key) in enumerate(calls) if marker.ends_step(kind, key)]
+
+
+def test_an_inference_makes_a_step_with_each_call_of_its_module():
+    assert ends([("module", 1)] * 4) == [1, 2, 3]
+
+
+def test_a_module_that_is_called_once_ends_no_step():
+    assert ends([("module", 1), *[("module", 2)] * 3]) == [2, 3]
+
+
+def test_a_training_makes_a_step_with_each_step_of_its_optimizer():
+    step = [("loader", ""), ("module", 1), ("module", 2), ("backward", ""), ("optimizer", 3)]
+    assert ends(step * 3) == [4, 9, 14]
+
+
+def test_gradients_may_be_accumulated_before_the_first_step():
+    micro = [("module", 1), ("backward", "")]
+    calls = [*micro * 4, ("optimizer", 2)] * 3
+    assert ends(calls)[-3:] == [8, 17, 26]
+
+
+def test_of_two_optimizers_one_ends_the_steps():
+    step = [("optimizer", 1), ("optimizer", 2)]
+    assert ends(step * 4) == [0, 2, 4, 6]
+
+
+def test_another_module_takes_over_when_the_first_is_not_called_any_more():
+    calls = [*[("module", 1)] * 3, *[("module", 2)] * (LOST + 2)]
+    assert ends(calls)[2:] == [len(calls) - 3, len(calls) - 2, len(calls) - 1]
+
+
+def test_an_evaluation_after_a_training_has_steps_of_its_own():
+    calls = [("optimizer", 1), *[("module", 2)] * (LOST_BELOW + 1)]
+    assert ends(calls) == [0, LOST_BELOW, LOST_BELOW + 1]
+
+
+def test_a_program_without_modules_has_steps_by_its_backward_passes():
+    assert ends([("backward", "")] * 3) == [1, 2]
+
+
+def walked(request, seconds):
+    phases = Phases(request)
+    names = []
+    while phases.name != DONE and len(names) < 10_000:
+        names.append(phases.name)
+        phases.add(seconds)
+    return {name: names.count(name) for name in (WARM_UP, BEFORE, PROFILED, AFTER)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counts"),
+    [
+        (0.1, (5, 10, 1, 10)),
+        (0.01, (5, 50, 5, 50)),
+        (0.0001, (5, 1000, 20, 1000)),
+        (20.0, (3, 2, 1, 2)),
+    ],
+)
+def test_short_steps_are_measured_more_often_and_long_ones_less(seconds, counts):
+    assert tuple(walked(DiagnosisRequest(folder=""), seconds).values()) == pytest.approx(counts, abs=1)
+
+
+def test_the_profiler_sees_a_twentieth_of_the_steps_time_at_most():
+    for seconds in (0.0001, 0.001, 0.01, 0.1, 1.0):
+        counts = walked(DiagnosisRequest(folder=""), seconds)
+        assert counts[PROFILED] <= 1 + (counts[BEFORE] + counts[AFTER]) / 20
+
+
+def test_a_new_step_begins_with_a_new_warm_up():
+    phases = Phases(DiagnosisRequest(folder=""))
+    for _ in range(8):
+        phases.add(0.1)
+    phases.restart()
+    assert (phases.name, phases.steps, phases.finished) == (WARM_UP, [], [])
+
+
+def test_a_request_passes_through_its_variable():
+    request = DiagnosisRequest(folder="/a b", steps=3, trace=True)
+    assert decode_request(encode_request(request)) == request
+    with pytest.raises(ValueError, match="not a JSON object"):
+        decode_request("[]")
