@@ -74,7 +74,8 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
         services.notify(f"error: the program could not be diagnosed: {launched.failure}")
         return FAILED
     machines = {} if _is_plain(line, parsed) else _machines(plan, host)
-    found = diagnosis_of(launched.figures, machines, _whole_machine(host), _ceilings(host))
+    memory_bytes = host.limits.memory_bytes or host.memory_bytes
+    found = diagnosis_of(launched.figures, machines, _whole_machine(host), _ceilings(host), memory_bytes)
     if line.trace is not None:
         _write_trace(line.trace, trace)
     _print(found, line, services)

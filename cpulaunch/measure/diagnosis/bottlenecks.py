@@ -193,8 +193,8 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     forward = max(1, calls.get("forward", 0))
     accesses = calls.get("accesses", 0) / forward
     reads = calls.get("synchronization", 0)
-    if reads * 5 >= forward and shares.synchronization * 3 >= shares.tiny:
-        # The operations that only prepare what is read go with the reads.
+    computing = max(0, forward - reads - calls.get("accesses", 0))
+    if reads * 5 >= forward and reads * 2 >= computing:  # Taking out what is then read goes with the reads.
         read_count = f"{reads // max(1, figures.profiled_steps)}"
         yield Bottleneck(
             kind="synchronization", share=shares.synchronization + shares.tiny, place=place, detail=read_count

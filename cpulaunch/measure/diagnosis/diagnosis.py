@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.measure.diagnosis.advice import ADVICE
 from cpulaunch.measure.diagnosis.bottlenecks import LEAST_SECOND, LEAST_SHARE, bottlenecks, diagnosed
+from cpulaunch.records.host import count_text, size_text
 from cpulaunch.records.record import record, replace
 
 TYPE_CHECKING = False
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 MANY_OTHERS = 0.15
 FEW_STEPS = 4
+MUCH_MEMORY = 0.4
+"""Of all memory, in batches that have been loaded ahead: the program and its workers need some too."""
 
 
 @record
@@ -40,8 +43,12 @@ def diagnosis_of(
     machines: Mapping[int, ProcessLimits],
     default: ProcessLimits,
     ceilings: Mapping[str, float],
+    memory_bytes: int | None = None,
 ) -> Diagnosis:
-    """The diagnosis. `machines`: by the worker's index. `ceilings`: GFLOP/s of products, by precision."""
+    """The diagnosis. `machines`: by the worker's index. `ceilings`: GFLOP/s of products, by precision.
+
+    `memory_bytes`: what all processes together may use.
+    """
     measured = [each for each in figures if each.steps > 0]
     ordered = sorted(measured, key=lambda each: (each.rank is None, each.rank, each.index, each.pid))
     processes = tuple(diagnosed(each, _shared(each, ordered, machines.get(each.index, default))) for each in ordered)
@@ -53,7 +60,7 @@ def diagnosis_of(
         first=first,
         second=rest[0] if rest else None,
         rates={} if not processes else product_rates(processes[0], ceilings),
-        remarks=tuple(_trust_notices(processes)),
+        remarks=(*_trust_notices(processes), *loader_memory_notices(processes, memory_bytes)),
     )
 
 
@@ -106,6 +113,20 @@ def _trust_notices(processes: Sequence[ProcessDiagnosis]) -> list[str]:
     if failure:
         remarks.append(f"the profiler saw nothing: {failure}")
     return remarks
+
+
+def loader_memory_notices(processes: Sequence[ProcessDiagnosis], memory_bytes: int | None) -> list[str]:
+    """The warning that batches which have been loaded ahead may fill the memory: before the kernel ends the program."""
+    held = sum(each.figures.loader_bytes for each in processes)
+    if not memory_bytes or held < MUCH_MEMORY * memory_bytes:
+        return []
+    largest = max(processes, key=lambda each: each.figures.loader_bytes).figures
+    each_text = f"{count_text(largest.loader_workers or 0, 'worker')} x prefetch {largest.prefetched} x "
+    each_text += size_text(largest.batch_bytes) + (f", {len(processes)} processes" if len(processes) > 1 else "")
+    return [
+        f"batches loaded ahead may take {size_text(held)} of {size_text(memory_bytes)} of memory ({each_text}): "
+        "--prefetch 1 or fewer --dataloader-workers, before the kernel ends the program"
+    ]
 
 
 def overhead(process: ProcessDiagnosis) -> float | None:

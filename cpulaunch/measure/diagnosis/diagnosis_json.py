@@ -66,6 +66,7 @@ def _process(process: ProcessDiagnosis) -> dict[str, Any]:
         "threads": figures.threads,
         "shares": {name: _rounded(getattr(shares, name)) for name in LABELS},
         "other_programs": _rounded(shares.others),
+        "loader_bytes": figures.loader_bytes,
         "page_faults": _rounded(figures.sum("thread_minflt") / max(1, figures.steps)),
         "operations": [
             {"name": str(name), "count": int(count), "seconds": _rounded(float(spent))}

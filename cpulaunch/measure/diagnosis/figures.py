@@ -53,9 +53,16 @@ class ProcessFigures:
     cpus: frozenset[int]
     busy_cpus: frozenset[int]
     loader_workers: int | None
+    prefetched: int
+    batch_bytes: int
     fetches: Mapping[str, float]
     where: Places
     pages: Mapping[int, int]
+
+    @property
+    def loader_bytes(self) -> int:
+        """Memory that the batches of its DataLoader take which have been loaded ahead, when all are ready."""
+        return (self.loader_workers or 0) * self.prefetched * self.batch_bytes
 
     def sum(self, name: str) -> float:
         """A counter's growth; 0 if it is not known."""
@@ -94,6 +101,8 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
         cpus=frozenset(map(int, data["cpus"])),
         busy_cpus=frozenset().union(*(parse_cpulist(each["cpus"]) for each in busy if each["seconds"] > total / 50)),
         loader_workers=None if data["loader_workers"] is None else int(data["loader_workers"]),
+        prefetched=int(data["prefetched"]),
+        batch_bytes=int(data["batch_bytes"]),
         fetches={str(name): float(value) for name, value in data["fetches"].items()},
         where=Places(
             samples=int(where["samples"]),

@@ -31,6 +31,10 @@ COLLECTIVES = (
 """Functions of torch.distributed that may wait for other ranks."""
 
 
+MOST_DEPTH = 8
+"""Of lists in a batch."""
+
+
 class _Depth(threading.local):
     inside = False
 
@@ -94,15 +98,33 @@ def hook_loaders(activity: Activity, ended: Callable[[str, object], None], fetch
 
     @wraps(plain_next)
     def __next__(self: Any) -> Any:  # noqa: N807
-        activity.loader_workers = self._num_workers
+        batch = None
         try:
-            return activity.timed("data", plain_next, (self,), {})
+            batch = activity.timed("data", plain_next, (self,), {})
+            return batch
         finally:
+            if activity.loader_workers is None or activity.batch_bytes == 0:
+                activity.loader_workers = self._num_workers
+                activity.prefetched = getattr(self, "_prefetch_factor", None) or 0
+                activity.batch_bytes = tensor_bytes(batch)
             ended("loader", "")
 
     iterator.__next__ = __next__
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         _time_fetcher(getattr(fetch, name), fetched)
+
+
+def tensor_bytes(value: object, *, depth: int = 0) -> int:
+    """Bytes of the tensors in a batch: a tensor, or lists, tuples and dictionaries of such."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if depth > MOST_DEPTH:
+        return 0
+    if isinstance(value, dict):
+        return sum(tensor_bytes(each, depth=depth + 1) for each in value.values())
+    if isinstance(value, list | tuple):
+        return sum(tensor_bytes(each, depth=depth + 1) for each in value)
+    return 0
 
 
 def _time_fetcher(fetcher: Any, fetched: Any) -> None:

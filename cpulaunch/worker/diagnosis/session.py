@@ -165,6 +165,8 @@ class Session:
             "cpus": sorted(os.sched_getaffinity(0)),
             "busy_threads": _busy_between(self._threads, busy_threads()),
             "loader_workers": self.activity.loader_workers,
+            "prefetched": self.activity.prefetched,
+            "batch_bytes": self.activity.batch_bytes,
             "fetches": dict(self._fetches),
             "where": self._sampler.report(),
             "snapshot": snapshot(),

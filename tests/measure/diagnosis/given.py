@@ -55,6 +55,8 @@ def data(*, step: float = 0.1, cpus: str = "0-1", sums: Any = None, **changes: A
         "cpus": [0, 1],
         "busy_threads": [{"seconds": 5.0, "cpus": cpus}, {"seconds": 5.0, "cpus": cpus}],
         "loader_workers": None,
+        "prefetched": 0,
+        "batch_bytes": 0,
         "fetches": {},
         "where": {"samples": 10, "doing": {"": 10}, "places": [["", "train.py:3", 10]]},
         "snapshot": {"pages": {"0": 1 << 30}},

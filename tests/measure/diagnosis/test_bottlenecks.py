@@ -136,7 +136,8 @@ def test_amdahl():
     text = sentence(Bottleneck(kind="data-wait", share=0.75, place="train.py:9"), 0.04)
     assert text == (
         "data wait, 75% of a step of 40 ms: the program waits for its samples at train.py:9; "
-        "--dataloader-workers auto, with --prefetch 4 (rule dataloader-workers) would make steps at most 4 times as fast"
+        "--dataloader-workers auto, with --prefetch 4 (rule dataloader-workers) would make steps at most 4 times as "
+        "fast"
     )
 
 
@@ -186,3 +187,15 @@ def test_hostile_figures_are_not_read():
 
     for name, value in (("busy_threads", [{"cpus": "x", "seconds": 1}]), ("where", 3), ("snapshot", None)):
         assert read_figures(json.dumps(data(**{name: value}))) is None
+
+
+def test_batches_that_may_fill_the_memory():
+    given = figures(loader_workers=4, prefetched=2, batch_bytes=1 << 30)
+    assert given.loader_bytes == 8 << 30
+    found = diagnosis_of([given], {}, MACHINE, {}, 16 << 30)
+    assert found.remarks == (
+        "batches loaded ahead may take 8 GiB of 16 GiB of memory (4 workers x prefetch 2 x 1 GiB): "
+        "--prefetch 1 or fewer --dataloader-workers, before the kernel ends the program",
+    )
+    assert diagnosis_of([given], {}, MACHINE, {}, 32 << 30).remarks == ()
+    assert diagnosis_of([given], {}, MACHINE, {}, None).remarks == ()
