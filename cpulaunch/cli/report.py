@@ -6,6 +6,7 @@ import json
 
 import cpulaunch
 from cpulaunch.cli import terminal
+from cpulaunch.launch.supervision.findings import findings
 from cpulaunch.launch.supervision.report import (
     flags_without_effect,
     metric_lines,
@@ -14,6 +15,8 @@ from cpulaunch.launch.supervision.report import (
     workers_without_plugin,
 )
 from cpulaunch.launch.supervision.result import LaunchResult
+from cpulaunch.probe import Root
+from cpulaunch.probe.cgroups import throttling
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.plan import LaunchPlan
@@ -25,19 +28,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from cpulaunch.records.host import Host
+    from cpulaunch.records.host import Host, Throttling
 
 
-def check_reports(plan: LaunchPlan) -> None:
-    """Raises: CpulaunchError if the report or the page cannot be written where the plan says."""
+def check_reports(plan: LaunchPlan) -> Throttling:
+    """The periods of CPU quotas so far. Raises: CpulaunchError if the report or the page cannot be written."""
     if plan.launch.report not in (None, "-"):
         check_path(REPORT, str(plan.launch.report))
     if plan.launch.html is not None:
         check_path(PAGE, plan.launch.html)
+    return throttling(Root())
 
 
-def finish_watched_launch(plan: LaunchPlan, host: Host, result: LaunchResult, *, notify: Callable[[str], None]) -> int:
-    """The launch's exit code. Effect: writes the report and the page, and metrics and problems through `notify`."""
+def finish_watched_launch(
+    plan: LaunchPlan,
+    host: Host,
+    result: LaunchResult,
+    before: Throttling | None,
+    *,
+    notify: Callable[[str], None],
+) -> int:
+    """The launch's exit code. Effect: writes the report and the page, and metrics and problems through `notify`.
+
+    `before`: periods of CPU quotas before the launch; None if it has no report.
+    """
     for line in metric_lines(plan, result):
         notify(line)
     code = result.exit_code
@@ -45,7 +59,9 @@ def finish_watched_launch(plan: LaunchPlan, host: Host, result: LaunchResult, *,
         code = _report_unapplied(flags, _workers_without_plugin(result), strict=plan.launch.strict, notify=notify)
     if not plan.launch.reported:
         return code
-    content = report(plan, result, version=cpulaunch.__version__, plan_json=plan_view.plan_json(plan))
+    found = findings(plan, result, None if before is None else throttling(Root()).since(before))
+    plan_json = plan_view.plan_json(plan)
+    content = report(plan, result, version=cpulaunch.__version__, plan_json=plan_json, found=found)
     failures = [error for error in _write_outputs(plan, host, content | {"exit_code": code}) if error is not None]
     for error in failures:
         notify(f"error: {error}")
@@ -53,7 +69,7 @@ def finish_watched_launch(plan: LaunchPlan, host: Host, result: LaunchResult, *,
         return code or failures[0].exit_code
     if plan.launch.quiet:
         return code
-    for line in worker_lines(result):
+    for line in (*worker_lines(result), *(each.line for each in found)):
         notify(line)
     for output, path in ((REPORT, plan.launch.report), (PAGE, plan.launch.html)):
         if path is not None and path != "-":

@@ -380,10 +380,11 @@ def _launch(
         shown = without_values(plan, hidden_names(line))
         view = plan_view.brief_text if "--brief" in line.switches else plan_view.plan_text
         terminal.write_stderr(view(shown, host, width=terminal.width(), color=False))
+    before = None
     if plan.launch.reported:
         from cpulaunch.cli.report import check_reports
 
-        check_reports(plan)
+        before = check_reports(plan)
     events = host.limits.memory_events
     result = launch(plan, environ=environ, memory_events=events and f"/{events}", notify=notify)
     if result.exit_code:
@@ -396,4 +397,4 @@ def _launch(
     from cpulaunch.cli.report import finish_watched_launch
     from cpulaunch.view.hidden_values import hidden_names, without_values
 
-    return finish_watched_launch(without_values(plan, hidden_names(line)), host, result, notify=notify)
+    return finish_watched_launch(without_values(plan, hidden_names(line)), host, result, before, notify=notify)

@@ -5,6 +5,7 @@ Source: kernel, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/; proc_pid_mo
 
 from __future__ import annotations
 
+from cpulaunch.records.host import Throttling
 from cpulaunch.records.record import record
 from cpulaunch.system.root import Root
 
@@ -49,6 +50,23 @@ class Cgroups:
             for hierarchy in self.hierarchies
             if hierarchy.version == 2 or controller in hierarchy.controllers
         )
+
+
+def throttling(root: Root) -> Throttling:
+    """How often CPU quotas have held back this process's cgroup, or one above it: that with most periods.
+
+    Source: kernel, cgroup-v2.rst, cpu.stat (nr_periods, nr_throttled); version 1 has the same names.
+    """
+    found = Throttling()
+    for _, folders in read_cgroups(root).folders(root, "cpu"):
+        for folder in folders:
+            lines = (root.text(f"{folder}/cpu.stat") or "").splitlines()
+            values = {
+                name: int(number) for name, _, number in (line.partition(" ") for line in lines) if number.isdigit()
+            }
+            if values.get("nr_periods", 0) > found.periods:
+                found = Throttling(periods=values["nr_periods"], throttled=values.get("nr_throttled", 0))
+    return found
 
 
 CONTAINER_WORDS = ("docker", "kubepods", "containerd", "libpod", "lxc", "crio")

@@ -331,6 +331,18 @@ class Host:
         return None if self.torch is None else self.torch.release
 
 
+@record
+class Throttling:
+    """Periods of a CPU quota, and those of them in which it held processes back."""
+
+    periods: int = 0
+    throttled: int = 0
+
+    def since(self, before: Throttling) -> Throttling:
+        """What was added after an earlier moment."""
+        return Throttling(periods=self.periods - before.periods, throttled=self.throttled - before.throttled)
+
+
 def size_text(size_bytes: int | None) -> str:
     """A number of bytes in the largest binary unit that keeps it at least 1 ("1.5 MiB"); empty for None."""
     if size_bytes is None:

@@ -17,6 +17,9 @@ PAUSE = 10.0
 MAX_PROCESSES = 8
 """Sampled per worker, the lowest pids first: the program comes before its DataLoader workers."""
 
+MAX_SIZES = 256
+"""Of one process, kept in the order of the samples; of more, every second one is dropped."""
+
 MAX_SNAPSHOTS = 64
 """Kept per worker, most of them of processes that have ended; the one with the lowest peak is dropped first."""
 
@@ -30,10 +33,14 @@ def pause_before(sample: int) -> float:
 
 
 class Sampler:
-    """The latest usable snapshot of each process. `snapshots`: by worker, then by pid."""
+    """The latest usable snapshot of each process. `snapshots`: by worker, then by pid.
+
+    `sizes`: by worker and pid, the memory of the process in bytes at each sample.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.snapshots: dict[int, dict[int, Mapping[str, Any]]] = {}
+        self.sizes: dict[int, dict[int, list[int]]] = {}
         self.deadline = clock() + pause_before(0)
         self._clock = clock
         self._samples = 0
@@ -58,6 +65,18 @@ class Sampler:
             kept = self.snapshots.setdefault(worker, {})
             for pid in members[group][:MAX_PROCESSES]:
                 keep(kept, snapshot(pid, pages=pages), pages=pages)
+            sizes = self.sizes.setdefault(worker, {})
+            for pid, each in kept.items():
+                add_size(sizes.setdefault(pid, []), int(each["rss_bytes"]))
+            for pid in sizes.keys() - kept.keys():
+                del sizes[pid]
+
+
+def add_size(sizes: list[int], size: int) -> None:
+    """Effect: adds a size; of too many, every second one goes."""
+    sizes.append(size)
+    if len(sizes) > MAX_SIZES:
+        del sizes[::2]
 
 
 def keep(snapshots: dict[int, Mapping[str, Any]], new: Mapping[str, Any], *, pages: bool) -> None:

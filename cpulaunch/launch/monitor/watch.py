@@ -14,7 +14,7 @@ from cpulaunch.records.record import field, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from cpulaunch.launch.process.bind import Notify
@@ -28,6 +28,8 @@ class Observation:
     peak_memory_bytes: int | None = None
     report: WorkerReport = WorkerReport()
     samples: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    memory: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """By pid: bytes in memory at each sample."""
 
 
 class Watch:
@@ -104,6 +106,7 @@ class Watch:
             peak_memory_bytes=self._peaks[worker],
             report=read_event_file(events_path(self._directory, worker)),
             samples=self._sampler.snapshots.get(worker, {}) if self._sampler is not None else {},
+            memory=self._sampler.sizes.get(worker, {}) if self._sampler is not None else {},
         )
 
 

@@ -48,6 +48,8 @@ class WorkerReport:
     """By name: the parts of an output, as `worker/reporting/checksums.py` describes them."""
     live: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """By pid: the last snapshot that the process took of itself."""
+    conditions: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """By pid: what inside torch made it slow, as `worker/reporting/conditions.py` describes it."""
     ignored: int = 0
     """Lines that are no events."""
     unread_bytes: int = 0
@@ -112,6 +114,7 @@ class _Collected:
         self.metrics: dict[str, float] = {}
         self.checksums: dict[str, tuple[dict[str, Any], ...]] = {}
         self.live: dict[int, dict[str, Any]] = {}
+        self.conditions: dict[int, dict[str, Any]] = {}
 
     def add(self, event: dict[str, Any]) -> bool:
         """Whether the event has the form of its kind. Effect: adds it; those of unknown kinds are of other versions."""
@@ -137,6 +140,8 @@ class _Collected:
             return self._add_checksum(facts)
         elif kind == "live":
             self.live[pid] = facts
+        elif kind == "conditions":
+            self.conditions[pid] = facts
         return True
 
     def _add_setting(self, pid: int, state: str, facts: dict[str, Any]) -> None:
@@ -184,4 +189,5 @@ class _Collected:
             metrics=self.metrics,
             checksums=self.checksums,
             live=self.live,
+            conditions=self.conditions,
         )

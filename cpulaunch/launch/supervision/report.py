@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import metric_line, metric_name, totals
+from cpulaunch.launch.supervision.findings import findings_json
 from cpulaunch.launch.supervision.module_report import chosen_report, graph_report, module_lines, weights_report
 from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.records.errors import escaped, quoted
@@ -13,15 +14,23 @@ from cpulaunch.records.torch_settings import VARIABLE, decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from cpulaunch.launch.monitor.watch import Observation
+    from cpulaunch.launch.supervision.findings import RunFinding
     from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
     from cpulaunch.records.plan import LaunchPlan, WorkerPlan
 
 
-def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: Mapping[str, Any]) -> dict[str, Any]:
+def report(
+    plan: LaunchPlan,
+    result: LaunchResult,
+    *,
+    version: str,
+    plan_json: Mapping[str, Any],
+    found: Sequence[RunFinding] = (),
+) -> dict[str, Any]:
     """The report as JSON data, schema 1."""
     metrics = [_metrics(plan, worker) for worker in result.workers]
     plans = {worker.index: worker for worker in plan.workers}
@@ -34,6 +43,7 @@ def report(plan: LaunchPlan, result: LaunchResult, *, version: str, plan_json: M
         "world_size": plan.world_size,
         **({} if result.attempts is None else {"attempts": result.attempts[0]}),
         "metrics": {name: {"sum": total, "values": list(values)} for name, (total, values) in totals(metrics).items()},
+        "findings": findings_json(found),
         "plan": plan_json,
         "workers": [
             _worker_report(worker, plans[worker.index], own_metrics)

@@ -41,6 +41,9 @@ def _report_live(settings: TorchSettings, preload: str) -> None:
 
             live |= openmp_facts(active_runtime())
         report_event("live", **live)
+        from cpulaunch.worker.reporting.conditions import conditions
+
+        report_event("conditions", **conditions(settings))
     _check_openmp(settings, live["openmp"], preload)
 
 

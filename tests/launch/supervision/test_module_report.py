@@ -171,5 +171,5 @@ def test_no_fact_of_a_workers_event_is_lost(kinds, documented):
 
 def test_every_kind_of_event_of_the_worker_is_known():
     known = {"applied", "degraded", "captured", "eager", "warning", "metric", "checksum", "live"}
-    known |= {"chosen", "weights", "accuracy", "captures"}
+    known |= {"chosen", "weights", "accuracy", "captures", "conditions"}
     assert {kind for _, kind, _ in reported_events()} <= known

@@ -77,6 +77,7 @@ def test_a_worker_without_events_is_reported():
         "wall_seconds": 2.0,
         "world_size": 1,
         "metrics": {},
+        "findings": [],
         "plan": plan_json(plan()),
         "workers": [
             {
