@@ -215,4 +215,5 @@ def _failure(child: ChildResult, *, limit_seconds: float, oom_kills: int) -> str
     lines = [line for line in child.stderr_tail.decode(errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith("cpulaunch:")]
     last = escaped((own or lines or [""])[-1].strip())[:MAX_MESSAGE]
-    return f"{how}: {last}" if last else how
+    memory = " after the kernel had ended a process for want of memory" if oom_kills else ""
+    return f"{how}{memory}: {last}" if last else f"{how}{memory}"

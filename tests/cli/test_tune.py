@@ -102,6 +102,29 @@ def tune(tmp_path, home):
     return run
 
 
+@pytest.fixture
+def memory_cgroup():
+    """A cgroup whose processes have 500 MB of memory, and no swap."""
+    if os.geteuid():
+        pytest.skip("needs root")
+    own = dict(line.split(":")[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    controllers = {part: path for names, path in own.items() for part in names.split(",")}
+    root = Path("/sys/fs/cgroup")
+    if "memory" in controllers:
+        parent, limit = root / "memory" / controllers["memory"].lstrip("/"), "memory.limit_in_bytes"
+    else:
+        parent, limit = root, "memory.max"
+    folder = parent / f"cpulaunch-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(500 << 20))
+    except OSError as error:
+        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+    yield folder
+    eventually(lambda: not (folder / "cgroup.procs").read_text(), "the end of its processes")
+    folder.rmdir()
+
+
 def read(ran):
     return json_output.read("tune", ran.stdout)
 
@@ -175,6 +198,111 @@ def test_nothing_is_claimed_where_nothing_is_found(tune):
     data = read(ran)
     assert (ran.returncode, data["winner"]) == (0, None)
     assert data["verdict"] == "nothing was found that this machine can show to be better than the default"
+
+
+TEMPTING = """
+    import os, sys, time, cpulaunch
+    alone = os.environ.get("OMP_NUM_THREADS") == "1"
+    cpulaunch.metric("items/s", 1000 if alone else 1)
+    cpulaunch.checksum([1.0, 2.0], "logits")
+    if alone:
+        {bad}
+"""
+"""A program that is a thousand times as fast with one thread, but does something that cannot win."""
+NEVER_WIN = {
+    "sys.exit('out of luck')": "it exited with code 1: out of luck",
+    "os.kill(os.getpid(), 11)": "SIGSEGV",
+    "time.sleep(1000)": "it was still running after 10 s",
+    "cpulaunch.checksum([1.0, 2.001], 'logits')": "output 'logits' differs by 0.0005; 1e-09 is allowed",
+    "cpulaunch.checksum([1.0, float('nan')], 'logits')": "output 'logits' differs by more than rounding",
+    "cpulaunch.checksum([1.0, 2.0, 3.0], 'logits')": "output 'logits' differs by more than rounding",
+    "cpulaunch.metric('items/s', 0)": "only positive figures have ratios",
+}
+
+
+@pytest.mark.parametrize("bad", NEVER_WIN)
+def test_what_fails_never_wins_and_says_why(tune, bad):
+    ran = tune("--vary", "threads=1", "--timeout", "10", "--json", code=TEMPTING.format(bad=bad))
+    data = read(ran)
+    (trial,) = data["trials"]
+    assert (data["winner"], trial["state"], trial["ratio"]) == (None, "failed", None)
+    assert NEVER_WIN[bad] in trial["failure"]
+
+
+def test_the_text_says_why_trials_failed(tune):
+    ran = tune("--vary", "threads=1", code=TEMPTING.format(bad="sys.exit('out of luck')"))
+    assert "failed: --threads 1: it exited with code 1: out of luck" in ran.stdout
+
+
+FILE = """
+    import os, cpulaunch
+    alone = os.environ.get("OMP_NUM_THREADS") == "1"
+    cpulaunch.metric("items/s", 1000 if alone else 1)
+    if not (alone and {late}):
+        with open("out.csv", "w") as file:
+            file.write("loss,{text}\\n" if alone else "loss,0.5\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("late", "text", "failure"),
+    [
+        (False, "0.500001", None),
+        (False, "0.51", "output 'out.csv (numbers)' differs by 0.0196"),
+        (False, "0.5,x", "output 'out.csv (text)' differs by more than rounding"),
+        (True, "0.5", "it did not write the file of --output"),
+    ],
+)
+def test_the_file_that_a_program_writes_is_compared(tune, late, text, failure):
+    words = ("--vary", "threads=1", "--json", "--output", "out.csv")
+    data = read(tune(*words, code=FILE.format(late=late, text=text)))
+    assert data["outputs"] == ["out.csv"]
+    if failure is None:
+        assert data["winner"]["settings"] == {"threads": "1"}
+    else:
+        assert (data["winner"], failure in data["trials"][0]["failure"]) == (None, True)
+
+
+def test_a_setting_that_changes_numerics_needs_an_allowed_error_and_outputs(tune):
+    code = "import cpulaunch; cpulaunch.metric('items/s', 1)"
+    refused = tune("--vary", "graph", code=code)
+    assert (refused.returncode, "there is nothing to tune: graph" in refused.stderr) == (2, True)
+    refused = tune("--max-error", "0.01", "--vary", "graph", code=code)
+    assert (refused.returncode, "cpulaunch.checksum(tensor)" in refused.stderr) == (2, True)
+
+
+def test_outputs_that_change_from_launch_to_launch_are_told_from_wrong_ones(tune):
+    code = "import random, cpulaunch; cpulaunch.metric('items/s', 1); cpulaunch.checksum(random.random())"
+    ran = tune("--vary", "threads=1", code=code)
+    assert (ran.returncode, "set its seeds" in ran.stderr) == (125, True)
+    code = "import os, cpulaunch; cpulaunch.checksum(int(os.environ.get('OMP_NUM_THREADS', '0')))"
+    ran = tune("--vary", "threads=1", code=code)
+    assert (ran.returncode, "are not those of plain Python" in ran.stderr) == (125, True)
+
+
+HUNGRY = """
+    import os, cpulaunch
+    alone = os.environ.get("OMP_NUM_THREADS") == "1"
+    cpulaunch.metric("items/s", 1000 if alone else 1)
+    if alone and os.fork() == 0:
+        taken = bytearray(800 << 20)
+        os._exit(0)
+    if alone and os.wait()[1]:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("own", [False, True], ids=["a child", "the worker"])
+def test_what_runs_out_of_a_cgroups_memory_never_wins(tmp_path, home, memory_cgroup, own):
+    code = HUNGRY.replace("alone and os.fork() == 0", "alone") if own else HUNGRY
+    (tmp_path / "program.py").write_text(textwrap.dedent(code))
+    command = [sys.executable, "-m", "cpulaunch", "tune", "--vary", "threads=1", "--json", "program.py"]
+    inside = ["sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(memory_cgroup), *command]
+    ran = subprocess.run(inside, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=240, check=False)
+    data = read(ran)
+    assert (ran.returncode, data["winner"]) == (0, None)
+    assert "for want of memory" in data["trials"][0]["failure"]
 
 
 REFUSED = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import math
 import os
@@ -35,7 +36,13 @@ FILE = "study.sqlite3"
 BUSY_SECONDS = 30
 FACTS, FAILURE = "facts", "failure"
 INTERRUPTED = "interrupted"
-"""Attribute of a study: the numbers of trials during which the process ended."""
+"""Attribute of a study: the numbers of trials during which the process ended, and that are tried again."""
+KILLED = "killed"
+"""Attribute of a study: by configuration, how often the process was killed while it was tried."""
+MOST_KILLS = 3
+"""A configuration during which the search is killed so often is taken as the reason, such as one that takes all memory
+of a container."""
+KILLED_TEXT = f"the search was killed {MOST_KILLS} times while it was tried"
 BASELINE = "baseline"
 """Attribute of a study: the samples of the default."""
 STARTUP_TRIALS = 6
@@ -88,16 +95,35 @@ class Study:
             os.close(self._lock)
 
     def _retry_unfinished(self) -> None:
-        """Effect: trials that a killed process left are failed, and the next ones to be asked for."""
-        left = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        if not left:
-            return
+        """Effect: trials that a killed process left are failed, and the next ones to be asked for, but not for ever."""
+        kills = dict(self._study.user_attrs.get(KILLED, {}))
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            key = json.dumps(trial.params, sort_keys=True)
+            kills[key] = kills.get(key, 0) + 1
+            self._study.set_user_attr(KILLED, kills)
+            if kills[key] >= MOST_KILLS:
+                self._fail_unfinished(trial, KILLED_TEXT)
+            else:
+                self._retry(trial)
+
+    def _fail_unfinished(self, trial: optuna.trial.FrozenTrial, reason: str) -> None:
+        """Effect: the trial of another process has failed for this reason."""
+        self._study._storage.set_trial_user_attr(trial._trial_id, FAILURE, reason)
+        self._study.tell(trial.number, state=TrialState.FAIL)
+
+    def _retry(self, trial: optuna.trial.FrozenTrial) -> None:
+        """Effect: the trial has ended without a result, and is the next one to be asked for."""
         known = self._study.user_attrs.get(INTERRUPTED, [])
-        self._study.set_user_attr(INTERRUPTED, [*known, *(trial.number for trial in left)])
-        for trial in left:
-            self._study.tell(trial.number, state=TrialState.FAIL)
-            if trial.params.keys() == self._space.keys():
-                self._study.enqueue_trial(trial.params, skip_if_exists=False)
+        self._study.set_user_attr(INTERRUPTED, [*known, trial.number])
+        self._study.tell(trial.number, state=TrialState.FAIL)
+        if trial.params.keys() == self._space.keys():
+            self._study.enqueue_trial(trial.params, skip_if_exists=False)
+
+    def interrupt(self) -> None:
+        """Effect: trials that are running end without a result, and are tried again by the next search."""
+        self._running.clear()
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self._retry(trial)
 
     @property
     def waiting(self) -> bool:

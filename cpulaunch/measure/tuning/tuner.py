@@ -114,6 +114,7 @@ class Tuner:
             self._first_launches(self._goal.choice)
             self._search(study)
         except KeyboardInterrupt:
+            study.interrupt()
             self._found = replace(self._found, ended="interrupted")
         self._keep(study)
         if self._found.ended == "finished":

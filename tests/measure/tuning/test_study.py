@@ -42,7 +42,7 @@ def start(folder, trials):
 def kill_and_resume(folder, kills, draw):
     """Every trial that was told, over so many processes, each killed a random number of bytes after its first trial."""
     told = []
-    for _ in range(kills):
+    for _ in range(kills):  # Each beyond another trial: three kills of one configuration would fail it.
         process = start(folder, 10_000)
         lines = [process.stdout.readline() for _ in range(draw.randrange(1, 4))]
         for _ in range(draw.randrange(200_000)):
@@ -87,6 +87,28 @@ def test_an_unfinished_trial_is_tried_again(tmp_path):
     assert [(trial.number, trial.failure) for trial in study.trials()] == [(0, None), (2, "no memory")]
     assert not study.waiting
     study.close()
+
+
+def test_a_configuration_that_ends_the_search_again_and_again_has_failed(tmp_path):
+    for _ in range(3):
+        study = Study(str(tmp_path), SPACE, seed=1)
+        number, _ = study.begin({"graph": "onednn"})
+        study.close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    failed = [(trial.number, trial.configuration, trial.failure) for trial in study.trials()]
+    assert failed == [(number, {"graph": "onednn"}, "the search was killed 3 times while it was tried")]
+    assert not study.waiting
+    study.close()
+
+
+def test_an_interrupt_is_no_kill(tmp_path):
+    for _ in range(4):
+        study = Study(str(tmp_path), SPACE, seed=1)
+        assert study.begin({"graph": "onednn"})[1] == {"graph": "onednn"}
+        study.interrupt()
+        assert study.trials() == ()
+        assert study.waiting
+        study.close()
 
 
 def test_the_log_is_written_ahead(tmp_path):
