@@ -2,6 +2,10 @@
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def metric(name: str, value: float) -> None:
     """Effect: the launch's report holds this figure; the last of each name counts, summed over the workers.
@@ -24,6 +28,20 @@ def checksum(value: object, name: str = "output") -> None:
     from cpulaunch.worker.reporting.events import report_checksum
 
     report_checksum(name, value)
+
+
+def requests(rate: float, count: int, *, warm_up: int = 10) -> "Iterator[int]":
+    """The numbers of requests to serve, each given when it arrives: `rate` per second at random moments, `count` of them.
+
+    The loop's body serves a request: `for number in cpulaunch.requests(20, 500): model(batch)`. Effect: reports the
+    percentiles of the latencies, from arrival to the end of the body, as metrics. The first `warm_up` requests do not
+    wait and do not count. `cpulaunch tune --rate` gives another rate. Raises: ValueError.
+    """
+    import time
+
+    from cpulaunch.worker.reporting.requests import serve
+
+    return serve(rate, count, warm_up, clock=time.perf_counter, sleep=time.sleep)
 
 
 def ready() -> None:

@@ -14,6 +14,8 @@ VARIABLE = "CPULAUNCH_WORKER"
 """Holds encoded TorchSettings. Must be set before the worker's `import torch`."""
 
 EVENTS_VARIABLE = "CPULAUNCH_EVENTS"
+RATE_VARIABLE = "CPULAUNCH_REQUEST_RATE"
+"""Requests per second of cpulaunch.requests(), set by `tune --rate`."""
 """Path of the file to which a worker and its children append events as JSON lines; unset: no events are written."""
 
 INSTANCE_VARIABLES = ("CPULAUNCH_INSTANCE", "CPULAUNCH_INSTANCES")

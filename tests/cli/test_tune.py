@@ -200,6 +200,23 @@ def test_nothing_is_claimed_where_nothing_is_found(tune):
     assert data["verdict"] == "nothing was found that this machine can show to be better than the default"
 
 
+SERVER = """
+    import os, time, cpulaunch
+    for number in cpulaunch.requests(5, 30, warm_up=2):
+        time.sleep(0.002 if os.environ.get("OMP_NUM_THREADS") == "1" else 0.02)
+"""
+
+
+def test_latencies_under_an_open_loop_load(tune):
+    data = read(tune("--json", "--latency", "--rate", "40", "--vary", "threads=1", code=SERVER))
+    assert (data["latency"], data["metric"]["name"]) == ({"rate": 40}, "latency p95 (ms)")
+    assert data["winner"]["settings"] == {"threads": "1"}
+    assert {"latency p50 (ms)", "latency p99 (ms)", "requests/s"} <= data["trials"][0]["metrics"].keys()
+    assert data["baseline"][0]["metrics"]["requests/s"] > 20, "five of the program, without --rate"
+    refused = tune("--latency", "--vary", "threads=1", code="print(1)")
+    assert (refused.returncode, "cpulaunch.requests(20, 500)" in refused.stderr) == (125, True)
+
+
 TEMPTING = """
     import os, sys, time, cpulaunch
     alone = os.environ.get("OMP_NUM_THREADS") == "1"

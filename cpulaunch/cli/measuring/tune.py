@@ -28,6 +28,7 @@ from cpulaunch.measure.tuning.output_file import OutputFile
 from cpulaunch.measure.tuning.space import options_of
 from cpulaunch.measure.tuning.tuner import TuneMeans, Tuner
 from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.torch_settings import RATE_VARIABLE
 from cpulaunch.view.hidden_values import hidden_names
 from cpulaunch.view.text import painter
 
@@ -97,7 +98,9 @@ def _searched(
     output = None if program.line.output is None else OutputFile(program.line.output)
     pauses = Pauses()
     progress = ProgressLine(services.environ, width=services.width)
-    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control, pauses=pauses)
+    rate = program.line.goal.rate
+    environ = {**services.environ, **({} if rate is None else {RATE_VARIABLE: repr(rate)})}
+    child = ChildSetup(environ=environ, inherited=link.inherited, control=link.control, pauses=pauses)
     setup = LaunchSetup(child=child, folder=private, python=program.python)
     means = TuneMeans(
         space=identity.space,

@@ -7,8 +7,9 @@ import re
 from cpulaunch.cli.help.measuring import TUNE
 from cpulaunch.cli.measuring.outputs import OutputFiles, output_files
 from cpulaunch.cli.measuring.own_options import check_exclusive, direction, metric_choice, number
+from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.measure.tuning.space import parse_fixed, parse_variation
-from cpulaunch.measure.tuning.tuner import TuneGoal, TuneLimits
+from cpulaunch.measure.tuning.tuner import LATENCY_METRIC, TuneGoal, TuneLimits
 from cpulaunch.records.errors import UsageError, quoted
 from cpulaunch.records.record import field, record
 
@@ -21,6 +22,7 @@ USAGE = "cpulaunch tune [OPTIONS] SCRIPT [ARGS...]"
 VALUES = {row.shown: row.metavar for row in TUNE}
 SHORT = {name: row.shown for row in TUNE for name in row.short}
 REPEATED = ("--vary", "--fix")
+EXCLUSIVE = (("--latency", "--throughput"), ("--latency", "--wall-time"), ("--rate", "--throughput"))
 PROGRAM_KINDS = {"-m": "-m", "--module": "-m", "--no-python": "--no-python"}
 MOST_TRIALS, MOST_MINUTES = 10_000, 10_000
 NAME = re.compile(r"[\w.-]+")
@@ -67,6 +69,9 @@ def parse_tune(tokens: Sequence[str], value_count: Callable[[str], int | None]) 
     if "--help" in given:
         return TuneLine(help=True)
     check_exclusive(given)
+    for pair in EXCLUSIVE:
+        if given.keys() >= set(pair):
+            raise UsageError(f"{' and '.join(pair)} exclude each other", hint="give one of them")
     if not words.program:
         raise UsageError("no script given", hint=USAGE)
     return TuneLine(
@@ -144,8 +149,20 @@ def _goal(given: Mapping[str, str]) -> TuneGoal:
         max_error = number(given["--max-error"])
         if max_error is None or not 0 <= max_error <= 1:
             raise _invalid("--max-error", given["--max-error"], "a relative error from 0 to 1, such as 0.01")
+    rate = None
+    if "--rate" in given:
+        rate = number(given["--rate"])
+        if rate is None or rate <= 0:
+            raise _invalid("--rate", given["--rate"], "a number of requests per second above 0")
+    latency = "--latency" in given or rate is not None
+    choice = metric_choice(given, lower)
     return TuneGoal(
-        choice=metric_choice(given, lower), lower=lower, max_error=max_error, throughput="--throughput" in given
+        choice=MetricChoice(name=LATENCY_METRIC) if latency and choice is None else choice,
+        lower=lower,
+        max_error=max_error,
+        throughput="--throughput" in given,
+        latency=latency,
+        rate=rate,
     )
 
 

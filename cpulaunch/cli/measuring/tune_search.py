@@ -59,6 +59,8 @@ def tuned_program(line: TuneLine, services: Services, *, python: str) -> TunePro
     for name, reason in OWN_SETTINGS.items():
         if name in parsed.values:
             raise UsageError(f"tune takes no --{name}", hint=reason)
+    if line.goal.latency and "instances" in parsed.values:
+        raise UsageError("--latency is that of one server", value="--instances", hint="leave --instances out")
     host, _ = services.host_and_plan(parsed)
     chosen = parsed.python.path if parsed.python is not None else python
     return TuneProgram(line=line, parsed=parsed, options=options, host=host, python=chosen)
@@ -104,7 +106,8 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
         source=script_source(data),
         effect=planner.effect,
     )
-    options = (*program.options, *(["--throughput"] if line.goal.throughput else []))
+    goal = (["--throughput"] if line.goal.throughput else []) + (["--latency"] if line.goal.latency else [])
+    options = (*program.options, *goal, *([] if line.goal.rate is None else [str(line.goal.rate)]))
     return StudyIdentity(
         program=line.program,
         content=content_digest(data),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 from cpulaunch.measure.tuning.model import FAILED, EffectModel
 from cpulaunch.measure.tuning.trial import Baseline, Guard, measure_trial, speed
@@ -26,6 +27,8 @@ BASELINE_EVERY = 4
 DRAWN_FROM = 16
 """Trials after which TPE draws every second one; before, a model of single effects and pairs chooses."""
 MODEL_NOISE = 0.03
+SMALL_SPACE = 256
+"""Configurations of a space that are all looked at, to end a search when nothing is left."""
 MAX_REPEATED = 30
 """Configurations in a row that were tried before: nothing new is left."""
 
@@ -64,7 +67,7 @@ def measure_baseline(setup: SearchSetup, study: Study, baseline: Baseline) -> No
     failure = setup.guard.failure(sample)
     if failure is None and sample.value is not None:
         baseline.add(speed(sample, lower_is_better=setup.lower_is_better))
-        study.add_baseline(sample.value, sample.seconds)
+        study.add_baseline(sample.value, sample.seconds, sample.metrics)
     elif not baseline.speeds:
         raise CpulaunchError(
             "the program fails under cpulaunch's defaults", value=failure, hint="run it once with cpulaunch alone"
@@ -84,6 +87,8 @@ def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequ
     if not baseline.speeds:
         measure_baseline(setup, study, baseline)
     while len(study.trials()) < setup.max_trials and setup.seconds_left() > 0 and repeated < MAX_REPEATED:
+        if _is_exhausted(setup, results):
+            break
         number, configuration = study.begin(_next(setup, study, queue, results))
         effect = setup.effect(configuration)
         if effect is None:
@@ -97,6 +102,19 @@ def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequ
             repeated, measured = 0, measured + 1
             if measured % BASELINE_EVERY == 0:
                 measure_baseline(setup, study, baseline)
+
+
+def _is_exhausted(setup: SearchSetup, results: Results) -> bool:
+    """Whether a small space has no configuration left that has not been tried, or does what one that was tried does."""
+    if math.prod(len(each.values) for each in setup.space) > SMALL_SPACE:
+        return False
+    names = [each.name for each in setup.space]
+    for values in product(*(each.values for each in setup.space)):
+        chosen = zip(names, values, strict=True)
+        effect = setup.effect({name: value for name, value in chosen if value is not None})
+        if effect is not None and effect not in results:
+            return False
+    return True
 
 
 def _next(setup: SearchSetup, study: Study, queue: list[Configuration], results: Results) -> Configuration | None:
@@ -120,7 +138,7 @@ def _repeat(study: Study, number: int, result: tuple[float | None, str | None]) 
     """Effect: the trial ends as the one that does the same on this machine; it is not launched again."""
     ratio, failure = result
     if ratio is None:
-        study.fail(number, failure or "it failed before", {"values": [], "seconds": 0.0})
+        study.fail(number, failure or "it failed before", {"values": [], "seconds": 0.0, "repeated": True})
     else:
         study.finish(number, ratio, {"values": [], "seconds": 0.0, "repeated": True}, pruned=True)
 

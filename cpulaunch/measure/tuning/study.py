@@ -161,9 +161,9 @@ class Study:
         interrupted = set(self._study.user_attrs.get(INTERRUPTED, []))
         return tuple(self._trial(each) for each in ended if each.number not in interrupted)
 
-    def add_baseline(self, value: float, seconds: float) -> None:
+    def add_baseline(self, value: float, seconds: float, metrics: Mapping[str, float]) -> None:
         """Effect: the study has one more sample of the default, measured now."""
-        entry = {"time": _utc(datetime.now()), "value": value, "seconds": round(seconds, 3)}
+        entry = {"time": _utc(datetime.now()), "value": value, "seconds": round(seconds, 3), "metrics": dict(metrics)}
         self._study.set_user_attr(BASELINE, [*self.baselines(), entry])
 
     def baselines(self) -> list[dict[str, Any]]:

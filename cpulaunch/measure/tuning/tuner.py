@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 FINAL_ROUNDS = 24
 LIMIT_FACTOR, LIMIT_SECONDS = 3, 60
 """A launch that takes longer than this multiple of the default's, and this, hangs or is hopeless."""
+LATENCY_METRIC = "latency p95 (ms)"
+LATENCY_HINT = "serve requests in a loop: for number in cpulaunch.requests(20, 500): ..."
 FINAL_SHARE = 0.5
 """The largest part of the time that is kept for the final round."""
 
@@ -53,13 +55,16 @@ class TuneGoal:
     """What is to become best. `choice` None: the first metric that the program reports, `lower` as its direction.
 
     `max_error`: how far outputs may be from the reference's; None: as rounding makes them. `throughput`: the number of
-    instances varies, over which the metric is summed.
+    instances varies, over which the metric is summed. `latency`: that of requests, `rate` per second (None: as the
+    program says).
     """
 
     choice: MetricChoice | None = None
     lower: bool | None = None
     max_error: float | None = None
     throughput: bool = False
+    latency: bool = False
+    rate: float | None = None
 
 
 @record
@@ -143,7 +148,8 @@ class Tuner:
         means.progress("first launches, which do not count: the reference")
         reference = means.take(None, choice, self._limit())
         if reference.failure is not None:
-            raise CpulaunchError("the program fails without cpulaunch", value=reference.failure)
+            hint = LATENCY_HINT if self._goal.latency and reference.exit_code == 0 else None
+            raise CpulaunchError("the program fails without cpulaunch", value=reference.failure, hint=hint)
         written = {} if means.written is None else means.written()
         if written is None:
             raise UsageError("the program does not write the file of --output", hint="--output FILE that it writes")

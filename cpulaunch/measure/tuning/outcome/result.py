@@ -84,6 +84,7 @@ def result_json(result: TuneResult) -> dict[str, Any]:
         "versions": dict(result.identity.versions),
         "metric": None if found.choice is None else _metric_json(found.choice),
         "throughput": result.goal.throughput,
+        "latency": {"rate": result.goal.rate} if result.goal.latency else None,
         "limits": {
             "trials": result.limits.trials,
             "seconds": result.limits.seconds,
@@ -142,10 +143,10 @@ def _trial_json(trial: TuningTrial) -> dict[str, Any]:
 
 def state(trial: TuningTrial) -> str:
     """What became of a trial: `measured`, `cut short`, `repeated` or `failed`."""
-    if trial.ratio is None:
-        return "failed"
     if trial.facts.get("repeated"):
         return "repeated"
+    if trial.ratio is None:
+        return "failed"
     return "cut short" if trial.pruned else "measured"
 
 

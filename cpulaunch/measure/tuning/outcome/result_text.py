@@ -62,8 +62,9 @@ def _facts_found(result: TuneResult) -> Iterator[str]:
         direction = "less" if found.choice.lower_is_better else "more"
         metric = f"made best: {escaped(metric_label(found.choice))}, of which {direction} is better; "
         yield f"{metric}{count_text(len(found.trials), 'trial')} ({counted}) in {_duration(found.seconds)}"
+    yield from _latency_text(result)
     yield from _importance_text(result)
-    failed = [trial for trial in found.trials if trial.ratio is None]
+    failed = [trial for trial in found.trials if state(trial) == "failed"]
     for trial in failed[:MOST_FAILURES_SHOWN]:
         yield escaped(f"failed: {shown_options(trial.configuration)}: {trial.failure}")
     if len(failed) > MOST_FAILURES_SHOWN:
@@ -71,6 +72,17 @@ def _facts_found(result: TuneResult) -> Iterator[str]:
     if found.reference is not None and not found.outputs:
         yield UNCOMPARED
     yield from map(escaped, result.warnings)
+
+
+def _latency_text(result: TuneResult) -> Iterator[str]:
+    """The percentiles of the default and of what was kept, in their last launches."""
+    kept = result.kept
+    trial = next((each for each in reversed(result.trials) if kept and each.configuration == kept), None)
+    rows = [("the default", result.found.baseline[-1]["metrics"])] if result.found.baseline else []
+    rows += [] if trial is None else [("this", trial.facts.get("metrics", {}))]
+    for name, metrics in rows if result.goal.latency else ():
+        figures = ", ".join(f"{key.removeprefix('latency ')} {value:.3g}" for key, value in metrics.items())
+        yield escaped(f"latencies of {name}: {figures}")
 
 
 def _duration(seconds: float) -> str:
