@@ -31,7 +31,7 @@ def checksum(value: object, name: str = "output") -> None:
 
 
 def requests(rate: float, count: int, *, warm_up: int = 10) -> "Iterator[int]":
-    """The numbers of requests to serve, each given when it arrives: `rate` per second at random moments, `count` of them.
+    """The numbers of `count` requests to serve, each given when it arrives: `rate` per second, at random moments.
 
     The loop's body serves a request: `for number in cpulaunch.requests(20, 500): model(batch)`. Effect: reports the
     percentiles of the latencies, from arrival to the end of the body, as metrics. The first `warm_up` requests do not
