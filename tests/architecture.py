@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("records", "system", "worker.reporting", "worker.tensors", "worker.graph", "worker.weights"),
         "worker.ledger",
     },
+    "worker.distributed": {"records"},
     "worker.calibration": {"records", "system"},
     "worker.diagnosis": {"records", "system", "worker.graph"},
     "worker.ccl.wire": {"records"},

@@ -179,6 +179,12 @@ class Settings:
     fused_optimizers: bool = _setting(
         False, types.FLAG, "Inside torch", "use fused Adam, AdamW, SGD and Adagrad unless the program chooses otherwise"
     )
+    ddp_bucket_mb: int | None = _setting(
+        None,
+        types.size(minimum=1),
+        "Inside torch",
+        "megabytes of gradients that DistributedDataParallel reduces at once, unless the program chooses (torch: 25)",
+    )
     ipex: bool = _setting(
         False, types.FLAG, "Inside torch", "apply ipex.optimize, like ipexrun --auto-ipex (torch 2.8 or older)"
     )

@@ -59,6 +59,7 @@ class TorchSettings:
     cudnn_benchmark: bool = False
     mmap_weights: bool = False
     fused_optimizers: bool = False
+    ddp_bucket_mb: int | None = None
     ipex: bool = False
 
     dataloader_workers: int | None = None

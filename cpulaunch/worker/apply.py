@@ -90,6 +90,9 @@ PLUGIN_SETTINGS = (
     PluginSetting("prefetch", lambda settings: settings.prefetch is not None, "features.loaders:set_prefetch"),
     PluginSetting("persistent_workers", lambda settings: settings.persistent_workers, "features.loaders:keep_workers"),
     PluginSetting("fused_optimizers", lambda settings: settings.fused_optimizers, "features.optimizers:install"),
+    PluginSetting(
+        "ddp_bucket_mb", lambda settings: settings.ddp_bucket_mb is not None, "distributed.ddp_buckets:install"
+    ),
     PluginSetting("ipex", lambda settings: settings.ipex, "features.ipex:install"),
     PluginSetting("rank_hint", lambda settings: True, "features.rank_hint:install"),
     PluginSetting("ccl", lambda settings: True, "ccl.registration:offer"),

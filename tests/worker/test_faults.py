@@ -43,6 +43,11 @@ FAULTS = {
         "import torch.utils._foreach_utils as f; f._get_fused_kernels_supported_devices = broken",
         "--fused-optimizers",
     ),
+    "ddp_bucket_mb": (
+        {"ddp_bucket_mb": 5},
+        "import torch.nn.parallel as p; p.DistributedDataParallel.__init__ = lambda self: None",
+        "--ddp-bucket-mb",
+    ),
     "ipex": ({"ipex": True}, "torch.__version__ = '0.0'", "--ipex"),
     "ccl": ({}, "sys.modules['cpulaunch.worker.ccl.registration'] = None", "ccl"),
     "dist_backend": (

@@ -58,6 +58,7 @@ TUNE = (
     _option("--lower-is-better", "", "less of the metric is better (default: by its name and unit)"),
     _option("--higher-is-better", "", "more of the metric is better"),
     _option("--throughput", "", "vary the number of instances, too: the metric is summed over them"),
+    _option("--dist", "", "vary ranks per host, backend of collectives and DDP's buckets, on a job of ranks"),
     _option("--latency", "", "make the 95th percentile of the latencies short that cpulaunch.requests() reports"),
     _option("--rate", "R", "let cpulaunch.requests() hand out R requests per second (default: as the program says)"),
     _option("--timeout", "SECONDS", "end a launch after so long (default: three times the default's time, and 60 s)"),

@@ -22,7 +22,13 @@ USAGE = "cpulaunch tune [OPTIONS] SCRIPT [ARGS...]"
 VALUES = {row.shown: row.metavar for row in TUNE}
 SHORT = {name: row.shown for row in TUNE for name in row.short}
 REPEATED = ("--vary", "--fix")
-EXCLUSIVE = (("--latency", "--throughput"), ("--latency", "--wall-time"), ("--rate", "--throughput"))
+EXCLUSIVE = (
+    ("--dist", "--throughput"),
+    ("--dist", "--latency"),
+    ("--latency", "--throughput"),
+    ("--latency", "--wall-time"),
+    ("--rate", "--throughput"),
+)
 PROGRAM_KINDS = {"-m": "-m", "--module": "-m", "--no-python": "--no-python"}
 MOST_TRIALS, MOST_MINUTES = 10_000, 10_000
 NAME = re.compile(r"[\w.-]+")
@@ -161,6 +167,7 @@ def _goal(given: Mapping[str, str]) -> TuneGoal:
         lower=lower,
         max_error=max_error,
         throughput="--throughput" in given,
+        ranks="--dist" in given,
         latency=latency,
         rate=rate,
     )

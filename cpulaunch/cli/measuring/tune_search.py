@@ -28,6 +28,8 @@ NOT_TUNED = frozenset({"--dry-run", "--brief", "--version"})
 OWN_SETTINGS = {"report": "tune writes reports of its own", "html": "tune writes reports of its own"}
 """Settings that the fixed options cannot have, and why."""
 MAX_SOURCE = 1 << 22
+DEFAULT_RANKS = "auto"
+"""Ranks per host of --dist, if the options do not say."""
 STUDIES = "tune"
 
 
@@ -49,7 +51,8 @@ class TuneProgram:
 
 def tuned_program(line: TuneLine, services: Services, *, python: str) -> TuneProgram:
     """The program with its host. Raises: CpulaunchError if it cannot be launched as things are."""
-    options = (*line.options, *(["--start-barrier"] if line.goal.throughput else []))
+    ranks = ["--nproc-per-node", DEFAULT_RANKS] if _needs_ranks(line) else []
+    options = (*ranks, *line.options, *(["--start-barrier"] if line.goal.throughput else []))
     parsed = services.parse([*options, *line.program])
     if found := parsed.switches & NOT_TUNED:
         raise UsageError(f"tune with {min(found)} starts nothing", hint=f"leave {min(found)} out")
@@ -64,6 +67,12 @@ def tuned_program(line: TuneLine, services: Services, *, python: str) -> TunePro
     host, _ = services.host_and_plan(parsed)
     chosen = parsed.python.path if parsed.python is not None else python
     return TuneProgram(line=line, parsed=parsed, options=options, host=host, python=chosen)
+
+
+def _needs_ranks(line: TuneLine) -> bool:
+    """Whether the launches are to be jobs, and the options do not say how many ranks they have."""
+    names = (option.partition("=")[0].replace("_", "-") for option in line.options)
+    return line.goal.ranks and "--nproc-per-node" not in names
 
 
 class Planner:
@@ -99,9 +108,10 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
     """What the study is about, with the space of its search. Raises: UsageError if there is nothing to tune."""
     line = program.line
     data = _script(program)
-    choice = SpaceChoice(vary=line.vary, fixed=line.fixed | program.parsed.values.keys(), max_error=line.goal.max_error)
+    given = program.parsed.values.keys() - ({"nproc_per_node"} if _needs_ranks(line) else set())
+    choice = SpaceChoice(vary=line.vary, fixed=line.fixed | given, max_error=line.goal.max_error)
     space = search_space(
-        candidates(program.host, throughput=line.goal.throughput),
+        candidates(program.host, throughput=line.goal.throughput, ranks=line.goal.ranks),
         choice,
         source=script_source(data),
         effect=planner.effect,

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 
     Feature: TypeAlias = "tuple[tuple[str, Any], ...]"
 
-STRONG = ("weights", "graph", "precision", "threads", "instances", "cores_per_instance", "smt", "dist_backend")
+STRONG = (
+    "weights",
+    "graph",
+    "precision",
+    "threads",
+    "instances",
+    "cores_per_instance",
+    "smt",
+    "dist_backend",
+    "nproc_per_node",
+)
 """Settings whose effects are often a half or more; those of others are mostly a few percent."""
 STRONG_EFFECT, WEAK_EFFECT, PAIR_EFFECT = 0.4, 0.06, 0.15
 """Standard deviations of the effects before any trial, as logarithms of ratios."""

@@ -90,10 +90,10 @@ def options_of(configuration: Configuration) -> tuple[str, ...]:
     return tuple(word for name, value in configuration.items() for word in specs[name].arguments(value))
 
 
-def candidates(host: Host, *, throughput: bool = False) -> tuple[Dimension, ...]:
+def candidates(host: Host, *, throughput: bool = False, ranks: bool = False) -> tuple[Dimension, ...]:
     """Every dimension that this machine has, those with the largest effects first.
 
-    `throughput`: several instances may run at once.
+    `throughput`: several instances may run at once. `ranks`: the program is a job whose number of ranks may vary.
     """
     bf16 = host.cpu.has_bf16
     cores = len({cpu.core for cpu in host.cpus if cpu.id in host.limits.budget.cpus})
@@ -101,6 +101,7 @@ def candidates(host: Host, *, throughput: bool = False) -> tuple[Dimension, ...]
         Dimension(name="weights", values=(None, "int8", *(["bf16"] if bf16 else []), "fp32", "int4")),
         Dimension(name="graph", values=(None, "onednn")),
         *([Dimension(name="precision", values=(None, "bf16"))] if bf16 else []),
+        *(_of_jobs(cores) if ranks else ()),
         *([Dimension(name="instances", values=(None, *_instances(cores)))] if throughput else []),
         Dimension(name="threads", values=(None, *_fractions(min(cores, host.limits.budget.threads)))),
         Dimension(name="channels_last", values=(None, True), needs="onv"),
@@ -123,6 +124,15 @@ def candidates(host: Host, *, throughput: bool = False) -> tuple[Dimension, ...]
 def _fractions(cores: int) -> tuple[int, ...]:
     """Numbers of threads below that of the cores: three quarters, a half and a quarter."""
     return tuple(dict.fromkeys(each for each in (cores // 2, 3 * cores // 4, cores // 4) if 1 <= each < cores))
+
+
+def _of_jobs(cores: int) -> tuple[Dimension, ...]:
+    """What matters for ranks that reduce gradients."""
+    return (
+        Dimension(name="nproc_per_node", values=(None, 1, *_instances(cores), "numa")),
+        Dimension(name="dist_backend", values=(None, "gloo", "ccl")),
+        Dimension(name="ddp_bucket_mb", values=(None, 5, 100), needs="DistributedDataParallel"),
+    )
 
 
 def _instances(cores: int) -> tuple[int, ...]:

@@ -55,14 +55,15 @@ class TuneGoal:
     """What is to become best. `choice` None: the first metric that the program reports, `lower` as its direction.
 
     `max_error`: how far outputs may be from the reference's; None: as rounding makes them. `throughput`: the number of
-    instances varies, over which the metric is summed. `latency`: that of requests, `rate` per second (None: as the
-    program says).
+    instances varies, over which the metric is summed; `ranks`: so does that of ranks. `latency`: that of requests is
+    the figure, `rate` per second (None: as the program says).
     """
 
     choice: MetricChoice | None = None
     lower: bool | None = None
     max_error: float | None = None
     throughput: bool = False
+    ranks: bool = False
     latency: bool = False
     rate: float | None = None
 

@@ -2,8 +2,8 @@
 
 Requests arrive at random moments (a Poisson process) that are drawn before the first one is served, whatever the
 program does: one that is slow lets a queue grow, and each request's latency counts from its arrival. A closed loop,
-which sends a request when the last one is done, would hide that. Source: Schroeder, Wierman, Harchol-Balter, Open versus closed: a
-cautionary tale (2006); Tene, How not to measure latency (2015).
+which sends a request when the last one is done, would hide that. Source: Schroeder, Wierman, Harchol-Balter, Open
+versus closed: a cautionary tale (2006); Tene, How not to measure latency (2015).
 """
 
 from __future__ import annotations

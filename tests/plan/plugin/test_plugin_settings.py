@@ -73,6 +73,7 @@ FLAGS = {
     "interop_threads": "--interop-threads 2",
     "mmap_weights": "--mmap-weights",
     "fused_optimizers": "--fused-optimizers",
+    "ddp_bucket_mb": "--ddp-bucket-mb 5",
     "prefetch": "--prefetch 4",
     "persistent_workers": "--persistent-workers",
     "strict": "--strict",

@@ -1,0 +1,1 @@
+"""What the plugin changes in torch's data-parallel training."""
