@@ -210,10 +210,12 @@ def _failure(child: ChildResult, *, limit_seconds: float, oom_kills: int) -> str
     number = -code if code < 0 else code - 128
     if oom_kills and number == SIGKILL:
         return "the kernel ended it for want of memory"
-    name = NAMED_SIGNALS.get(number, f"signal {number}")
-    how = f"{name} ended it" if code < 0 else f"it exited with code {code}"
+    name = NAMED_SIGNALS.get(number)
+    after = f" ({name})" if code > 0 and name is not None else ""
+    how = f"{name or f'signal {number}'} ended it" if code < 0 else f"it exited with code {code}{after}"
     lines = [line for line in child.stderr_tail.decode(errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith("cpulaunch:")]
+    lines = [line for line in lines if not line.startswith("cpulaunch: report:")]
     last = escaped((own or lines or [""])[-1].strip())[:MAX_MESSAGE]
     memory = " after the kernel had ended a process for want of memory" if oom_kills else ""
     return f"{how}{memory}: {last}" if last else f"{how}{memory}"
