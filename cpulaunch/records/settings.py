@@ -183,7 +183,7 @@ class Settings:
         None,
         types.size(minimum=1),
         "Inside torch",
-        "megabytes of gradients that DistributedDataParallel reduces at once, unless the program chooses (torch: 25)",
+        "size in MB of DistributedDataParallel's gradient buckets, if the program leaves it to torch (25)",
     )
     ipex: bool = _setting(
         False, types.FLAG, "Inside torch", "apply ipex.optimize, like ipexrun --auto-ipex (torch 2.8 or older)"
