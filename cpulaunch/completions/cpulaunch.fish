@@ -119,7 +119,7 @@ complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command
 complete -c cpulaunch -n 'string match -q -- \'--no*\' (commandline -ct); and __cpulaunch_at launch run torchrun plan module command' -l no-mmap-weights -d 'the opposite of --mmap-weights'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l fused-optimizers -d 'use fused Adam, AdamW, SGD and Adagrad unless the program chooses otherwise'
 complete -c cpulaunch -n 'string match -q -- \'--no*\' (commandline -ct); and __cpulaunch_at launch run torchrun plan module command' -l no-fused-optimizers -d 'the opposite of --fused-optimizers'
-complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l ddp-bucket-mb -x -d 'size in MB of DistributedDataParallel\'s gradient buckets, if the program leaves it to torch'
+complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l ddp-bucket-mb -x -d 'MB of gradients that DDP reduces at once (torch: 25)'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l ipex -d 'apply ipex.optimize, like ipexrun --auto-ipex'
 complete -c cpulaunch -n 'string match -q -- \'--no*\' (commandline -ct); and __cpulaunch_at launch run torchrun plan module command' -l no-ipex -d 'the opposite of --ipex'
 complete -c cpulaunch -n '__cpulaunch_at launch run torchrun plan module command' -l dataloader-workers -x -a 'auto' -d 'DataLoader workers, on cores of their own, if the program requests none'

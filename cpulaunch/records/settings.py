@@ -180,10 +180,7 @@ class Settings:
         False, types.FLAG, "Inside torch", "use fused Adam, AdamW, SGD and Adagrad unless the program chooses otherwise"
     )
     ddp_bucket_mb: int | None = _setting(
-        None,
-        types.size(minimum=1),
-        "Inside torch",
-        "size in MB of DistributedDataParallel's gradient buckets, if the program leaves it to torch (25)",
+        None, types.size(minimum=1), "Inside torch", "MB of gradients that DDP reduces at once (torch: 25)"
     )
     ipex: bool = _setting(
         False, types.FLAG, "Inside torch", "apply ipex.optimize, like ipexrun --auto-ipex (torch 2.8 or older)"
