@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.features.hooks import has_hooks, watch_hooks
 from cpulaunch.worker.features.optimizer_layout import align_optimizers
+from cpulaunch.worker.graph.eligibility import parts_of
 from cpulaunch.worker.graph.precision import device_of
 from cpulaunch.worker.ledger.blocks import LENGTH
 from cpulaunch.worker.ledger.comparison import Comparison, Step
@@ -44,6 +46,7 @@ class ChannelsLast:
     def __init__(self, settings: TorchSettings, *, measured: bool = True) -> None:
         self._settings = settings
         self._measured = measured
+        watch_hooks(self._hooked)
         self._trials: weakref.WeakKeyDictionary[nn.Module, LayoutTrial] = weakref.WeakKeyDictionary()
 
     def trial(self, module: nn.Module) -> LayoutTrial | None:
@@ -58,6 +61,12 @@ class ChannelsLast:
             trial.has_ended = not _can_convert(module)
             trial = self._trials.setdefault(module, trial)  # Another thread may have been faster.
         return None if trial.has_ended else trial
+
+    def _hooked(self, part: nn.Module | None) -> None:
+        """Effect: models with this part (None: all) get their layout back: a hook sees what is inside of them."""
+        for module, trial in list(self._trials.items()):
+            if trial.is_converted and (part is None or any(each is part for each in parts_of(module))):
+                trial.withdraw(module)
 
 
 class LayoutTrial:
@@ -79,7 +88,7 @@ class LayoutTrial:
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
         self._layouts: set[Layout] = set()
         self._running: set[int] = set()
-        self._is_ending = self.has_ended = False
+        self._is_ending = self.has_ended = self.is_converted = False
         self._drained_by = float("inf")
         _trials.add(self)
 
@@ -207,12 +216,23 @@ class LayoutTrial:
             time.sleep(0.001)
         return is_first
 
+    def withdraw(self, module: nn.Module) -> None:
+        """Effect: the weights get their own layout back, also after the trial; not while a call reads them."""
+        self._give_up(module)
+        with self._conversion_lock:
+            if self.is_converted and not self._running:
+                self._give_back(module)
+
+    def _give_back(self, module: nn.Module) -> None:
+        _reorder(list(filter(_is_own, _weights(module))), torch.contiguous_format)
+        self.is_converted = False
+
     def _return(self, module: nn.Module) -> bool:
         """Whether the trial has ended. Effect: ends it unless a call is running; moves no weight that is held."""
         with self._conversion_lock:
             if not (self.has_ended or self._running):
-                if self._comparison.is_second or not self._measured:
-                    _reorder(list(filter(_is_own, _weights(module))), torch.contiguous_format)
+                if self.is_converted:
+                    self._give_back(module)
                 self.has_ended = True
             return self.has_ended
 
@@ -224,6 +244,7 @@ class LayoutTrial:
                     self.has_ended = True
                 if not (self.has_ended or self._is_ending):
                     _reorder(_weights(module), torch.channels_last)
+                    self.is_converted = True
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
             self.has_ended = True
             degraded(self._settings, "channels_last", f"{type(module).__name__} cannot be converted: {error}")
@@ -300,11 +321,11 @@ def _can_convert(module: nn.Module) -> bool:
     """Whether the module has two-dimensional convolutions whose weights only it holds, in torch's own layout.
 
     A conversion moves a weight to other memory. What the program, or another process, then writes to the memory that it
-    holds would be lost.
+    holds would be lost. Hooks would see results inside the module in another layout.
     """
     with suppress(Exception):  # A class may override `modules` or `parameters`.
         weights = _weights(module)
-        return bool(weights) and all(map(_may_move, weights))
+        return bool(weights) and all(map(_may_move, weights)) and not has_hooks(module)
     return False
 
 

@@ -76,12 +76,15 @@ def is_low(module: nn.Module) -> bool:
     return False
 
 
+LOW_NAMES = ("BFloat16", "bfloat16", "Half")
+NO_PRIMITIVE = ("could not create a primitive", "could not execute a primitive")
+"""What oneDNN says of a type for which this CPU has no instructions, as torch's LSTM in bf16 without AVX-512."""
+
+
 def is_of_low_dtype(error: Exception) -> bool:
-    """Whether torch rejects a tensor because it is in bf16 or fp16."""
+    """Whether torch rejects a tensor because it is in bf16 or fp16, or may do so."""
     text = str(error)
-    return isinstance(error, RuntimeError | TypeError) and any(
-        name in text for name in ("BFloat16", "bfloat16", "Half")
-    )
+    return isinstance(error, RuntimeError | TypeError) and any(name in text for name in (*LOW_NAMES, *NO_PRIMITIVE))
 
 
 def widened(value: Any) -> Any:

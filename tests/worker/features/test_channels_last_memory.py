@@ -170,3 +170,55 @@ def test_a_forked_child_does_not_wait_for_calls_of_its_parents_threads(waiting: 
             waiting(torch.ones(1, 3, 4, 4))
         os._exit(int(time.monotonic() - started > 3))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(self.first(value)).mean((2, 3))
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("before", [0, 1, 20])
+def test_hooks_of_parts_see_results_in_the_layout_that_the_program_knows(
+    tmp_path: Path, monkeypatch, before: int, measured: bool
+) -> None:
+    model, value, seen = Parts().eval(), torch.randn(2, 3, 8, 8), []
+    monkeypatch.setattr(channels_last, "_clock", FasterWhenConverted(model.first))
+    with installed(tmp_path, SETTINGS, measured=measured) as plugin:
+        expected = plugin.eager(model, value)
+        for _ in range(before):
+            close(model(value), expected)
+        assert before < 20 or not model.first.weight.is_contiguous()
+        model.first.register_forward_hook(lambda part, given, result: seen.append(result))
+        for _ in range(12):
+            close(model(value), expected)
+    assert len(seen) == 12
+    assert all(result.is_contiguous() for result in seen)
+
+
+def test_a_hook_of_all_modules_sees_results_in_the_layout_that_the_program_knows(tmp_path: Path) -> None:
+    model, value, seen = Parts().eval(), torch.randn(2, 3, 8, 8), []
+    with installed(tmp_path, SETTINGS):
+        model(value)
+        assert not model.first.weight.is_contiguous()
+        handle = nn.modules.module.register_module_forward_hook(lambda part, given, result: seen.append(result))
+        try:
+            model(value)
+        finally:
+            handle.remove()
+    assert all(result.is_contiguous() for result in seen)
+
+
+class FasterWhenConverted:
+    """A clock on which a call takes a second, and half of it with converted weights."""
+
+    def __init__(self, part: nn.Conv2d) -> None:
+        self.now, self.part = 0.0, part
+
+    def __call__(self) -> float:
+        self.now += 1.0 if self.part.weight.is_contiguous() else 0.5
+        return self.now

@@ -66,6 +66,24 @@ class Record(Part):
         return value
 
 
+class Lstm(Part):
+    """oneDNN has an LSTM in bf16 only where the CPU has instructions for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LSTM(SIZE, SIZE, 2, batch_first=True)
+
+    def combine(self, value: Tensor) -> Tensor:
+        return self.first(value[None])[0]
+
+
+class WithoutPrimitive(Part):
+    def combine(self, value: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
+        return self.first(value)
+
+
 class Equal(Part):
     """Modules that are compared by value cannot be keys."""
 
@@ -110,6 +128,10 @@ PROGRAMS: list[tuple[type[Part], bool, Callable[[nn.Module], None]]] = [
     (LateRecurrent, False, call_often),
     (Indexed, False, call_often),
     (Indexed, True, call_often),
+    (Lstm, False, call_often),
+    (Lstm, True, call_often),
+    (WithoutPrimitive, False, call_often),
+    (WithoutPrimitive, True, call_often),
     (Part, False, read_hooks),
     (Record, False, read_argument),
     (Equal, False, call_often),

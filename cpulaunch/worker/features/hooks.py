@@ -1,0 +1,59 @@
+"""Hooks of modules, which see arguments and results of parts of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes of a module that hold its hooks."""
+
+REGISTERING = (
+    *("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"),
+    *("register_full_backward_pre_hook", "register_backward_hook"),
+)
+"""Methods of modules that add one."""
+
+GLOBALLY = (
+    *("register_module_forward_hook", "register_module_forward_pre_hook", "register_module_full_backward_hook"),
+    "register_module_full_backward_pre_hook",
+)
+"""Functions that add one to all modules."""
+
+_watchers: list[Callable[[nn.Module | None], None]] = []
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a part of the module, itself excepted, has a hook, or all modules have one.
+
+    A hook of the module itself sees what its caller sees.
+    """
+    if any(getattr(torch_module, f"_global{kind}", None) for kind in KINDS):
+        return True
+    return any(getattr(part, kind, None) for part in module.modules() if part is not module for kind in KINDS)
+
+
+def watch_hooks(watcher: Callable[[nn.Module | None], None]) -> None:
+    """Effect: `watcher` is called with each module that gets a hook from now on, None for all modules."""
+    if not _watchers:
+        for name in REGISTERING:
+            if hasattr(nn.Module, name):
+                setattr(nn.Module, name, _telling(getattr(nn.Module, name), is_method=True))
+        for name in GLOBALLY:
+            if hasattr(torch_module, name):
+                setattr(torch_module, name, _telling(getattr(torch_module, name), is_method=False))
+    _watchers.append(watcher)
+
+
+def _telling(plain: Callable[..., Any], *, is_method: bool) -> Callable[..., Any]:
+    @wraps(plain)
+    def register(*args: Any, **kwargs: Any) -> Any:
+        for watcher in _watchers:
+            watcher(args[0] if is_method else None)
+        return plain(*args, **kwargs)
+
+    return register
