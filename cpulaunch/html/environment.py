@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     Json = Mapping[str, Any]
 
+MAX_VALUES = 32
+"""Values of one variable that are shown."""
+
 
 def environment_section(plan: Json) -> Markup:
     """The variables with their values and reasons; a value that differs is shown for each worker."""
@@ -29,7 +32,11 @@ def _value(name: str, workers: Iterable[Json]) -> Markup:
         values.setdefault(worker["env"].get(name), []).append(worker["index"])
     if len(values) == 1:
         return _text(next(iter(values)))
-    lines = ((f"{_workers_text(found)}: ", _text(value)) for value, found in values.items())
+    lines: list[tuple[object, ...]] = [
+        (f"{_workers_text(found)}: ", _text(value)) for value, found in list(values.items())[:MAX_VALUES]
+    ]
+    if len(values) > MAX_VALUES:
+        lines.append((f"{len(values) - MAX_VALUES:,} more values are left out",))
     return element("div", *(element("div", *line) for line in lines))
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from cpulaunch.charts.model import Bar
 from cpulaunch.html.ceilings import RateFigure, ceilings
 from cpulaunch.html.elements.bars import bar_chart
-from cpulaunch.html.elements.markup import Markup, bytes_text, code, element, number_text, scrolling, table, value_of
+from cpulaunch.html.elements.markup import (
+    Markup,
+    bullets,
+    bytes_text,
+    code,
+    element,
+    listed,
+    number_text,
+    scrolling,
+    table,
+    value_of,
+)
 from cpulaunch.html.environment import environment_section
 from cpulaunch.html.inside_torch import torch_parts
 from cpulaunch.html.page import Headline, Tile, page, section
@@ -21,6 +32,8 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 
+MAX_CHARTS = 12
+"""Metrics whose values are drawn."""
 PER_OBJECT = frozenset({"ipex", "data_loading", "channels_last", "fused_optimizers"})
 """Settings that apply to each module, loader or optimizer: what is said of one does not hold for all."""
 
@@ -92,9 +105,9 @@ def _findings(report: Json) -> Iterable[str]:
     if moved:
         yield f"Threads of {count_text(moved, 'worker')} left the planned CPUs."
     if degraded - partial:
-        yield f"Not in force: {', '.join(_extent(name, workers) for name in sorted(degraded - partial))}."
+        yield f"Not in force: {listed(_extent(name, workers) for name in sorted(degraded - partial))}."
     if partial:
-        yield f"Not in force everywhere: {', '.join(_extent(name, workers) for name in sorted(partial))}."
+        yield f"Not in force everywhere: {listed(_extent(name, workers) for name in sorted(partial))}."
     if not (lost or moved or degraded) and workers:
         bound = any((each["binding"] or {}).get("as_planned") for each in workers)
         yield "Every setting is in force" + (", and all threads stayed on the planned CPUs." if bound else ".")
@@ -139,13 +152,14 @@ def _metrics(report: Json) -> Markup:
         bars = [Bar(label=f"worker {worker['index']}", value=value) for worker, value in pairs if value is not None]
         if len(bars) > 1:
             charts.append(bar_chart(f"{name}: {number_text(metric['sum'])} in sum", bars))
-    return section("Figures of each worker", *charts)
+    left = f"{len(charts) - MAX_CHARTS:,} more metrics are left out." if len(charts) > MAX_CHARTS else ""
+    note = element("p", left, _class="note") if left else Markup()
+    return section("Figures of each worker", *charts[:MAX_CHARTS], note)
 
 
 def _warnings(report: Json) -> Markup:
     texts = [*report["plan"]["warnings"], *(text for worker in report["workers"] for text in worker["warnings"])]
-    items = [element("li", value_of(text)) for text in dict.fromkeys(map(str, texts))]
-    return section("Warnings", element("ul", *items)) if items else Markup()
+    return section("Warnings", bullets(dict.fromkeys(map(str, texts))))
 
 
 def _workers(report: Json) -> Markup:

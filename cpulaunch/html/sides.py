@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.html.elements.markup import Markup, code, element, joined, scrolling, table, value_of
+from cpulaunch.html.elements.markup import Markup, code, element, joined, listed, scrolling, table, value_of
 from cpulaunch.html.inside_torch import torch_parts
 from cpulaunch.html.page import folded, section, subsection
 from cpulaunch.records.record import record
@@ -85,7 +85,7 @@ def _variables(plan: Json | None) -> dict[str, str | None]:
 
 def _one_text(values: Sequence[str | None]) -> str | None:
     different = list(dict.fromkeys(values))
-    return different[0] if len(different) == 1 else ", ".join("removed" if each is None else each for each in different)
+    return different[0] if len(different) == 1 else listed("removed" if each is None else each for each in different)
 
 
 def _rows(sides: Sequence[Mapping[str, str | None]], *, missing: str) -> list[tuple[str, list[Markup]]]:

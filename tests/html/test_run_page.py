@@ -83,6 +83,33 @@ def test_a_part_that_stayed_eager_does_not_deny_the_others(captured: int, state:
     assert sentence in Reader(make_page(report)).text
 
 
+def test_a_page_of_no_workers() -> None:
+    report = hostile.report() | {"workers": [], "metrics": {}}
+    report["plan"]["workers"] = []
+    assert "Succeeded after 1.5 s." in Reader(make_page(report)).text
+
+
+def test_a_page_of_thousands_of_workers_stays_small() -> None:
+    report = hostile.report()
+    worker, plan = report["workers"][0], report["plan"]["workers"][0]
+    entry = worker["graph"]["captured"][0]
+    report["workers"] = [
+        worker
+        | {
+            "index": index,
+            "warnings": [f"{index} {'x' * 500}"],
+            "graph": {"captured": [entry | {"module": f"m{index}"}], "eager": [{"module": f"e{index}", "reason": ""}]},
+            "settings": {f"s{index}": {"state": "degraded", "detail": "d"}},
+        }
+        for index in range(2000)
+    ]
+    report["plan"]["workers"] = [plan | {"index": index, "env": {"V": f"value {index}"}} for index in range(2000)]
+    report["metrics"] = {f"metric {number}": {"sum": 1.0, "values": [1.0] * 2000} for number in range(100)}
+    page = make_page(report)
+    assert len(page) < 1_500_000
+    assert all(text in page for text in ("88 more metrics", "1,968 more values", "1,801 more are", "1,988 more."))
+
+
 def test_a_table_says_what_it_leaves_out() -> None:
     text = Reader(table("Rows", ["Number"], ([number] for number in range(MAX_ROWS + 5)))).text
     assert f"{MAX_ROWS - 1}5 more rows are left out." in text

@@ -11,6 +11,8 @@ MAX_TEXT = 2000
 """Characters of one value that are shown."""
 MAX_ROWS = 200
 """Rows of a table that are shown."""
+MAX_LISTED = 12
+"""Texts that a sentence lists."""
 VOID = ("meta", "br", "wbr")
 
 
@@ -108,6 +110,22 @@ def _cells(row: Iterable[object], titles: Iterable[str], right: set[int]) -> Ite
 
 def _kind(place: int, right: set[int]) -> str | None:
     return "number" if place in right else None
+
+
+def bullets(texts: Iterable[object]) -> Markup:
+    """A list of values of other programs, the first ones of many; nothing without any."""
+    found = list(texts)
+    items = [element("li", value_of(text)) for text in found[:MAX_ROWS]]
+    if len(found) > MAX_ROWS:
+        items.append(element("li", f"{len(found) - MAX_ROWS:,} more are left out.", _class="note"))
+    return element("ul", *items) if items else Markup()
+
+
+def listed(texts: Iterable[object]) -> str:
+    """Texts in a sentence, the first ones of many."""
+    found = [str(text) for text in texts]
+    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
+    return ", ".join(found[:MAX_LISTED]) + more
 
 
 def scrolling(label: str, content: Markup) -> Markup:
