@@ -28,7 +28,7 @@ NOT_TUNED = frozenset({"--dry-run", "--brief", "--version"})
 OWN_SETTINGS = {"report": "tune writes reports of its own", "html": "tune writes reports of its own"}
 """Settings that the fixed options cannot have, and why."""
 MAX_SOURCE = 1 << 22
-DEFAULT_RANKS = "auto"
+DEFAULT_RANKS = "numa"
 """Ranks per host of --dist, if the options do not say."""
 STUDIES = "tune"
 

@@ -223,6 +223,8 @@ def verdict(result: TuneResult) -> str:
         return f"interrupted: {shown_options(kept)} was best so far; no final round has confirmed it"
     if result.found.ended == "interrupted":
         return "interrupted before anything was found"
+    if not result.trials:
+        return "no verdict: the time was over before a trial; give it more (--minutes)"
     if not any(trial.ratio is not None for trial in result.trials):
         return "no trial succeeded; the default stays best"
     if any(each.estimate is not None and each.estimate.low is None for each in result.found.final.finalists):

@@ -57,7 +57,7 @@ def _finalist_text(finalist: Finalist) -> str:
 def _facts_found(result: TuneResult) -> Iterator[str]:
     found = result.found
     counts = Counter(state(trial) for trial in found.trials)
-    counted = ", ".join(f"{count} {name}" for name, count in counts.items())
+    counted = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
     if found.choice is not None:
         direction = "less" if found.choice.lower_is_better else "more"
         metric = f"made best: {escaped(metric_label(found.choice))}, of which {direction} is better; "
