@@ -25,6 +25,10 @@ from cpulaunch.worker.fusion.ranges.operation import kind_of
 LOSING = frozenset({"relu", "relu6", "hardtanh", "clamp", "exp", "max_pool2d", "max_pool2d_with_indices"})
 """Found with torch 2.13, by trying all fusible operations behind linear and conv2d, with each instruction set."""
 
+ATTENTION = "scaled_dot_product_attention"
+"""torch's kernel gives numbers where scores overflow to infinity, unlike those that nn.MultiheadAttention uses in eager
+calls in eval mode. Seen with torch 2.13."""
+
 CHECKED_ABOVE = (1e28, 1e12)
 """From which magnitude on a factor of a product is checked, in the order of trial, where NaN is lost without checks."""
 
@@ -91,19 +95,32 @@ def is_small(tensor: Tensor) -> bool:
     return bool(torch.linalg.vector_norm(tensor.detach(), dtype=wider).item() <= CHECKED)
 
 
-def safeguards(source: PortableGraph, examples: Sequence[Tensor], *, has_single_variance: bool = False) -> Safeguards:
-    """What the graph needs so that no call with inputs like these loses NaN. `examples`: the inputs of one call."""
+def safeguards(
+    source: PortableGraph,
+    examples: Sequence[Tensor],
+    *,
+    has_single_variance: bool = False,
+    replaces_attention: bool = False,
+) -> Safeguards:
+    """What the graph needs so that no call with inputs like these loses NaN. `examples`: the inputs of one call.
+
+    `replaces_attention`: see ATTENTION.
+    """
     graph = graph_of(source)
     operations = fusible(graph)
-    positions = [position for position, node in enumerate(operations) if kind_of(node) in LOSING]
-    if not positions:
+    losing = {position: node for position, node in enumerate(operations) if kind_of(node) in LOSING}
+    if replaces_attention:
+        others = [node for node in graph.nodes() if kind_of(node) == ATTENTION]
+        losing |= {len(operations) + index: node for index, node in enumerate(others)}
+    if not losing:
         return Safeguards(left_out=frozenset(), checks=(), graph=source)
-    search = _Search(graph, operations, positions, examples, has_single_variance)
+    search = _Search(graph, losing, examples, has_single_variance)
     given = search.given()
     above, names, left_out = search.checked_values(given)
     given = search.relaxed(given, above, left_out)
     checks = [InputCheck(place=place, range=each) for place, each in enumerate(given) if each not in UNCHECKED]
     watched = search.places(names)
+    left_out = frozenset(position for position in left_out if position < len(operations))
     return Safeguards(
         left_out=left_out, checks=tuple(checks), graph=with_results(source, watched), watched=len(watched)
     )
@@ -136,16 +153,13 @@ def _wider(assumed: Range, example: Tensor) -> tuple[Range, ...]:
 class _Search:
     """The assumptions on inputs and the checks with which the fewest operations are left out."""
 
-    def __init__(
-        self, graph: Any, operations: list[Any], losing: list[int], examples: Sequence[Tensor], single: bool
-    ) -> None:
+    def __init__(self, graph: Any, losing: dict[int, Any], examples: Sequence[Tensor], single: bool) -> None:
         self._graph = graph
         self._analysis = Analysis(graph, has_single_variance=single)
-        nodes = [(position, operations[position]) for position in losing]
-        self._losing = [(position, [value.debugName() for value in node.inputs()]) for position, node in nodes]
+        self._losing = {position: _deciding(node) for position, node in losing.items()}
         self._examples = examples
         self._overflow = HALF_OVERFLOW if any(each.dtype is torch.float16 for each in examples) else OVERFLOW
-        self._before_last = _values_before(graph, operations[losing[-1]])
+        self._before_last = _values_before_last(graph, list(losing.values()))
 
     def given(self) -> list[Range]:
         """The narrowest range assumed of each input that the example is in."""
@@ -155,7 +169,9 @@ class _Search:
         """The positions of operations that would lose NaN, and the names of values to be checked."""
         found = self._analysis.findings(given, checked_above=above, overflow=self._overflow)
         lost = frozenset(
-            position for position, names in self._losing if any(found.ranges.get(name, ONE).nan for name in names)
+            position
+            for position, names in self._losing.items()
+            if any(found.ranges.get(name, ONE).nan for name in names)
         )
         return lost, tuple(name for name in found.checks if name in self._before_last)
 
@@ -190,11 +206,18 @@ class _Search:
         return [order.index(name) for name in names]
 
 
-def _values_before(graph: Any, last: Any) -> frozenset[str]:
-    """The names of the results of operations before this one."""
+def _deciding(node: Any) -> list[str]:
+    """The names of the values that must not be NaN: what the operation is given, or the result of attention."""
+    values = node.outputs() if kind_of(node) == ATTENTION else node.inputs()
+    return [value.debugName() for value in values]
+
+
+def _values_before_last(graph: Any, operations: list[Any]) -> frozenset[str]:
+    """The names of the results of operations before the last one of these."""
     names: set[str] = set()
+    before: frozenset[str] = frozenset()
     for node in graph.nodes():
-        if node == last:
-            break
+        if node in operations:
+            before = frozenset(names)
         names.update(value.debugName() for value in node.outputs())
-    return frozenset(names)
+    return before

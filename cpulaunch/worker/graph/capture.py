@@ -80,6 +80,9 @@ class _Prepared:
     seconds: float
 
 
+FAST_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Modules that run kernels of their own in eval mode, which Dynamo does not trace."""
+
 MAX_PREPARED = 8
 """Calls of a module that wait for the helper process; the oldest is forgotten, and prepared again when it recurs."""
 
@@ -152,7 +155,13 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision) -> 
         traced=traced,
         spec=_eager_spec(eager, traced.spec),
         views=views(call.inputs, _parts(eager)[1]) if traced.has_relative_views() else {},
-        frozen=freeze(traced.graph, traced.sources, call.inputs, enter_precision),
+        frozen=freeze(
+            traced.graph,
+            traced.sources,
+            call.inputs,
+            enter_precision,
+            replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
+        ),
         low=mode[0].low or traced.low,
         holds=_guard_check(traced),
         seconds=time.perf_counter() - started,

@@ -67,11 +67,13 @@ def freeze(
     sources: tuple[int | Tensor, ...],
     inputs: list[Tensor],
     enter_precision: Callable[[ExitStack], bool],
+    *,
+    replaces_attention: bool = False,
 ) -> Frozen:
     """The graph with its weights as constants, for inputs like these.
 
     `enter_precision` enters the precision to trace in and says whether outputs become fp32. Later calls run without
-    autocast, because the trace contains its casts.
+    autocast, because the trace contains its casts. `replaces_attention`: see fusion/not_a_number.py, ATTENTION.
     Effect: torch's global JIT settings are restored. Raises: any error of torch.
     """
     used = tuple(dict.fromkeys(source for source in sources if isinstance(source, int)))
@@ -83,7 +85,12 @@ def freeze(
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = portable(torch.jit.freeze(traced))
     own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
-    kept = safeguards(frozen, examples, has_single_variance=_has_single_variance(traced))
+    kept = safeguards(
+        frozen,
+        examples,
+        has_single_variance=_has_single_variance(traced),
+        replaces_attention=replaces_attention,
+    )
     return Frozen(safeguards=kept, used=used, bytes=_constant_bytes(frozen, own))
 
 

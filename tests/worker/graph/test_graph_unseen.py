@@ -312,6 +312,24 @@ def test_nan_of_norms_without_an_epsilon_is_not_lost(plugin: Plugin, norm: nn.Mo
     check_twice(model, value)
 
 
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.attention(value, value, value, need_weights=False)[0]
+
+
+def test_scores_of_attention_that_overflow_are_not_lost(plugin: Plugin) -> None:
+    model, value = Attending().eval(), torch.randn(1, 4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Attending"]
+    value[0, 1, 2] = 1e30
+    check_twice(model, value)
+
+
 class Deviation(Logarithm):
     def forward(self, value: Tensor) -> Tensor:
         chosen = torch.where(value > 0, value, value[:, :1].std(-1, keepdim=True))
