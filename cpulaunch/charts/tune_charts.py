@@ -47,7 +47,8 @@ def finalists_chart(search: Json) -> BarChart | None:
         for each in search["final"]["finalists"]
         if is_drawable(each["ratio"])
     ]
-    title = f"{metric_text(search)}, final round: how many times as good as {DEFAULT}, with 95 % intervals"
+    title = f"{metric_text(search)}, final round: how many times as good as {DEFAULT}"
+    title += ", with 95 % intervals" if any(bar.low is not None for bar in bars) else ""
     return BarChart(title=title, bars=(Bar(label=DEFAULT, value=1.0), *bars), reference=1.0) if bars else None
 
 

@@ -6,7 +6,7 @@ from cpulaunch.charts.compare_charts import compare_charts
 from cpulaunch.html.ceilings import RateFigure, ceilings
 from cpulaunch.html.elements.charts import drawn_charts
 from cpulaunch.html.elements.markup import Markup, element, number_text, table, value_of
-from cpulaunch.html.page import Headline, Tile, folded, page, section
+from cpulaunch.html.page import Headline, Tile, folded, page, section, sentence
 from cpulaunch.html.sides import PageMachine, PageSide, core_maps, difference_section, inside_sides
 from cpulaunch.records.host import count_text
 
@@ -52,23 +52,17 @@ def _figures(comparison: Json) -> list[RateFigure]:
 
 def _headline(comparison: Json) -> Headline:
     """The verdict that is certain, and largest, then those on the other sides, then the remarks."""
-    remarks = tuple(_sentence(str(each)) for each in comparison["remarks"])
+    remarks = tuple(sentence(str(each)) for each in comparison["remarks"])
     found = sorted(comparison["comparisons"], key=_weight, reverse=True)
     if not found:
         return Headline(text="No verdict: no round was completed.", tone="bad", details=remarks)
-    texts = [_sentence(each["text"]) for each in found]
+    texts = [sentence(each["text"]) for each in found]
     return Headline(text=texts[0], tone=TONES.get(found[0]["verdict"], "neutral"), details=(*texts[1:], *remarks))
 
 
 def _weight(estimate: Json) -> tuple[int, float]:
     """What puts a verdict first: it is a good one, it is certain, the ratio is large."""
     return {"better": 2, "worse": 1}.get(estimate["verdict"], 0), estimate["ratio"]
-
-
-def _sentence(text: str) -> str:
-    """The text with a capital letter, unless a side's name begins it, and a full stop."""
-    starts = ("no verdict", "no difference", "compared", "interrupted")
-    return f"{text[0].upper() + text[1:] if text.startswith(starts) else text}."
 
 
 def _tiles(comparison: Json) -> Iterable[Tile]:

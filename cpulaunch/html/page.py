@@ -58,6 +58,12 @@ def _head(title: str) -> Markup:
     )
 
 
+def sentence(text: str) -> str:
+    """A verdict or remark with a capital letter, unless the name of a side or an option begins it, and a full stop."""
+    starts = ("no ", "nothing ", "compared", "interrupted")
+    return f"{text[0].upper() + text[1:] if text.startswith(starts) else text}."
+
+
 def section(title: str, *parts: Markup) -> Markup:
     """A section with its heading; nothing if it has no content."""
     content = joined(parts)

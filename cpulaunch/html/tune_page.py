@@ -14,7 +14,7 @@ from cpulaunch.charts.tune_charts import (
 from cpulaunch.html.ceilings import RateFigure, ceilings
 from cpulaunch.html.elements.charts import drawn_charts
 from cpulaunch.html.elements.markup import Markup, code, element, number_text, table, value_of
-from cpulaunch.html.page import Headline, Tile, folded, page, section
+from cpulaunch.html.page import Headline, Tile, folded, page, section, sentence
 from cpulaunch.html.sides import core_maps, difference_section, inside_sides
 
 TYPE_CHECKING = False
@@ -61,7 +61,7 @@ def _headline(search: Json) -> Headline:
     winner = search["winner"]
     sure = winner is not None and winner["confirmed"]
     details = (_outputs(search), *(f"{each}." for each in search["warnings"]))
-    return Headline(text=f"{search['verdict']}.", tone="good" if sure else "neutral", details=details)
+    return Headline(text=sentence(str(search["verdict"])), tone="good" if sure else "neutral", details=details)
 
 
 def _outputs(search: Json) -> str:

@@ -50,7 +50,7 @@ def test_a_search_that_was_interrupted_at_once():
         "ended": "interrupted",
     }
     text = text_of(**nothing, verdict="interrupted before anything was found")
-    assert "interrupted before anything was found." in text
+    assert "Interrupted before anything was found." in text
     assert "Outputs were not compared" in text
     assert not any(each in text for each in ("What to use", "Final round", "Failed trials", "Cores"))
 
