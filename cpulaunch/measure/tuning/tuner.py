@@ -205,7 +205,7 @@ class Tuner:
             space=self._means.space,
             launch=lambda configuration: self._launch(configuration, study),
             effect=self._means.effect,
-            seconds_left=lambda: self._left() - kept,
+            seconds_left=lambda: self._left() - (kept if self._found.trials else 0.0),
             guard=self._guard,
             lower_is_better=choice.lower_is_better,
             max_trials=self._limits.trials,
