@@ -57,21 +57,41 @@ class _Change(cst.CSTTransformer):
                 return updated_node
             call = call.func.value
         self.applied += 1
-        return call.with_changes(args=_arguments(call.args, edit))
+        return call.with_changes(args=_arguments(call, edit))
 
 
-def _arguments(args: Iterable[cst.Arg], edit: CallEdit) -> list[cst.Arg]:
-    kept = [each for each in args if each.keyword is None or each.keyword.value not in edit.remove]
+def _arguments(call: cst.Call, edit: CallEdit) -> list[cst.Arg]:
+    kept = [each for each in call.args if each.keyword is None or each.keyword.value not in edit.remove]
     missing = dict(edit.set)
     changed = []
     for each in kept:
         text = missing.pop(each.keyword.value, None) if each.keyword else None
         changed.append(each if text is None else each.with_changes(value=cst.parse_expression(text)))
     for name, text in missing.items():
-        changed.append(_keyword(name, text))
-    if changed and len(kept) < len(list(args)) and not missing:
+        changed = _appended(call, changed, _keyword(name, text))
+    if changed and len(kept) < len(call.args) and not missing:
         changed[-1] = changed[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
     return changed
+
+
+def _appended(call: cst.Call, args: list[cst.Arg], new: cst.Arg) -> list[cst.Arg]:
+    """Arguments and one more, on a line of its own if the others are, and with a comma behind it if they have one."""
+    if not args:
+        return [new]
+    last, is_alone = args[-1], _breaks(call.whitespace_before_args)
+    space = call.whitespace_before_args if is_alone else cst.SimpleWhitespace(" ")
+    comma = cst.Comma(whitespace_after=space)
+    if isinstance(last.comma, cst.Comma):
+        new = new.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+    else:
+        new = new.with_changes(whitespace_after_arg=last.whitespace_after_arg)
+    last = last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return [*args[:-1], last, new]
+
+
+def _breaks(space: cst.BaseParenthesizableWhitespace) -> bool:
+    """Whether a line ends in a space between arguments, without a comment there."""
+    return isinstance(space, cst.ParenthesizedWhitespace) and space.first_line.comment is None and not space.empty_lines
 
 
 def _keyword(name: str, text: str) -> cst.Arg:

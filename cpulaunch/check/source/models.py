@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.source.flow import inside
-from cpulaunch.check.source.program import ParsedProgram, method, receiver
+from cpulaunch.check.source.program import ParsedProgram, argument, method, receiver
 
 MOVES = {"to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_"}
 WRAPPERS = (
@@ -18,6 +18,7 @@ CONVOLUTIONAL = (
 )
 """How torchvision and timm begin the names of convolutional networks."""
 CONV2D = ("torch.nn.Conv2d", "torch.nn.ConvTranspose2d")
+LINEAR = ("torch.nn.Linear",)
 MAX_DEPTH = 4
 
 
@@ -77,25 +78,31 @@ def layers(program: ParsedProgram, owner: ast.ClassDef, depth: int = MAX_DEPTH) 
 
 
 def is_convolutional(program: ParsedProgram, made: ast.Call) -> bool:
-    """Whether a call makes a network of many two-dimensional convolutions."""
+    """Whether a call makes a network of many wide two-dimensional convolutions."""
     if library_model(program, made).startswith(CONVOLUTIONAL):
         return True
     owner = class_of(program, made)
-    return owner is not None and sum(program.called(each) in CONV2D for each in layers(program, owner)) >= 4
+    return owner is not None and sum(_is_wide(program, each, CONV2D, 64) for each in layers(program, owner)) >= 4
 
 
 def is_large(program: ParsedProgram, made: ast.Call) -> bool:
     """Whether a call makes a network whose matrix products and convolutions dominate."""
-    if library_model(program, made):
+    if library_model(program, made) or is_convolutional(program, made):
         return True
     owner = class_of(program, made)
-    return owner is not None and (
-        is_convolutional(program, made) or any(_is_large_layer(program, each) for each in layers(program, owner))
+    return owner is not None and any(
+        program.called(each).startswith(("torch.nn.Transformer", "torch.nn.MultiheadAttention"))
+        or _is_wide(program, each, LINEAR, 2048)
+        for each in layers(program, owner)
     )
 
 
-def _is_large_layer(program: ParsedProgram, layer: ast.Call) -> bool:
-    if program.called(layer).startswith(("torch.nn.Transformer", "torch.nn.MultiheadAttention")):
-        return True
-    sizes = [each.value for each in layer.args[:2] if isinstance(each, ast.Constant) and isinstance(each.value, int)]
-    return program.called(layer) == "torch.nn.Linear" and len(sizes) == 2 and min(sizes) >= 1024
+def _is_wide(program: ParsedProgram, layer: ast.Call, names: tuple[str, ...], smallest: int) -> bool:
+    """Whether a layer of a kind has constant inputs and outputs of at least a size."""
+    if program.called(layer) not in names:
+        return False
+    kind = "features" if names == LINEAR else "channels"
+    sizes = [program.value(argument(layer, f"{end}_{kind}", place)) for place, end in enumerate(("in", "out"))]
+    return all(
+        isinstance(each, ast.Constant) and isinstance(each.value, int) and each.value >= smallest for each in sizes
+    )

@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from cpulaunch.check.source.straight_line import StoredNames, last_assigned
+from cpulaunch.check.source.straight_line import Blocks, StoredNames, last_assigned
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SCOPES = (*FUNCTIONS, ast.Module, ast.ClassDef)
@@ -36,7 +36,7 @@ class ParsedProgram:
         for node in self.nodes:
             self._bind(node)
         self._scopes: dict[ast.Name, ast.AST] = {}
-        self._stored = StoredNames()
+        self._stored, self._blocks = StoredNames(), Blocks(self.nodes)
         self._callers = self._direct_calls()
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -220,9 +220,9 @@ class ParsedProgram:
         if not isinstance(node, ast.Name) or any(name == node.id for _, name in self._elsewhere):
             return None
         scope = self.scope(node)
-        return (
-            last_assigned(node, self.around(node), scope, self._stored) if scope is self._binding_scope(node) else None
-        )
+        if scope is not self._binding_scope(node):
+            return None
+        return last_assigned(node, self.around(node), scope, stored=self._stored, before=self._blocks.before)
 
     def _assigned(self, target: ast.AST) -> ast.AST | None:
         parent = self.parents[target]

@@ -1,9 +1,11 @@
 """Assignments on the straight way to a use: those that no branch, loop or handler can have replaced since."""
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 CATCHES = (ast.MatchAs, ast.MatchStar, ast.ExceptHandler, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FARTHEST = 300
+"""Statements that are looked back over."""
 BLOCKS = ("body", "orelse", "finalbody")
 
 
@@ -33,18 +35,24 @@ def _stored(node: ast.AST) -> Iterable[str]:
 
 
 def last_assigned(
-    use: ast.Name, around: Iterable[ast.AST], scope: ast.AST, stored: Callable[[ast.AST], frozenset[str]]
+    use: ast.Name,
+    around: Iterable[ast.AST],
+    scope: ast.AST,
+    *,
+    stored: Callable[[ast.AST], frozenset[str]],
+    before: Callable[[ast.AST], Iterable[ast.stmt]],
 ) -> ast.AST | None:
     """What the last assignment before a use gives its name; None if it is not certain which one that is.
 
-    `around`: the nodes that contain the use, from the inside out, up to its scope.
+    `around`: the nodes that contain the use, from the inside out, up to its scope. `before`: the statements of
+    the same block before one, the nearest first.
     """
     inner: ast.AST = use
     for outer in around:
         if isinstance(inner, ast.While) and use.id in stored(inner):
             return None
         if isinstance(inner, ast.stmt | ast.ExceptHandler | ast.match_case):
-            for statement in reversed(_before(outer, inner)):
+            for statement in before(inner):
                 if use.id in stored(statement):
                     return _given(statement, use.id)
             if outer is scope or use.id in stored(outer):
@@ -53,13 +61,20 @@ def last_assigned(
     return None
 
 
-def _before(outer: ast.AST, inner: ast.AST) -> list[ast.stmt]:
-    """The statements of the same block before one."""
-    for name in BLOCKS:
-        block = getattr(outer, name, None)
-        if isinstance(block, list) and inner in block:
-            return block[: block.index(inner)]
-    return []
+class Blocks:
+    """Where statements are in their blocks."""
+
+    def __init__(self, nodes: Iterable[ast.AST]) -> None:
+        blocks = [getattr(node, name, None) for node in nodes for name in BLOCKS]
+        self._places = {
+            each: (block, place) for block in blocks if isinstance(block, list) for place, each in enumerate(block)
+        }
+
+    def before(self, statement: ast.AST) -> Iterator[ast.stmt]:
+        """The statements of the same block before one, the nearest first; of a long block only the last ones."""
+        block, place = self._places.get(statement, ([], 0))
+        for earlier in range(place - 1, max(-1, place - 1 - FARTHEST), -1):
+            yield block[earlier]
 
 
 def _given(statement: ast.stmt, name: str) -> ast.AST | None:

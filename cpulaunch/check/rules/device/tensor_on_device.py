@@ -12,7 +12,7 @@ EXACT = {f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "eye")}
 RANDOM = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm")}
 UNSAFE = "the GPU draws other random numbers from the same seed"
 ONCE = ("__init__", "main", "setup", "build", "export")
-FIXED = ("device", "generator", "pin_memory", "out", "layout")
+FIXED = ("device", "generator", "requires_grad", "pin_memory", "out", "layout")
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -46,7 +46,7 @@ def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
     function = program.function(call)
     if not isinstance(function, ast.FunctionDef) or function.name in ONCE or program.caller(function) is not None:
         return False
-    return is_unconditional(program, call, function)
+    return bool(function.args.args) and is_unconditional(program, call, function)
 
 
 def _function(text: str) -> str:
@@ -81,6 +81,7 @@ RULE = Rule(
         "x = torch.zeros(3).cuda()\n",
         _function("torch.zeros(n).cuda()") + "\nnoise(3)\n",
         "def forward(self, x):\n    if self.pool is None:\n        self.pool = torch.zeros(3).cuda()\n",
+        "def compare():\n    return torch.zeros(3).cuda()\n",
         "def test_x():\n    assert torch.zeros(3).cuda().sum() == 0\n",
         _function("torch.zeros(n, **options).cuda()"),
         "class Net:\n    def __init__(self):\n        self.x = torch.zeros(3).cuda()\n",

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
@@ -46,14 +47,14 @@ def _hit(program: ParsedProgram, first: ast.AST, second: ast.AST) -> Iterator[Hi
 
 def _in_class(program: ParsedProgram, owner: ast.ClassDef) -> Iterator[Hit]:
     """Pairs self.norm(self.layer(x)), and x = self.layer(x); x = self.norm(x), of layers that are used once."""
-    uses = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and is_of_self(node)]
+    attributes = (node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and is_of_self(node))
+    uses = Counter(node.attr for node in attributes if isinstance(node.ctx, ast.Load))
     for call in (node for node in ast.walk(owner) if isinstance(node, ast.Call) and is_of_self(node.func)):
         inner = _input(program, call)
         if not isinstance(inner, ast.Call) or not is_of_self(inner.func) or program.class_of(call) is not owner:
             continue
         layer, norm = inner.func, call.func
-        loaded = [u for u in uses if isinstance(u.ctx, ast.Load) and ast.dump(u) == ast.dump(layer)]
-        if len(loaded) == 1:
+        if isinstance(layer, ast.Attribute) and uses[layer.attr] == 1:
             yield from _hit(program, program.value(layer) or layer, program.value(norm) or norm)
 
 
@@ -72,12 +73,17 @@ def _input(program: ParsedProgram, call: ast.Call) -> ast.AST | None:
     is_made = isinstance(before, ast.Assign) and len(before.targets) == 1
     rebound = isinstance(statement, ast.Assign | ast.Return)
     if is_made and rebound and isinstance(before.targets[0], ast.Name) and before.targets[0].id == given.id:
-        names = [e for e in ast.walk(program.function(call)) if isinstance(e, ast.Name) and e.id == given.id]
         is_same = isinstance(statement, ast.Return) or any(
             isinstance(target, ast.Name) and target.id == given.id for target in getattr(statement, "targets", [])
         )
-        return before.value if is_same or len(names) == 2 else None
+        return before.value if is_same or _is_used_once(program, call, given.id) else None
     return None
+
+
+def _is_used_once(program: ParsedProgram, call: ast.Call, name: str) -> bool:
+    """Whether a function has a name twice: where it is assigned, and where it is used."""
+    names = (each for each in ast.walk(program.function(call)) if isinstance(each, ast.Name) and each.id == name)
+    return sum(1 for _ in names) == 2
 
 
 NET = """class Net(nn.Module):

@@ -39,10 +39,12 @@ def _in_scope(program: ParsedProgram, scope: ast.FunctionDef | ast.Module) -> It
     calls = sorted(
         (node for node in body if isinstance(node, ast.Call)), key=lambda node: (node.lineno, node.col_offset)
     )
+    seen: set[str] = set()
     for switch in calls:
         module = receiver(switch) if method(switch) == "eval" and not switch.args else None
-        if not isinstance(module, ast.Name) or not _is_statement(program, switch):
+        if not isinstance(module, ast.Name) or module.id in seen or not _is_statement(program, switch):
             continue
+        seen.add(module.id)
         for call in calls:
             is_later = call.lineno > switch.lineno and isinstance(call.func, ast.Name)
             if is_later and call.args and program.same(call.func, module) and not is_without_gradients(program, call):

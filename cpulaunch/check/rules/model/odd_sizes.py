@@ -49,6 +49,7 @@ RULE = Rule(
     "make the library pad, or choose slower kernels. A vocabulary of 50257 is the well-known example.",
     fix="Round the size up to a multiple of 8 or 64, as 50304 for 50257; unused outputs cost less than odd ones.",
     find=find,
+    is_default=False,
     wrong=(
         "net = nn.Linear(768, 50257)  # <-" + CAST,
         "net = nn.Linear(300, 300)  # <-" + CAST,

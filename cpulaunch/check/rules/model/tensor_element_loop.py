@@ -7,6 +7,9 @@ from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.flow import inside, is_in_test
 from cpulaunch.check.source.program import ParsedProgram, method, receiver
 
+PICTURES = {"imshow", "set_title", "title", "subplot", "add_subplot", "plot", "text"}
+"""Methods that draw: a loop with one of them is about a few elements."""
+
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Nested loops over two sizes of a tensor that index it with both counters, and loops that read single elements."""
@@ -80,6 +83,8 @@ def _reads_elements(program: ParsedProgram, loop: ast.For) -> bool:
     is_range = isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range"
     if not is_range or not isinstance(loop.target, ast.Name):
         return False
+    if any(method(node) in PICTURES for node in inside(program, loop)):
+        return False
     for node in inside(program, loop):
         if method(node) != "item" or getattr(node, "args", None):
             continue
@@ -146,6 +151,7 @@ RULE = Rule(
         "for i, x in enumerate(loader):\n    total += loss.item()\n",
         "for i in range(n):\n    score = net(x[i])\n    print(score.item())\n",
         "for i in range(n):\n    scores[i] = net(x)\n    print(scores[i].item())\n",
+        "for i in range(n):\n    axes[i].set_title(labels[i].item())\n",
         "for i in range(n):\n    row = rows[i].tolist()\n",
         "def test_all(x, y):\n    for i in range(3):\n        assert x[i].item() == y[i]\n",
         "values = scores.tolist()\nfor i in range(n):\n    print(values[i])\n",
