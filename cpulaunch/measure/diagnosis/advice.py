@@ -33,7 +33,7 @@ ADVICE: Mapping[str, Advice] = {
         name="decoding of samples",
         text="samples are decoded where the program waits for them, in __getitem__",
         option="--dataloader-workers auto, or decode them once and keep the tensors",
-        rule="dataloader-workers",
+        rule="decode-per-item",
     ),
     "synchronization": Advice(
         name="synchronization",
@@ -50,6 +50,7 @@ ADVICE: Mapping[str, Advice] = {
         name="Python loop over elements",
         text="a Python loop calls {detail} tiny operations in a step, element by element, as in a loss",
         option="write the loop as operations on whole tensors",
+        rule="tensor-element-loop",
     ),
     "python-code": Advice(
         name="Python code",
@@ -108,5 +109,6 @@ ADVICE: Mapping[str, Advice] = {
         name="memory-bound operations",
         text="operations that compute little for the bytes they move take most of the time",
         option="--graph inductor (inference) or torch.compile, which fuse them",
+        rule="pointwise-chain",
     ),
 }

@@ -1,5 +1,7 @@
 """From figures to bottlenecks: each kind by figures that show it and nothing else."""
 
+from pathlib import Path
+
 import pytest
 
 from cpulaunch.measure.diagnosis.advice import ADVICE
@@ -61,6 +63,13 @@ def test_products_all_the_time_are_no_bottleneck():
 
 def test_every_kind_has_advice_and_a_case():
     assert set(CASES) | {"straggler", "remote-memory"} == set(ADVICE)
+
+
+def test_rules_that_are_named_exist():
+    pages = Path(__file__).parents[3] / "docs" / "rules"
+    assert [
+        advice.rule for advice in ADVICE.values() if advice.rule and not (pages / f"{advice.rule}.md").exists()
+    ] == []
 
 
 def test_remote_memory_on_a_machine_with_two_nodes():
