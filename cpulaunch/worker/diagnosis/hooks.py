@@ -35,6 +35,13 @@ MOST_DEPTH = 8
 """Of lists in a batch."""
 
 
+TORCH_CALL = ("_compiled_call_impl", "_call_impl")
+"""The names that nn.Module.__call__ uses, if it is torch's own and does only what is done here without calling it.
+
+Source: torch/nn/modules/module.py, Module._wrapped_call_impl.
+"""
+
+
 class _Depth(threading.local):
     inside = False
 
@@ -45,8 +52,12 @@ def hook_modules(activity: Activity, ended: Callable[[str, object], None]) -> No
     depth = _Depth()
     is_compiling = torch.compiler.is_compiling
 
+    is_torchs = getattr(getattr(original, "__code__", None), "co_names", ()) == TORCH_CALL
+
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if depth.inside or is_compiling():
+            if is_torchs and self._compiled_call_impl is None:
+                return self._call_impl(*args, **kwargs)
             return original(self, *args, **kwargs)
         depth.inside = True
         region = None if activity.record is None else activity.record("cpulaunch::module")
