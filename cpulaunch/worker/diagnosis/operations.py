@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TINY_NS = 20_000
 """A top-level operation that is shorter mostly costs what leads to it."""
+TINY_FLOPS = 50_000
+"""A product with less arithmetic takes microseconds; under the profiler, the operations inside it make it longer."""
 PAUSE_NS = 200_000
 """A longer time between operations is spent in the program's own Python code, or waiting, and not in calling them."""
 PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "addbmm", "_int_mm", "addmv", "mv", "dot", "matmul", "linear", "conv")
@@ -209,7 +211,7 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         if kind == "synchronization":
             calls["synchronization"] += 1
             tiny["synchronization"] += (duration + gap) * 1e-9
-        elif duration < TINY_NS:
+        elif duration < TINY_NS or 0 < top.flops < TINY_FLOPS:
             calls["tiny"] += 1
             tiny["seconds"] += (duration + gap) * 1e-9
             tiny["outside"] += (duration + gap) * 1e-9 * is_outside
