@@ -55,6 +55,7 @@ FAULTS = {
         "import torch.distributed.distributed_c10d as c; c.is_mpi_available = lambda: False",
         "--dist-backend",
     ),
+    "diagnosis": ({}, "import os; os.environ['CPULAUNCH_DIAGNOSIS'] = '{'", "diagnosis"),
     "calls": ({"inference_mode": True}, "sys.modules['cpulaunch.worker.features.module_calls'] = None", "calls"),
 }
 AT_RUN_TIME = {
@@ -150,4 +151,4 @@ def test_child_processes_do_not_repeat_the_warning(tmp_path):
     assert (outcome.code, outcome.out) == (0, "high\nhigh\n"), outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert "worker 3: warning: --interop-threads: " in outcome.err
-    assert [event["event"] for event in events(file)] == ["degraded", "applied", "live"]
+    assert [event["event"] for event in events(file)] == ["degraded", "applied", "live", "conditions"]

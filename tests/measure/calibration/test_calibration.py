@@ -169,3 +169,18 @@ def test_calibrate_measures_and_probe_and_plan_show_it(tmp_path: Path) -> None:
     assert shown["figures"] == found["figures"]
     if not found["disturbed"]:
         assert "measured here" in json.dumps(json_output.read("plan", run("plan", "--json", "a.py"))["notes"])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("seconds", "sizes"), [(1.0, {256}), (1e-4, {256, 1536})])
+def test_large_products_that_would_take_seconds_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, sizes: set[int]
+) -> None:
+    """A processor without instructions for bf16 took minutes."""
+    pytest.importorskip("torch")
+    from cpulaunch.worker.calibration import parts
+
+    made = []
+    monkeypatch.setattr(parts, "_times", lambda call: [seconds])
+    assert parts._products(made.append, lambda first, second: None) > 0
+    assert set(made) == sizes
