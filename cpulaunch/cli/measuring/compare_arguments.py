@@ -6,7 +6,14 @@ import shlex
 
 from cpulaunch.cli.help.measuring import COMPARE
 from cpulaunch.cli.measuring.outputs import OutputFiles, output_files
-from cpulaunch.cli.measuring.own_options import check_exclusive, direction, metric_choice, number, shown_words
+from cpulaunch.cli.measuring.own_options import (
+    OwnOptions,
+    check_exclusive,
+    direction,
+    metric_choice,
+    number,
+    shown_words,
+)
 from cpulaunch.measure.comparison import ComparisonLimits
 from cpulaunch.measure.statistics import MOST_ROUNDS
 from cpulaunch.records.errors import UsageError, quoted
@@ -21,8 +28,7 @@ if TYPE_CHECKING:
 USAGE = "cpulaunch compare 'OPTIONS A' 'OPTIONS B' -- SCRIPT [ARGS...]"
 PLAIN, DEFAULTS = "python", "cpulaunch"
 """Words for a side: Python alone, and cpulaunch without options."""
-VALUES = {row.shown: row.metavar for row in COMPARE}
-SHORT = {name: row.shown for row in COMPARE for name in row.short}
+OWN = OwnOptions("compare", COMPARE)
 
 
 @record
@@ -42,7 +48,7 @@ class CompareLine:
 
 def parse_compare(tokens: Sequence[str]) -> CompareLine:
     """The command line behind the word `compare`. Raises: UsageError."""
-    given, rest = _read_options(tokens)
+    given, rest = OWN.leading(tokens)
     if "--help" in given:
         return CompareLine(help=True)
     before, program = _sides_and_program(rest)
@@ -63,26 +69,6 @@ def parse_compare(tokens: Sequence[str]) -> CompareLine:
     )
 
 
-def _read_options(tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options of compare itself that the tokens begin with, and what follows them. Raises: UsageError."""
-    given: dict[str, str] = {}
-    left = list(tokens)
-    while left:
-        name, equals, text = left[0].partition("=")
-        flag = SHORT.get(name, name)
-        if flag not in VALUES:
-            break
-        del left[0]
-        if not VALUES[flag] and equals:
-            raise UsageError(f"{flag} takes no value", value=text, hint=f"cpulaunch compare {flag}")
-        if VALUES[flag] and not equals:
-            if not left:
-                raise UsageError(f"{flag} needs a value", hint=f"{flag} {VALUES[flag]}")
-            text = left.pop(0)
-        given[flag] = text
-    return given, left
-
-
 def asks_for_json(tokens: Sequence[str]) -> bool:
     """Whether --json is among compare's own options, also of a command line that is wrong."""
     given = iter(tokens)
@@ -90,9 +76,9 @@ def asks_for_json(tokens: Sequence[str]) -> bool:
         flag = token.partition("=")[0]
         if flag == "--json":
             return True
-        if token == "--" or not (flag in VALUES or _is_side(token)):
+        if token == "--" or not (flag in OWN.values or _is_side(token)):
             return False
-        if VALUES.get(flag) and "=" not in token:
+        if OWN.values.get(flag) and "=" not in token:
             next(given, None)
     return False
 
@@ -121,7 +107,7 @@ def _sides(words: list[str], given: dict[str, str]) -> list[str]:
     left = words[1:] if words[:1] == ["--"] else words
     while left:
         if words[:1] != ["--"]:
-            found, left = _read_options(left)
+            found, left = OWN.leading(left)
             given |= found
         sides, left = [*sides, *left[:1]], left[1:]
     strange = next((word for word in sides if not _is_side(word)), None)
@@ -166,27 +152,21 @@ def _limits(given: Mapping[str, str]) -> ComparisonLimits:
 def _percent(text: str) -> float:
     value = number(text.removesuffix("%"))
     if value is None or not text.endswith("%") or not 0 <= value < 100:
-        raise _invalid("--until", text, "a percentage such as 2%; with 0%, all rounds are run")
+        raise OWN.invalid("--until", text, "a percentage such as 2%; with 0%, all rounds are run")
     return value / 100
 
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 4 or not 1 <= int(text) <= MOST_ROUNDS:
-        raise _invalid("--rounds", text, f"a whole number from 1 to {MOST_ROUNDS}")
+        raise OWN.invalid("--rounds", text, f"a whole number from 1 to {MOST_ROUNDS}")
     return int(text)
 
 
 def _seconds(text: str) -> float:
     value = number(text)
     if value is None or value <= 0:
-        raise _invalid("--budget", text, "a number of seconds above 0")
+        raise OWN.invalid("--budget", text, "a number of seconds above 0")
     return value
-
-
-def _invalid(flag: str, text: str, expected: str) -> UsageError:
-    return UsageError(
-        f"invalid value {quoted(text)} for {flag}", value=f"expected {expected}", hint=f"{flag} {VALUES[flag]}"
-    )
 
 
 def side_labels(sides: Iterable[tuple[str, ...] | None], hidden: Iterable[frozenset[str]]) -> list[str]:

@@ -11,10 +11,55 @@ from cpulaunch.records.errors import UsageError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from cpulaunch.cli.help.options import Option
 
 MAX_METRIC = 1000
 EXCLUSIVE = (("--metric", "--wall-time"), ("--lower-is-better", "--higher-is-better"))
+
+
+class OwnOptions:
+    """The options of a measuring command itself. `values`: by name, the metavar of the value, empty for a switch."""
+
+    def __init__(self, command: str, rows: Iterable[Option]) -> None:
+        rows = tuple(rows)
+        self.command = command
+        self.values = {row.shown: row.metavar for row in rows}
+        self.short = {name: row.shown for row in rows for name in row.short}
+
+    def value(self, flag: str, inline: str | None, left: list[str]) -> str:
+        """The value of an option, empty for a switch. Effect: takes it from the words. Raises: UsageError."""
+        if not self.values[flag]:
+            if inline is not None:
+                raise UsageError(f"{flag} takes no value", value=inline, hint=f"cpulaunch {self.command} {flag}")
+            return ""
+        if inline is not None:
+            return inline
+        if not left:
+            raise UsageError(f"{flag} needs a value", hint=f"{flag} {self.values[flag]}")
+        return left.pop(0)
+
+    def leading(self, tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """The options that the tokens begin with, and what follows them. Raises: UsageError."""
+        given: dict[str, str] = {}
+        left = list(tokens)
+        while left:
+            name, equals, text = left[0].partition("=")
+            flag = self.short.get(name, name)
+            if flag not in self.values:
+                break
+            del left[0]
+            given[flag] = self.value(flag, text if equals else None, left)
+        return given, left
+
+    def invalid(self, flag: str, text: str, expected: str) -> UsageError:
+        """The error of a value that the option does not take."""
+        return UsageError(
+            f"invalid value {quoted(text)} for {flag}",
+            value=f"expected {expected}",
+            hint=f"{flag} {self.values[flag]}",
+        )
 
 
 def check_exclusive(given: Mapping[str, object]) -> None:

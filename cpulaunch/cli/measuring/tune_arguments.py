@@ -6,11 +6,11 @@ import re
 
 from cpulaunch.cli.help.measuring import TUNE
 from cpulaunch.cli.measuring.outputs import OutputFiles, output_files
-from cpulaunch.cli.measuring.own_options import check_exclusive, direction, metric_choice, number
+from cpulaunch.cli.measuring.own_options import OwnOptions, check_exclusive, direction, metric_choice, number
 from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.measure.tuning.space import parse_fixed, parse_variation
 from cpulaunch.measure.tuning.tuner import LATENCY_METRIC, TuneGoal, TuneLimits
-from cpulaunch.records.errors import UsageError, quoted
+from cpulaunch.records.errors import UsageError
 from cpulaunch.records.record import field, record
 
 TYPE_CHECKING = False
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 USAGE = "cpulaunch tune [OPTIONS] SCRIPT [ARGS...]"
-VALUES = {row.shown: row.metavar for row in TUNE}
-SHORT = {name: row.shown for row in TUNE for name in row.short}
+OWN = OwnOptions("tune", TUNE)
 REPEATED = ("--vary", "--fix")
 EXCLUSIVE = (
     ("--dist", "--throughput"),
@@ -106,11 +105,11 @@ def _read(tokens: Sequence[str], value_count: Callable[[str], int | None]) -> _W
         if token == "--":
             break
         name, equals, text = token.partition("=")
-        flag = SHORT.get(name, "--" + name[2:].replace("_", "-") if name.startswith("--") else name)
+        flag = OWN.short.get(name, "--" + name[2:].replace("_", "-") if name.startswith("--") else name)
         if flag in PROGRAM_KINDS and not equals:
             kind = [PROGRAM_KINDS[flag]]
-        elif flag in VALUES:
-            value = _value(flag, text if equals else None, left)
+        elif flag in OWN.values:
+            value = OWN.value(flag, text if equals else None, left)
             given[flag] = value
             if flag in REPEATED:
                 repeated[flag].append(value)
@@ -127,19 +126,6 @@ def _read(tokens: Sequence[str], value_count: Callable[[str], int | None]) -> _W
     )
 
 
-def _value(flag: str, inline: str | None, left: list[str]) -> str:
-    """The value of an option, empty for a switch. Effect: takes it from the words. Raises: UsageError."""
-    if not VALUES[flag]:
-        if inline is not None:
-            raise UsageError(f"{flag} takes no value", value=inline, hint=f"cpulaunch tune {flag}")
-        return ""
-    if inline is not None:
-        return inline
-    if not left:
-        raise UsageError(f"{flag} needs a value", hint=f"{flag} {VALUES[flag]}")
-    return left.pop(0)
-
-
 def asks_for_json(tokens: Sequence[str], value_count: Callable[[str], int | None]) -> bool:
     """Whether --json is among the options, also of a command line that is wrong."""
     try:
@@ -154,12 +140,12 @@ def _goal(given: Mapping[str, str]) -> TuneGoal:
     if "--max-error" in given:
         max_error = number(given["--max-error"])
         if max_error is None or not 0 <= max_error <= 1:
-            raise _invalid("--max-error", given["--max-error"], "a relative error from 0 to 1, such as 0.01")
+            raise OWN.invalid("--max-error", given["--max-error"], "a relative error from 0 to 1, such as 0.01")
     rate = None
     if "--rate" in given:
         rate = number(given["--rate"])
         if rate is None or rate <= 0:
-            raise _invalid("--rate", given["--rate"], "a number of requests per second above 0")
+            raise OWN.invalid("--rate", given["--rate"], "a number of requests per second above 0")
     latency = "--latency" in given or rate is not None
     choice = metric_choice(given, lower)
     return TuneGoal(
@@ -179,12 +165,12 @@ def _limits(given: Mapping[str, str]) -> TuneLimits:
     if "--minutes" in given:
         minutes = number(given["--minutes"])
         if minutes is None or not 0 < minutes <= MOST_MINUTES:
-            raise _invalid("--minutes", given["--minutes"], f"a number above 0, at most {MOST_MINUTES}")
+            raise OWN.invalid("--minutes", given["--minutes"], f"a number above 0, at most {MOST_MINUTES}")
         seconds = 60 * minutes
     if "--timeout" in given:
         launch = number(given["--timeout"])
         if launch is None or launch <= 0:
-            raise _invalid("--timeout", given["--timeout"], "a number of seconds above 0")
+            raise OWN.invalid("--timeout", given["--timeout"], "a number of seconds above 0")
     return TuneLimits(trials=_trials(given, defaults.trials), seconds=seconds, launch_seconds=launch)
 
 
@@ -193,7 +179,7 @@ def _trials(given: Mapping[str, str], default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdigit()) or len(text) > 5 or not 1 <= int(text) <= MOST_TRIALS:
-        raise _invalid("--trials", text, f"a whole number from 1 to {MOST_TRIALS}")
+        raise OWN.invalid("--trials", text, f"a whole number from 1 to {MOST_TRIALS}")
     return int(text)
 
 
@@ -201,11 +187,5 @@ def _save(text: str | None) -> str | None:
     if text is None or "/" in text or text.endswith(".toml"):
         return text
     if not NAME.fullmatch(text) or text in ("auto", "none", ".", ".."):
-        raise _invalid("--save", text, "the name of a profile, or a path that ends in .toml")
+        raise OWN.invalid("--save", text, "the name of a profile, or a path that ends in .toml")
     return text
-
-
-def _invalid(flag: str, text: str, expected: str) -> UsageError:
-    return UsageError(
-        f"invalid value {quoted(text)} for {flag}", value=f"expected {expected}", hint=f"{flag} {VALUES[flag]}"
-    )
