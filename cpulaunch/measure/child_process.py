@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 16
 TAIL_BYTES = 1 << 14
 """Kept of each stream's end."""
+ASK_SECONDS = 0.1
+"""Between two questions whether it is enough."""
 GRACE_SECONDS = 10.0
 """How long a process may take to end after SIGTERM: longer than a launch gives its workers by default."""
 
@@ -34,7 +36,8 @@ GRACE_SECONDS = 10.0
 class ChildResult:
     """How a child ended. `exit_code`: minus the signal if one ended it; None if it ran past its limit.
 
-    `paused`: whether it was stopped for a while by Ctrl-Z, which `seconds` do not include.
+    `paused`: whether it was stopped for a while by Ctrl-Z, which `seconds` do not include. `enough`: whether it was
+    ended because it had done all that was wanted of it.
     """
 
     exit_code: int | None
@@ -42,6 +45,7 @@ class ChildResult:
     paused: bool = False
     stdout_tail: bytes = b""
     stderr_tail: bytes = b""
+    enough: bool = False
 
 
 class Pauses:
@@ -71,17 +75,20 @@ def run_child(
     *,
     limit_seconds: float,
     receive: Sequence[Callable[[bytes], None]] = (),
+    enough: Callable[[], bool] | None = None,
 ) -> ChildResult:
     """How the command ended, which gets no standard input. For the main thread.
 
-    `receive`: take what it writes to stdout and to stderr. Effect: every process that it started has ended when this
-    returns or raises. Raises: KeyboardInterrupt after an ending signal; NotFoundError, NotExecutableError.
+    `receive`: take what it writes to stdout and to stderr. `enough`: asked again and again whether the command has
+    done all that is wanted; then it is ended like one that ran past its limit. Effect: every process that it started
+    has ended when this returns or raises. Raises: KeyboardInterrupt after an ending signal; NotFoundError,
+    NotExecutableError.
     """
     adopt_orphans()
     spared = own_children()
     child = _Child(argv, setup, receive)
     try:
-        in_time = child.wait(limit_seconds)
+        in_time = child.wait(limit_seconds, enough=enough)
         if not in_time:
             signal_group(child.pid, signal.SIGTERM)
             child.wait(GRACE_SECONDS)
@@ -100,6 +107,7 @@ def run_child(
         paused=child.paused_seconds > 0,
         stdout_tail=child.tails[0],
         stderr_tail=child.tails[1],
+        enough=child.was_enough,
     )
 
 
@@ -121,6 +129,7 @@ class _Child:
         self._control = setup.control
         self.tails = [b"", b""]
         self.exit_code: int | None = None
+        self.was_enough = False
         self._started = time.monotonic()
         self.seconds = self.paused_seconds = 0.0
         spawned = spawn(spec, stdio=stdio, inherited=inherited)
@@ -142,8 +151,8 @@ class _Child:
         self.seconds = time.monotonic() - self._started
         os.close(self._end_told)
 
-    def wait(self, seconds: float, *, heedless: bool = False) -> bool:
-        """Whether the command ends within this time, pauses not included.
+    def wait(self, seconds: float, *, heedless: bool = False, enough: Callable[[], bool] | None = None) -> bool:
+        """Whether the command ends by itself within this time, pauses not included, and before it is `enough`.
 
         Effect: passes its output on; stops and continues it as Ctrl-Z and `fg` ask. Raises: KeyboardInterrupt after an
         ending signal, unless it is `heedless` of signals.
@@ -153,7 +162,7 @@ class _Child:
         for fd in (*self._streams, self._ended, *([] if heedless or self._control is None else [self._control])):
             poll.register(fd, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in poll.poll(min(left, MAX_WAIT_SECONDS) * 1000)}
+            ready = {fd for fd, _ in poll.poll(min(left, MAX_WAIT_SECONDS if enough is None else ASK_SECONDS) * 1000)}
             if self._control is not None and self._control in ready:
                 deadline += self._follow_control(self._control)
             for fd in ready & self._streams.keys():
@@ -161,6 +170,9 @@ class _Child:
                     poll.unregister(fd)
             if self._ended in ready:
                 return True
+            if enough is not None and enough():
+                self.was_enough = True
+                return False
         return False
 
     def _follow_control(self, control: int) -> float:

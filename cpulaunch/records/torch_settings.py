@@ -127,6 +127,11 @@ class DiagnosisRequest:
 
 FIGURES, FETCHES, TRACES = "figures-", "fetches-", "trace-"
 """How the names of the files begin in the folder of a request: of a process, of a DataLoader worker, and traces."""
+LOADED, IN_THREADS, STEPPING = "loaded-", "threads-", "steps-"
+"""How the names of empty files begin that say how far a process has come, with its id behind.
+
+It has loaded torch; modules are called in other threads than the one that did; it makes steps.
+"""
 
 
 def encode_request(request: DiagnosisRequest) -> str:

@@ -132,6 +132,107 @@ def test_a_program_that_fails_is_named_with_its_message(diagnose):
     assert "could not be diagnosed: it exited with code 1: ValueError: bad shape" in ran.stderr
 
 
+def test_a_program_that_fails_after_a_few_steps_is_named_with_its_message(diagnose):
+    ran = diagnose(code=f"{TRAIN.replace('STEPS', '4')}    raise ValueError('bad data')")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "could not be diagnosed: it exited with code 1: ValueError: bad data" in ran.stderr
+
+
+def test_a_failure_is_json_too(diagnose):
+    ran = diagnose("--json", code="raise ValueError('bad shape')")
+    assert ran.returncode == 1
+    assert "ValueError: bad shape" in json.dumps(json.loads(ran.stdout))
+
+
+def test_a_program_that_fails_after_its_steps_is_diagnosed(diagnose):
+    ran = diagnose("--json", "--to-end", code=f"{TRAIN.replace('STEPS', '20')}    raise ValueError('bad data')")
+    data = json_output.read("diagnose", ran.stdout)
+    assert (ran.returncode, len(data["processes"])) == (0, 1)
+    assert data["remarks"][0] == "the program failed after these steps: it exited with code 1: ValueError: bad data"
+
+
+def test_too_few_steps_are_said(diagnose):
+    ran = diagnose(code=TRAIN.replace("STEPS", "6"))
+    assert (ran.returncode, "too few steps: 6 were seen, and 8 are needed" in ran.stdout) == (1, True)
+
+
+def test_why_there_is_no_step(diagnose):
+    assert "no process loaded torch" in diagnose(code="print()").stdout
+    threads = """
+        import threading, torch
+        module = torch.nn.Linear(2, 2)
+        thread = threading.Thread(target=lambda: [module(torch.rand(1, 2)) for _ in range(20)])
+        thread.start()
+        thread.join()
+    """
+    assert "only in other threads" in diagnose(code=threads).stdout.replace("\n", " ")
+
+
+POOL = """
+    import multiprocessing
+    import torch
+
+    torch.set_num_threads(1)
+    module = torch.nn.Linear(64, 64)
+
+    def infer(number):
+        with torch.no_grad():
+            return float(module(torch.full((64, 64), float(number))).sum())
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(infer, range(10**8), chunksize=100)
+"""
+
+
+def test_processes_that_others_wait_for_are_measured_to_the_end(diagnose):
+    ran = diagnose("--json", "--budget", "120", code=POOL)
+    data = json_output.read("diagnose", ran.stdout)
+    assert ran.returncode == 0
+    assert len(data["processes"]) == 2
+    assert not any("still running" in remark for remark in data["remarks"])
+
+
+TRANSFORMS = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    class Samples(Dataset):
+        transform = nn.Sequential(nn.ReLU())
+
+        def __len__(self):
+            return 10**8
+
+        def __getitem__(self, number):
+            return self.transform(torch.rand(64))
+
+    if __name__ == "__main__":
+        model = nn.Linear(64, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for batch in DataLoader(Samples(), batch_size=16, num_workers=1):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+"""
+
+
+def test_modules_in_loader_workers_make_no_steps(diagnose):
+    data = json_output.read("diagnose", diagnose("--json", "--budget", "120", code=TRANSFORMS).stdout)
+    assert [process["step"] for process in data["processes"]] == ["optimizer"]
+
+
+def test_options_of_a_launch_without_a_value_are_launched(diagnose):
+    ran = diagnose("--json", "--verbose", code=TRAIN.replace("STEPS", "10**9"))
+    assert len(json_output.read("diagnose", ran.stdout)["processes"]) == 1
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_program_runs(diagnose, tmp_path):
+    ran = diagnose("--trace", "missing/trace.json", code="open('launched', 'w')")
+    assert (ran.returncode, "cannot be written" in ran.stderr) == (125, True)
+    assert not (tmp_path / "launched").exists()
+
+
 @pytest.mark.parametrize("word", ["--dry-run", "--emit=sh"])
 def test_options_that_start_nothing_are_refused(diagnose, word):
     ran = diagnose(word, code="open('launched', 'w')")

@@ -13,15 +13,16 @@ from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
 from cpulaunch.measure.child_process import ChildSetup
 from cpulaunch.measure.diagnosis.bottlenecks import ProcessLimits
-from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of
+from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
-from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain, read_trace
+from cpulaunch.measure.diagnosis.folder import read_trace
+from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import DiagnosisRequest
 from cpulaunch.system.files.folders import remove_path
-from cpulaunch.system.files.writing import write_output
+from cpulaunch.system.files.outputs import TRACE, check_path, save_output
 from cpulaunch.view.text import painter
 
 TYPE_CHECKING = False
@@ -45,6 +46,12 @@ LOCAL_DISTANCE = 10
 """Of a NUMA node to itself. Source: ACPI, SLIT."""
 
 
+class NotDiagnosedError(CpulaunchError):
+    """The program failed before enough of its steps could be measured."""
+
+    exit_code = FAILED
+
+
 def diagnose(arguments: Sequence[str], services: Services) -> int:
     """The exit code of `diagnose`. Effect: launches the program. Raises: CpulaunchError."""
     line = parse_diagnose(arguments)
@@ -52,6 +59,8 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
         return services.print_help(COMMAND)
     parsed = services.parse(line.launch)
     _check_launch(parsed)
+    if line.trace is not None:
+        check_path(TRACE, line.trace)
     host, plan = services.host_and_plan(parsed)
     folder = choose_private_path(services.environ)
     link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
@@ -63,23 +72,34 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
     progress.show("measuring the program's steps")
     try:
         launched = _launched(line, parsed, plan, setup, folder=folder)
-        trace = None if line.trace is None or not launched.figures else read_trace(folder, launched.figures[0].pid)
+        found = _diagnosis(launched, line, parsed, plan, host)
+        trace = None if line.trace is None or found.main is None else read_trace(folder, found.main.figures.pid)
     except KeyboardInterrupt:
         services.notify("interrupted: no diagnosis")
         return INTERRUPTED
     finally:
         progress.clear()
         remove_path(folder)
-    if launched.failure is not None:
-        services.notify(f"error: the program could not be diagnosed: {launched.failure}")
-        return FAILED
-    machines = {} if _is_plain(line, parsed) else _machines(plan, host)
-    memory_bytes = host.limits.memory_bytes or host.memory_bytes
-    found = diagnosis_of(launched.figures, machines, _whole_machine(host), _ceilings(host), memory_bytes)
-    if line.trace is not None:
-        _write_trace(line.trace, trace)
+    if launched.failure is not None and not found.processes:
+        raise NotDiagnosedError("the program could not be diagnosed", value=launched.failure)
     _print(found, line, services)
-    return 0 if found.processes else FAILED
+    error = None if line.trace is None else _trace_error(line.trace, trace)
+    if error is not None:
+        services.notify(f"error: {error}")
+    return 0 if found.processes and error is None else FAILED
+
+
+def _diagnosis(
+    launched: DiagnosedLaunch, line: DiagnoseLine, parsed: CommandLine, plan: LaunchPlan, host: Host
+) -> Diagnosis:
+    return diagnosis_of(
+        launched.figures,
+        {} if _is_plain(line, parsed) else _machines(plan, host),
+        _whole_machine(host),
+        _ceilings(host),
+        host.limits.memory_bytes or host.memory_bytes,
+        ending=Ending(states=launched.states, failure=launched.failure, warm_up=line.warm_up),
+    )
 
 
 def _check_launch(parsed: CommandLine) -> None:
@@ -92,7 +112,7 @@ def _check_launch(parsed: CommandLine) -> None:
 
 def _is_plain(line: DiagnoseLine, parsed: CommandLine) -> bool:
     """Whether Python alone runs the program: no option of a launch is given."""
-    return not parsed.values and not line.defaults
+    return not parsed.values and not parsed.switches and not line.defaults
 
 
 def _launched(
@@ -143,13 +163,11 @@ def _ceilings(host: Host) -> dict[str, float]:
     return {} if host.calibration is None else host.calibration.values("products")
 
 
-def _write_trace(path: str, trace: bytes | None) -> None:
+def _trace_error(path: str, trace: bytes | None) -> CpulaunchError | None:
+    """Why there is no trace at `path`, if there is none. Effect: writes it."""
     if trace is None:
-        raise CpulaunchError("there is no trace", hint="the program must make a few steps under the profiler")
-    try:
-        write_output(path, trace)
-    except OSError as error:
-        raise CpulaunchError("the trace cannot be written", value=path, source=error.strerror) from None
+        return CpulaunchError("there is no trace", hint="the program must make a few steps under the profiler")
+    return save_output(TRACE, path, trace)
 
 
 def _print(found: Diagnosis, line: DiagnoseLine, services: Services) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.measure.diagnosis.advice import ADVICE
 from cpulaunch.measure.diagnosis.bottlenecks import LEAST_SECOND, LEAST_SHARE, bottlenecks, diagnosed
+from cpulaunch.measure.diagnosis.selection import absence, chosen
 from cpulaunch.records.host import count_text, size_text
 from cpulaunch.records.record import record, replace
 
@@ -21,14 +22,33 @@ MUCH_MEMORY = 0.4
 
 
 @record
+class Ending:
+    """How far the program came. `states`: any of its processes. `failure`: how it ended, if not well.
+
+    `warm_up`: the steps that do not count.
+    """
+
+    states: frozenset[str] = frozenset()
+    failure: str | None = None
+    warm_up: int = 5
+
+
+NO_ENDING = Ending()
+
+
+@record
 class Diagnosis:
-    """What was found. `first` and `second` None: nothing stands out. `rates`: {"products" …: share of the ceiling}."""
+    """What was found. `first` and `second` None: nothing stands out. `rates`: {"products" …: share of the ceiling}.
+
+    `absence`: why there are no processes.
+    """
 
     processes: tuple[ProcessDiagnosis, ...] = ()
     first: Bottleneck | None = None
     second: Bottleneck | None = None
     rates: Mapping[str, float] = {}
     remarks: tuple[str, ...] = ()
+    absence: str = ""
 
     @property
     def main(self) -> ProcessDiagnosis | None:
@@ -44,13 +64,14 @@ def diagnosis_of(
     default: ProcessLimits,
     ceilings: Mapping[str, float],
     memory_bytes: int | None = None,
+    *,
+    ending: Ending = NO_ENDING,
 ) -> Diagnosis:
     """The diagnosis. `machines`: by the worker's index. `ceilings`: GFLOP/s of products, by precision.
 
     `memory_bytes`: what all processes together may use.
     """
-    measured = [each for each in figures if each.steps > 0]
-    ordered = sorted(measured, key=lambda each: (each.rank is None, each.rank, each.index, each.pid))
+    ordered = sorted(chosen(figures), key=lambda each: (each.rank is None, each.rank, each.index, each.pid))
     processes = tuple(diagnosed(each, _shared(each, ordered, machines.get(each.index, default))) for each in ordered)
     found = bottlenecks(processes)
     first = next((each for each in found if each.share >= LEAST_SHARE), None)
@@ -60,15 +81,28 @@ def diagnosis_of(
         first=first,
         second=rest[0] if rest else None,
         rates={} if not processes else product_rates(processes[0], ceilings),
-        remarks=(*_trust_notices(processes), *loader_memory_notices(processes, memory_bytes)),
+        absence="" if processes else absence(figures, states, warm_up),
+        remarks=(
+            *_failure_notices(failure),
+            *_trust_notices(processes),
+            *loader_memory_notices(processes, memory_bytes),
+        ),
     )
 
 
 def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], machine: ProcessLimits) -> ProcessLimits:
     """What a process was given, with the threads of the others that run on its CPUs."""
     own = figures.busy_cpus or figures.cpus
-    others = [each for each in all_figures if each is not figures and own & (each.busy_cpus or each.cpus)]
+    others = [
+        each
+        for each in all_figures
+        if each is not figures and own & (each.busy_cpus or each.cpus) and _at_the_same_time(each, figures)
+    ]
     return replace(machine, shared_threads=sum(each.threads for each in others))
+
+
+def _at_the_same_time(one: ProcessFigures, other: ProcessFigures) -> bool:
+    return one.started < other.ended and other.started < one.ended
 
 
 def product_rates(process: ProcessDiagnosis, ceilings: Mapping[str, float]) -> dict[str, float]:
@@ -97,6 +131,10 @@ def sentence(found: Bottleneck, seconds: float) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _failure_notices(failure: str | None) -> list[str]:
+    return [] if failure is None else [f"the program failed after these steps: {failure}"]
 
 
 def _trust_notices(processes: Sequence[ProcessDiagnosis]) -> list[str]:

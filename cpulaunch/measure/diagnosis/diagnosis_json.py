@@ -25,7 +25,7 @@ def diagnosis_json(found: Diagnosis, *, program: Sequence[str], version: str, ho
         "cpulaunch": version,
         "host": host,
         "program": list(program),
-        "verdict": first_line(found) if found.processes else "no step was seen",
+        "verdict": first_line(found) if found.processes else found.absence,
         "first": _bottleneck(found.first, seconds),
         "second": _bottleneck(found.second, seconds),
         "rates": {name: _rounded(value) for name, value in found.rates.items()},

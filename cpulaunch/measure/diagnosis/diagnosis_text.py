@@ -37,7 +37,7 @@ def diagnosis_text(found: Diagnosis, *, width: int, strong: Callable[[str], str]
     """All of a diagnosis. `strong`: writes the first bottleneck so that it is seen first."""
     main = found.main
     if main is None:
-        return strong("no step was seen: no module was called twice, and no optimizer made a step")
+        return "\n".join(strong(line) for line in wrapped(found.absence, width))
     lines = [strong(line) for line in wrapped(escaped(first_line(found)), width)]
     if found.second is not None:
         lines += wrapped(escaped(f"second: {sentence(found.second, main.shares.seconds)}"), width)

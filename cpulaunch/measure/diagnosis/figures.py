@@ -32,7 +32,11 @@ class Places:
 
 @record
 class ProcessFigures:
-    """What one process wrote. `sums`: counters over `seconds` of `steps` without the profiler. `window`: with it."""
+    """What one process wrote. `sums`: counters over `seconds` of `steps` without the profiler. `window`: with it.
+
+    `seen_steps`: all that it made until then. `started`, `ended`: when it was measured, in seconds of the clock.
+    `participants`: how many processes of its job are on this host.
+    """
 
     pid: int
     index: int
@@ -40,6 +44,10 @@ class ProcessFigures:
     world_size: int
     step: str
     steps: int
+    seen_steps: int
+    started: float
+    ended: float
+    participants: int
     seconds: float
     median_seconds: float
     profiled_steps: int
@@ -88,6 +96,10 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
         world_size=int(data["world_size"]),
         step=str(data["step"]),
         steps=int(data["steps"]),
+        seen_steps=int(data["seen_steps"]),
+        started=float(data["started"]),
+        ended=float(data["ended"]),
+        participants=int(data["participants"]),
         seconds=float(data["seconds"]),
         median_seconds=float(data["median_seconds"]),
         profiled_steps=int(data["profiled_steps"]),

@@ -21,6 +21,7 @@ class Output:
 
 REPORT = Output(name="report", hint="--report needs a FILE.json in a writable directory, or - for stdout")
 PAGE = Output(name="page", hint="--html needs a FILE.html in a writable directory")
+TRACE = Output(name="trace", hint="--trace needs a FILE in a writable directory")
 PICTURES = {
     "svg": Output(name="picture", hint="--svg needs a FILE.svg in a writable directory"),
     "png": Output(name="picture", hint="--png needs a FILE.png in a writable directory"),

@@ -18,5 +18,6 @@ def install(settings: TorchSettings) -> str:
     hooks.hook_backward(activity, session.ended)
     hooks.hook_loaders(activity, session.ended, session.fetched)
     hooks.hook_collectives(activity)
+    session.loaded()
     os.register_at_fork(after_in_child=session.reset)
     return "steps are measured"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sys
 import threading
+import time
 from contextlib import suppress
 from statistics import median
 from time import perf_counter
 
 import torch
 
-from cpulaunch.records.torch_settings import FETCHES, FIGURES, TRACES
+from cpulaunch.records.torch_settings import FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
 from cpulaunch.system.files.writing import replace
 from cpulaunch.system.process_snapshot import snapshot
 from cpulaunch.worker.diagnosis import phases as phase_names
@@ -55,22 +55,27 @@ class Session:
         self._marker = StepMarker()
         self._phases = Phases(self.request)
         self._window = ProfilerWindow()
+        self._measuring_since = time.time()
         self._sampler = LineSampler(self.activity)
         self._last: float | None = None
         self._busy = self._written = False
         self._steps: list[float] = []
+        self._seen = 0
         self._sums: dict[str, float] = {}
         self._started: dict[str, float] = {}
         self._threads: list[dict[str, Any]] = []
         self._fetches = {"seconds": 0.0, "cpu": 0.0, "collate": 0.0, "count": 0.0}
         self._fetches_written = 0.0
+        self._told: set[str] = set()
         self.has_gradients = False
 
     def ended(self, kind: str, key: object) -> None:
         """Effect: where a step ends, its time counts, and the next phase may begin."""
-        if self._busy or (self._phases.name == phase_names.DONE and self.request.to_end):
+        if self._busy or self._phases.name == phase_names.DONE or torch.utils.data.get_worker_info() is not None:
             return
         if threading.get_ident() != self.activity.thread:
+            if kind == "module":
+                self._tell(IN_THREADS)
             return
         now, changes = perf_counter(), self._marker.changes
         self.has_gradients = self.has_gradients or kind == "backward"
@@ -84,11 +89,11 @@ class Session:
         self._last = perf_counter()
 
     def _end_step(self, now: float, *, is_new: bool) -> None:
-        if self._written:
-            self._leave_if_all_have()
-        elif is_new or self._last is None:
+        self._seen += 1
+        if is_new or self._last is None:
             if self._last is None:
                 self._window.prepare()
+            self._tell(STEPPING)
             self._restart()
         else:
             seconds = now - self._last
@@ -104,12 +109,13 @@ class Session:
 
     def _restart(self) -> None:
         self._phases.restart()
-        self._steps, self._sums, self._started = [], {}, {}
+        self._steps, self._sums, self._started, self._threads = [], {}, {}, []
         self.activity.record = None
 
     def _begin_counting(self) -> None:
         """Effect: counters count from here on. The first step of a phase, which other ranks may delay, is left out."""
-        self._threads = self._threads or busy_threads()
+        if not self._threads:
+            self._threads, self._measuring_since = busy_threads(), time.time()
         self._started = read_counters() | self.activity.totals
         self._sampler.start()
 
@@ -137,7 +143,6 @@ class Session:
     def _finish(self) -> None:
         self._sampler.stop()
         self._write(self._figures())
-        self._leave_if_all_have()
 
     def _figures(self) -> dict[str, Any]:
         """All that was measured."""
@@ -150,8 +155,12 @@ class Session:
             "index": self.index,
             "rank": rank,
             "world_size": world,
+            "participants": _participants(),
             "step": self._marker.kind,
             "steps": len(self._steps),
+            "seen_steps": self._seen,
+            "started": self._measuring_since,
+            "ended": time.time(),
             "seconds": sum(self._steps),
             "median_seconds": median(self._steps) if self._steps else 0.0,
             "profiled_steps": 0 if profiled is None else len(profiled.steps),
@@ -182,20 +191,16 @@ class Session:
         with suppress(OSError):
             replace(os.path.join(folder, f"{FIGURES}{os.getpid()}.json"), json.dumps(figures).encode())
 
-    def _leave_if_all_have(self) -> None:
-        """Effect: ends this process once all that measure have written their figures, unless it is to go on."""
-        if self.request.to_end:
-            return
-        try:
-            count = sum(name.startswith(FIGURES) for name in os.listdir(self.request.folder))
-        except OSError:
-            return
-        if count < _participants():
-            return
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(0)
+    def loaded(self) -> None:
+        """Effect: the command that watches the folder knows that this process has loaded torch."""
+        self._tell(LOADED)
+
+    def _tell(self, state: str) -> None:
+        """Effect: the command that watches the folder knows how far this process has come."""
+        if state not in self._told:
+            self._told.add(state)
+            with suppress(OSError):
+                replace(os.path.join(self.request.folder, f"{state}{os.getpid()}"), b"")
 
     def fetched(self, seconds: float, cpu: float, collate: float) -> None:
         """Effect: a DataLoader's fetch in this process counts; a worker writes its sums from time to time."""
@@ -247,7 +252,7 @@ def _place() -> tuple[int | None, int]:
 
 
 def _participants() -> int:
-    """How many processes on this host measure steps."""
+    """How many processes on this host make the steps of a job together; 1 outside a job."""
     _, world = _place()
     local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("CPULAUNCH_INSTANCES") or ""
     return int(local) if local.isdigit() else world

@@ -1,0 +1,70 @@
+"""The folder into which the processes of a diagnosis write, read with care."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from cpulaunch.measure.diagnosis.figures import read_figures
+from cpulaunch.records.record import replace
+from cpulaunch.records.torch_settings import FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
+from cpulaunch.system.files.reading import read_start
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.measure.diagnosis.figures import ProcessFigures
+
+MAX_BYTES = 1 << 22
+MAX_PROCESSES = 256
+
+
+def read_states(folder: str) -> frozenset[str]:
+    """How far any of the processes came: LOADED, IN_THREADS, STEPPING."""
+    names = os.listdir(folder)
+    return frozenset(state for state in (LOADED, IN_THREADS, STEPPING) if any(name.startswith(state) for name in names))
+
+
+def stepping_processes(folder: str) -> frozenset[int]:
+    """The ids of the processes that make steps, or made some."""
+    found = (name.removeprefix(STEPPING) for name in os.listdir(folder) if name.startswith(STEPPING))
+    return frozenset(int(text) for text in found if text.isascii() and text.isdigit())
+
+
+def read_folder(folder: str) -> tuple[ProcessFigures, ...]:
+    """The figures of all processes, with those of their DataLoader workers."""
+    names = sorted(os.listdir(folder))
+    found = []
+    for name in [name for name in names if name.startswith(FIGURES)][:MAX_PROCESSES]:
+        figures = read_figures(_text(f"{folder}/{name}"))
+        if figures is not None:
+            found.append(figures)
+    fetches: dict[str, float] = {}
+    for name in [name for name in names if name.startswith(FETCHES)][:MAX_PROCESSES]:
+        for key, value in _numbers(_text(f"{folder}/{name}")).items():
+            fetches[key] = fetches.get(key, 0.0) + value
+    if not fetches:
+        return tuple(found)
+    return tuple(replace(each, fetches=fetches) if each.loader_workers else each for each in found)
+
+
+def read_trace(folder: str, pid: int) -> bytes | None:
+    """The profiler's trace of a process; None if it wrote none."""
+    try:
+        return read_start(f"{folder}/{TRACES}{pid}.json", max_bytes=1 << 30)
+    except OSError:
+        return None
+
+
+def _text(path: str) -> str:
+    try:
+        return read_start(path, max_bytes=MAX_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _numbers(text: str) -> dict[str, float]:
+    try:
+        data = json.loads(text)
+        return {str(name): float(value) for name, value in data.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
