@@ -81,9 +81,9 @@ def diagnosis_of(
         first=first,
         second=rest[0] if rest else None,
         rates={} if not processes else product_rates(processes[0], ceilings),
-        absence="" if processes else absence(figures, states, warm_up),
+        absence="" if processes else absence(figures, ending.states, ending.warm_up),
         remarks=(
-            *_failure_notices(failure),
+            *_failure_notices(ending.failure),
             *_trust_notices(processes),
             *loader_memory_notices(processes, memory_bytes),
         ),

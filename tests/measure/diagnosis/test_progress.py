@@ -6,6 +6,7 @@ import pytest
 
 from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
 from cpulaunch.measure.diagnosis.progress import LEAST_WAIT_SECONDS, Measurement
+from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import FIGURES, IN_THREADS, LOADED, STEPPING
 from tests.measure.diagnosis.given import data, figures
 from tests.measure.diagnosis.test_bottlenecks import MACHINE
@@ -89,13 +90,17 @@ def test_others_that_have_ended_are_not_waited_for(watched):
     assert watched.after(0.01)
 
 
+def ending_with(step, **changes):
+    return replace(figures(**changes), step=step)
+
+
 def test_a_training_counts_before_helpers_that_only_call_modules():
-    found = diagnosis_of([figures(pid=1, step="module"), figures(pid=2, step="optimizer")], {}, MACHINE, {})
+    found = diagnosis_of([ending_with("module", pid=1), ending_with("optimizer", pid=2)], {}, MACHINE, {})
     assert [each.figures.pid for each in found.processes] == [2]
 
 
 def test_all_ranks_count():
-    ranks = [figures(pid=1, step="module", rank=0), figures(pid=2, step="optimizer", rank=1)]
+    ranks = [ending_with("module", pid=1, rank=0), ending_with("optimizer", pid=2, rank=1)]
     found = diagnosis_of([*ranks, figures(pid=3)], {}, MACHINE, {})
     assert [each.figures.pid for each in found.processes] == [1, 2]
 
