@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 CEILINGS = {"products": "Matrix products", "read bandwidth": "Reading memory"}
 RATES = {
     "products": re.compile(r"(?<![A-Za-z])([KMGTP]?)(i?)FLOPs?(?:/s|(?<=[Ss]))(?![A-Za-z])", re.IGNORECASE),
-    "read bandwidth": re.compile(r"(?<![A-Za-z])([KMGTP]?)(i?)B/s(?:ec)?(?![A-Za-z])", re.IGNORECASE),
+    "read bandwidth": re.compile(r"(?<![A-Za-z])([KMGTPkmgtp]?)([iI]?)B/[sS](?:ec)?(?![A-Za-z])"),
 }
-"""How metrics are named that have the unit of a ceiling, with another prefix at most: "GFLOP/s", "TFLOPS", "GiB/s"."""
+"""How metrics are named that have the unit of a ceiling, with another prefix at most: "GFLOP/s", "TFLOPS", "GiB/s".
+
+A small b is a bit.
+"""
 PREFIXES = " KMGTP"
 GIGA = 1e9
 """The ceilings' units: GFLOP/s, GB/s."""

@@ -31,7 +31,7 @@ ADVICE: Mapping[str, Advice] = {
     ),
     "decode": Advice(
         name="decoding of samples",
-        text="samples are decoded where the program waits for them, in __getitem__",
+        text="samples are decoded where the program waits for them, in {detail}",
         option="--dataloader-workers auto, or decode them once and keep the tensors",
         rule="decode-per-item",
     ),

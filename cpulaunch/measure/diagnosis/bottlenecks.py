@@ -26,8 +26,6 @@ LEAST_SLOWDOWN = 1.5
 LOOP_ACCESSES = 0.1
 """Parts taken out of tensors for each operation: more than in a model, one or several for each element."""
 OUTSIDE = 0.5
-LEAST_TINY = 50
-"""Tiny operations in a step; fewer are in every program."""
 MOVING = 0.6
 """Of the time in operations that move data: from this on they stand out. Some move data in every program."""
 BUSY_FETCH = 0.5
@@ -165,15 +163,16 @@ def _data(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
             blocked = max(0.0, waited - figures.sum("thread_delay") * figures.sum("data_cpu") / _cpu(figures))
             used = figures.sum("data_cpu") / max(1e-9, figures.sum("data_cpu") + blocked)
         kind = "decode" if used >= BUSY_FETCH else "data-wait"
-        yield Bottleneck(kind=kind, share=shares.data, place=where.first("data"))
+        yield Bottleneck(kind=kind, share=shares.data, place=where.first("data"), detail="a DataLoader")
     outside = shares.python + shares.waiting
     own = where.share("getitem", "generator")
+    in_what = "a generator" if where.share("generator") > where.share("getitem") else "__getitem__"
     total = own + where.share("")
     of_data = outside * own / total if total else 0.0
     busy = shares.python >= shares.waiting
     if of_data > shares.data:
         kind = "decode" if busy else "data-wait"
-        yield Bottleneck(kind=kind, share=of_data, place=where.first("getitem", "generator"))
+        yield Bottleneck(kind=kind, share=of_data, place=where.first("getitem", "generator"), detail=in_what)
     rest = outside - of_data
     yield Bottleneck(kind="python-code" if busy else "waiting", share=rest, place=where.first(""))
 
@@ -189,25 +188,27 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     if window is None:
         return
     calls, tiny = window["calls"], window["tiny"]
+
+    def in_step(count: int) -> str:
+        return f"{count / max(1e-9, figures.examined_steps):.0f}"
+
     place = figures.where.first("") or figures.where.first("backward")
     forward = max(1, calls.get("forward", 0))
     accesses = calls.get("accesses", 0) / forward
     reads = calls.get("synchronization", 0)
     computing = max(0, forward - reads - calls.get("accesses", 0))
     if reads * 5 >= forward and reads * 2 >= computing:  # Taking out what is then read goes with the reads.
-        read_count = f"{reads // max(1, figures.profiled_steps)}"
         yield Bottleneck(
-            kind="synchronization", share=shares.synchronization + shares.tiny, place=place, detail=read_count
+            kind="synchronization", share=shares.synchronization + shares.tiny, place=place, detail=in_step(reads)
         )
         return
-    yield Bottleneck(kind="synchronization", share=shares.synchronization, place=place, detail=f"{reads}")
-    count = calls.get("tiny", 0) // max(1, figures.profiled_steps)
-    if count < LEAST_TINY:
-        return
+    yield Bottleneck(kind="synchronization", share=shares.synchronization, place=place, detail=in_step(reads))
     in_loss = figures.has_gradients and tiny["outside"] > 0 and calls.get("outside", 0) >= OUTSIDE * forward
     is_loop = accesses >= LOOP_ACCESSES or in_loss
-    share = shares.tiny + shares.overhead + (shares.access if is_loop else 0.0)
-    yield Bottleneck(kind="python-loop" if is_loop else "tiny-operations", share=share, place=place, detail=f"{count}")
+    called = shares.overhead if calls.get("tiny", 0) * 2 >= calls.get("all", 0) else 0.0
+    share = shares.tiny + called + (shares.access if is_loop else 0.0)
+    kind = "python-loop" if is_loop else "tiny-operations"
+    yield Bottleneck(kind=kind, share=share, place=place, detail=in_step(calls.get("tiny", 0)))
 
 
 def _memory(process: ProcessDiagnosis) -> Iterator[Bottleneck]:

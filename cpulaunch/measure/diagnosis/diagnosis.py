@@ -147,6 +147,9 @@ def _trust_notices(processes: Sequence[ProcessDiagnosis]) -> list[str]:
         )
     if any(each.figures.steps < FEW_STEPS for each in processes):
         remarks.append("there were few steps; more give surer shares")
+    seen = min((float(each.figures.window.get("part", 1.0)) for each in processes if each.figures.window), default=1.0)
+    if seen < 1:
+        remarks.append(f"of what the profiler saw, the first {seen:.1%} were looked at: there were too many operations")
     failure = next((each.figures.window_failure for each in processes if each.figures.window_failure), "")
     if failure:
         remarks.append(f"the profiler saw nothing: {failure}")

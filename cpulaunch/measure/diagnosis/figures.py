@@ -72,6 +72,12 @@ class ProcessFigures:
         """Memory that the batches of its DataLoader take which have been loaded ahead, when all are ready."""
         return (self.loader_workers or 0) * self.prefetched * self.batch_bytes
 
+    @property
+    def examined_steps(self) -> float:
+        """How many steps the sums of the window are of: fewer than the profiled ones if it was cut."""
+        part = 1.0 if self.window is None else float(self.window.get("part", 1.0))
+        return self.profiled_steps * part
+
     def sum(self, name: str) -> float:
         """A counter's growth; 0 if it is not known."""
         return max(0.0, self.sums.get(name, 0.0))

@@ -66,8 +66,7 @@ def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
     data = without_delay("data")
     backward = figures.sum("backward_seconds") - figures.sum("backward_collective_seconds")
     blocked_backward = max(0.0, backward - (1 + rate) * figures.sum("backward_cpu"))
-    hidden = blocked_backward if figures.world_size > 1 and figures.threads == 1 else 0.0
-    collective = without_delay("collective") + hidden
+    collective = without_delay("collective") + _hidden_collectives(figures, blocked_backward)
     active = max(1e-9, seconds - delay)
     data, collective = _fitted(data, collective, active)
     rest = active - data - collective
@@ -84,6 +83,21 @@ def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
     )
 
 
+def _hidden_collectives(figures: ProcessFigures, blocked: float) -> float:
+    """Seconds in which backward passes wait for other ranks. `blocked`: for which they used no CPU.
+
+    One thread has nothing else to wait for. Several wait for one another, too: of these counts what the profiler saw
+    while other threads ran collectives.
+    """
+    if figures.world_size <= 1:
+        return 0.0
+    if figures.threads == 1:
+        return blocked
+    examined = figures.examined_steps
+    waits = 0.0 if figures.window is None or examined <= 0 else float(figures.window.get("backward_waits", 0.0))
+    return min(blocked, waits / examined * figures.steps) if waits else 0.0
+
+
 def _fitted(data: float, collective: float, active: float) -> tuple[float, float]:
     total = data + collective
     scale = min(1.0, active / total) if total > 0 else 1.0
@@ -93,11 +107,13 @@ def _fitted(data: float, collective: float, active: float) -> tuple[float, float
 def _divided(figures: ProcessFigures, rest: float, blocked: float) -> dict[str, float]:
     """The seconds of a step without loaders and collectives, by what they were spent on."""
     window = figures.window
-    if window is None or not figures.profiled_steps:
+    count = figures.examined_steps
+    if window is None or count <= 0:
         return {"unknown": rest}
-    kinds, tiny, count = window["kinds"], window["tiny"], figures.profiled_steps
+    kinds, tiny = window["kinds"], window["tiny"]
     interrupted = max(0.0, float(window.get("delay", 0.0)) - float(window["absorbed"]))
-    pauses = max(0.0, float(window["pauses"]) - interrupted) / count
+    waits = float(window.get("backward_waits", 0.0)) if figures.world_size > 1 else 0.0
+    pauses = max(0.0, float(window["pauses"]) - interrupted - waits) / count
     seen = {
         "products": float(kinds.get("products", 0.0)) / count,
         "low_products": float(kinds.get("low products", 0.0)) / count,

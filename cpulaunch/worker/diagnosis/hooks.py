@@ -46,8 +46,8 @@ class _Depth(threading.local):
     inside = False
 
 
-def hook_modules(activity: Activity, ended: Callable[[str, object], None]) -> None:
-    """Effect: replaces nn.Module.__call__. `ended` is called after each outermost call."""
+def hook_modules(activity: Activity, ended: Callable[[str, object, float], None]) -> None:
+    """Effect: replaces nn.Module.__call__. `ended` is called after each outermost call, with its seconds."""
     original: Any = nn.Module.__call__
     depth = _Depth()
     is_compiling = torch.compiler.is_compiling
@@ -63,13 +63,14 @@ def hook_modules(activity: Activity, ended: Callable[[str, object], None]) -> No
         region = None if activity.record is None else activity.record("cpulaunch::module")
         if region is not None:
             region.__enter__()
+        start = perf_counter()
         try:
             return original(self, *args, **kwargs)
         finally:
             depth.inside = False
             if region is not None:
                 region.__exit__(None, None, None)
-            ended("module", id(self))
+            ended("module", id(self), perf_counter() - start)
 
     hide_from_dynamo(__call__)
     nn.Module.__call__ = __call__
@@ -192,3 +193,25 @@ def _timed(activity: Activity, plain: Any) -> Any:
         return activity.timed("collective", plain, args, kwargs)
 
     return timed
+
+
+def hook_profilers(before: Callable[[], None]) -> None:
+    """Effect: `before` is called when a profiler of torch's is about to prepare or start.
+
+    Only one can run in a process: another one raises in the program.
+    """
+    from torch.autograd.profiler import profile
+
+    for name in ("_prepare_trace", "_start_trace"):
+        plain = getattr(profile, name, None)
+        if plain is not None:
+            setattr(profile, name, _announced(plain, before))
+
+
+def _announced(plain: Any, before: Callable[[], None]) -> Any:
+    @wraps(plain)
+    def announced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before()
+        return plain(self, *args, **kwargs)
+
+    return announced

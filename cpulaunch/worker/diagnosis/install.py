@@ -18,6 +18,7 @@ def install(settings: TorchSettings) -> str:
     hooks.hook_backward(activity, session.ended)
     hooks.hook_loaders(activity, session.ended, session.fetched)
     hooks.hook_collectives(activity)
+    hooks.hook_profilers(session.before_profiler)
     session.loaded()
     os.register_at_fork(after_in_child=session.reset)
     return "steps are measured"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.diagnosis.spans import idle_common
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,6 +100,18 @@ def add_up(events: Iterable[Event], start: int, end: int, *, disturbed: bool = F
     walk = _Walk(start, end)
     walk.over(events)
     return _sums(walk, disturbed=disturbed)
+
+
+def backward_waits(events: Sequence[Event], collectives: Iterable[tuple[int, int]]) -> float:
+    """Seconds of backward passes in which other threads run collectives and the measured one no operation.
+
+    DistributedDataParallel waits there, without a call that a hook could time. `collectives`: their spans in ns.
+    """
+    passes = [(each.start, each.end) for each in events if each.name == "cpulaunch::backward"]
+    operations = [
+        (each.start, each.end) for each in events if not each.name.startswith(REGIONS) and not _is_container(each)
+    ]
+    return idle_common(passes, operations, collectives)
 
 
 class _Walk:

@@ -10,7 +10,7 @@ from collections import Counter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import Any
 
     from cpulaunch.worker.diagnosis.activity import Activity
@@ -26,7 +26,8 @@ DEEP = 200
 class LineSampler:
     """Counts, by what the thread does: `data`, `collective`, `backward` (the hooks'), `getitem`, `generator` or "".
 
-    The last three are those of the program's own code: inside a method __getitem__, inside a generator, elsewhere.
+    The last three are those of the program's own code: inside a method __getitem__, inside a generator, elsewhere. A
+    generator in which steps end makes no samples: it trains, or streams what a model makes.
     """
 
     def __init__(self, activity: Activity) -> None:
@@ -37,6 +38,7 @@ class LineSampler:
         self._thread = threading.Thread(target=self._run, name="cpulaunch-sampler", daemon=True)
         self._foreign = _library_folders()
         self._known: dict[str, bool] = {}
+        self._stepping: set[CodeType] = set()
 
     def start(self) -> None:
         """Effect: samples from now on."""
@@ -52,6 +54,21 @@ class LineSampler:
         """Effect: ends the thread."""
         self._stop.set()
         self._running.set()
+
+    def restart(self) -> None:
+        """Effect: nothing has been seen yet."""
+        self._counts.clear()
+        self._stepping = set()
+
+    def exclude(self, innermost: FrameType | None) -> None:
+        """Effect: the generators of these frames do not count as making samples: a step ends in them."""
+        frame = innermost
+        for _ in range(DEEP):
+            if frame is None:
+                break
+            if frame.f_code.co_flags & GENERATOR:
+                self._stepping.add(frame.f_code)
+            frame = frame.f_back
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_SECONDS):
@@ -71,10 +88,13 @@ class LineSampler:
                 place = place or f"{code.co_filename}:{frame.f_lineno}"
                 if not doing and code.co_name == "__getitem__":
                     doing = "getitem"
-                elif not doing and code.co_flags & GENERATOR and code.co_name != "<genexpr>":
+                elif not doing and self._makes_samples(code):
                     doing = "generator"
             frame = frame.f_back
         return doing, place
+
+    def _makes_samples(self, code: CodeType) -> bool:
+        return bool(code.co_flags & GENERATOR) and code.co_name != "<genexpr>" and code not in self._stepping
 
     def _is_program(self, file: str) -> bool:
         known = self._known.get(file)

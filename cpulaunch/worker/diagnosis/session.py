@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -69,24 +70,32 @@ class Session:
         self._told: set[str] = set()
         self.has_gradients = False
 
-    def ended(self, kind: str, key: object) -> None:
-        """Effect: where a step ends, its time counts, and the next phase may begin."""
+    def ended(self, kind: str, key: object, seconds: float = 0.0) -> None:
+        """Effect: where a step ends, its time counts, and the next phase may begin. `seconds`: of the call."""
         if self._busy or self._phases.name == phase_names.DONE or torch.utils.data.get_worker_info() is not None:
             return
         if threading.get_ident() != self.activity.thread:
             if kind == "module":
                 self._tell(IN_THREADS)
             return
+        if self.activity.now == "data" and kind != "loader":  # What prepares samples makes no steps.
+            return
         now, changes = perf_counter(), self._marker.changes
         self.has_gradients = self.has_gradients or kind == "backward"
-        if not self._marker.ends_step(kind, key):
+        if not self._marker.ends_step(kind, key, seconds):
             return
         self._busy = True
         try:
             self._end_step(now, is_new=self._marker.changes != changes)
+            if self._phases.name == phase_names.WARM_UP and kind != "loader":
+                self._sampler.exclude(sys._getframe())
         finally:
             self._busy = False
         self._last = perf_counter()
+
+    def before_profiler(self) -> None:
+        """Effect: a profiler of the program has no other beside it, from now on."""
+        self._window.give_way()
 
     def _end_step(self, now: float, *, is_new: bool) -> None:
         self._seen += 1
@@ -109,6 +118,7 @@ class Session:
 
     def _restart(self) -> None:
         self._phases.restart()
+        self._sampler.restart()
         self._steps, self._sums, self._started, self._threads = [], {}, {}, []
         self.activity.record = None
 
@@ -131,7 +141,7 @@ class Session:
         if ended in MEASURED:
             self._end_counting()
         if ended == phase_names.BEFORE:
-            self._window = ProfilerWindow()
+            self._window = self._window.next()
             self._window.start()
             self.activity.record = torch._C._profiler._RecordFunctionFast
         elif ended == phase_names.PROFILED:

@@ -10,14 +10,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cpulaunch.worker.diagnosis.counters import thread_delay
-from cpulaunch.worker.diagnosis.operations import Event, add_up
+from cpulaunch.worker.diagnosis.operations import Event, add_up, backward_waits
+from cpulaunch.worker.diagnosis.spans import length
 
 MOST_EVENTS = 400_000
-"""Of a window. What follows is not looked at: a pass in Python takes microseconds for each."""
+"""Of a window, which ends with the last of them: a pass in Python takes microseconds for each."""
 
 
 BACKENDS = ("gloo:", "mpi:", "ccl:")
 """How the names of collectives begin that run in other threads."""
+OTHER_PROFILER = "the program uses torch's profiler itself"
 DISTURBED = 0.1
 """Share of the window for which the thread was ready to run and had no CPU."""
 
@@ -30,6 +32,7 @@ class ProfilerWindow:
         self.seconds = self.delay = 0.0
         self._profile: Any = None
         self._start = self._end = 0
+        self._starting = self._running = False
         self._result: dict[str, Any] | None = None
 
     def prepare(self) -> None:
@@ -39,25 +42,51 @@ class ProfilerWindow:
         self._profile = None
 
     def start(self) -> None:
-        """Effect: the profiler runs, unless the program uses it already."""
+        """Effect: the profiler runs, unless the program uses it too."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        try:
-            self._profile = profile(activities=activities, record_shapes=True, with_flops=True, acc_events=True)
-            self._profile.start()
-        except Exception as error:  # noqa: BLE001  The program goes on without it.
-            self.failure, self._profile = str(error) or type(error).__name__, None
+        if not self.failure and torch.autograd._profiler_enabled():
+            self.failure = OTHER_PROFILER
+        if not self.failure:
+            self._starting = True
+            try:
+                self._profile = profile(activities=activities, record_shapes=True, with_flops=True, acc_events=True)
+                self._profile.start()
+                self._running = True
+            except Exception as error:  # noqa: BLE001  The program goes on without it.
+                self.failure, self._profile = str(error) or type(error).__name__, None
+            finally:
+                self._starting = False
         self.delay = thread_delay()
         self._start, self._clock = time_ns(), perf_counter()
+
+    def give_way(self) -> None:
+        """Effect: a profiler that is about to start is alone from now on, unless it is the window's own."""
+        if self._starting:
+            return
+        self.failure = OTHER_PROFILER
+        if self._running:
+            self._stop_profiler()
+        self._profile = None
+
+    def next(self) -> ProfilerWindow:
+        """Another window, which knows whether the program has a profiler of its own."""
+        found = ProfilerWindow()
+        found.failure = self.failure if self.failure == OTHER_PROFILER else ""
+        return found
 
     def stop(self) -> None:
         """Effect: the profiler has stopped; the events are read later, by `sums`."""
         self._end, self.seconds = time_ns(), perf_counter() - self._clock
         self.delay = thread_delay() - self.delay
-        if self._profile is None:
+        self._stop_profiler()
+
+    def _stop_profiler(self) -> None:
+        if not self._running:
             return
+        self._running = False
         try:
             self._profile.stop()
         except Exception as error:  # noqa: BLE001
@@ -68,18 +97,23 @@ class ProfilerWindow:
         results = None if self._profile is None else self._profile.profiler.kineto_results
         if results is None:
             return None
-        events = results.events()[:MOST_EVENTS]
+        events = results.events()
+        end = self._end
+        if len(events) > MOST_EVENTS:
+            events = sorted(events, key=lambda each: each.start_ns())[:MOST_EVENTS]
+            end = min(end, events[-1].start_ns())
         on_cpu = [each for each in events if each.device_type() == torch.profiler.DeviceType.CPU]
         threads = {each.start_thread_id() for each in on_cpu if each.name().startswith("cpulaunch::")}
         if not threads:
             threads = {each.start_thread_id() for each in on_cpu[:1]}
-        own = [each for each in on_cpu if each.start_thread_id() in threads and not each.is_async()]
-        found = add_up(map(_event, own), self._start, self._end, disturbed=self.delay > DISTURBED * self.seconds)
-        found["delay"] = self.delay
+        own = [_event(each, end) for each in on_cpu if each.start_thread_id() in threads and not each.is_async()]
+        found = add_up(own, self._start, end, disturbed=self.delay > DISTURBED * self.seconds)
+        found["part"] = (end - self._start) / max(1, self._end - self._start)
+        found["delay"] = self.delay * found["part"]
         background = [each for each in on_cpu if each.start_thread_id() not in threads or each.is_async()]
-        found["background_collectives"] = _union(
-            [(each.start_ns(), each.end_ns()) for each in background if each.name().startswith(BACKENDS)]
-        )
+        collectives = [(each.start_ns(), each.end_ns()) for each in background if each.name().startswith(BACKENDS)]
+        found["background_collectives"] = length(collectives)
+        found["backward_waits"] = backward_waits(own, collectives)
         found["gpu"] = _gpu([each for each in events if each.device_type() != torch.profiler.DeviceType.CPU])
         return found
 
@@ -89,11 +123,12 @@ class ProfilerWindow:
             self._profile.export_chrome_trace(path)
 
 
-def _event(each: Any) -> Event:
+def _event(each: Any, end: int) -> Event:
+    """The event, until the end of what is looked at."""
     return Event(
         name=each.name(),
         start=each.start_ns(),
-        end=each.start_ns() + each.duration_ns(),
+        end=min(end, each.start_ns() + each.duration_ns()),
         flops=each.flops(),
         shapes=each.shapes(),
         types=each.dtypes(),
@@ -105,13 +140,4 @@ def _gpu(events: list[Any]) -> dict[str, Any] | None:
     if not events:
         return None
     spans = [(each.start_ns(), each.start_ns() + each.duration_ns()) for each in events if each.duration_ns() > 0]
-    return {"seconds": _union(spans), "kernels": len(spans)}
-
-
-def _union(spans: list[tuple[int, int]]) -> float:
-    """Seconds that the spans cover, each moment once."""
-    total, end = 0, 0
-    for start, stop in sorted(spans):
-        total += max(0, stop - max(start, end))
-        end = max(end, stop)
-    return total * 1e-9
+    return {"seconds": length(spans), "kernels": len(spans)}
