@@ -148,7 +148,10 @@ def test_a_program_that_fails_after_its_steps_is_diagnosed(diagnose):
     ran = diagnose("--json", "--to-end", code=f"{TRAIN.replace('STEPS', '20')}    raise ValueError('bad data')")
     data = json_output.read("diagnose", ran.stdout)
     assert (ran.returncode, len(data["processes"])) == (0, 1)
-    assert data["remarks"][0] == "the program failed after these steps: it exited with code 1: ValueError: bad data"
+    assert (
+        data["remarks"][0]
+        == "the program did not end well after these steps: it exited with code 1: ValueError: bad data"
+    )
 
 
 def test_too_few_steps_are_said(diagnose):

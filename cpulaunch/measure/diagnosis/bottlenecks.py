@@ -26,6 +26,8 @@ LEAST_SLOWDOWN = 1.5
 LOOP_ACCESSES = 0.1
 """Parts taken out of tensors for each operation: more than in a model, one or several for each element."""
 OUTSIDE = 0.5
+LEAST_LOOP = 50
+"""Tiny operations in a step: fewer are no loop over the elements of something."""
 MOVING = 0.6
 """Of the time in operations that move data: from this on they stand out. Some move data in every program."""
 BUSY_FETCH = 0.5
@@ -204,11 +206,12 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
         return
     yield Bottleneck(kind="synchronization", share=shares.synchronization, place=place, detail=in_step(reads))
     in_loss = figures.has_gradients and tiny["outside"] > 0 and calls.get("outside", 0) >= OUTSIDE * forward
-    is_loop = accesses >= LOOP_ACCESSES or in_loss
+    count = calls.get("tiny", 0) / max(1e-9, figures.examined_steps)
+    is_loop = count >= LEAST_LOOP and (accesses >= LOOP_ACCESSES or in_loss)
     called = shares.overhead if calls.get("tiny", 0) * 2 >= calls.get("all", 0) else 0.0
     share = shares.tiny + called + (shares.access if is_loop else 0.0)
     kind = "python-loop" if is_loop else "tiny-operations"
-    yield Bottleneck(kind=kind, share=share, place=place, detail=in_step(calls.get("tiny", 0)))
+    yield Bottleneck(kind=kind, share=share, place=place, detail=f"{count:.0f}" if count >= 1 else "some")
 
 
 def _memory(process: ProcessDiagnosis) -> Iterator[Bottleneck]:

@@ -134,7 +134,7 @@ def _time(seconds: float) -> str:
 
 
 def _failure_notices(failure: str | None) -> list[str]:
-    return [] if failure is None else [f"the program failed after these steps: {failure}"]
+    return [] if failure is None else [f"the program did not end well after these steps: {failure}"]
 
 
 def _trust_notices(processes: Sequence[ProcessDiagnosis]) -> list[str]:

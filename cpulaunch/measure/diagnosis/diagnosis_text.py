@@ -30,6 +30,8 @@ LABELS = {
     "unknown": "not known",
 }
 LEAST = 0.005
+UNKNOWN = 0.5
+"""Of a step: from this on, nothing can be said to stand out or not."""
 BAR = 30
 
 
@@ -53,6 +55,8 @@ def first_line(found: Diagnosis) -> str:
     seconds = 0.0 if main is None else main.shares.seconds
     if found.first is not None:
         return f"first bottleneck: {sentence(found.first, seconds)}"
+    if main is not None and main.shares.unknown >= UNKNOWN:
+        return f"not known: the profiler did not see where {main.shares.unknown:.0%} of a step went"
     of_ceiling = found.rates.get("of_ceiling")
     rate = "" if of_ceiling is None else f" at {of_ceiling:.0%} of what this machine can do"
     products = 0.0 if main is None else main.shares.products

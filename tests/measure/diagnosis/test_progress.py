@@ -130,4 +130,4 @@ def test_why_nothing_was_measured(words):
 
 def test_a_failure_after_the_steps_is_said():
     found = diagnosis_of([figures()], {}, MACHINE, {}, ending=Ending(failure="it exited with code 1"))
-    assert found.remarks == ("the program failed after these steps: it exited with code 1",)
+    assert found.remarks == ("the program did not end well after these steps: it exited with code 1",)
