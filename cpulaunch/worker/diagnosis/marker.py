@@ -32,18 +32,23 @@ class _Calls:
 
 
 class StepMarker:
-    """Chooses one key, an optimizer or a module, whose calls end steps. `changes` counts its choices."""
+    """Chooses one key, an optimizer or a module, whose calls end steps. `changes` counts its choices.
+
+    A key that was left too early, and is called again after all, has longer steps than it seemed.
+    """
 
     def __init__(self) -> None:
         self.kind = ""
         self.changes = 0
         self._key: object = None
         self._own = _Calls()
-        self._others = self._most_others = 0
+        self._others = self._most_others = self._total = 0
+        self._left: dict[tuple[str, object], int] = {}
         self._seen: dict[tuple[str, object], _Calls] = {}
 
     def ends_step(self, kind: str, key: object, seconds: float = 0.0) -> bool:
         """Whether a step ends with this call, which took so long."""
+        self._total += 1
         if kind == self.kind and key == self._key:
             self._own.add(seconds)
             self._most_others = max(self._most_others, self._others)
@@ -69,7 +74,10 @@ class StepMarker:
 
     def _choose(self, kind: str, key: object, seen: _Calls) -> bool:
         is_inside = self._is_inside(kind, seen)
+        self._left[self.kind, self._key] = self._total - self._others
         self._most_others = self._own.count // max(1, seen.count) if is_inside else 0
+        if (kind, key) in self._left:
+            self._most_others = max(self._most_others, self._total - self._left[kind, key])
         self.kind, self._key, self._own = kind, key, seen
         self.changes += 1
         self._others = 0

@@ -11,6 +11,7 @@ from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
 from cpulaunch.measure.diagnosis.figures import read_figures
 from cpulaunch.measure.diagnosis.shares import shares_of
+from cpulaunch.records.record import replace
 from tests import json_output
 from tests.measure.diagnosis.given import data, figures, window
 
@@ -103,6 +104,83 @@ def test_ranks_that_all_wait_have_a_slow_collective():
     found = diagnosis(rank(0, own=0.02, waits=0.08), rank(1, own=0.025, waits=0.075))
     assert found.first.kind == "slow-collective"
     assert found.first.share == pytest.approx(0.75)
+
+
+def ddp_rank(number, *, works, waits, threads=2):
+    """A rank whose steps last 100 ms, and which waits in its backward passes, without a call of a collective."""
+    sums = {"thread_cpu": 10 * works, "backward_cpu": 5 * works, "backward_seconds": 5 * works + 10 * waits}
+    seen = window(0.1, kinds={"products": works}, pauses=waits, backward_waits=waits, background_collectives=waits)
+    own = {
+        "rank": number,
+        "index": number,
+        "world_size": 2,
+        "threads": threads,
+        "cpus": f"{2 * number}-{2 * number + 1}",
+    }
+    return figures(sums=sums, window=seen, **own)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rank_that_waits_inside_its_backward_pass_waits_for_others(threads):
+    ranks = ddp_rank(0, works=0.01, waits=0.09, threads=threads), ddp_rank(1, works=0.1, waits=0.0, threads=threads)
+    found = diagnosis(*ranks, limits=ProcessLimits(cpus=frozenset(range(4)), threads=4))
+    assert (found.first.kind, found.first.detail) == ("straggler", "1")
+    assert found.processes[0].shares.collective == pytest.approx(0.9)
+    assert found.processes[0].shares.waiting == pytest.approx(0, abs=0.01)
+
+
+def test_ranks_that_all_wait_inside_their_backward_pass():
+    ranks = [ddp_rank(number, works=0.02, waits=0.08) for number in (0, 1)]
+    found = diagnosis(*ranks, limits=ProcessLimits(cpus=frozenset(range(4)), threads=4))
+    assert found.first.kind == "slow-collective"
+
+
+def test_threads_that_wait_for_one_another_are_no_collective():
+    alone = ddp_rank(0, works=0.05, waits=0.05)
+    seen = {**alone.window, "backward_waits": 0.0, "pauses": 0.0, "kinds": {"products": 0.1}}
+    assert shares_of(replace(alone, window=seen), own_delay=False).collective == 0
+
+
+def test_few_tiny_operations_that_take_the_time_stand_out():
+    calls = {"tiny": 9, "forward": 10, "all": 10}
+    found = diagnosis(figures(step=1e-4, window=window(1e-4, tiny={"seconds": 9e-5}, calls=calls)))
+    assert (found.first.kind, found.first.detail) == ("tiny-operations", "9")
+
+
+def test_one_access_in_a_short_step_is_no_loop():
+    calls = {"tiny": 4, "forward": 5, "all": 5, "accesses": 1}
+    found = diagnosis(figures(step=1e-4, window=window(1e-4, tiny={"seconds": 9e-5}, calls=calls)))
+    assert found.first.kind == "tiny-operations"
+
+
+def test_counts_are_of_one_step():
+    calls = {"tiny": 900, "forward": 1000, "all": 1000, "synchronization": 60}
+    seen = window(1.0, tiny={"seconds": 0.3, "synchronization": 0.5}, calls=calls)
+    found = diagnosis(figures(window=seen, profiled_steps=10, profiled_seconds=1.0))
+    assert (found.first.kind, found.first.detail) == ("synchronization", "6")
+
+
+def test_of_a_cut_window_the_steps_that_were_looked_at_count():
+    seen = window(0.05, kinds={"products": 0.01}, calls=TINY | {"synchronization": 500}, part=0.5)
+    seen["tiny"]["synchronization"] = 0.04
+    found = diagnosis(figures(window=seen))
+    assert (found.first.kind, found.first.detail) == ("synchronization", "1000")
+    assert found.remarks == (
+        "of what the profiler saw, the first 50.0% were looked at: there were too many operations",
+    )
+
+
+def test_samples_of_a_generator_are_not_said_to_come_from_getitem():
+    where = {"samples": 10, "doing": {"generator": 10}, "places": [["generator", "train.py:3", 10]]}
+    found = diagnosis(figures(window=window(0.1, kinds={"products": 0.03}, pauses=0.07), where=where))
+    assert found.first.kind == "decode"
+    text = sentence(found.first, 0.1)
+    assert ("in a generator" in text, "__getitem__" in text) == (True, False)
+
+
+def test_without_the_profiler_nothing_is_said_to_stand_out_or_not():
+    text = diagnosis_text(diagnosis(figures(window=None)), width=80, strong=str)
+    assert text.startswith("not known: the profiler did not see where 100% of a step went")
 
 
 def test_what_one_rank_alone_has_is_no_bottleneck_of_the_job():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cpulaunch.worker.diagnosis.operations import Event, add_up, kind_of
+from cpulaunch.worker.diagnosis import spans
+from cpulaunch.worker.diagnosis.operations import Event, add_up, backward_waits, kind_of
 
 US = 1000
 
@@ -85,3 +86,20 @@ def test_operations_outside_of_modules_are_told_from_those_inside():
 def test_bytes_of_operations_that_move_data():
     found = summed(event("aten::add", 0, 500, shapes=[[1000, 10], [1000, 10]], types=["float", "float"]))
     assert found["bytes"] == 3 * 40_000
+
+
+def test_moments_are_counted_once():
+    assert spans.joined([(5, 9), (0, 3), (2, 4), (9, 10), (6, 6)]) == [(0, 4), (5, 10)]
+    assert spans.common([(0, 4), (5, 10)], [(3, 6), (8, 20)]) == [(3, 4), (5, 6), (8, 10)]
+    assert spans.length([(0, 4), (2, 6)]) == pytest.approx(6e-9)
+
+
+def test_a_backward_pass_that_waits_for_other_ranks():
+    events = [
+        event("cpulaunch::backward", 0, 1000),
+        event("autograd::engine::evaluate_function: AddmmBackward0", 0, 200),
+        event("aten::mm", 0, 200),
+        event("aten::mul_", 900, 100),
+    ]
+    assert backward_waits(events, [(100 * US, 800 * US), (950 * US, 2000 * US)]) == pytest.approx(600e-6)
+    assert backward_waits(events[1:], [(100 * US, 800 * US)]) == 0

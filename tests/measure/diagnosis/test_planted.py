@@ -19,6 +19,9 @@ PLANTED = {
     "tiny_operations": "tiny-operations",
     "slow_collective": "slow-collective",
     "straggler": "straggler",
+    "straggler_ddp": "straggler",
+    "short_steps": "tiny-operations",
+    "streaming": "python-code",
     "wrong_binding": "wrong-binding",
     "oversubscribed": "oversubscribed",
     "allocator": "allocator",
@@ -26,7 +29,7 @@ PLANTED = {
     "loss_loop": "python-loop",
 }
 TUNED = ("tuned_inference", "tuned_training", "tuned_convolution")
-JOBS = ("slow_collective", "straggler")
+JOBS = ("slow_collective", "straggler", "straggler_ddp")
 
 
 def free_port():

@@ -47,6 +47,39 @@ def test_an_evaluation_after_a_training_has_steps_of_its_own():
     assert ends(calls) == [0, LOST_BELOW, LOST_BELOW + 1]
 
 
+def timed_ends(calls):
+    """The calls, (kind, key, seconds), with which a step ends."""
+    marker = StepMarker()
+    return [number for number, (kind, key, seconds) in enumerate(calls) if marker.ends_step(kind, key, seconds)]
+
+
+@pytest.mark.parametrize("samples", [4, 64, 2000])
+def test_a_module_for_each_sample_is_no_step(samples):
+    batch = [*[("module", "transform", 1e-6)] * samples, ("module", "model", 0.1)]
+    found = timed_ends(batch * 8)
+    last_of_each = [len(batch) * number - 1 for number in range(4, 9)]
+    assert found[-len(last_of_each) :] == last_of_each
+
+
+def test_a_cell_that_takes_most_of_the_time_stays_the_step():
+    sequence = [*[("module", "cell", 1e-3)] * 30, ("module", "head", 1e-3)]
+    assert len(timed_ends(sequence * 10)) == 30 * 10 - 1
+
+
+def test_modules_called_equally_often_do_not_take_turns():
+    step = [("module", "encoder", 0.1), ("module", "decoder", 0.9)]
+    assert timed_ends(step * 20) == list(range(2, 40, 2))
+
+
+def test_gradients_may_be_accumulated_over_many_batches():
+    marker = StepMarker()
+    micro = [("module", 1), ("backward", "")] * 800
+    for kind, key in [*micro, ("optimizer", 2)] * 4:
+        marker.ends_step(kind, key)
+    assert marker.kind == "optimizer"
+    assert marker.changes <= 4
+
+
 def test_a_program_without_modules_has_steps_by_its_backward_passes():
     assert ends([("backward", "")] * 3) == [1, 2]
 

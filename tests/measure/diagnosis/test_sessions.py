@@ -1,0 +1,120 @@
+"""A session in this process, driven as the hooks drive it: what makes steps, and what it leaves."""
+
+import json
+import sys
+import threading
+
+import pytest
+import torch
+
+from cpulaunch.records.torch_settings import FIGURES, IN_THREADS, LOADED, STEPPING, DiagnosisRequest
+from cpulaunch.worker.diagnosis import window as windows
+from cpulaunch.worker.diagnosis.activity import Activity
+from cpulaunch.worker.diagnosis.sampler import LineSampler
+from cpulaunch.worker.diagnosis.session import Session
+from cpulaunch.worker.diagnosis.window import OTHER_PROFILER, ProfilerWindow
+
+CALLS = 3000
+
+
+@pytest.fixture
+def session(tmp_path):
+    return Session(DiagnosisRequest(folder=str(tmp_path), steps=2, warm_up=1, phase_seconds=0.001), 0)
+
+
+def calls_modules(session, count=CALLS):
+    for _ in range(count):
+        torch.ones(4).add(1)
+        session.ended("module", 1)
+
+
+def states(tmp_path):
+    return {name for name in (LOADED, IN_THREADS, STEPPING) for _ in tmp_path.glob(f"{name}*")}
+
+
+def test_a_measured_process_goes_on(session, tmp_path):
+    calls_modules(session)
+    (found,) = tmp_path.glob(f"{FIGURES}*")
+    written = json.loads(found.read_text())
+    assert (written["steps"] > 0, written["participants"]) == (True, 1)
+    assert written["started"] <= written["ended"]
+    assert states(tmp_path) == {STEPPING}
+    calls_modules(session)
+
+
+def test_modules_in_a_loader_worker_make_no_steps(session, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: object())
+    calls_modules(session)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_modules_that_prepare_samples_make_no_steps(session, tmp_path):
+    session.activity.now = "data"
+    calls_modules(session)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calls_in_other_threads_are_known(session, tmp_path):
+    session.loaded()
+    thread = threading.Thread(target=calls_modules, args=(session, 3))
+    thread.start()
+    thread.join()
+    assert states(tmp_path) == {LOADED, IN_THREADS}
+
+
+def samples_in(generator):
+    """What the sampler says that the innermost frame of the generator does."""
+    sampler = LineSampler(Activity())
+    frames = []
+
+    def looked():
+        frames.append(sys._getframe())
+        return sampler
+
+    for _ in generator(looked):
+        pass
+    return sampler._place(frames[-1])[0]
+
+
+def test_a_generator_makes_samples_unless_steps_end_in_it():
+    def makes_samples(looked):
+        yield looked()
+
+    def streams(looked):
+        sampler = looked()
+        sampler.exclude(sys._getframe())
+        yield looked()
+
+    assert samples_in(makes_samples) == "generator"
+    assert samples_in(streams) == ""
+
+
+def test_a_window_of_too_many_events_ends_with_the_last_that_is_looked_at(monkeypatch):
+    monkeypatch.setattr(windows, "MOST_EVENTS", 200)
+    window = ProfilerWindow()
+    window.start()
+    with torch._C._profiler._RecordFunctionFast("cpulaunch::module"):
+        for _ in range(1000):
+            torch.ones(4).add_(1)
+    window.stop()
+    found = window.sums()
+    assert 0 < found["part"] < 0.7
+    assert found["calls"]["all"] >= 40
+    assert found["pauses"] < 0.5 * found["seconds"]
+    assert found["calls"]["outside"] == 0
+
+
+def test_the_programs_own_profiler_is_alone():
+    window = ProfilerWindow()
+    window.start()
+    window.give_way()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        torch.ones(4).add_(1)
+        other = ProfilerWindow()
+        other.start()
+        other.stop()
+    window.stop()
+    assert any(each.key == "aten::add_" for each in own.key_averages())
+    assert (window.failure, window.sums()) == (OTHER_PROFILER, None)
+    assert (other.failure, other.sums()) == (OTHER_PROFILER, None)
+    assert window.next().failure == OTHER_PROFILER
