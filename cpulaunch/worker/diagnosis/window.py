@@ -102,6 +102,7 @@ class ProfilerWindow:
         if len(events) > MOST_EVENTS:
             events = sorted(events, key=lambda each: each.start_ns())[:MOST_EVENTS]
             end = min(end, events[-1].start_ns())
+            events = [each for each in events if each.start_ns() < end]
         on_cpu = [each for each in events if each.device_type() == torch.profiler.DeviceType.CPU]
         threads = {each.start_thread_id() for each in on_cpu if each.name().startswith("cpulaunch::")}
         if not threads:
