@@ -113,7 +113,6 @@ class ProfilerWindow:
         found["delay"] = self.delay * found["part"]
         background = [each for each in on_cpu if each.start_thread_id() not in threads or each.is_async()]
         collectives = [(each.start_ns(), each.end_ns()) for each in background if each.name().startswith(BACKENDS)]
-        found["background_collectives"] = length(collectives)
         found["backward_waits"] = backward_waits(own, collectives)
         found["gpu"] = _gpu([each for each in events if each.device_type() != torch.profiler.DeviceType.CPU])
         return found

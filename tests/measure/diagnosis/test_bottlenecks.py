@@ -109,7 +109,7 @@ def test_ranks_that_all_wait_have_a_slow_collective():
 def ddp_rank(number, *, works, waits, threads=2):
     """A rank whose steps last 100 ms, and which waits in its backward passes, without a call of a collective."""
     sums = {"thread_cpu": 10 * works, "backward_cpu": 5 * works, "backward_seconds": 5 * works + 10 * waits}
-    seen = window(0.1, kinds={"products": works}, pauses=waits, backward_waits=waits, background_collectives=waits)
+    seen = window(0.1, kinds={"products": works}, pauses=waits, backward_waits=waits)
     own = {
         "rank": number,
         "index": number,
