@@ -140,8 +140,9 @@ def test_a_program_that_fails_after_a_few_steps_is_named_with_its_message(diagno
 
 def test_a_failure_is_json_too(diagnose):
     ran = diagnose("--json", code="raise ValueError('bad shape')")
-    assert ran.returncode == 1
-    assert "ValueError: bad shape" in json.dumps(json.loads(ran.stdout))
+    error = json.loads(ran.stderr.splitlines()[-1])
+    assert (ran.returncode, ran.stdout, error["level"], error["exit_code"]) == (1, "", "error", 1)
+    assert "ValueError: bad shape" in error["message"]
 
 
 def test_a_program_that_fails_after_its_steps_is_diagnosed(diagnose):
