@@ -237,6 +237,33 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_program_runs(diagn
     assert not (tmp_path / "launched").exists()
 
 
+PROFILED = """
+    import torch
+    from torch import nn
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    model = nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cycles = schedule(wait=WAIT, warmup=2, active=3, repeat=REPEAT)
+    with profile(activities=[ProfilerActivity.CPU], schedule=cycles) as profiler:
+        for _ in range(2000):
+            optimizer.zero_grad()
+            model(torch.rand(16, 64)).square().mean().backward()
+            optimizer.step()
+            profiler.step()
+    open("finished", "w").close()
+"""
+
+
+@pytest.mark.parametrize(("wait", "repeat"), [("0", "1"), ("7", "0")])
+def test_a_profiler_of_the_programs_own_is_left_alone(diagnose, tmp_path, wait, repeat):
+    code = PROFILED.replace("WAIT", wait).replace("REPEAT", repeat)
+    ran = diagnose("--json", "--to-end", "--steps", "4", code=code)
+    data = json_output.read("diagnose", ran.stdout)
+    assert (ran.returncode, (tmp_path / "finished").exists()) == (0, True)
+    assert not any("did not end well" in remark for remark in data["remarks"])
+
+
 @pytest.mark.parametrize("word", ["--dry-run", "--emit=sh"])
 def test_options_that_start_nothing_are_refused(diagnose, word):
     ran = diagnose(word, code="open('launched', 'w')")
