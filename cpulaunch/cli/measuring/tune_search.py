@@ -109,7 +109,13 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
     line = program.line
     data = _script(program)
     given = program.parsed.values.keys() - ({"nproc_per_node"} if _needs_ranks(line) else set())
-    choice = SpaceChoice(vary=line.vary, fixed=line.fixed | given, max_error=line.goal.max_error)
+    goals = {"--throughput": line.goal.throughput, "--dist": line.goal.ranks}
+    choice = SpaceChoice(
+        vary=line.vary,
+        fixed=line.fixed | given,
+        max_error=line.goal.max_error,
+        goals=frozenset(name for name, is_given in goals.items() if is_given),
+    )
     space = search_space(
         candidates(program.host, throughput=line.goal.throughput, ranks=line.goal.ranks),
         choice,

@@ -41,29 +41,43 @@ class SpaceChoice:
     """What the user asked of the space. `vary`: name -> values, none: all that can matter; empty: every dimension.
 
     `max_error`: how far outputs may be from plain Python's; None: settings that change numerics are left out.
+    `goals`: the options among --throughput and --dist that are given.
     """
 
     vary: Mapping[str, tuple[Any, ...]]
     fixed: frozenset[str]
     max_error: float | None = None
+    goals: frozenset[str] = frozenset()
 
 
-ENVIRONMENT, ROUNDING, BF16, INT8, INT4 = 0.0, 1e-6, 1e-3, 3e-3, 1e-2
+ROUNDING, BF16, INT8, INT4 = 1e-6, 1e-3, 3e-3, 1e-2
 """Errors below which a search without them would be in vain."""
+ENVIRONMENT = frozenset(
+    {
+        *("threads", "interop_threads", "wait_policy", "affinity", "openmp", "allocator", "huge_pages", "mkl_dispatch"),
+        *("cpus", "numa_nodes", "smt", "e_cores", "reserve", "strategy", "membind", "binder", "oversubscribe"),
+        *("instances", "cores_per_instance", "nproc_per_node", "numa_binding", "dist_backend", "ddp_bucket_mb"),
+        *("ccl_path", "ccl_workers", "ccl_worker_siblings"),
+        *("inference_mode", "debug_apis", "mmap_weights", "pin_memory"),
+    }
+)
+"""Settings that compute the same: results differ at most as with another number of threads, or of ranks."""
 LEAST_ERROR: Mapping[str, Mapping[Any, float]] = {
-    "graph": {"onednn": ROUNDING, "inductor": ROUNDING, "zentorch": ROUNDING},
-    "weights": {"fp32": ROUNDING, "bf16": BF16, "int8": INT8, "int4": INT4},
+    "optimize": {3: BF16, 4: INT8},
+    "weights": {"bf16": BF16, "int8": INT8, "int4": INT4},
     "precision": {"bf16": BF16, "fp16": BF16, "medium": BF16, "tf32": BF16},
-    "channels_last": {True: ROUNDING},
-    "fused_optimizers": {True: ROUNDING},
-    "flush_denormal": {True: ROUNDING},
-    "dataloader_workers": {1: ROUNDING, 2: ROUNDING, 4: ROUNDING, "auto": ROUNDING},
 }
-"""Settings that change what is computed (docs/inside-torch.md): by value, the least error that allows them.
+"""By value, the least error that allows settings that change what is computed (docs/inside-torch.md).
 
-All others are of the environment; results then differ as with another number of threads. Workers of a DataLoader draw
-other random numbers.
+ROUNDING allows all others that are not of the environment: other kernels round differently, and workers of a DataLoader
+draw other random numbers, also if they stay alive between epochs.
 """
+NEEDED_GOALS = {
+    "instances": ("--throughput", "sums the metric over instances that begin together"),
+    "cores_per_instance": ("--throughput", "sums the metric over instances that begin together"),
+    "nproc_per_node": ("--dist", "launches jobs of ranks"),
+}
+"""Settings that --vary may name only with another option, and what that one does."""
 
 
 IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
@@ -148,12 +162,13 @@ def _may_choose_huge_pages(host: Host) -> bool:
 def search_space(
     dimensions: Iterable[Dimension], choice: SpaceChoice, *, source: str | None, effect: Effect
 ) -> tuple[Dimension, ...]:
-    """The dimensions of the search. Raises: UsageError if nothing is left to vary.
+    """The dimensions of the search. Raises: UsageError if nothing is left to vary, or what --vary names may not.
 
     `source`: the text of the program's script, if it is known. `effect`: what a configuration changes in the plan; None
     if it cannot be planned. Values that change nothing here are left out.
     """
     known = {dimension.name: dimension for dimension in dimensions}
+    _check_goals(choice)
     if choice.vary:
         chosen = [_varied(known.get(name), name, values) for name, values in choice.vary.items()]
     else:
@@ -174,15 +189,40 @@ def _varied(known: Dimension | None, name: str, values: tuple[Any, ...]) -> Dime
     return known
 
 
+def _check_goals(choice: SpaceChoice) -> None:
+    """Raises: UsageError if a setting is named that needs another option."""
+    for name in choice.vary.keys() & NEEDED_GOALS.keys() - choice.fixed:
+        needed, what = NEEDED_GOALS[name]
+        if needed not in choice.goals:
+            raise UsageError(f"--vary {name} needs {needed}, which {what}", hint=f"add {needed}")
+
+
 def _allowed(dimension: Dimension, choice: SpaceChoice) -> Dimension:
-    """The dimension without values that change numerics further than they may."""
+    """The dimension without values that change numerics further than they may.
+
+    Raises: UsageError if --vary names such a value, or a setting that has no other values.
+    """
     allowed = -1.0 if choice.max_error is None else choice.max_error
-    least = LEAST_ERROR.get(dimension.name, {})
-    default = ENVIRONMENT - 1 if dimension.name not in LEAST_ERROR else ROUNDING
-    return replace(
-        dimension,
-        values=tuple(value for value in dimension.values if value is None or least.get(value, default) <= allowed),
-    )
+    least = {value: least_error(dimension.name, value) for value in dimension.values}
+    values = tuple(value for value, error in least.items() if error <= allowed)
+    if dimension.name in choice.vary:
+        refused = [value for value in dimension.values if value not in values]
+        all_needed = bool(choice.vary[dimension.name])
+        if refused and (all_needed or len(values) == 1):
+            found = (max if all_needed else min)(least[value] for value in refused)
+            raise UsageError(
+                f"--vary {dimension.name} may change what is computed",
+                value=", ".join(value_text(dimension.name, value) for value in refused),
+                hint=f"allow it with --max-error {found:g}, or more",
+            )
+    return replace(dimension, values=values)
+
+
+def least_error(name: str, value: Any) -> float:
+    """The least --max-error that allows a value of a setting; below zero if it needs none."""
+    if value is None or name in ENVIRONMENT:
+        return -1.0
+    return LEAST_ERROR.get(name, {}).get(value, ROUNDING)
 
 
 def _effective(dimension: Dimension, effect: Effect) -> Dimension:

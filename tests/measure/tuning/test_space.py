@@ -4,9 +4,11 @@ import pytest
 
 from cpulaunch.measure.tuning.knowledge import first_configurations, neighbours
 from cpulaunch.measure.tuning.space import (
+    ENVIRONMENT,
     Dimension,
     SpaceChoice,
     candidates,
+    least_error,
     options_of,
     parse_fixed,
     parse_variation,
@@ -15,10 +17,12 @@ from cpulaunch.measure.tuning.space import (
 )
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.settings import setting_specs
 
 HOST = probe_host(Root("/"))
 CHANGES_NUMBERS = {
-    *("graph", "weights", "precision", "channels_last", "fused_optimizers", "flush_denormal", "dataloader_workers")
+    *("graph", "weights", "precision", "channels_last", "fused_optimizers", "flush_denormal"),
+    *("dataloader_workers", "persistent_workers"),
 }
 SOURCE = "import torch; conv; DataLoader; torch.optim"
 
@@ -48,9 +52,9 @@ def test_an_allowed_error_adds_what_may_stay_within_it(max_error, weights):
 
 
 def test_settings_for_what_a_script_does_not_have_are_left_out():
-    assert "persistent_workers" in space()
-    assert "persistent_workers" not in space(source="import torch")
-    assert "persistent_workers" in space(source=None)
+    assert "persistent_workers" in space(max_error=1e-3)
+    assert "persistent_workers" not in space(source="import torch", max_error=1e-3)
+    assert "persistent_workers" in space(source=None, max_error=1e-3)
 
 
 def test_values_that_change_nothing_here_are_left_out():
@@ -79,7 +83,10 @@ def test_what_no_setting_takes_is_refused(text):
 
 @pytest.mark.parametrize(
     "choice",
-    [{"vary": parse_variation("graph")}, {"fixed": frozenset({"threads"}), "vary": parse_variation("threads=1")}],
+    [
+        {"vary": parse_variation("huge_pages=off"), "effect": lambda each: None if each else ()},
+        {"fixed": frozenset({"threads"}), "vary": parse_variation("threads=1")},
+    ],
 )
 def test_an_empty_space_is_an_error(choice):
     with pytest.raises(UsageError, match="nothing to tune"):
@@ -89,6 +96,41 @@ def test_an_empty_space_is_an_error(choice):
 def test_a_setting_without_known_values_needs_some():
     with pytest.raises(UsageError, match="--vary needs values"):
         space(vary=parse_variation("interop_threads"))
+
+
+def test_every_setting_that_is_not_known_to_compute_the_same_needs_an_allowed_error():
+    others = setting_specs().keys() - ENVIRONMENT
+    assert all(least_error(name, "a new value") > 0 for name in others)
+    assert setting_specs().keys() >= ENVIRONMENT
+    assert not CHANGES_NUMBERS & ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("text", "enough"),
+    [
+        *[("optimize=2", 1e-6), ("optimize=2,4", 3e-3), ("ipex=on", 1e-6), ("compile-mode=max-autotune", 1e-6)],
+        *[("weights=fp32,int4", 1e-2), ("precision=bf16", 1e-3), ("graph", 1e-6), ("persistent_workers=on", 1e-6)],
+    ],
+)
+def test_what_vary_names_is_refused_rather_than_left_out(text, enough):
+    vary = {**parse_variation("threads=1"), **parse_variation(text)}
+    for too_small in (None, enough / 10):
+        with pytest.raises(UsageError, match=r"--max-error .*, or more"):
+            space(vary=vary, max_error=too_small)
+    assert len(space(vary=vary, max_error=enough)) == 2
+    with pytest.raises(UsageError, match=f"--max-error {enough:g}, or more"):
+        space(vary=vary)
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [("instances=1,2", "--throughput"), ("cores-per-instance=1", "--throughput"), ("nproc-per-node=2", "--dist")],
+)
+def test_numbers_of_instances_and_ranks_need_the_option_that_makes_their_figures_comparable(text, needed):
+    vary = parse_variation(text)
+    with pytest.raises(UsageError, match=needed):
+        space(vary=vary)
+    assert len(space(vary=vary, goals=frozenset({needed}))) == 1
 
 
 SMALL = (Dimension(name="graph", values=(None, "onednn")), Dimension(name="threads", values=(None, 1, 2)))
