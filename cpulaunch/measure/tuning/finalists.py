@@ -95,9 +95,12 @@ class FinalSetup:
 
 
 def choose_finalists(trials: Sequence[TuningTrial], count: int = FINALISTS) -> tuple[Configuration, ...]:
-    """The configurations of the best trials that did not fail, the fastest first."""
+    """The configurations of the best trials that did not fail, the fastest first.
+
+    Those that were cut short too: what is known of the default since then may have made them better.
+    """
     usable = [trial for trial in trials if trial.ratio is not None and trial.ratio > HOPELESS and trial.configuration]
-    usable.sort(key=lambda trial: (trial.pruned, -(trial.ratio or 0.0)))
+    usable.sort(key=lambda trial: -(trial.ratio or 0.0))
     found: dict[frozenset[tuple[str, object]], Configuration] = {}
     for trial in usable:
         if not trial.facts.get("repeated"):

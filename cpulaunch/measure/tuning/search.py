@@ -6,7 +6,7 @@ import math
 from itertools import product
 
 from cpulaunch.measure.tuning.model import FAILED, EffectModel
-from cpulaunch.measure.tuning.trial import Baseline, Guard, measure_trial, speed
+from cpulaunch.measure.tuning.trial import FIRST_NOISE, Baseline, Guard, is_disturbed, measure_trial, speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from cpulaunch.measure.tuning.space import Configuration, Dimension
     from cpulaunch.measure.tuning.study import Study, TuningTrial
 
-    Results: TypeAlias = "dict[Hashable, tuple[float | None, str | None]]"
-    """By effect: the ratio of the trial that had it, or why it failed."""
+    Results: TypeAlias = "dict[Hashable, int | None]"
+    """By effect: the number of the trial that had it; None: the default."""
 
 BASELINE_EVERY = 4
-"""Trials between two measurements of the default, which show drift."""
+"""Trials between two measurements of the default, which show drift; after one that was disturbed it is the next."""
+FIRST_BASELINES = 2
+"""Samples of the default before the first trial; one more decides if they differ by more than FIRST_NOISE."""
 DRAWN_FROM = 16
 """Trials after which TPE draws every second one; before, a model of single effects and pairs chooses."""
 MODEL_NOISE = 0.03
@@ -58,20 +60,36 @@ def best_trial(trials: Sequence[TuningTrial]) -> TuningTrial | None:
     return max(usable, key=lambda trial: (not trial.pruned, trial.ratio or 0.0), default=None)
 
 
+def _measure_first_baselines(setup: SearchSetup, study: Study, baseline: Baseline) -> None:
+    """Effect: the baseline has so many samples that one accident does not decide what all trials are compared with."""
+    for _ in range(FIRST_BASELINES):
+        _add_baseline(setup, study, baseline)
+    if len(baseline.speeds) < FIRST_BASELINES or baseline.spread > FIRST_NOISE:
+        _add_baseline(setup, study, baseline)
+
+
 def measure_baseline(setup: SearchSetup, study: Study, baseline: Baseline) -> None:
-    """Effect: the baseline and the study have one more sample. A later one that fails is left out: an accident.
+    """Effect: the baseline and the study have one more sample, or two if the first one was disturbed."""
+    if is_disturbed(_add_baseline(setup, study, baseline)):
+        _add_baseline(setup, study, baseline)
+
+
+def _add_baseline(setup: SearchSetup, study: Study, baseline: Baseline) -> Sample:
+    """A sample of the default. Effect: the baseline and the study have it, but for a later one that fails: an accident.
 
     Raises: CpulaunchError if the first one fails.
     """
     sample = setup.launch({})
     failure = setup.guard.failure(sample)
     if failure is None and sample.value is not None:
-        baseline.add(speed(sample, lower_is_better=setup.lower_is_better))
-        study.add_baseline(sample.value, sample.seconds, sample.metrics)
+        now = speed(sample, lower_is_better=setup.lower_is_better)
+        baseline.add(now)
+        study.add_baseline(sample.value, sample.seconds, sample.metrics, speed=now)
     elif not baseline.speeds:
         raise CpulaunchError(
             "the program fails under cpulaunch's defaults", value=failure, hint="run it once with cpulaunch alone"
         )
+    return sample
 
 
 def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequence[Configuration]) -> None:
@@ -79,13 +97,13 @@ def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequ
 
     `first`: the configurations to begin with. The default is measured beside them, not among them.
     """
-    results: Results = {setup.effect({}): (1.0, None)}
+    results: Results = {setup.effect({}): None}
     for trial in study.trials():
-        results.setdefault(setup.effect(trial.configuration), (trial.ratio, trial.failure))
+        results.setdefault(setup.effect(trial.configuration), trial.number)
     queue = [each for each in first if each and setup.effect(each) not in results]
     repeated, measured = 0, 0
     if not baseline.speeds:
-        measure_baseline(setup, study, baseline)
+        _measure_first_baselines(setup, study, baseline)
     while len(study.trials()) < setup.max_trials and setup.seconds_left() > 0 and repeated < MAX_REPEATED:
         if _is_exhausted(setup, results):
             break
@@ -98,10 +116,12 @@ def run_search(setup: SearchSetup, study: Study, baseline: Baseline, first: Sequ
             _repeat(study, number, results[effect])
             repeated += 1
         else:
-            results[effect] = _measure(setup, study, baseline, number, configuration)
+            results[effect] = number
+            disturbed = _measure(setup, study, baseline, number, configuration)
             repeated, measured = 0, measured + 1
-            if measured % BASELINE_EVERY == 0:
+            if disturbed or measured == BASELINE_EVERY:
                 measure_baseline(setup, study, baseline)
+                measured = 0
 
 
 def _is_exhausted(setup: SearchSetup, results: Results) -> bool:
@@ -134,18 +154,18 @@ def _next(setup: SearchSetup, study: Study, queue: list[Configuration], results:
     return next((each for each in model.promising() if setup.effect(each) not in results), None)
 
 
-def _repeat(study: Study, number: int, result: tuple[float | None, str | None]) -> None:
+def _repeat(study: Study, number: int, same: int | None) -> None:
     """Effect: the trial ends as the one that does the same on this machine; it is not launched again."""
-    ratio, failure = result
-    if ratio is None:
-        study.fail(number, failure or "it failed before", {"values": [], "seconds": 0.0, "repeated": True})
+    facts = {"values": [], "seconds": 0.0, "repeated": True, "same_as": same}
+    trial = next((each for each in study.trials() if each.number == same), None)
+    if trial is not None and trial.ratio is None:
+        study.fail(number, trial.failure or "it failed before", facts)
     else:
-        study.finish(number, ratio, {"values": [], "seconds": 0.0, "repeated": True}, pruned=True)
+        study.finish(number, 1.0 if trial is None or trial.ratio is None else trial.ratio, facts, pruned=True)
 
 
-def _measure(
-    setup: SearchSetup, study: Study, baseline: Baseline, number: int, configuration: Configuration
-) -> tuple[float | None, str | None]:
+def _measure(setup: SearchSetup, study: Study, baseline: Baseline, number: int, configuration: Configuration) -> bool:
+    """Whether a sample of the trial was disturbed. Effect: measures it, and tells of it."""
     best = best_trial(study.trials())
     result = measure_trial(
         lambda: setup.launch(configuration),
@@ -161,4 +181,4 @@ def _measure(
         study.finish(number, result.ratio, result.facts, pruned=result.pruned)
     trials = study.trials()
     setup.notify(next(trial for trial in reversed(trials) if trial.number == number), best_trial(trials))
-    return result.ratio, result.failure
+    return bool(result.facts["disturbed"])

@@ -20,6 +20,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 from sqlalchemy import event
 
+from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.files.folders import open_own, remove_path
@@ -45,6 +46,8 @@ of a container."""
 KILLED_TEXT = f"the search was killed {MOST_KILLS} times while it was tried"
 BASELINE = "baseline"
 """Attribute of a study: the samples of the default."""
+SESSIONS = "sessions"
+"""Attribute of a study: how many processes have used it. Speeds of one are not compared with the default of another."""
 STARTUP_TRIALS = 6
 """Trials before TPE models them; the first ones are not drawn by it anyway."""
 
@@ -54,7 +57,7 @@ class TuningTrial:
     """A trial that has ended. `ratio`: how many times as fast as the default; None if it failed, for `failure`.
 
     `facts`: what was measured, as JSON data. `pruned`: it was measured once, being clearly slower than the best.
-    `started`, `ended`: times in UTC, as ISO text.
+    `started`, `ended`: times in UTC, as ISO text. `earlier`: another process measured it.
     """
 
     number: int
@@ -65,6 +68,7 @@ class TuningTrial:
     pruned: bool = False
     started: str | None = None
     ended: str | None = None
+    earlier: bool = False
 
 
 class Study:
@@ -84,9 +88,12 @@ class Study:
                 load_if_exists=True,
             )
             past = len(self._study.get_trials(deepcopy=False))
-            self._study.sampler = optuna.samplers.TPESampler(
+            self._sampler = optuna.samplers.TPESampler(
                 seed=seed + past, multivariate=True, n_startup_trials=STARTUP_TRIALS
             )
+        self._session = self._study.user_attrs.get(SESSIONS, 0) + 1
+        self._study.set_user_attr(SESSIONS, self._session)
+        self._baselines: list[dict[str, Any]] = list(self._study.user_attrs.get(BASELINE, []))
         self._retry_unfinished()
 
     def close(self) -> None:
@@ -135,23 +142,49 @@ class Study:
 
         Effect: it is running.
         """
-        if configuration is not None and not self.waiting:
-            self._study.enqueue_trial(self._texts(configuration), skip_if_exists=False)
         with _quiet():
-            trial = self._study.ask({name: CategoricalDistribution(each.texts()) for name, each in self._space.items()})
+            if not self.waiting:
+                texts = self._drawn() if configuration is None else self._texts(configuration)
+                self._study.enqueue_trial(texts, skip_if_exists=False)
+            trial = self._study.ask(self._distributions())
         self._running[trial.number] = trial
         return trial.number, self._configuration(trial.params)
 
+    def _distributions(self) -> dict[str, CategoricalDistribution]:
+        return {name: CategoricalDistribution(each.texts()) for name, each in self._space.items()}
+
+    def _current(self) -> optuna.Study:
+        """A study in memory of the trials that succeeded, with their ratios to the default as it is known now."""
+        current = optuna.create_study(direction="minimize", sampler=self._sampler)
+        for trial in self.trials():
+            if trial.ratio is not None:
+                texts, value = self._texts(trial.configuration), -math.log(trial.ratio)
+                current.add_trial(
+                    optuna.trial.create_trial(params=texts, distributions=self._distributions(), value=value)
+                )
+        return current
+
+    def _drawn(self) -> dict[str, Any]:
+        """What TPE draws."""
+        return self._current().ask(self._distributions()).params
+
     def finish(self, number: int, ratio: float, facts: Mapping[str, Any], *, pruned: bool = False) -> None:
-        """Effect: the trial has ended with this ratio."""
+        """Effect: the trial has ended. The ratio is that of now: with `speed` among the facts, it follows the default.
+
+        Without it, it is that of the trial `same_as`, if there is one, or stays.
+        """
         trial = self._running.pop(number)
-        trial.set_user_attr(FACTS, {**facts, "pruned": pruned})
+        trial.set_user_attr(FACTS, {**facts, **self._place(), "pruned": pruned})
         self._study.tell(trial, -math.log(ratio))
+
+    def _place(self) -> dict[str, int]:
+        """Where a trial that ends now stands among the samples of the default."""
+        return {"session": self._session, "baselines": len(self._default_speeds(self._session))}
 
     def fail(self, number: int, reason: str, facts: Mapping[str, Any]) -> None:
         """Effect: the trial has failed for this reason, and never wins."""
         trial = self._running.pop(number)
-        trial.set_user_attr(FACTS, dict(facts))
+        trial.set_user_attr(FACTS, {**facts, **self._place()})
         trial.set_user_attr(FAILURE, reason)
         self._study.tell(trial, state=TrialState.FAIL)
 
@@ -159,16 +192,25 @@ class Study:
         """Every trial that has ended, in the order of their starts, without those that were tried again."""
         ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
         interrupted = set(self._study.user_attrs.get(INTERRUPTED, []))
-        return tuple(self._trial(each) for each in ended if each.number not in interrupted)
+        found: dict[int, TuningTrial] = {}
+        for each in ended:
+            if each.number not in interrupted:
+                found[each.number] = self._trial(each, found)
+        return tuple(found.values())
 
-    def add_baseline(self, value: float, seconds: float, metrics: Mapping[str, float]) -> None:
-        """Effect: the study has one more sample of the default, measured now."""
-        entry = {"time": _utc(datetime.now()), "value": value, "seconds": round(seconds, 3), "metrics": dict(metrics)}
-        self._study.set_user_attr(BASELINE, [*self.baselines(), entry])
+    def add_baseline(self, value: float, seconds: float, metrics: Mapping[str, float], *, speed: float) -> None:
+        """Effect: the study has one more sample of the default, measured now; ratios of trials near it follow it."""
+        shown = {"time": _utc(datetime.now()), "value": value, "seconds": round(seconds, 3), "metrics": dict(metrics)}
+        self._baselines.append({**shown, "speed": speed, "session": self._session})
+        self._study.set_user_attr(BASELINE, self._baselines)
 
     def baselines(self) -> list[dict[str, Any]]:
-        """Every sample of the default: its time, figure and seconds."""
-        return list(self._study.user_attrs.get(BASELINE, []))
+        """Every sample of the default: its time, figure, seconds and metrics."""
+        return [{name: each[name] for name in ("time", "value", "seconds", "metrics")} for each in self._baselines]
+
+    def _default_speeds(self, session: int) -> list[float]:
+        """The default's speeds that this process measured."""
+        return [each["speed"] for each in self._baselines if each["session"] == session]
 
     def importance(self) -> dict[str, float]:
         """By setting: its share of the differences between trials; empty if there are too few."""
@@ -177,20 +219,26 @@ class Study:
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         with _quiet():
             try:
-                found = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+                found = optuna.importance.get_param_importances(self._current(), evaluator=evaluator)
             except (ValueError, RuntimeError, ZeroDivisionError):  # All trials equally fast, for example.
                 return {}
         return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
 
-    def _trial(self, trial: optuna.trial.FrozenTrial) -> TuningTrial:
+    def _trial(self, trial: optuna.trial.FrozenTrial, before: Mapping[int, TuningTrial]) -> TuningTrial:
         facts = trial.user_attrs.get(FACTS, {})
-        value = trial.value if trial.state == TrialState.COMPLETE else None
+        ratio = math.exp(-trial.value) if trial.state == TrialState.COMPLETE and trial.value is not None else None
+        if ratio is not None and facts.get("same_as") in before:
+            ratio = before[facts["same_as"]].ratio or ratio
+        elif ratio is not None and facts.get("speed") and (default := self._default_speeds(facts["session"])):
+            count = facts["baselines"]
+            ratio = facts["speed"] / nearest_speed(default[:count], default[count:])
         return TuningTrial(
             number=trial.number,
             configuration=self._configuration(trial.params),
-            ratio=None if value is None else math.exp(-value),
+            ratio=ratio,
             facts=facts,
-            failure=None if value is not None else trial.user_attrs.get(FAILURE, "it has no result"),
+            failure=None if ratio is not None else trial.user_attrs.get(FAILURE, "it has no result"),
+            earlier=facts.get("session") != self._session,
             pruned=bool(facts.get("pruned")),
             started=_utc(trial.datetime_start),
             ended=_utc(trial.datetime_complete),

@@ -23,6 +23,8 @@ FIRST_NOISE = 0.05
 """The noise before two samples of the default are known."""
 MARGIN = 2.0
 """A configuration is measured once if it is slower than the best by so many times the noise."""
+NEAREST = 3
+"""Samples of the default before a trial, and so many after it, whose median it is compared with: one may be wrong."""
 
 
 @record
@@ -60,12 +62,16 @@ class Guard:
         return next((text for text in wrong if text is not None), None)
 
 
+def nearest_speed(before: Sequence[float], after: Sequence[float]) -> float:
+    """The default's speed at a moment, from its speeds before and after it, of which there is one at least."""
+    return median([*before[-NEAREST:], *after[:NEAREST]])
+
+
 class Baseline:
     """The speed of the default over time: each trial is compared with what it was at that time."""
 
     def __init__(self) -> None:
         self.speeds: list[float] = []
-        self._since: list[float] = []
 
     def add(self, speed: float) -> None:
         """Effect: the default has this speed now."""
@@ -73,8 +79,13 @@ class Baseline:
 
     @property
     def now(self) -> float:
-        """The median of the last three speeds."""
-        return median(self.speeds[-3:])
+        """The median of the last speeds."""
+        return nearest_speed(self.speeds, ())
+
+    @property
+    def spread(self) -> float:
+        """The logarithm of the ratio of the largest speed to the smallest."""
+        return math.log(max(self.speeds) / min(self.speeds))
 
     @property
     def noise(self) -> float:
@@ -95,6 +106,11 @@ class Measured:
     pruned: bool = False
 
 
+def is_disturbed(sample: Sample) -> bool:
+    """Whether something else happened on the machine meanwhile."""
+    return bool(disturbance_reasons(sample.disturbance, seconds=sample.seconds))
+
+
 def speed(sample: Sample, *, lower_is_better: bool) -> float:
     """The figure of a sample as a speed: larger is better."""
     assert sample.value is not None
@@ -110,8 +126,11 @@ def measure_trial(
     lower_is_better: bool,
     repeats: int,
 ) -> Measured:
-    """The result of a configuration that `take` launches: once if it is clearly slower than `best`, else `repeats`."""
-    ratios: list[float] = []
+    """The result of a configuration that `take` launches: once if it is clearly slower than `best`, else `repeats`.
+
+    A sample that was disturbed needs another one that is as slow.
+    """
+    speeds: list[float] = []
     samples: list[Sample] = []
     floor = math.log(best) - MARGIN * baseline.noise
     for _ in range(repeats):
@@ -119,11 +138,12 @@ def measure_trial(
         samples.append(sample)
         if (failure := guard.failure(sample)) is not None:
             return Measured(ratio=None, failure=failure, facts=_facts(samples))
-        ratios.append(speed(sample, lower_is_better=lower_is_better) / baseline.now)
-        if math.log(median(ratios)) < floor:
+        speeds.append(speed(sample, lower_is_better=lower_is_better))
+        is_slow = math.log(max(speeds) / baseline.now) < floor
+        if is_slow and (len(speeds) > 1 or not is_disturbed(sample)):
             break
-    pruned = len(ratios) < repeats
-    return Measured(ratio=median(ratios), failure=None, facts=_facts(samples), pruned=pruned)
+    facts = _facts(samples) | {"speed": median(speeds)}
+    return Measured(ratio=median(speeds) / baseline.now, failure=None, facts=facts, pruned=len(speeds) < repeats)
 
 
 def _facts(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -153,6 +153,6 @@ def test_the_best_three_different_trials_are_chosen():
         trial(7, {"threads": 6}, 1.05),
         trial(8, {}, 1.0),
     ]
-    assert choose_finalists(trials) == ({"threads": 1}, {"threads": 5}, {"threads": 6})
-    assert choose_finalists(trials[:4]) == ({"threads": 1}, {"smt": True})
+    assert choose_finalists(trials) == ({"smt": True}, {"threads": 1}, {"threads": 5})
+    assert choose_finalists(trials[:4]) == ({"smt": True}, {"threads": 1})
     assert choose_finalists(trials[3:4]) == ()

@@ -111,6 +111,28 @@ def test_an_interrupt_is_no_kill(tmp_path):
         study.close()
 
 
+def test_ratios_follow_the_default_before_and_after_of_the_same_process(tmp_path):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    study.add_baseline(50.0, 1.0, {}, speed=50.0)
+    number, _ = study.begin({"threads": 1})
+    study.finish(number, 2.0, {"values": [100.0], "speed": 100.0})
+    same, _ = study.begin({"threads": 1, "allocator": "default"})
+    study.finish(same, 2.0, {"same_as": number})
+    assert [trial.ratio for trial in study.trials()] == [2.0, 2.0]
+    for value in (100.0, 100.0):
+        study.add_baseline(value, 1.0, {}, speed=value)
+    study.close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    for _ in range(5):
+        study.add_baseline(10.0, 1.0, {}, speed=10.0)
+    assert [(trial.ratio, trial.earlier) for trial in study.trials()] == [(1.0, True), (1.0, True)]
+    number, _ = study.begin({"graph": "onednn"})
+    study.finish(number, 1.5, {"values": [15.0], "speed": 15.0})
+    assert [(trial.ratio, trial.earlier) for trial in study.trials()][2:] == [(1.5, False)]
+    assert [each["value"] for each in study.baselines()] == [50.0, 100.0, 100.0, *[10.0] * 5]
+    study.close()
+
+
 def test_the_log_is_written_ahead(tmp_path):
     import sqlite3
 

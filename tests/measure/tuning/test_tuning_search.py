@@ -1,6 +1,7 @@
 """The search on tables: how near to the best it comes, and that what fails or is wrong never wins."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
 
-from cpulaunch.measure.samples import Sample
+from cpulaunch.measure.samples import Disturbance, Sample
+from cpulaunch.measure.tuning.finalists import choose_finalists
 from cpulaunch.measure.tuning.search import best_trial, run_search
 from cpulaunch.measure.tuning.study import Study
 from cpulaunch.measure.tuning.tables import read_table
@@ -116,6 +118,42 @@ def test_drift_of_the_machine_does_not_favour_early_trials():
     assert launches.count({}) > 3, "the default is measured between trials"
     best = best_trial(trials).configuration
     assert (best.get("weights"), best.get("precision")) == ("int8", "bf16")
+
+
+@pytest.mark.parametrize("slow", range(4))
+@pytest.mark.parametrize("factor", [1 / 1.5, 1.5])
+def test_one_disturbed_launch_of_the_default_does_not_defeat_it(slow, factor):
+    recorded, defaults = table({ONE_THREAD: math.log(1.25)}, noise=0.003), []
+
+    def launch(configuration):
+        value = recorded.median_speed(configuration)
+        if not configuration:
+            defaults.append(value)
+            value *= factor if len(defaults) == slow + 1 else 1
+        return Sample(value=value, seconds=1.0)
+
+    trials = replay(recorded, launch=launch)
+    assert choose_finalists(trials)[0]["threads"] == 1
+    others = [trial.ratio for trial in trials if "threads" not in trial.configuration]
+    assert all(math.isclose(ratio, 1, rel_tol=0.03) for ratio in others)
+
+
+def test_a_slow_sample_that_was_disturbed_is_measured_again_and_so_is_the_default():
+    recorded, launches = table({ONE_THREAD: math.log(1.25)}, noise=0.003), []
+
+    def launch(configuration):
+        value = recorded.median_speed(configuration)
+        launches.append(configuration)
+        if configuration.get("threads") and configuration not in launches[:-1]:
+            return Sample(value=value / 2, seconds=1.0, disturbance=Disturbance(other_cpus=1.5))
+        return Sample(value=value, seconds=1.0)
+
+    trials = replay(recorded, launch=launch)
+    disturbed = next(trial for trial in trials if trial.configuration.get("threads"))
+    assert len(disturbed.facts["values"]) == 3
+    assert math.isclose(disturbed.ratio, 1.25, rel_tol=0.03)
+    last = max(number for number, each in enumerate(launches) if each == disturbed.configuration)
+    assert launches[last + 1] == {}
 
 
 def test_configurations_that_do_the_same_are_launched_once():
