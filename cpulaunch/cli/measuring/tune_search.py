@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from cpulaunch.measure.program_source import source_file
 from cpulaunch.measure.tuning.identity import StudyIdentity, content_digest
 from cpulaunch.measure.tuning.space import SpaceChoice, candidates, options_of, script_source, search_space
 from cpulaunch.profile.provenance import machine_facts, version_facts
@@ -11,10 +12,13 @@ from cpulaunch.profile.selection import user_folder
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import record
 from cpulaunch.system.files.reading import read_start
+from cpulaunch.view.hidden_values import PUBLIC
+from cpulaunch.view.plan_view import plan_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
+    from typing import Any
 
     from cpulaunch.cli.measuring.services import Services
     from cpulaunch.cli.measuring.tune_arguments import TuneLine
@@ -81,6 +85,7 @@ class Planner:
     def __init__(self, program: TuneProgram, services: Services) -> None:
         self._program = program
         self._services = services
+        self.environ = services.environ
         self._effects: dict[frozenset[tuple[str, object]], Hashable] = {}
 
     def plan(self, *words: str) -> LaunchPlan:
@@ -107,7 +112,8 @@ class Planner:
 def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
     """What the study is about, with the space of its search. Raises: UsageError if there is nothing to tune."""
     line = program.line
-    data = _script(program)
+    data = _source(program, planner.environ)
+    is_script = program.parsed.program is not None and program.parsed.program.kind == "script"
     given = program.parsed.values.keys() - ({"nproc_per_node"} if _needs_ranks(line) else set())
     goals = {"--throughput": line.goal.throughput, "--dist": line.goal.ranks}
     choice = SpaceChoice(
@@ -119,7 +125,7 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
     space = search_space(
         candidates(program.host, throughput=line.goal.throughput, ranks=line.goal.ranks),
         choice,
-        source=script_source(data),
+        source=script_source(data) if is_script else None,
         effect=planner.effect,
     )
     goal = (["--throughput"] if line.goal.throughput else []) + (["--latency"] if line.goal.latency else [])
@@ -134,16 +140,31 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
         max_error=line.goal.max_error,
         space=space,
         folder=os.path.abspath("."),
+        conditions={
+            "lower": line.goal.lower,
+            "output": None if line.output is None else os.path.abspath(line.output),
+            "launch_seconds": line.limits.launch_seconds,
+            "python": program.python,
+            "default": _default_plan(planner),
+            "variables": {name: text for name, text in planner.environ.items() if name.startswith(PUBLIC)},
+        },
     )
 
 
-def _script(program: TuneProgram) -> bytes:
-    """The text of the program's script; empty if it is none, or cannot be read."""
+def _default_plan(planner: Planner) -> dict[str, Any]:
+    """What the default does, as JSON data, profiles and variables of the user included. Raises: CpulaunchError."""
+    plan = plan_json(planner.plan())
+    return {name: plan[name] for name in ("mode", "world_size", "workers", "job")}
+
+
+def _source(program: TuneProgram, environ: Mapping[str, str]) -> bytes:
+    """The text of the program's script, module or command; empty if it cannot be read."""
     found = program.parsed.program
-    if found is None or found.kind != "script":
+    path = None if found is None else source_file(found.kind, found.target, environ)
+    if path is None:
         return b""
     try:
-        return read_start(os.path.realpath(found.target), max_bytes=MAX_SOURCE)
+        return read_start(path, max_bytes=MAX_SOURCE)
     except OSError:
         return b""
 

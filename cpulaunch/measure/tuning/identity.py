@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
-from cpulaunch.records.record import record
+from cpulaunch.records.record import field, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from cpulaunch.measure.tuning.space import Dimension
 
 DIGITS = 16
+FORMAT = 2
+"""Of the trials in a study: those of another one cannot be gone on with."""
 
 
 @record
 class StudyIdentity:
     """Everything that a study's results depend on. `program`: its words; `content`: the digest of the script.
 
-    `machine`, `versions`: facts by name. `options`: those of all launches.
+    `machine`, `versions`: facts by name. `options`: those of all launches. `conditions`: what else makes figures differ
+    that cannot be compared, as JSON data: the figure's direction, the default's plan, variables of the caller, ...
     """
 
     program: tuple[str, ...]
@@ -34,6 +37,7 @@ class StudyIdentity:
     max_error: float | None
     space: tuple[Dimension, ...]
     folder: str
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def machine_key(self) -> str:
@@ -45,7 +49,8 @@ class StudyIdentity:
         """The name of the study's folder among them."""
         words = (list(self.program), self.content, dict(self.versions), list(self.options), self.folder)
         space = [[each.name, list(each.texts())] for each in self.space]
-        return _digest([*words, None if self.metric is None else repr(self.metric), self.max_error, space])
+        metric = None if self.metric is None else repr(self.metric)
+        return _digest([FORMAT, *words, metric, self.max_error, space, dict(self.conditions)])
 
 
 def _digest(value: Any) -> str:

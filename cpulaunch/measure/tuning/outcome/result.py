@@ -55,11 +55,19 @@ class TuneResult:
         return self.found.trials
 
     @property
+    def best(self) -> TuningTrial | None:
+        """The best trial that this process measured; None if none succeeded."""
+        return best_trial([trial for trial in self.trials if not trial.earlier])
+
+    @property
     def kept(self) -> Configuration | None:
-        """The configuration that is kept: the winner's; after Ctrl-C before a verdict, the best trial's."""
+        """The configuration that is kept: the winner's; after Ctrl-C before a verdict, the best trial's of this search.
+
+        Trials of an earlier one were measured in circumstances that may have changed.
+        """
         if self.found.final.winner is not None:
             return self.found.final.winner.configuration
-        best = best_trial(self.trials) if self.unconfirmed else None
+        best = self.best if self.unconfirmed else None
         return best.configuration if best is not None and best.configuration and (best.ratio or 0) > 1 else None
 
     @property
@@ -191,7 +199,7 @@ def kept_ratio(result: TuneResult) -> float | None:
     winner = result.found.final.winner
     if winner is not None and winner.estimate is not None:
         return round(winner.estimate.ratio, 5)
-    best = best_trial(result.trials)
+    best = result.best
     return None if best is None or best.ratio is None else round(best.ratio, 5)
 
 
