@@ -93,8 +93,8 @@ def _searched(
     warnings = tuple(f"since the last search for this program: {text}" for text in changes_since(past, identity))
     for text in warnings:
         services.notify(f"warning: {text}; the search begins anew")
-    make_folder(folder, fresh=program.line.fresh)
-    study = Study(folder, identity.space, seed=SEED)
+    make_folder(folder)
+    study = Study(folder, identity.space, seed=SEED, fresh=program.line.fresh)
     output = None if program.line.output is None else OutputFile(program.line.output)
     pauses = Pauses()
     progress = ProgressLine(services.environ, width=services.width)

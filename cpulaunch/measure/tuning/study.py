@@ -23,7 +23,7 @@ from sqlalchemy import event
 from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.files.folders import open_own, remove_path
+from cpulaunch.system.files.folders import empty_folder, open_own
 from cpulaunch.system.files.paths import open_folder
 
 TYPE_CHECKING = False
@@ -74,10 +74,12 @@ class TuningTrial:
 class Study:
     """The trials of a folder, which one process at a time may add to; without a folder they are in memory alone."""
 
-    def __init__(self, folder: str | None, space: Sequence[Dimension], *, seed: int) -> None:
-        """Raises: CpulaunchError if another process uses the folder."""
+    def __init__(self, folder: str | None, space: Sequence[Dimension], *, seed: int, fresh: bool = False) -> None:
+        """Effect: with `fresh`, what is in the folder is gone. Raises: CpulaunchError if another process uses it."""
         self._space = {dimension.name: dimension for dimension in space}
         self._lock = None if folder is None else _locked(folder)
+        if fresh and self._lock is not None:
+            empty_folder(self._lock)
         self._running: dict[int, Any] = {}
         optuna.logging.set_verbosity(logging.ERROR)
         with _quiet():
@@ -263,10 +265,8 @@ def _utc(time: datetime | None) -> str | None:
     return None if time is None else time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
-def make_folder(path: str, *, fresh: bool) -> None:
-    """Effect: there is a folder of this path that only this user can read; with `fresh` it is empty."""
-    if fresh:
-        remove_path(path)
+def make_folder(path: str) -> None:
+    """Effect: there is a folder of this path that only this user can read."""
     try:
         os.close(open_folder(path, make=0o700))
     except OSError as error:

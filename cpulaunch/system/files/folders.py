@@ -73,7 +73,7 @@ def remove_folder(name: str, *, folder: int) -> None:
         fd = open_own(name, folder=folder)
     except OSError:
         return  # Another process of this launch has removed it.
-    _empty(fd)
+    empty_folder(fd)
     os.close(fd)
     _remove_empty(name, folder)
 
@@ -90,7 +90,7 @@ def _remove_empty(name: str, folder: int | None) -> None:
         return
 
 
-def _empty(folder: int) -> None:
+def empty_folder(folder: int) -> None:
     """Effect: removes what is in the folder.
 
     What is in a folder in it is moved up first, so that two descriptors suffice for any depth.

@@ -153,19 +153,38 @@ def test_one_process_at_a_time_uses_a_study(tmp_path):
 
 def test_only_the_user_can_read_it_and_fresh_empties_it(tmp_path):
     folder = tmp_path / "state" / "tune" / "key"
-    make_folder(str(folder), fresh=False)
+    make_folder(str(folder))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (folder / FILE).write_text("old")
-    make_folder(str(folder), fresh=False)
-    assert (folder / FILE).exists()
-    make_folder(str(folder), fresh=True)
-    assert list(folder.iterdir()) == []
+    (folder / "inner").mkdir()
+    make_folder(str(folder))
+    assert (folder / FILE).read_text() == "old"
+    study = Study(str(folder), SPACE, seed=1, fresh=True)
+    assert study.trials() == ()
+    assert not (folder / "inner").exists()
+    study.close()
+
+
+def test_fresh_leaves_a_study_alone_that_another_process_uses(tmp_path):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    number, _ = study.begin({"threads": 1})
+    for _ in range(2):
+        with pytest.raises(CpulaunchError, match="another cpulaunch tune runs this study"):
+            Study(str(tmp_path), SPACE, seed=1, fresh=True)
+    study.finish(number, 2.0, {"values": []})
+    study.close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    assert [trial.ratio for trial in study.trials()] == [2.0]
+    study.close()
+    study = Study(str(tmp_path), SPACE, seed=1, fresh=True)
+    assert study.trials() == ()
+    study.close()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CpulaunchError, match="cannot be made"):
-        make_folder(str(tmp_path / "file" / "study"), fresh=False)
+        make_folder(str(tmp_path / "file" / "study"))
 
 
 def test_importance_needs_trials(tmp_path):
