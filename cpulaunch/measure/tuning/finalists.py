@@ -108,6 +108,12 @@ def choose_finalists(trials: Sequence[TuningTrial], count: int = FINALISTS) -> t
     return tuple(found.values())[:count]
 
 
+def launch_seconds(configuration: Configuration, trials: Sequence[TuningTrial]) -> float:
+    """How long a launch of a configuration took in the trial of it that was measured."""
+    facts = next(each.facts for each in trials if each.configuration == configuration and each.facts.get("values"))
+    return float(facts["seconds"]) / len(facts["values"])
+
+
 def run_final_round(setup: FinalSetup, configurations: Sequence[Configuration]) -> FinalRound:
     """The final round's result. A configuration that fails once is out of it.
 

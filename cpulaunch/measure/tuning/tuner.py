@@ -10,7 +10,14 @@ from statistics import median
 
 from cpulaunch.measure.metric_choice import found_choice
 from cpulaunch.measure.statistics import estimate, fewest_rounds
-from cpulaunch.measure.tuning.finalists import FINALISTS, FinalRound, FinalSetup, choose_finalists, run_final_round
+from cpulaunch.measure.tuning.finalists import (
+    FINALISTS,
+    FinalRound,
+    FinalSetup,
+    choose_finalists,
+    launch_seconds,
+    run_final_round,
+)
 from cpulaunch.measure.tuning.knowledge import first_configurations
 from cpulaunch.measure.tuning.numerics import wrong_outputs
 from cpulaunch.measure.tuning.search import SearchSetup, best_trial, run_search
@@ -37,8 +44,8 @@ LIMIT_FACTOR, LIMIT_SECONDS = 3, 60
 """A launch that takes longer than this multiple of the default's, and this, hangs or is hopeless."""
 LATENCY_METRIC = "latency p95 (ms)"
 LATENCY_HINT = "serve requests in a loop: for number in cpulaunch.requests(20, 500): ..."
-FINAL_SHARE = 0.5
-"""The largest part of the time that is kept for the final round."""
+FINAL_SHARE, VERDICT_SHARE = 0.5, 2 / 3
+"""The largest parts of the time that are kept for the final round: of all finalists, of one to a first verdict."""
 
 
 @record
@@ -161,13 +168,14 @@ class Tuner:
                 hint="call cpulaunch.checksum(tensor) in it, or name a file that it writes: --output FILE",
             )
         self._guard = Guard(reference=outputs, max_error=self._goal.max_error, output=means.written)
+        self._seconds.append(reference.seconds)
         means.progress("first launches, which do not count: cpulaunch's defaults")
         default = means.take({}, choice, self._limit())
         self._check_default(default)
         if choice is None:
             choice = found_choice([reference.metrics, default.metrics], ["python", "cpulaunch"], self._goal.lower)
         _check_throughput(choice, throughput=self._goal.throughput)
-        self._seconds += [reference.seconds, default.seconds]
+        self._seconds.append(default.seconds)
         self._found = replace(
             self._found,
             reference=reference,
@@ -199,7 +207,7 @@ class Tuner:
 
     def _search(self, study: Study) -> None:
         baseline = Baseline()
-        kept = min(FINAL_SHARE * self._limits.seconds, (FINALISTS + 1) * fewest_rounds(FINALISTS + 1) * self._typical())
+        kept = self._kept_seconds() + self._typical()
         choice = self._choice()
         setup = SearchSetup(
             space=self._means.space,
@@ -216,6 +224,26 @@ class Tuner:
 
     def _typical(self) -> float:
         return median(self._seconds)
+
+    def _final_seconds(self, seconds: Sequence[float]) -> float:
+        """The time that a final round needs for a verdict, with finalists whose launches take these seconds."""
+        return fewest_rounds(len(seconds) + 1) * (self._typical() + sum(seconds))
+
+    def _kept_seconds(self) -> float:
+        """The part of the time that is kept for the final round: enough for one finalist, if that is possible."""
+        total, typical = self._limits.seconds, self._typical()
+        kept = min(FINAL_SHARE * total, self._final_seconds([typical] * FINALISTS))
+        least = self._final_seconds([typical])
+        return max(kept, least) if least <= VERDICT_SHARE * total else kept
+
+    def _finalists(self) -> tuple[Configuration, ...]:
+        """The best trials, as many as there is time for a verdict on; the best one in any case."""
+        trials = self._found.trials
+        for count in range(FINALISTS, 0, -1):
+            chosen = choose_finalists(trials, count)
+            if not chosen or self._final_seconds([launch_seconds(each, trials) for each in chosen]) <= self._left():
+                break
+        return chosen
 
     def _choice(self) -> MetricChoice:
         assert self._found.choice is not None
@@ -241,7 +269,7 @@ class Tuner:
 
     def _final_round(self, study: Study) -> FinalRound:
         """The final round of the best trials against the default."""
-        chosen = choose_finalists(self._found.trials)
+        chosen = self._finalists()
         self._found = replace(self._found, importance=study.importance())
         if not chosen:
             return FinalRound()
