@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from cpulaunch.records.host import Budget
+
 MAX_REPORT_BYTES = 1 << 26
 MAX_MESSAGE = 200
 NAMED_SIGNALS = {SIGKILL: "SIGKILL", 6: "SIGABRT", 11: "SIGSEGV", 15: "SIGTERM", 7: "SIGBUS", 4: "SIGILL", 8: "SIGFPE"}
@@ -39,13 +41,15 @@ class LaunchSetup:
     """What all samples of a measurement share.
 
     `python`: the Python that runs the program. `folder`: a private one, for reports. `reports`: whether cpulaunch's
-    launches write a report, which lets a program report metrics and keeps a supervisor beside it.
+    launches write a report, which lets a program report metrics and keeps a supervisor beside it. `budget`: the CPUs
+    on which other processes disturb a launch; None: all.
     """
 
     child: ChildSetup
     folder: str
     python: str = sys.executable
     reports: bool = True
+    budget: Budget | None = None
 
 
 @record
@@ -78,7 +82,8 @@ def _unpaused_sample(
     """The sample of one launch; None if Ctrl-Z paused it. Effect: see `take_sample`."""
     root = Root()
     folder = make_unique_directory(setup.folder, "sample-")
-    before, used = read_counters(root), _used()
+    cpus = None if setup.budget is None else setup.budget.cpus
+    before, used = read_counters(root, cpus), _used()
     try:
         launch = _launch_plain if side.plain else _launch_cpulaunch
         outcome = launch(side, program, choice, limit_seconds, setup=setup, folder=folder)
@@ -92,7 +97,8 @@ def _unpaused_sample(
         involuntary_switches=now.involuntary_switches - used.involuntary_switches,
     )
     seconds = outcome.child.seconds
-    disturbance = disturbance_between(before, read_counters(root), usage, seconds=seconds)
+    after = read_counters(root, cpus)
+    disturbance = disturbance_between(before, after, usage, seconds=seconds, budget=setup.budget)
     failure = _failure(outcome.child, limit_seconds=limit_seconds, oom_kills=disturbance.oom_kills)
     value = None
     if failure is None:

@@ -42,7 +42,7 @@ class Disturbance:
     the mean. `throttled_seconds`: how long the CPU quota of a cgroup held processes back. `thermal_events`: times that
     a core was slowed because of its temperature. `involuntary_switches`: times that a thread of the launch had to make
     room for another one. `oom_kills`: processes that the kernel ended for want of memory. A kernel that does not tell
-    counts nothing.
+    counts nothing. `threads`: how many CPUs could be used at a time, to which these are related; None: not known.
     """
 
     steal: float = 0.0
@@ -51,6 +51,7 @@ class Disturbance:
     thermal_events: int = 0
     involuntary_switches: int = 0
     oom_kills: int = 0
+    threads: int | None = None
 
 
 UNDISTURBED = Disturbance()

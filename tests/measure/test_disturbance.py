@@ -4,6 +4,7 @@ import pytest
 
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, disturbance_reasons, read_counters
 from cpulaunch.measure.samples import Disturbance
+from cpulaunch.records.host import Budget
 from cpulaunch.system.root import Root
 
 MOUNTS = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -48,6 +49,41 @@ def test_each_counter_is_told_as_what_happened_between(counters):
         involuntary_switches=9,
         oom_kills=1,
     )
+
+
+STAT = (
+    "cpu  {total} 0 0 0 0 0 0 0\ncpu0 100 0 0 0 0 0 0 {steal}\ncpu1 {one} 0 0 0 0 0 0 0\ncpu2 {two} 0 0 0\nintr 1 2\n"
+)
+
+
+def test_only_the_cpus_that_may_be_used_count(tmp_path):
+    (tmp_path / "proc").mkdir()
+
+    def read(cpus, **times):
+        (tmp_path / "proc/stat").write_text(STAT.format(**times))
+        return read_counters(Root(str(tmp_path)), cpus)
+
+    own, elsewhere = frozenset({0, 2}), frozenset({1})
+    times = {"total": 300, "one": 100, "two": 100, "steal": 25}
+    assert read(own, **times).busy == 2.0
+    assert read(own, **times).steal == 0.25
+    assert read(elsewhere, **times).steal == 0.0
+    later = {**times, "one": 900, "total": 1100}
+    assert read(own, **later) == read(own, **times)
+    assert read(elsewhere, **later).busy == 9.0
+    assert read(frozenset({77}), **later).busy == read(None, **later).busy == 11.0
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpus", "others", "disturbed"),
+    [(4, 4, 1.0, True), (4, 128, 1.0, False), (4, 128, 64.0, True), (1, 1, 0.4, True), (1, 1, 0.1, False)],
+)
+def test_what_others_used_is_related_to_what_may_be_used(counters, threads, cpus, others, disturbed):
+    budget = Budget(cpus=frozenset(range(cpus)), threads=threads, limited_by="")
+    after = counters(files(busy=1000 + int(others * 1000)))
+    before = counters(files(busy=1000))
+    found = disturbance_between(before, after, LaunchUsage(), seconds=10.0, budget=budget)
+    assert bool(disturbance_reasons(found, seconds=10)) == disturbed
 
 
 def test_a_kernel_that_tells_nothing_disturbs_nothing(counters):

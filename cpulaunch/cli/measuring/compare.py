@@ -12,7 +12,7 @@ from cpulaunch.cli.help.commands import command_named
 from cpulaunch.cli.measuring.compare_arguments import CompareLine, parse_compare, side_labels
 from cpulaunch.cli.measuring.outputs import PageFacts, check_outputs, page_facts, write_outputs
 from cpulaunch.cli.measuring.progress import ProgressLine
-from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
+from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
 from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.comparison import Comparer, ComparisonResult
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from cpulaunch.cli.measuring.services import Services
     from cpulaunch.records.command_line import CommandLine
+    from cpulaunch.records.host import Budget
 
     Json = Mapping[str, Any]
 
@@ -59,7 +60,7 @@ def compare(arguments: Sequence[str], services: Services) -> int:
     lines = [services.parse([*(words or ()), *line.program]) for words in line.sides]
     for words, parsed in zip(line.sides, lines, strict=True):
         _check_side(words, parsed, line.program)
-        services.check(parsed)
+    hosts = [services.host_and_plan(parsed)[0] for parsed in lines]
     chosen = [parsed.python.path for parsed in lines if parsed.python is not None and "python" not in parsed.values]
     labels = side_labels(line.sides, [hidden_names(parsed) for parsed in lines])
     sides = [
@@ -70,7 +71,7 @@ def compare(arguments: Sequence[str], services: Services) -> int:
         services.notify(f"warning: a verdict needs {fewest_rounds(len(sides))} rounds; --rounds allows fewer")
     labelled = [(side.label, None if side.plain else parsed) for side, parsed in zip(sides, lines, strict=True)]
     facts = None if line.files.html is None else page_facts(services, labelled)
-    comparison = _measured(sides, line, services, python=(*chosen, sys.executable)[0])
+    comparison = _measured(sides, line, services, python=(*chosen, sys.executable)[0], budget=hosts[0].limits.budget)
     data = comparison_json(
         comparison, line.limits, program=line.program, version=cpulaunch.__version__, host=os.uname().nodename
     )
@@ -109,7 +110,9 @@ def _check_side(words: tuple[str, ...] | None, parsed: CommandLine, program: tup
         raise UsageError("a side names a program of its own", value=seen, hint="the program goes behind --")
 
 
-def _measured(sides: Sequence[Side], line: CompareLine, services: Services, *, python: str) -> ComparisonResult:
+def _measured(
+    sides: Sequence[Side], line: CompareLine, services: Services, *, python: str, budget: Budget
+) -> ComparisonResult:
     """The finished comparison. Effect: this process forks, and goes on in its grandchild, as for a launch."""
     folder = choose_private_path(services.environ)
     link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
@@ -117,7 +120,8 @@ def _measured(sides: Sequence[Side], line: CompareLine, services: Services, *, p
     if link.cgroup is not None:
         link.cgroup.wait_until_inside()
     pauses = Pauses()
-    setup = _setup(link, services, pauses, folder=folder, python=python)
+    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control, pauses=pauses)
+    setup = LaunchSetup(child=child, folder=folder, python=python, budget=budget)
     progress = ProgressLine(services.environ, width=services.width)
 
     def take(side: Side, choice: MetricChoice | None, limit_seconds: float) -> Sample:
@@ -138,11 +142,6 @@ def _measured(sides: Sequence[Side], line: CompareLine, services: Services, *, p
         return comparer.run(line.choice, lower=line.lower_is_better)
     finally:
         progress.clear()
-
-
-def _setup(link: GuardLink, services: Services, pauses: Pauses, *, folder: str, python: str) -> LaunchSetup:
-    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control, pauses=pauses)
-    return LaunchSetup(child=child, folder=folder, python=python)
 
 
 def _print(comparison: ComparisonResult, data: Json, line: CompareLine, services: Services) -> None:

@@ -101,7 +101,7 @@ def _searched(
     rate = program.line.goal.rate
     environ = {**services.environ, **({} if rate is None else {RATE_VARIABLE: repr(rate)})}
     child = ChildSetup(environ=environ, inherited=link.inherited, control=link.control, pauses=pauses)
-    setup = LaunchSetup(child=child, folder=private, python=program.python)
+    setup = LaunchSetup(child=child, folder=private, python=program.python, budget=program.host.limits.budget)
     means = TuneMeans(
         space=identity.space,
         take=_launcher(program, setup, output, workers),

@@ -14,34 +14,72 @@ from cpulaunch.measure.calibration.runs import calibration_runs
 from cpulaunch.measure.child_process import ChildSetup, run_child
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, disturbance_reasons, read_counters
 from cpulaunch.records.host import UNITS, Calibration, CalibrationFigure
+from cpulaunch.records.record import record
 from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from cpulaunch.measure.calibration.runs import CalibrationRun
-    from cpulaunch.records.host import Host
+    from cpulaunch.records.host import Budget, Host
 
 MODULE = "cpulaunch.worker.calibration.main"
+TRIES = 3
+"""A process that others disturb is repeated until it has been started so often."""
 LIMIT_SECONDS = 60.0
 """For one process: it imports torch and measures for two seconds; a slow machine and a slow disk take longer."""
 
 
 def calibration_of(host: Host, *, python: str, environ: Mapping[str, str]) -> Calibration:
     """What the machine does with this Python's torch, without collectives. Effect: measures it for seconds."""
-    root = Root()
-    before, used, start = read_counters(root), _used(), monotonic()
-    figures, failures = measure(calibration_runs(host, _dispatch(host)), python=python, environ=environ)
-    seconds, usage = monotonic() - start, LaunchUsage(cpu_seconds=_used() - used)
-    disturbance = disturbance_between(before, read_counters(root), usage, seconds=seconds)
-    reasons = disturbance_reasons(disturbance, seconds=seconds)
+    budget = host.limits.budget
+
+    def take(run: CalibrationRun) -> RunResult:
+        return measured_run(run, budget=budget, python=python, environ=environ)
+
+    results = [undisturbed(run, take) for run in calibration_runs(host, _dispatch(host))]
+    reasons = dict.fromkeys(reason for each in results for reason in each.reasons)
     return Calibration(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        figures=figures,
-        failures=(*failures, *(f"no choice follows these figures: {reason}" for reason in reasons)),
+        figures=tuple(figure for each in results for figure in each.figures),
+        failures=(
+            *(failure for each in results for failure in each.failures),
+            *(f"no choice follows these figures: {reason}" for reason in reasons),
+        ),
         disturbed=bool(reasons),
     )
+
+
+@record
+class RunResult:
+    """What a process measured, what it could not measure, and what disturbed it."""
+
+    figures: tuple[CalibrationFigure, ...]
+    failures: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+
+
+def undisturbed(run: CalibrationRun, take: Callable[[CalibrationRun], RunResult]) -> RunResult:
+    """The first result of a run that nothing disturbed, else the last one. Effect: `take` starts a process."""
+    result = take(run)
+    for _ in range(TRIES - 1):
+        if not result.reasons:
+            break
+        result = take(run)
+    return result
+
+
+def measured_run(run: CalibrationRun, *, budget: Budget, python: str, environ: Mapping[str, str]) -> RunResult:
+    """The result of one process, and what others did on these CPUs meanwhile. Effect: starts it; it has ended."""
+    root = Root()
+    before, used, start = read_counters(root, budget.cpus), _used(), monotonic()
+    figures, failures = measure(run, python=python, environ=environ)
+    seconds, usage = monotonic() - start, LaunchUsage(cpu_seconds=_used() - used)
+    after = read_counters(root, budget.cpus)
+    disturbance = disturbance_between(before, after, usage, seconds=seconds, budget=budget)
+    reasons = disturbance_reasons(disturbance, seconds=seconds)
+    return RunResult(figures=figures, failures=failures, reasons=reasons)
 
 
 def _used() -> float:
@@ -58,22 +96,17 @@ def _dispatch(host: Host) -> str | None:
 
 
 def measure(
-    runs: Sequence[CalibrationRun], *, python: str, environ: Mapping[str, str]
+    run: CalibrationRun, *, python: str, environ: Mapping[str, str]
 ) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:
-    """The figures of all runs, and what could not be measured. Effect: starts them one by one; all have ended."""
-    figures: list[CalibrationFigure] = []
-    failures: list[str] = []
-    for run in runs:
-        setup = ChildSetup(environ=child_environ(environ, (*NOT_INHERITED, *run.variables)))
-        child = run_child((python, "-P", "-m", MODULE, *run.words), setup, limit_seconds=LIMIT_SECONDS)
-        found, failed = parse(child.stdout_tail.decode("utf-8", "replace"))
-        if child.exit_code != 0:
-            names = ", ".join(os.path.basename(path) for path in run.preloads)
-            subjects = ", ".join(subject for _, subject in run.parts)
-            failed = (f"{subjects}{f' ({names})' if names else ''}: {_end(child.exit_code, child.stderr_tail)}",)
-        figures += found
-        failures += failed
-    return tuple(figures), tuple(failures)
+    """The figures of a run, and what could not be measured. Effect: starts it; it has ended."""
+    setup = ChildSetup(environ=child_environ(environ, (*NOT_INHERITED, *run.variables)))
+    child = run_child((python, "-P", "-m", MODULE, *run.words), setup, limit_seconds=LIMIT_SECONDS)
+    figures, failures = parse(child.stdout_tail.decode("utf-8", "replace"))
+    if child.exit_code != 0:
+        names = ", ".join(os.path.basename(path) for path in run.preloads)
+        subjects = ", ".join(subject for _, subject in run.parts)
+        failures = (f"{subjects}{f' ({names})' if names else ''}: {_end(child.exit_code, child.stderr_tail)}",)
+    return figures, failures
 
 
 def _end(code: int | None, stderr: bytes) -> str:

@@ -168,7 +168,7 @@ class Study:
 
     def _drawn(self) -> dict[str, Any]:
         """What TPE draws."""
-        return self._current().ask(self._distributions()).params
+        return dict(self._current().ask(self._distributions()).params)
 
     def finish(self, number: int, ratio: float, facts: Mapping[str, Any], *, pruned: bool = False) -> None:
         """Effect: the trial has ended. The ratio is that of now: with `speed` among the facts, it follows the default.

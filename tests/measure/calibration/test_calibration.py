@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.measure.calibration.cache import decode, encode, read_calibration, write_calibration
-from cpulaunch.measure.calibration.calibrate import parse
+from cpulaunch.measure.calibration.calibrate import RunResult, parse, undisturbed
 from cpulaunch.measure.calibration.runs import calibration_runs
 from cpulaunch.plan.variables.measured import measured_allocator, measured_openmp
 from cpulaunch.records.host import (
@@ -77,6 +77,16 @@ def test_a_quota_limits_the_threads() -> None:
     runs = calibration_runs(machine(threads=1, nodes=1), None)
     assert {dict(run.variables)["OMP_NUM_THREADS"] for run in runs} == {"1"}
     assert not any(run.numa_node for run in runs)
+
+
+def test_a_disturbed_process_is_repeated_and_no_other_one() -> None:
+    quiet = RunResult(figures=(CalibrationFigure("allocation", "tcmalloc", 3.0),), failures=())
+    wrong = RunResult(figures=(CalibrationFigure("allocation", "tcmalloc", 9.0),), failures=(), reasons=("others",))
+    run = calibration_runs(machine(), None)[0]
+    for results, starts in (((quiet,), 1), ((wrong, quiet), 2), ((wrong, wrong, quiet), 3), ((wrong,) * 3, 3)):
+        left = list(results)
+        found = undisturbed(run, lambda run, left=left: left.pop(0))  # type: ignore[misc]
+        assert (found, len(results) - len(left)) == (results[-1], starts)
 
 
 @pytest.mark.parametrize("disturbed", [False, True])
