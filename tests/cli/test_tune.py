@@ -419,3 +419,40 @@ def test_a_page_that_cannot_be_written_is_found_before_the_search(tune, tmp_path
     assert ran.returncode == 125
     assert "the page cannot be written: missing/page.html" in ran.stderr
     assert not (tmp_path / "started").exists()
+
+
+WAITING = """
+    import os, time
+    with open("pid.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid.part", f"pid-{os.getpid()}")
+    while len([name for name in os.listdir() if name.startswith("pid-")]) == 4 and not os.path.exists("go"):
+        time.sleep(0.01)
+    import cpulaunch
+    cpulaunch.metric("items/s", 100.0 / int(os.environ.get("OMP_NUM_THREADS", "2")))
+"""
+
+
+def stopped(folder):
+    states = [Path(f"/proc/{path.name[4:]}/stat") for path in folder.glob("pid-*") if alive(int(path.name[4:]))]
+    return [path for path in states if path.read_text().rpartition(")")[2].split()[0] == "T"]
+
+
+def test_ctrl_z_pauses_it_and_the_launch_is_repeated(tmp_path, home):
+    (tmp_path / "program.py").write_text(textwrap.dedent(WAITING))
+    words = ["--json", "--vary", "threads=1", "--trials", "1", "--minutes", "1"]
+    command = [sys.executable, "-m", "cpulaunch", "tune", *words, "program.py"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=os.setpgrp
+    )
+    eventually(lambda: len(list(tmp_path.glob("pid-*"))) == 4, "the fourth launch")
+    process.send_signal(signal.SIGTSTP)
+    eventually(lambda: stopped(tmp_path), "a stopped launch")
+    (tmp_path / "go").write_text("")
+    process.send_signal(signal.SIGCONT)
+    out, errors = process.communicate(timeout=100)
+    data = json_output.read("tune", out)
+    assert (process.returncode, errors) == (0, b"")
+    launches = 2 + len(data["baseline"]) + 3 + sum(len(each["values"]) for each in data["final"]["finalists"])
+    launches += len(data["final"]["default"])
+    assert len(list(tmp_path.glob("pid-*"))) == launches + 1
