@@ -14,6 +14,7 @@ from cpulaunch.launch.process.program import child_environ
 from cpulaunch.launch.process.run_directory import make_unique_directory
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, run_child
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read_counters
+from cpulaunch.measure.metric_choice import of_all_workers
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
 from cpulaunch.records.errors import escaped
 from cpulaunch.records.record import record, replace
@@ -170,7 +171,7 @@ def _launch_cpulaunch(
     command = (sys.executable, "-P", "-m", "cpulaunch", "run", *options, *program)
     child = run_child(command, setup.child, limit_seconds=limit)
     report = _read_report(path) if setup.reports else None
-    metrics = {} if report is None else _sums(report.get("metrics"))
+    metrics = {} if report is None else _of_all_workers(report.get("metrics"), choice)
     return _Outcome(child=child, metrics=metrics, checksums=_first_checksums(report), report=report)
 
 
@@ -189,9 +190,18 @@ def _first_checksums(report: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(workers[0].get("checksums") or {}) if workers else {}
 
 
-def _sums(metrics: Any) -> dict[str, float]:
-    """The metrics of a report, summed over its workers."""
-    return {str(name): float(each["sum"]) for name, each in metrics.items()} if isinstance(metrics, dict) else {}
+def _of_all_workers(metrics: Any, choice: MetricChoice) -> dict[str, float]:
+    """The metrics of a report, each of all workers that have it."""
+    chosen = choice.name if choice.pattern is None else metric_name(choice.pattern)
+    found = metrics.items() if isinstance(metrics, dict) else ()
+    return {
+        str(name): of_all_workers(
+            str(name),
+            [float(value) for value in each["values"] if value is not None],
+            lower=choice.lower_is_better if name == chosen else None,
+        )
+        for name, each in found
+    }
 
 
 def _value(outcome: _Outcome, choice: MetricChoice) -> tuple[float | None, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice
@@ -16,9 +17,11 @@ PER_TIME = re.compile(r"/\s*(s|sec|secs|second|min|minute|h|hour)\b|\bper (secon
 TIME_WORDS = frozenset(
     ("s", "sec", "secs", "second", "seconds", "ms", "us", "µs", "ns", "min", "minutes", "time", "latency", "duration")
 )
-LESS_IS_BETTER = TIME_WORDS | frozenset(
-    ("loss", "error", "errors", "perplexity", "memory", "bytes", "kb", "mb", "gb", "kib", "mib", "gib", "rss")
-)
+AMOUNTS = frozenset(("memory", "bytes", "kb", "mb", "gb", "kib", "mib", "gib", "rss"))
+"""Less of these is better, and several workers need as much as all of them together."""
+LESS_IS_BETTER = TIME_WORDS | AMOUNTS | frozenset(("loss", "error", "errors", "perplexity"))
+QUALITY = frozenset(("accuracy", "score", "precision", "recall", "f1", "auc", "bleu", "ratio", "percent"))
+"""More of these is better, but several workers have no more of it than one."""
 PERCENTILE = re.compile(r"p\d\d+")
 WORD = re.compile(r"[^\W_]+")
 
@@ -31,6 +34,17 @@ def is_rate_or_time(name: str) -> bool:
 def less_is_better(name: str) -> bool:
     """Whether less is better of a metric of this name, by the units and words in it; of an unknown one more is."""
     return not _is_rate(name) and (bool(LESS_IS_BETTER & _words(name)) or _has_percentile(name))
+
+
+def of_all_workers(name: str, values: Sequence[float], *, lower: bool | None = None) -> float:
+    """The figure of a launch, from those of its workers: the sum of rates and amounts, else the mean.
+
+    `lower`: whether less is better; None: by its name.
+    """
+    words = _words(name)
+    less = less_is_better(name) if lower is None else lower
+    is_sum = _is_rate(name) or bool(AMOUNTS & words) or not (less or QUALITY & words)
+    return math.fsum(values) if is_sum else math.fsum(values) / len(values)
 
 
 def _is_rate(name: str) -> bool:

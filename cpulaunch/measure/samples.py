@@ -61,7 +61,7 @@ UNDISTURBED = Disturbance()
 class Sample:
     """One launch. `value` is in the metric's unit, None if there is a `failure`, which says why in one sentence.
 
-    `metrics`: every figure that the program reported, summed over the workers. `report`: the launch's own report; None
+    `metrics`: every figure that the program reported, of all workers together. `report`: the launch's own report; None
     where there was none. `seconds`: wall time. `exit_code`: minus the signal if one ended it; None after a time limit.
     """
 

@@ -66,10 +66,12 @@ def test_outputs_of_both_sides_can_be_compared(sample, side):
     assert [part["sample"] for part in found.checksums["logits"]] == [[1.5, 2.5]]
 
 
-def test_several_workers_metrics_are_summed(sample):
-    code = "import cpulaunch; cpulaunch.metric('items/s', 3)"
+def test_rates_of_several_workers_are_summed_and_not_their_times(sample):
+    code = "import cpulaunch; cpulaunch.metric('items/s', 3); cpulaunch.metric('ms', 5); print('cost: 7')"
     side = Side(label="two", options=("--instances", "2", "--oversubscribe"))
-    assert sample(code, side, choice=MetricChoice(name="items/s")).value == 6
+    found = sample(code, side, choice=MetricChoice(pattern="cost: ([0-9]+)", lower_is_better=True))
+    assert (found.value, found.metrics["items/s"], found.metrics["ms"]) == (7, 6, 5)
+    assert sample(code, side, choice=MetricChoice(name="items/s", lower_is_better=False)).value == 6
 
 
 def test_plain_python_has_nothing_of_cpulaunch_but_the_way_for_metrics(sample):

@@ -2,7 +2,13 @@
 
 import pytest
 
-from cpulaunch.measure.metric_choice import found_choice, is_rate_or_time, less_is_better, requested_choice
+from cpulaunch.measure.metric_choice import (
+    found_choice,
+    is_rate_or_time,
+    less_is_better,
+    of_all_workers,
+    requested_choice,
+)
 from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.records.errors import UsageError
 
@@ -13,6 +19,18 @@ MORE = ("samples/s", "tokens/sec", "items per second", "tokens/min", "fps", "TFL
 @pytest.mark.parametrize("name", LESS)
 def test_times_and_losses_are_better_if_less(name):
     assert less_is_better(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "lower", "value"),
+    [
+        *[("samples/s", None, 6), ("items", None, 6), ("peak memory", None, 6), ("rss (MiB)", True, 6)],
+        *[("latency p95 (ms)", None, 3), ("loss", None, 3), ("accuracy", None, 3), ("s/step", None, 3)],
+        *[("cost", True, 3), ("cost", None, 6)],
+    ],
+)
+def test_only_what_adds_up_is_summed_over_workers(name, lower, value):
+    assert of_all_workers(name, [2.0, 4.0], lower=lower) == value
 
 
 @pytest.mark.parametrize("name", MORE)
