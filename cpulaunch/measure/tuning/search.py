@@ -6,7 +6,7 @@ import math
 from itertools import product
 
 from cpulaunch.measure.tuning.model import FAILED, EffectModel
-from cpulaunch.measure.tuning.trial import FIRST_NOISE, Baseline, Guard, is_disturbed, measure_trial, speed
+from cpulaunch.measure.tuning.trial import FIRST_NOISE, MARGIN, Baseline, Guard, is_disturbed, measure_trial, speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
 
@@ -69,8 +69,10 @@ def _measure_first_baselines(setup: SearchSetup, study: Study, baseline: Baselin
 
 
 def measure_baseline(setup: SearchSetup, study: Study, baseline: Baseline) -> None:
-    """Effect: the baseline and the study have one more sample, or two if the first one was disturbed."""
-    if is_disturbed(_add_baseline(setup, study, baseline)):
+    """Effect: the baseline and the study have one more sample, or two if the first was disturbed and is another one."""
+    before, noise = baseline.now, baseline.noise
+    sample = _add_baseline(setup, study, baseline)
+    if is_disturbed(sample) and abs(math.log(baseline.speeds[-1] / before)) > MARGIN * noise:
         _add_baseline(setup, study, baseline)
 
 
