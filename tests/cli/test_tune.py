@@ -153,9 +153,9 @@ def test_text_for_people_and_what_a_second_search_does(tune):
     assert "outputs were not compared" in first.stdout
     again = read(tune("--json", "--vary", "threads=1,2", "--trials", "1"))
     assert len(again["trials"]) == 1
-    assert len(again["baseline"]) == 4, "the default is measured again, the trial is not"
+    assert len(again["baseline"]) >= 4, "the default is measured again, the trial is not"
     fresh = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--fresh"))
-    assert len(fresh["baseline"]) == 2
+    assert len(fresh["baseline"]) in (2, 3), "a trial that was disturbed is followed by another one"
     assert fresh["winner"]["profile"].endswith("/program-tuned.toml"), "a search replaces its own profile"
 
 
