@@ -52,7 +52,7 @@ class ProfilerWindow:
         if not self.failure:
             self._starting = True
             try:
-                self._profile = profile(activities=activities, record_shapes=True, with_flops=True, acc_events=True)
+                self._profile = profile(activities=activities, record_shapes=True, with_flops=True)
                 self._profile.start()
                 self._running = True
             except Exception as error:  # noqa: BLE001  The program goes on without it.
