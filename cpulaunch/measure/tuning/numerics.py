@@ -17,6 +17,10 @@ ROUNDING = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 add up what each of them rounds."""
 ROUNDING_ELSEWHERE = 0.0
 """For integers and texts."""
+MANY = 16
+"""So many numbers of one kind are a vector, whose small elements have the errors of its large ones."""
+SMALLEST = 1e-7
+"""Numbers that are smaller count as this: one unit in the last place of 1 in fp32."""
 
 
 def output_error(reference: Outputs, found: Outputs) -> float:
@@ -58,19 +62,39 @@ def _named_error(parts: Parts, others: Parts | None) -> float:
 def part_error(part: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """The relative error of one tensor, text or vector; of integers the share of elements that differ.
 
+    Single numbers are compared one by one, each by its own size.
+
     Of floats the larger of two: an element's error by the largest value (of the sample), and the root of the mean
     squared error by that of the values (of all elements, from the projections).
     """
     if part.get("shape") != other.get("shape") or part.get("place") != other.get("place"):
         return math.inf
-    if part.get("digest") == other.get("digest") and part.get("type") == other.get("type"):
+    if part.get("digest", 0) == other.get("digest", 1) and part.get("type") == other.get("type"):
         return 0.0
     try:
+        if "numbers" in part:
+            return _numbers_error(part["numbers"], other["numbers"])
         if "projections" in part:
             return _float_error(part, other)
         return _share_of_differences(part, other)
-    except (KeyError, TypeError, ValueError):  # Any process may have written it.
+    except (KeyError, TypeError, ValueError, OverflowError):  # Any process may have written it.
         return math.inf
+
+
+def _numbers_error(numbers: Sequence[float | str], others: Sequence[float | str]) -> float:
+    """The largest error of any number, each by its own size; of whole numbers the share that differs.
+
+    Of many numbers those that are small among them, as of a difference of large ones, count as the lower quartile.
+    Texts stand for numbers that are not finite.
+    """
+    pairs = list(zip(numbers, others, strict=True))
+    whole = [pair for pair in pairs if all(isinstance(each, int) for each in pair)]
+    broken = [pair for pair in pairs if not all(isinstance(each, int) for each in pair)]
+    share = sum(a != b for a, b in whole) / max(1, len(whole))
+    sizes = sorted(abs(float(a)) for a, _ in broken if not isinstance(a, str))
+    least = max(SMALLEST, sizes[len(sizes) // 4] if len(sizes) >= MANY else 0.0)
+    errors = (abs(a - b) / max(abs(a), abs(b), least) for a, b in broken if a != b)  # type: ignore[operator,arg-type]
+    return max(share, max(errors, default=0.0))
 
 
 def _float_error(part: Mapping[str, Any], other: Mapping[str, Any]) -> float:

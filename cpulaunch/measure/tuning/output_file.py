@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 
 from cpulaunch.measure.tuning.identity import content_digest
+from cpulaunch.measure.tuning.printed_numbers import NUMBER, printed_numbers
 from cpulaunch.system.files.reading import read_start
-from cpulaunch.worker.reporting.checksums import checksum_parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.measure.tuning.numerics import Outputs
+    from cpulaunch.measure.tuning.printed_numbers import PrintedNumber
 
 MAX_TEXT_BYTES = 1 << 24
 """A larger file is compared byte for byte."""
 MAX_BYTES = 1 << 33
-NUMBER = re.compile(rb"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
 PRINTED_TYPE = "float32"
 """Printed numbers are taken as results of fp32: what rounding makes of them is allowed."""
 
@@ -54,15 +53,21 @@ class OutputFile:
 
 
 def file_parts(data: bytes) -> list[dict[str, Any]]:
-    """The parts of a file: of text its numbers, and the words around them; of other files the digest of all bytes."""
+    """The parts of a file: of text its numbers in groups, and the words around them; of others the digest of all bytes.
+
+    A group is a key of JSON, a column of CSV, or a place in lines that are equal but for their numbers.
+    """
     if len(data) > MAX_TEXT_BYTES or not _is_text(data):
         return [{"place": "", "type": "bytes", "shape": [len(data)], "digest": content_digest(data)}]
-    numbers = [float(each) for each in NUMBER.findall(data)]
-    words = NUMBER.sub(b"#", data)
-    parts = [{"place": " (text)", "type": "str", "shape": [len(words)], "digest": content_digest(words)}]
-    if numbers:
-        (part,) = checksum_parts(numbers)
-        parts.append({**part, "place": " (numbers)", "type": PRINTED_TYPE})
+    words = NUMBER.sub("#", data.decode()).encode()
+    groups: dict[str, list[PrintedNumber]] = {}
+    for group, number in printed_numbers(data.decode()):
+        groups.setdefault(group, []).append(number)
+    parts: list[dict[str, Any]] = [
+        {"place": " (text)", "type": "str", "shape": [len(words)], "digest": content_digest(words)}
+    ]
+    for group, numbers in groups.items():
+        parts.append({"place": f" ({group})", "type": PRINTED_TYPE, "shape": [len(numbers)], "numbers": numbers})
     return parts
 
 

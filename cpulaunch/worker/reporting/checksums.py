@@ -105,7 +105,7 @@ def _vector_facts(values: Sequence[Any], *, shape: list[int]) -> dict[str, Any]:
     from random import Random
 
     if all(isinstance(each, int) for each in values):
-        sample = [float(values[each]) for each in positions(len(values))]
+        sample = [values[each] for each in positions(len(values))]
         data = ",".join(str(int(each)) for each in values).encode()
         return {"type": "int", "shape": shape, "digest": _digest(data), "sample": sample}
     numbers = [float(each) for each in values]

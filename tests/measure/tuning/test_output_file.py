@@ -1,0 +1,76 @@
+"""The file that a program writes: what of its text may differ, and by how much."""
+
+import json
+
+import pytest
+
+from cpulaunch.measure.tuning.numerics import wrong_outputs
+from cpulaunch.measure.tuning.output_file import file_parts
+
+ROWS = "".join(f"{1700000000 + row},{row % 7},{row / 10:.3f}\n" for row in range(100))
+OTHER_LABELS = "".join(f"{1700000000 + row},{(row + 1) % 7},{row / 10:.3f}\n" for row in range(100))
+ONE_LABEL = ROWS.replace("1700000050,1,", "1700000050,2,")
+LOGITS = [((number * 37) % 101 - 50) / 7 for number in range(101)]
+
+CASES = {
+    # reference, found, allowed error -> whether something is wrong
+    "an accuracy beside a count": (
+        '{"samples": 1000000, "accuracy": 0.93}',
+        '{"samples": 1000000, "accuracy": 0.10}',
+        0.01,
+    ),
+    "so in lines": ("samples: 1000000\naccuracy: 0.93\n", "samples: 1000000\naccuracy: 0.9\n", 0.01),
+    "so in a list": ("[1000000, 0.93]", "[1000000, 0.10]", 0.01),
+    "so in a text of JSON": ('{"log": "of 1000000 rows 0.93"}', '{"log": "of 1000000 rows 0.10"}', 0.01),
+    "labels beside times": (ROWS, OTHER_LABELS, 0.5),
+    "one label, nothing allowed": (ROWS, ONE_LABEL, None),
+    "a count": ('{"correct": 930}', '{"correct": 931}', 0.01),
+    "a sign": ("loss -0.5", "loss 0.5", 0.5),
+    "a large integer": (f"{10**400}", f"{10**400 + 1}", 0.01),
+    "not finite": ('{"loss": NaN}', '{"loss": 1.0}', 1.0),
+    "beyond floats": ("1e400", "2e400", 1.0),
+    "a number more": ("[1, 2]", "[1, 2, 3]", 1.0),
+    "another key": ('{"1": 0.5}', '{"2": 0.5}', 1.0),
+    "a key twice": ('{"a": 1.5, "a": 2.5}', '{"a": 3.5, "a": 2.5}', 0.1),
+    "lines of JSON": (
+        '{"id": 1, "score": 0.5}\n{"id": 2, "score": 0.7}',
+        '{"id": 1, "score": 0.5}\n{"id": 2, "score": 0.1}',
+        0.1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_number_is_found_beside_any_other(name):
+    reference, found, allowed = CASES[name]
+    assert wrong_outputs(parts(reference), parts(found), max_error=allowed) is not None
+    assert wrong_outputs(parts(reference), parts(reference), max_error=allowed) is None
+
+
+RIGHT = {
+    "rounding": ('{"loss": 0.693147, "count": 5}', '{"loss": 0.693148, "count": 5}', None),
+    "rounding of small ones among many": (json.dumps(LOGITS), json.dumps([each + 1e-7 for each in LOGITS]), None),
+    "one label of a hundred": (ROWS, ONE_LABEL, 0.02),
+    "a number without its fraction": ("loss 1", "loss 0.99999", None),
+    "nothing but noise": ("difference 1e-13", "difference 3e-13", None),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_rounding_or_the_allowed_error_explains_is_accepted(name):
+    reference, found, allowed = RIGHT[name]
+    assert wrong_outputs(parts(reference), parts(found), max_error=allowed) is None
+
+
+def test_a_wrong_number_is_named_by_its_key():
+    verdict = wrong_outputs(parts(CASES["labels beside times"][0]), parts(OTHER_LABELS), max_error=0.1)
+    assert verdict == "output 'result (column 2 of 3)' differs by 1; 0.1 is allowed"
+
+
+def test_other_files_are_compared_by_their_bytes():
+    assert wrong_outputs({"a": file_parts(b"\0\1")}, {"a": file_parts(b"\0\2")}, max_error=1.0) is not None
+    assert wrong_outputs({"a": file_parts(b"\0\1")}, {"a": file_parts(b"\0\1")}, max_error=None) is None
+
+
+def parts(text):
+    return {"result": file_parts(text.encode())}
