@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any, TypeAlias
 
     Parts: TypeAlias = "Sequence[Mapping[str, Any]]"
     Outputs: TypeAlias = "Mapping[str, Parts]"
 
-ROUNDING = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
+ROUNDING = {
+    "float64": 1e-9,
+    "complex128": 1e-9,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float": 1e-4,
+    "qint32": 1e-4,
+    "float16": 2e-2,
+    "complex32": 2e-2,
+    "qint8": 2e-2,
+    "quint8": 2e-2,
+    "bfloat16": 5e-2,
+    "float8_e4m3fn": 0.2,
+    "float8_e4m3fnuz": 0.2,
+    "float8_e5m2": 0.3,
+    "float8_e5m2fnuz": 0.3,
+    "float8_e8m0fnu": 0.5,
+}
 """Errors by which other numbers of threads may change results: about a thousand units in the last place, because layers
-add up what each of them rounds."""
+add up what each of them rounds; of short types a few units.
+
+"float" is Python's own, in which programs keep results of fp32.
+"""
 ROUNDING_ELSEWHERE = 0.0
 """For integers and texts."""
 MANY = 16
 """So many numbers of one kind are a vector, whose small elements have the errors of its large ones."""
+SMALL_BLOCK = 1e-3
+"""A block whose norm is a smaller share of the largest block's counts as this."""
 SMALLEST = 1e-7
 """Numbers that are smaller count as this: one unit in the last place of 1 in fp32."""
 
@@ -64,8 +87,8 @@ def part_error(part: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
     Single numbers are compared one by one, each by its own size.
 
-    Of floats the larger of two: an element's error by the largest value (of the sample), and the root of the mean
-    squared error by that of the values (of all elements, from the projections).
+    Of floats the largest of three: an element's error by the largest value (of the sample, and of each block's largest
+    value), and the norm of the differences by the norm of the values, in any block (from the projections).
     """
     if part.get("shape") != other.get("shape") or part.get("place") != other.get("place"):
         return math.inf
@@ -74,10 +97,10 @@ def part_error(part: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     try:
         if "numbers" in part:
             return _numbers_error(part["numbers"], other["numbers"])
-        if "projections" in part:
+        if "blocks" in part:
             return _float_error(part, other)
         return _share_of_differences(part, other)
-    except (KeyError, TypeError, ValueError, OverflowError):  # Any process may have written it.
+    except (LookupError, TypeError, ValueError, OverflowError):  # Any process may have written it.
         return math.inf
 
 
@@ -98,18 +121,35 @@ def _numbers_error(numbers: Sequence[float | str], others: Sequence[float | str]
 
 
 def _float_error(part: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    if list(part["not_finite"]) != list(other["not_finite"]):
-        return math.inf
-    differences = [a - b for a, b in zip(part["sample"], other["sample"], strict=True)]
-    projected = [a - b for a, b in zip(part["projections"], other["projections"], strict=True)]
-    scale = max(abs(float(part["largest"])), abs(float(other["largest"])))
-    norm = max(float(part["norm"]), float(other["norm"]))
-    if not scale or not norm:
+    for name in ("not_finite", "not_finite_places"):
+        if part[name] != other[name]:
+            return math.inf
+    own, others = float(part["largest"]), float(other["largest"])
+    scale = max(own, others)
+    if not scale:
         return 0.0
-    largest = max(map(abs, differences), default=0.0) / scale
-    total = math.sqrt(math.fsum(each * each for each in projected) / len(projected)) / norm
-    error = max(largest, total, abs(float(part["norm"]) - float(other["norm"])) / norm)
-    return error if math.isfinite(error) else math.inf
+    errors = [abs(own - others) / scale]
+    errors += [abs(a / scale - b / scale) for a, b in zip(part["sample"], other["sample"], strict=True)]
+    errors += _block_errors(_scaled(part["blocks"], own / scale), _scaled(other["blocks"], others / scale))
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf
+
+
+def _scaled(blocks: Sequence[Sequence[float]], factor: float) -> list[list[float]]:
+    return [[each * factor for each in block] for block in blocks]
+
+
+def _block_errors(blocks: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> Iterator[float]:
+    """For each block: the error of its largest value, of its norm, and the norm of the differences by its norm.
+
+    A block that is smaller than most, as of differences of large numbers, is measured by the others.
+    """
+    norms = [max(block[1], other[1]) for block, other in zip(blocks, others, strict=True)]
+    least = max(median(norms), SMALL_BLOCK * max(norms))
+    for block, other, norm in zip(blocks, others, norms, strict=True):
+        yield abs(block[0] - other[0])
+        yield abs(block[1] - other[1]) / max(norm, least)
+        squares = [(a - b) ** 2 for a, b in zip(block[2:], other[2:], strict=True)]
+        yield math.sqrt(math.fsum(squares) / len(squares)) / max(norm, least)
 
 
 def _share_of_differences(part: Mapping[str, Any], other: Mapping[str, Any]) -> float:

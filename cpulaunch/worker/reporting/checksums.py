@@ -1,9 +1,10 @@
 """Checksums of a program's outputs: enough of them to compare two runs exactly, or within an error.
 
-Each tensor, text and vector of numbers in a value is a part: its place, type and shape, a digest for exact
-comparisons, and for numbers a sample, the largest value, the norm and projections. A projection multiplies all
-elements with signs that are the same in every run; the mean of the squared differences of two outputs' projections
-estimates the squared norm of their difference. Source: Achlioptas, Database-friendly random projections (2003).
+Each tensor, text and vector of numbers in a value is a part: its place, type and shape, and a digest for exact
+comparisons. A few numbers are kept as they are. Many floats have a sample, the largest value, and for each block of
+rows the largest value, the norm and projections. A projection multiplies all elements with signs that are the same in
+every run; the mean of the squared differences of two outputs' projections estimates the squared norm of their
+difference. Source: Achlioptas, Database-friendly random projections (2003).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    Facts: TypeAlias = "dict[str, Any]"
 
 MAX_PARTS = 64
 SAMPLED = 64
@@ -22,6 +25,14 @@ SEED = 20260101
 CHUNK = 1 << 20
 """Elements that are converted to float64 at a time."""
 ROW = 1 << 10
+BLOCKS = 128
+"""An error of a few rows is measured by their block, not by the whole tensor."""
+DIGITS = 10
+"""Of what is kept of a block: enough for the rounding of float64, and short in a report."""
+LARGEST_WHOLE = 1 << 63
+"""Larger integers are written as texts, which every reader of JSON takes."""
+BUFFERS = {"f": "float32", "d": "float64"} | dict.fromkeys("bBhHiIlLqQ?", "int")
+"""Types of buffers by their format. Source: the documentation of Python's module struct."""
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly. Source: Knuth, TAOCP 6.4."""
 
@@ -61,7 +72,7 @@ def _is_vector(value: Sequence[object]) -> bool:
     return bool(value) and all(isinstance(each, int | float) for each in value)
 
 
-def _facts(value: Any) -> dict[str, Any]:
+def _facts(value: Any) -> Facts:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor_facts(torch, value)
@@ -69,27 +80,42 @@ def _facts(value: Any) -> dict[str, Any]:
         data = value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
         return {"type": type(value).__name__, "shape": [len(data)], "digest": _digest(data)}
     if isinstance(value, int | float):
-        return _vector_facts([value], shape=[])
+        return _number_facts([value], shape=[])
     if isinstance(value, list | tuple):
-        return _vector_facts(value, shape=[len(value)])
+        return _number_facts(value, shape=[len(value)])
     return _array_facts(torch, value)
 
 
-def _array_facts(torch: Any, value: Any) -> dict[str, Any]:
+def _array_facts(torch: Any, value: Any) -> Facts:
     """The facts of what has the buffer protocol, such as an array of numpy; or of a number of another type."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        return _numpy_facts(torch, numpy, value)
     try:
         view = memoryview(value)
     except TypeError:
         if not hasattr(type(value), "__float__"):
             raise TypeError(f"a checksum is of tensors, numbers and texts, not of {type(value).__name__}") from None
-        return _vector_facts([float(value)], shape=[])
+        return _number_facts([_float(value)], shape=[])
+    letter: Any = view.format.strip("@")
+    if letter not in BUFFERS:
+        raise TypeError(f"a checksum is of arrays of numbers, not of format {view.format!r}")
+    numbers = memoryview(view.tobytes()).cast(letter).tolist()
+    return _vector_facts(numbers, shape=list(view.shape or ()), kind=BUFFERS[letter])
+
+
+def _numpy_facts(torch: Any, numpy: Any, value: Any) -> Facts:
+    """The facts of an array of any strides and byte order."""
+    if value.dtype.kind not in "biufc":
+        raise TypeError(f"a checksum is of arrays of numbers, not of {value.dtype}")
+    dense = numpy.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+    if dense.dtype.char in "gG":  # Long double, which neither torch nor Python has.
+        dense = dense.astype("c16" if dense.dtype.kind == "c" else "f8")
     if torch is not None:
-        return _tensor_facts(torch, torch.as_tensor(value))
-    if not (view.contiguous and view.format.strip("@=<>|") in "bBhHiIlLqQfd?"):
-        raise TypeError(f"a checksum is of contiguous arrays of numbers, not of format {view.format!r}")
-    letter: Any = view.format.strip("@=<>|")
-    flat = view.cast("B").cast(letter)
-    return _vector_facts(flat.tolist(), shape=list(view.shape or ()))
+        return _tensor_facts(torch, torch.from_numpy(dense))
+    flat = dense.reshape(-1)
+    flat = flat.view(flat.real.dtype) if dense.dtype.kind == "c" else flat
+    return _vector_facts(flat.tolist(), shape=list(value.shape), kind=dense.dtype.name)
 
 
 def _digest(data: Any) -> str:
@@ -98,33 +124,81 @@ def _digest(data: Any) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def _vector_facts(values: Sequence[Any], *, shape: list[int]) -> dict[str, Any]:
-    """The facts of Python's numbers."""
-    import math
-    import struct
-    from random import Random
+def _float(value: Any) -> float:
+    """The value as a float: infinite if it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
 
+
+def _plain(number: Any) -> Any:
+    """The number as JSON has it: as a text if it is not finite, or a very large integer."""
+    if isinstance(number, int):
+        return int(number) if abs(number) < LARGEST_WHOLE else hex(number)
+    return float(number) if number - number == 0 else str(float(number))
+
+
+def _number_facts(values: Sequence[Any], *, shape: list[int]) -> Facts:
+    """The facts of Python's numbers, which may be results of any precision. A few are kept."""
+    whole = all(isinstance(each, int) for each in values)
+    if whole or len(values) > SAMPLED:
+        return _vector_facts(values, shape=shape, kind="int" if whole else "float")
+    numbers = [_plain(each) for each in values]
+    return {"type": "float", "shape": shape, "digest": _digest(repr(numbers).encode()), "numbers": numbers}
+
+
+def _vector_facts(values: Sequence[Any], *, shape: list[int], kind: str) -> Facts:
+    """The facts of numbers without torch."""
+    import struct
+
+    chosen = positions(len(values))
     if all(isinstance(each, int) for each in values):
-        sample = [values[each] for each in positions(len(values))]
-        data = ",".join(str(int(each)) for each in values).encode()
-        return {"type": "int", "shape": shape, "digest": _digest(data), "sample": sample}
-    numbers = [float(each) for each in values]
-    finite = [each if math.isfinite(each) else 0.0 for each in numbers]
-    random = Random(SEED)
-    signs = [[random.choice((-1.0, 1.0)) for _ in finite] for _ in range(PROJECTIONS)]
+        data = ",".join(f"{each:x}" for each in values).encode()
+        return {"type": kind, "shape": shape, "digest": _digest(data), "sample": [_plain(values[n]) for n in chosen]}
+    numbers = [_float(each) for each in values]
+    finite = [each if each - each == 0 else 0.0 for each in numbers]
+    odd = [(n, str(each)) for n, each in enumerate(numbers) if each - each != 0]
+    nan = sum(text == "nan" for _, text in odd)
     return {
-        "type": "float64",
+        "type": kind,
         "shape": shape,
         "digest": _digest(struct.pack(f"<{len(numbers)}d", *numbers)),
-        "sample": [finite[each] for each in positions(len(finite))],
-        "not_finite": [sum(map(math.isnan, numbers)), sum(map(math.isinf, numbers))],
+        "sample": [finite[each] for each in chosen],
+        "not_finite": [nan, len(odd) - nan],
+        "not_finite_places": _digest(repr(odd).encode()) if odd else "",
         "largest": max(map(abs, finite), default=0.0),
-        "norm": math.sqrt(math.fsum(each * each for each in finite)),
-        "projections": [math.fsum(sign * each for sign, each in zip(row, finite, strict=True)) for row in signs],
+        "blocks": _vector_blocks(finite),
     }
 
 
-def _tensor_facts(torch: Any, tensor: Any) -> dict[str, Any]:
+def _vector_blocks(values: Sequence[float]) -> list[list[float]]:
+    """What `_blocks` is for a tensor; it takes other signs, as numbers of one program come the same way in each run."""
+    import math
+    from random import Random
+
+    random = Random(SEED)
+    unit = max(map(abs, values), default=0.0) or 1.0
+    size = ROW * _rows_per_block(len(values))
+    blocks = []
+    for start in range(0, len(values), size):
+        block = [each / unit for each in values[start : start + size]]
+        signs = [[random.choice((-1.0, 1.0)) for _ in block] for _ in range(PROJECTIONS)]
+        sums = [math.fsum(sign * each for sign, each in zip(row, block, strict=True)) for row in signs]
+        blocks.append([max(map(abs, block)), math.hypot(*block), *sums])
+    return _rounded(blocks)
+
+
+def _rows_per_block(count: int) -> int:
+    """How many rows of ROW elements a block has."""
+    return max(1, -(-count // (ROW * BLOCKS)))
+
+
+def _rounded(blocks: list[list[float]]) -> list[list[float]]:
+    return [[float(f"{each:.{DIGITS}g}") for each in block] for block in blocks]
+
+
+def _tensor_facts(torch: Any, tensor: Any) -> Facts:
     with torch.no_grad():
         flat = _flat(torch, tensor)
         facts = {
@@ -132,10 +206,11 @@ def _tensor_facts(torch: Any, tensor: Any) -> dict[str, Any]:
             "shape": list(tensor.shape),
             "digest": _digest(_memory(flat)),
         }
-        chosen = flat[torch.tensor(positions(flat.numel()), dtype=torch.int64)].to(torch.float64)
+        chosen = flat[torch.tensor(positions(flat.numel()), dtype=torch.int64)]
         if not flat.is_floating_point():
-            return facts | {"sample": chosen.tolist()}
-        return facts | {"sample": torch.nan_to_num(chosen, 0.0, 0.0, 0.0).tolist()} | _float_facts(torch, flat)
+            return facts | {"sample": [_plain(int(each)) for each in chosen.tolist()]}
+        finite = torch.nan_to_num(chosen.to(torch.float64), 0.0, 0.0, 0.0)
+        return facts | {"sample": finite.tolist()} | _float_facts(torch, flat)
 
 
 def _flat(torch: Any, tensor: Any) -> Any:
@@ -148,15 +223,47 @@ def _flat(torch: Any, tensor: Any) -> Any:
 
 
 def _memory(flat: Any) -> Any:
-    """The bytes of a tensor, which is not copied; it has no numpy, which may not be installed."""
+    """The bytes of a tensor, which is not copied and has to stay; it has no numpy, which may not be installed."""
     import ctypes
 
     count = flat.numel() * flat.element_size()
     return (ctypes.c_char * count).from_address(flat.data_ptr()) if count else b""
 
 
-def _float_facts(torch: Any, flat: Any) -> dict[str, Any]:
-    """The largest value, the norm and the projections of the finite elements, in float64 whatever the settings."""
+def _chunks(torch: Any, flat: Any) -> Iterator[tuple[Any, Any]]:
+    """The elements in float64, so many at a time; and with zeros for those that are not finite."""
+    for start in range(0, flat.numel(), CHUNK):
+        chunk = flat[start : start + CHUNK].to(torch.float64)
+        yield chunk, torch.nan_to_num(chunk, 0.0, 0.0, 0.0)
+
+
+def _float_facts(torch: Any, flat: Any) -> Facts:
+    """The places of elements that are not finite, and the sizes and projections of the others."""
+    from hashlib import blake2b
+
+    places = blake2b(digest_size=16)
+    nan, infinite, largest = 0, 0, 0.0
+    for number, (chunk, finite) in enumerate(_chunks(torch, flat)):
+        largest = max(largest, float(finite.abs().max()))
+        if not bool(chunk.isfinite().all()):
+            nan += int(chunk.isnan().sum())
+            infinite += int(chunk.isinf().sum())
+            kinds = (chunk.isnan() + 2 * chunk.isposinf() + 3 * chunk.isneginf()).to(torch.int8)
+            places.update(number.to_bytes(8, "big"))
+            places.update(_memory(kinds))
+    return {
+        "not_finite": [nan, infinite],
+        "not_finite_places": places.hexdigest() if nan + infinite else "",
+        "largest": largest,
+        "blocks": _blocks(torch, flat, largest or 1.0),
+    }
+
+
+def _blocks(torch: Any, flat: Any, unit: float) -> list[list[float]]:
+    """Of each block the largest value, the norm and the projections, by `unit`, the largest value of all.
+
+    Elements that are not finite count as zeros.
+    """
     generator = torch.Generator(device="cpu").manual_seed(SEED)
 
     def signs(count: int) -> Any:
@@ -164,20 +271,16 @@ def _float_facts(torch: Any, flat: Any) -> dict[str, Any]:
         return drawn.to(torch.float64) * 2 - 1
 
     columns = signs(ROW)
-    totals, squares = torch.zeros(PROJECTIONS, dtype=torch.float64), 0.0
-    largest, nan, infinite = 0.0, 0, 0
-    for start in range(0, flat.numel(), CHUNK):
-        chunk = flat[start : start + CHUNK].to(torch.float64)
-        nan += int(chunk.isnan().sum())
-        infinite += int(chunk.isinf().sum())
-        chunk = torch.nan_to_num(chunk, 0.0, 0.0, 0.0)
-        largest = max(largest, float(chunk.abs().max()))
-        squares += float(chunk.square().sum())
-        rows = torch.nn.functional.pad(chunk, (0, -chunk.numel() % ROW)).reshape(-1, ROW)
-        totals += ((rows @ columns) * signs(rows.shape[0])).sum(0)
-    return {
-        "not_finite": [nan, infinite],
-        "largest": largest,
-        "norm": squares**0.5,
-        "projections": totals.tolist(),
-    }
+    size = _rows_per_block(flat.numel())
+    facts = []
+    for _, finite in _chunks(torch, flat):
+        rows = torch.nn.functional.pad(finite / unit, (0, -finite.numel() % ROW)).reshape(-1, ROW)
+        largest, squares = rows.abs().amax(1, keepdim=True), rows.square().sum(1, keepdim=True)
+        facts.append(torch.cat([largest, squares, (rows @ columns) * signs(rows.shape[0])], 1))
+    if not facts:
+        return []
+    found = []
+    for block in torch.cat(facts).split(size):
+        sums = block.sum(0)
+        found.append([float(block[:, 0].max()), float(sums[1].sqrt()), *sums[2:].tolist()])
+    return _rounded(found)

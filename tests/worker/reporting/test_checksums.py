@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_parts_are_named_by_their_place_and_limited():
         ("['logits']", "float32", [2, 3]),
         ("['rest'][0]", "NoneType", [4]),
         ("['rest'][1]", "str", [4]),
-        ("['rest'][2]", "float64", [2]),
+        ("['rest'][2]", "float", [2]),
         ("['rest'][3]", "int", []),
     ]
     with pytest.raises(ValueError, match="at most 64"):
@@ -149,13 +150,133 @@ def test_what_is_wrong_is_said(reference, found, allowed, said):
     assert (verdict is None) if said is None else said in verdict
 
 
+def row_of_images(wrong):
+    """Probabilities of 2000 images, one of which has another class."""
+    logits = torch.zeros(2000, 1000)
+    logits[torch.arange(2000), torch.arange(2000) % 1000] = 10.0
+    if wrong:
+        logits[700] = logits[700].roll(1)
+    return logits.softmax(1)
+
+
+def one_wrong(size):
+    """Random numbers, one of which is another one in the second tensor."""
+    value = torch.randn(size, generator=torch.Generator().manual_seed(3))
+    other = value.clone()
+    place = next(each for each in range(size) if each not in positions(size))
+    other[place] -= 1.76 * value.abs().max()
+    return value, other
+
+
+INFINITE, NAN = math.inf, math.nan
+EXTREME = torch.linspace(-1, 1, 1000, dtype=torch.float64)
+SAMPLED_OUT = torch.ones(1000, dtype=torch.float64).scatter(0, torch.tensor(positions(1000)), 0.0)
+WRONG = {
+    "signs of infinity": (torch.tensor([1, INFINITE, -2]), torch.tensor([1, -INFINITE, -2]), 1.0),
+    "so in a list": ([1.0, INFINITE, -2.0], [1.0, -INFINITE, -2.0], 1.0),
+    "so in a long list": ([1.0] * 99 + [INFINITE], [1.0] * 99 + [-INFINITE], 1.0),
+    "places of NaN": (torch.tensor([NAN, 0, 5]), torch.tensor([0, NAN, 5]), 1.0),
+    "places of NaN in a long list": ([NAN, 0.0] * 99, [0.0, NAN] * 99, 1.0),
+    "tiny values": (EXTREME * 1e-170, EXTREME * -1e-170, 0.5),
+    "subnormal values": (EXTREME * 1e-320, EXTREME * -1e-320, 0.5),
+    "huge values": (EXTREME * 1e200, EXTREME * 1e200 * (1 - 2 * SAMPLED_OUT), 0.5),
+    "the largest floats": (EXTREME * 1.7e308, EXTREME * 1.7e308 * (1 - 2 * SAMPLED_OUT), 0.5),
+    "so in a list of floats": ((EXTREME * 1e200).tolist(), (EXTREME * 1e200 * (1 - 2 * SAMPLED_OUT)).tolist(), 0.5),
+    "one of a million": (*one_wrong(1_000_000), 0.01),
+    "one image": (row_of_images(wrong=False), row_of_images(wrong=True), 0.05),
+    "an accuracy beside a count": ([1_000_000, 0.93], [1_000_000, 0.10], 0.01),
+    "a count beside an accuracy": ([3, 0.93], [4, 0.93], 0.5),
+    "large integers": ([10**400, 0.5], [10**400 + 1, 0.5], 0.5),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_are_found_wherever_they_are(name):
+    reference, found, allowed = WRONG[name]
+    first, second = checksum_parts(reference), checksum_parts(found)
+    assert wrong_outputs({"a": first}, {"a": second}, max_error=allowed) is not None
+    assert first == json.loads(json.dumps(first, allow_nan=False)) == checksum_parts(reference)
+
+
+def rounded(dtype):
+    """A tensor, and what one unit in the last place makes of some of its elements."""
+    value = torch.randn(2000, generator=torch.Generator().manual_seed(5)).to(dtype)
+    real = torch.view_as_real(value) if dtype.is_complex else value
+    step = torch.finfo(dtype).eps
+    other = (real.to(torch.float64) * (1 + step)).to(real.dtype)
+    return value, torch.view_as_complex(other) if dtype.is_complex else other
+
+
+FLOATS = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_rounding_of_every_type_is_accepted(name):
+    reference, found = rounded(getattr(torch, name))
+    assert wrong_outputs({"a": checksum_parts(reference)}, {"a": checksum_parts(found)}, max_error=None) is None
+    wrong = {"a": checksum_parts(-reference.to(torch.complex64 if "complex" in name else torch.float32))}
+    assert wrong_outputs({"a": checksum_parts(reference)}, wrong, max_error=None) is not None
+
+
+def test_a_number_of_python_has_the_rounding_of_fp32():
+    loss = torch.tensor(0.3, dtype=torch.float32)
+    reference, found = checksum_parts(loss.item()), checksum_parts((loss * (1 + 8.4e-8)).item())
+    assert reference != found
+    assert wrong_outputs({"loss": reference}, {"loss": found}, max_error=None) is None
+
+
+NUMPY_ALONE = """
+import json, sys, numpy
+from cpulaunch.measure.tuning.numerics import wrong_outputs
+from cpulaunch.worker.reporting.checksums import checksum_parts
+kinds = {}
+for kind in ("e", "f", "d", "g", "F", "D", ">f4", "i4", "?"):
+    value = numpy.arange(1, 200).astype(kind)
+    other = (value * (1 + 1e-7)).astype(kind) if value.dtype.kind == "f" and kind in "ef" else value
+    (part,), (found,) = checksum_parts(value), checksum_parts(other)
+    assert wrong_outputs({"a": [part]}, {"a": [found]}, max_error=None) is None, kind
+    (turned,) = checksum_parts(value[::-1])
+    (expected,) = checksum_parts(value[::-1].copy())
+    assert turned == expected
+    kinds[kind] = part["type"]
+assert "torch" not in sys.modules
+print(json.dumps(kinds))
+"""
+
+
+def test_arrays_keep_their_types_without_torch():
+    pytest.importorskip("numpy", reason="arrays need numpy")
+    found = json.loads(run(NUMPY_ALONE).stdout)
+    assert found["f"] == found[">f4"] == "float32"
+    assert (found["e"], found["g"], found["F"], found["D"]) == ("float16", "float64", "complex64", "complex128")
+
+
+def test_any_number_and_any_strides_are_taken():
+    numpy = pytest.importorskip("numpy", reason="arrays need numpy")
+    array = numpy.arange(12.0).reshape(3, 4)
+    for each in (
+        array[::-1],
+        array.T,
+        array[:, ::2],
+        array.astype(">f4"),
+        array.astype("g"),
+        array.astype("f4")[0, 0],
+        array[:0],
+    ):
+        assert checksum_parts(each) == checksum_parts(numpy.array(each, dtype=each.dtype.newbyteorder("=")))
+    for number in (10**400, -(10**5000), [10**400] * 100, [10**400, 0.5], [10**400] * 100 + [0.5], Fraction(10**400)):
+        assert json.loads(json.dumps(checksum_parts(number), allow_nan=False)) == checksum_parts(number)
+    with pytest.raises(TypeError, match="a checksum is of arrays of numbers"):
+        checksum_parts(numpy.array(["text"]))
+
+
 def test_a_missing_output_is_wrong():
     reference = {"a": checksum_parts(1)}
     assert "was not given" in wrong_outputs(reference, {}, max_error=1.0)
     assert "0 parts instead of 1" in wrong_outputs(reference, {"a": []}, max_error=1.0)
 
 
-@pytest.mark.parametrize("broken", [{}, {"projections": 3}, {"not_finite": None}, {"sample": ["x"] * 4}])
+@pytest.mark.parametrize("broken", [{}, {"blocks": 3}, {"blocks": [[]]}, {"not_finite": None}, {"sample": ["x"] * 4}])
 def test_a_checksum_that_another_process_wrote_is_wrong(broken):
     (part,) = checksum_parts(torch.ones(4))
     other = {**part, "digest": "0", **broken} if broken else {}
