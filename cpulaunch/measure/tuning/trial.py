@@ -7,7 +7,7 @@ from statistics import median
 
 from cpulaunch.measure.disturbance import disturbance_reasons
 from cpulaunch.measure.tuning.numerics import wrong_outputs
-from cpulaunch.records.record import field, record
+from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ NEAREST = 3
 
 @record
 class Guard:
-    """What outputs must be: those of plain Python, `reference`, within `max_error`; None: but for rounding.
+    """What outputs must be: those of `references`, within `max_error`; None: but for rounding.
 
-    `output`: the content of the file that the program writes, as outputs; None if it wrote none. It is called after
-    each launch.
+    `references`: plain Python's alone, which all workers must have; with `by_rank` those of each rank of a job: only
+    rank 0 may give some, or each those of its share of the data. `output`: the content of the file that the program
+    writes, as outputs; None if it wrote none. It is called after each launch.
     """
 
-    reference: Outputs = field(default_factory=dict)
+    references: Sequence[Outputs] = ()
+    by_rank: bool = False
     max_error: float | None = None
     output: Callable[[], Outputs | None] | None = None
 
@@ -53,13 +55,19 @@ class Guard:
         """Why the launch cannot win, in a sentence; None if it can."""
         if sample.failure is not None or sample.value is None:
             return sample.failure or "it has no figure"
-        if not self.reference:
+        if not any(self.references):
             return None
         outputs = self.outputs(sample)
-        if outputs is None:
-            return "it did not write the file of --output"
-        wrong = (wrong_outputs(self.reference, each, max_error=self.max_error) for each in outputs)
-        return next((text for text in wrong if text is not None), None)
+        return "it did not write the file of --output" if outputs is None else self.wrong(outputs)
+
+    def wrong(self, outputs: Sequence[Outputs]) -> str | None:
+        """What is wrong with the outputs of a launch's workers, in a sentence; None if nothing is."""
+        references = self.references if self.by_rank else [*self.references] * len(outputs)
+        for rank, (reference, found) in enumerate(zip(references, outputs, strict=False)):
+            text = wrong_outputs(reference, found, max_error=self.max_error)
+            if text is not None:
+                return f"rank {rank}: {text}" if self.by_rank else text
+        return None
 
 
 def nearest_speed(before: Sequence[float], after: Sequence[float]) -> float:

@@ -19,7 +19,6 @@ from cpulaunch.measure.tuning.finalists import (
     run_final_round,
 )
 from cpulaunch.measure.tuning.knowledge import first_configurations
-from cpulaunch.measure.tuning.numerics import wrong_outputs
 from cpulaunch.measure.tuning.search import SearchSetup, best_trial, run_search
 from cpulaunch.measure.tuning.space import options_of
 from cpulaunch.measure.tuning.trial import Baseline, Guard
@@ -158,16 +157,17 @@ class Tuner:
         if reference.failure is not None:
             hint = LATENCY_HINT if self._goal.latency and reference.exit_code == 0 else None
             raise CpulaunchError("the program fails without cpulaunch", value=reference.failure, hint=hint)
-        written = {} if means.written is None else means.written()
-        if written is None:
+        guard = Guard(max_error=self._goal.max_error, output=means.written, by_rank=reference.report is not None)
+        references = guard.outputs(reference)
+        if references is None:
             raise UsageError("the program does not write the file of --output", hint="--output FILE that it writes")
-        outputs = {**reference.checksums, **written}
+        outputs = tuple(dict.fromkeys(name for each in references for name in each))
         if self._goal.max_error is not None and not outputs:
             raise UsageError(
                 "--max-error needs outputs to compare, and the program gives none",
                 hint="call cpulaunch.checksum(tensor) in it, or name a file that it writes: --output FILE",
             )
-        self._guard = Guard(reference=outputs, max_error=self._goal.max_error, output=means.written)
+        self._guard = replace(guard, references=references)
         self._seconds.append(reference.seconds)
         means.progress("first launches, which do not count: cpulaunch's defaults")
         default = means.take({}, choice, self._limit())
@@ -179,7 +179,7 @@ class Tuner:
         self._found = replace(
             self._found,
             reference=reference,
-            outputs=tuple(outputs),
+            outputs=outputs,
             choice=choice,
         )
 
@@ -192,15 +192,15 @@ class Tuner:
             raise CpulaunchError("the program fails under cpulaunch's defaults", value=failure)
         self._means.progress("first launches, which do not count: the reference again")
         again = self._means.take(None, None, self._limit())
-        others = self._guard.outputs(again) or [{}]
-        if again.failure is None and wrong_outputs(self._guard.reference, others[0], max_error=self._goal.max_error):
+        if again.failure is None and self._guard.wrong(self._guard.outputs(again) or [{}]):
             raise CpulaunchError(
                 "the program's outputs change from launch to launch without cpulaunch: they cannot be compared",
                 value=failure,
                 hint="set its seeds (torch.manual_seed), or allow more with --max-error",
             )
         raise CpulaunchError(
-            "the outputs under the fixed options are not those of plain Python",
+            "the outputs under the fixed options are not those of "
+            + ("-O0" if self._guard.by_rank else "plain Python"),
             value=failure,
             hint="allow it with --max-error, or give other options",
         )

@@ -102,7 +102,7 @@ def test_a_finalist_whose_outputs_become_wrong_is_out():
         outputs = {"a": wrong if configuration == B and number > 6 else right}
         return Sample(value=9.0 if configuration == B else 1.0, seconds=1.0, checksums=outputs)
 
-    result, _ = final(sample, guard=Guard(reference={"a": right}))
+    result, _ = final(sample, guard=Guard(references=[{"a": right}]))
     assert result.winner is None
     assert "differs by" in result.finalists[1].failure
 

@@ -83,7 +83,7 @@ def test_wrong_outputs_never_win():
         value = recorded.median_speed(configuration)
         return Sample(value=value, seconds=1.0, checksums=outputs)
 
-    guard = Guard(reference={"logits": right}, max_error=0.01)
+    guard = Guard(references=[{"logits": right}], max_error=0.01)
     trials = replay(recorded, launch=launch, guard=guard)
     failures = {trial.failure for trial in trials if trial.configuration.get("weights") == "int8"}
     assert failures == {"output 'logits' differs by 0.2; 0.01 is allowed"}
@@ -93,9 +93,23 @@ def test_wrong_outputs_never_win():
 def test_each_worker_of_a_launch_is_compared():
     right, wrong = checksum_parts(1), checksum_parts(2)
     report = {"workers": [{"checksums": {"a": right}}, {"checksums": {"a": wrong}}]}
-    guard = Guard(reference={"a": right})
+    guard = Guard(references=[{"a": right}])
     assert "differs by 1" in guard.failure(Sample(value=1.0, seconds=1.0, report=report))
     assert guard.failure(Sample(value=1.0, seconds=1.0, checksums={"a": right})) is None
+
+
+def test_each_rank_of_a_job_is_compared_with_itself():
+    first, second, wrong = checksum_parts([1.0]), checksum_parts([2.0]), checksum_parts([3.0])
+
+    def failure(*ranks):
+        report = {"workers": [{"checksums": each} for each in ranks]}
+        return guard.failure(Sample(value=1.0, seconds=1.0, report=report))
+
+    guard = Guard(references=[{"loss": first, "all": first}, {"loss": second}, {}], by_rank=True)
+    assert failure({"loss": first, "all": first}, {"loss": second}, {}) is None
+    assert failure({"loss": first, "all": first}) is None, "fewer ranks have no more to compare"
+    assert failure({"loss": first, "all": first}, {"loss": wrong}, {}).startswith("rank 1: output 'loss' differs")
+    assert "rank 0: output 'all' was not given" in failure({"loss": first}, {"loss": second}, {})
 
 
 def test_a_slow_configuration_is_measured_once_and_the_best_ones_three_times():
