@@ -297,6 +297,40 @@ def test_outputs_that_change_from_launch_to_launch_are_told_from_wrong_ones(tune
     assert (ran.returncode, "are not those of plain Python" in ran.stderr) == (125, True)
 
 
+RANKS = """
+    import os, cpulaunch
+    rank = int(os.environ["RANK"])
+    cpulaunch.metric("items/s", 100.0 / int(os.environ.get("OMP_NUM_THREADS", "2")))
+    cpulaunch.checksum(float(rank), "by rank")
+    if rank == 0:
+        cpulaunch.checksum([1.0, 2.0], "of rank 0")
+"""
+
+
+def test_ranks_are_compared_each_with_itself(tune):
+    words = (
+        "--nproc-per-node",
+        "2",
+        "--oversubscribe",
+        "--vary",
+        "wait_policy=passive",
+        "--trials",
+        "1",
+        "--minutes",
+        "0.2",
+    )
+    data = read(tune("--json", *words, code=RANKS))
+    assert data["outputs"] == ["by rank", "of rank 0"]
+    assert [trial["failure"] for trial in data["trials"]] in ([], [None])
+
+
+def test_the_reference_has_the_variables_of_the_options(tune):
+    code = "import os, cpulaunch; cpulaunch.checksum(os.environ['NEEDED']); cpulaunch.metric('items/s', 1)"
+    data = read(tune("--json", "--env", "NEEDED=yes", "--vary", "threads=1", "--trials", "1", code=code))
+    assert data["outputs"] == ["output"]
+    assert data["trials"][0]["failure"] is None
+
+
 HUNGRY = """
     import os, cpulaunch
     alone = os.environ.get("OMP_NUM_THREADS") == "1"

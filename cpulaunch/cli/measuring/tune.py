@@ -28,6 +28,7 @@ from cpulaunch.measure.tuning.output_file import OutputFile
 from cpulaunch.measure.tuning.space import options_of
 from cpulaunch.measure.tuning.tuner import TuneMeans, Tuner
 from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import RATE_VARIABLE
 from cpulaunch.view.hidden_values import hidden_names
 from cpulaunch.view.text import painter
@@ -144,15 +145,19 @@ def _launcher(
             return Side(label="", options=("-O0", *program.options))
         return Side(label="", plain=True)
 
+    environ = {**setup.child.environ, **dict(program.parsed.values.get("env", ()))}
+    plain_setup = replace(setup, child=replace(setup.child, environ=environ))
+
     def take(configuration: Configuration | None, choice: MetricChoice | None, limit_seconds: float) -> Sample:
+        chosen = side(configuration)
         if output is not None:
             output.mark()
         sample = take_sample(
-            side(configuration),
+            chosen,
             program.line.program,
             choice=choice or MetricChoice(),
             limit_seconds=limit_seconds,
-            setup=setup,
+            setup=plain_setup if chosen.plain else setup,
         )
         if configuration is not None:
             workers.keep(configuration, sample)
