@@ -90,7 +90,9 @@ def flag(value: object) -> bool:
 TOP: Mapping[str, Callable[[object], Any]] = {"summary": text, "kind": kind, "not_for": text}
 CHOICE: Mapping[str, Callable[[object], Any]] = {"reason": text, "source": link, "date": day}
 PROVENANCE: Mapping[str, Callable[[object], Any]] = {
-    **dict.fromkeys(("tool", "program", "options", "cpu", "cpus", "threads", "cpulaunch", "torch", "python"), text),
+    **dict.fromkeys(
+        ("tool", "program", "arguments", "options", "cpu", "cpus", "threads", "cpulaunch", "torch", "python"), text
+    ),
     **dict.fromkeys(("metric", "speedup", "interval", "samples", "max_error", "note"), text),
     "date": day,
 }

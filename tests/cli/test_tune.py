@@ -15,6 +15,7 @@ pytest.importorskip("optuna", reason="the extra tune is not installed")
 from cpulaunch.cli.arguments import canonical, value_count
 from cpulaunch.cli.measuring import tune_arguments
 from cpulaunch.measure.samples import MetricChoice
+from cpulaunch.measure.tuning.outcome.tuned_profile import profile_text
 from cpulaunch.records.errors import UsageError
 from tests import json_output
 from tests.launch.launching import alive, eventually
@@ -65,6 +66,8 @@ WRONG = {
     "--vary nonsense a.py": "unknown setting",
     "--vary": "--vary needs a value",
     "--fresh=1 a.py": "--fresh takes no value",
+    "--module=json.tool a.py": "--module takes no value",
+    "-m=json.tool a.py": "-m takes no value",
     "--metric x --wall-time a.py": "exclude each other",
 }
 
@@ -433,6 +436,60 @@ def test_a_signal_ends_it_and_the_best_is_kept(tmp_path, home, tune, number):
         assert "interrupted" in Path(data["winner"]["profile"]).read_text()
     after = read(tune(*words, "--trials", "1", code=LONG.replace("time.sleep(1000)", "pass")))
     assert [trial["number"] for trial in after["trials"]][:1] == [0]
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["by the script's name", "--save"])
+def test_what_is_not_confirmed_replaces_no_confirmed_profile(tmp_path, home, saved):
+    script, folder = tmp_path / "program.py", tmp_path / "home/.config/cpulaunch/profiles"
+    script.write_text(textwrap.dedent(LONG))
+    folder.mkdir(parents=True)
+    facts = {"tool": "cpulaunch tune", "program": str(script), "samples": "11 rounds with the default"}
+    text = profile_text({"threads": 2}, summary="s", reason="r", provenance=facts, date="2026-11-23")
+    (folder / "program-tuned.toml").write_text(text)
+    words = ["--json", "--vary", "threads=1,2", "--vary", "wait_policy=passive,active"]
+    words += ["--save", "program-tuned"] if saved else []
+    command = [sys.executable, "-m", "cpulaunch", "tune", *words, "program.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    eventually(lambda: running(tmp_path), "the seventh launch")
+    process.send_signal(signal.SIGINT)
+    data = json_output.read("tune", process.communicate(timeout=60)[0])
+    assert (folder / "program-tuned.toml").read_text() == text
+    profile = data["winner"]["profile"]
+    assert profile is None if saved else profile.endswith("/program-tuned-2.toml")
+    used = ["--threads", "1"] if saved else ["--profile", "program-tuned-2"]
+    assert data["winner"]["command"][1:3] == used
+
+
+def test_arguments_are_no_part_of_a_profile(tune, tmp_path):
+    program = ("program.py", "--token", "hf_SECRET")
+    data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", program=program))
+    text = Path(data["winner"]["profile"]).read_text()
+    assert ("SECRET" in text, f'program = "{tmp_path}/program.py"' in text) == (False, True)
+    again = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--fresh", program=program))
+    assert again["winner"]["profile"] == data["winner"]["profile"]
+
+
+@pytest.mark.parametrize("folder", ["a?b=c#d", "a%20b", "{a}", "a;b&c"])
+def test_a_search_stays_in_its_folder(tune, tmp_path, folder):
+    words = ("--json", "--vary", "threads=1,2", "--trials", "1")
+    for _ in range(2):
+        data = read(tune(*words, XDG_STATE_HOME=str(tmp_path / folder)))
+    assert Path(data["study"], "study.sqlite3").is_file()
+    assert data["study"].startswith(str(tmp_path / folder))
+    assert len(data["baseline"]) >= 2, "the second search goes on with the first"
+    assert sorted(os.listdir(tmp_path)) == sorted(["home", "program.py", "tmp", folder])
+
+
+def test_a_broken_database_is_an_error_with_a_way_out(tune):
+    words = ("--json", "--vary", "threads=1,2", "--trials", "1")
+    database = Path(read(tune(*words))["study"], "study.sqlite3")
+    for left in database.parent.glob("study.sqlite3*"):
+        left.write_bytes(b"no database" * 1000)
+    ran = tune(*words)
+    error = json.loads(ran.stderr.splitlines()[-1])
+    assert (ran.returncode, error["what"]) == (125, "the database of the trials cannot be used")
+    assert "--fresh" in error["hint"]
+    assert tune(*words, "--fresh").returncode == 0
 
 
 def test_a_page_and_pictures_of_a_search(tune, tmp_path):

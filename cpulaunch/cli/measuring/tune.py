@@ -87,7 +87,7 @@ def _searched(
     make_private_path(private)
     if link.cgroup is not None:
         link.cgroup.wait_until_inside()
-    from cpulaunch.measure.tuning.study import Study, make_folder
+    from cpulaunch.measure.tuning.study import Study, database_errors, make_folder
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     past = past_studies(root)
@@ -95,7 +95,8 @@ def _searched(
     for text in warnings:
         services.notify(f"warning: {text}; the search begins anew")
     make_folder(folder)
-    study = Study(folder, identity.space, seed=SEED, fresh=program.line.fresh)
+    with database_errors(folder):
+        study = Study(folder, identity.space, seed=SEED, fresh=program.line.fresh)
     output = None if program.line.output is None else OutputFile(program.line.output)
     pauses = Pauses()
     progress = ProgressLine(services.environ, width=services.width)
@@ -114,7 +115,8 @@ def _searched(
         past=past_configurations(past, identity, identity.space),
     )
     try:
-        found = Tuner(means, program.line.limits, program.line.goal).run(study)
+        with database_errors(folder):
+            found = Tuner(means, program.line.limits, program.line.goal).run(study)
     finally:
         progress.clear()
         study.close()

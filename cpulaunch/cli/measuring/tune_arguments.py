@@ -106,7 +106,9 @@ def _read(tokens: Sequence[str], value_count: Callable[[str], int | None]) -> _W
             break
         name, equals, text = token.partition("=")
         flag = OWN.short.get(name, "--" + name[2:].replace("_", "-") if name.startswith("--") else name)
-        if flag in PROGRAM_KINDS and not equals:
+        if flag in PROGRAM_KINDS and equals:
+            raise UsageError(f"{flag} takes no value", value=text, hint=f"cpulaunch tune {flag} {text}")
+        if flag in PROGRAM_KINDS:
             kind = [PROGRAM_KINDS[flag]]
         elif flag in OWN.values:
             value = OWN.value(flag, text if equals else None, left)

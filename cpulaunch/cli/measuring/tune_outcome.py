@@ -12,9 +12,18 @@ from cpulaunch.cli.measuring.own_options import shown_words
 from cpulaunch.measure.comparison_text import metric_label
 from cpulaunch.measure.tuning.outcome.past import write_about
 from cpulaunch.measure.tuning.outcome.result import kept_ratio
-from cpulaunch.measure.tuning.outcome.tuned_profile import in_profile, on_command_line, profile_text
+from cpulaunch.measure.tuning.outcome.tuned_profile import (
+    arguments_digest,
+    in_profile,
+    on_command_line,
+    one_line,
+    profile_name,
+    profile_text,
+    shown_program,
+)
 from cpulaunch.measure.tuning.space import options_of
-from cpulaunch.profile.selection import find_profile, user_profile_dir
+from cpulaunch.profile.file import read_profile
+from cpulaunch.profile.selection import user_profile_dir
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import replace
 from cpulaunch.system.files.paths import open_folder
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 TOOL = "cpulaunch tune"
+UNCONFIRMED = "not confirmed"
 
 
 def finished_result(result: TuneResult, program: TuneProgram, planner: Planner, services: Services) -> TuneResult:
@@ -49,7 +59,7 @@ def finished_result(result: TuneResult, program: TuneProgram, planner: Planner, 
     result = replace(result, plan=_plan_data(program, planner, *options_of(kept)))
     if not in_profile(kept):
         return replace(result, command=_command(program, *options_of(kept)))
-    name, path = _place(program, services)
+    name, path = _place(program, services, confirmed=not result.unconfirmed)
     failure = _save(path, result, kept)
     if failure is not None:
         services.notify(f"warning: {failure}")
@@ -87,7 +97,7 @@ def _command(program: TuneProgram, *words: str) -> tuple[str, ...]:
     return ("cpulaunch", *fixed, *words, *program.line.program)
 
 
-def _place(program: TuneProgram, services: Services) -> tuple[str, str]:
+def _place(program: TuneProgram, services: Services, *, confirmed: bool) -> tuple[str, str]:
     """What --profile is to be given, and the path of the file."""
     wanted = program.line.save
     folder = user_profile_dir(services.environ)
@@ -96,32 +106,38 @@ def _place(program: TuneProgram, services: Services) -> tuple[str, str]:
     if wanted is not None and folder is not None:
         return wanted, os.path.join(folder, f"{wanted}.toml")
     target = program.line.program[-1] if program.parsed.program is None else program.parsed.program.target
-    name = f"{os.path.splitext(os.path.basename(target))[0] or 'program'}-tuned"
+    name = profile_name(target)
     if folder is None:
         return f"./{name}.toml", os.path.abspath(f"{name}.toml")
     number = 1
-    while _is_anothers(shown := name if number == 1 else f"{name}-{number}", program, folder):
+    while not _may_write(shown := name if number == 1 else f"{name}-{number}", program, folder, confirmed=confirmed):
         number += 1
     return shown, os.path.join(folder, f"{shown}.toml")
 
 
-def _is_anothers(name: str, program: TuneProgram, folder: str) -> bool:
-    """Whether there is a profile of this name that is not from an earlier search for this program."""
+def _may_write(name: str, program: TuneProgram, folder: str, *, confirmed: bool) -> bool:
+    """Whether there is no profile of this name but one of an earlier search for this program, of which no more is known
+    than of this one."""
+    path = os.path.join(folder, f"{name}.toml")
+    found = _provenance_in(path)
+    if found is None:
+        return not os.path.lexists(path)
+    is_own = found.get("tool") == TOOL and found.get("program") == one_line(shown_program(program.line.program))
+    return is_own and (confirmed or found.get("samples") == UNCONFIRMED)
+
+
+def _provenance_in(path: str) -> dict[str, str] | None:
+    """How the profile at this path was measured; None if there is none that can be read."""
     try:
-        found = dict(find_profile(name, config_dir=folder).provenance)
+        return dict(read_profile(path).provenance)
     except CpulaunchError:
-        return os.path.lexists(os.path.join(folder, f"{name}.toml"))
-    return found.get("tool") != TOOL or found.get("program", "").split(" ")[:1] != [_quoted_target(program)]
-
-
-def _quoted_target(program: TuneProgram) -> str:
-    found = program.parsed.program
-    target = "" if found is None else found.target
-    return shlex.quote(os.path.abspath(target) if found is not None and found.kind == "script" else target)
+        return None
 
 
 def _save(path: str, result: TuneResult, kept: Configuration) -> CpulaunchError | None:
-    """The error if the profile cannot be written. Effect: writes it."""
+    """The error if the profile cannot be written. Effect: writes it; what is not confirmed replaces only its like."""
+    if result.unconfirmed and os.path.lexists(path) and (_provenance_in(path) or {}).get("samples") != UNCONFIRMED:
+        return CpulaunchError("the profile was not replaced: what was found is not confirmed", value=path)
     text = _profile(result, kept)
     try:
         os.close(open_folder(os.path.dirname(path), make=0o700))
@@ -139,31 +155,23 @@ def _profile(result: TuneResult, kept: Configuration) -> str:
         reason = f"{ratio:.2f} times as good as the default, with the others of this profile"
         interval, samples = f"{estimate.low:.3f}-{estimate.high:.3f}", f"{estimate.rounds} rounds with the default"
     else:
-        reason, interval, samples = "best so far in a search that was interrupted", "", "not confirmed"
+        reason, interval, samples = "best so far in a search that was interrupted", "", UNCONFIRMED
+    name = os.path.basename(shown_program(result.identity.program))
     return profile_text(
         kept,
-        summary=f"found by {TOOL} for {os.path.basename(_target(result))}: {ratio:.2f} times as good as the default",
+        summary=f"found by {TOOL} for {name}: {ratio:.2f} times as good as the default",
         reason=reason,
         provenance=_provenance(result) | {"speedup": f"{ratio:.3f}", "interval": interval, "samples": samples},
         date=datetime.now(UTC).date().isoformat(),
     )
 
 
-def _target(result: TuneResult) -> str:
-    words = [word for word in result.identity.program if word not in ("-m", "--no-python")]
-    return words[0]
-
-
 def _provenance(result: TuneResult) -> dict[str, str]:
     identity, found = result.identity, result.found
-    words = list(identity.program)
-    if words[0] not in ("-m", "--no-python"):
-        words[0] = os.path.abspath(words[0])
-    else:
-        words = words[1:]
     return {
         "tool": TOOL,
-        "program": shlex.join(words),
+        "program": shown_program(identity.program),
+        "arguments": arguments_digest(identity.program),
         "options": shlex.join(result.options),
         **identity.machine,
         **identity.versions,

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import sqlite3
 import warnings
 from datetime import UTC, datetime
 
@@ -19,6 +20,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 
 from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
@@ -293,9 +295,12 @@ def _locked(folder: str) -> int:
 
 def _storage(path: str) -> optuna.storages.RDBStorage:
     """optuna's storage in a file with a write-ahead log, each transaction of which is on the disk when it ends."""
-    storage = optuna.storages.RDBStorage(
-        f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}}, skip_table_creation=False
-    )
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
+
+    # No path in the URL, where "?", "%" and braces mean something else.
+    storage = optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
 
     def set_up(connection: Any, _: object) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -312,3 +317,17 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def database_errors(folder: str) -> Iterator[None]:
+    """A context in which errors of the database are CpulaunchErrors: it is broken, or the disk is full."""
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = getattr(error.__cause__ or error, "orig", None) or error
+        raise CpulaunchError(
+            "the database of the trials cannot be used",
+            value=f"{os.path.join(folder, FILE)}: {reason}",
+            hint="--fresh begins a new one",
+        ) from None

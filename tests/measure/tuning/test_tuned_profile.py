@@ -1,8 +1,17 @@
 """The profile that a search writes: that cpulaunch reads it back, and warns where it was not measured."""
 
+import os
+
 import pytest
 
-from cpulaunch.measure.tuning.outcome.tuned_profile import in_profile, on_command_line, profile_text
+from cpulaunch.measure.tuning.outcome.tuned_profile import (
+    arguments_digest,
+    in_profile,
+    on_command_line,
+    profile_name,
+    profile_text,
+    shown_program,
+)
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.profile.file import parse_profile
 from cpulaunch.profile.provenance import machine_facts, provenance_warning, version_facts
@@ -37,6 +46,38 @@ def test_it_is_read_back():
 def test_what_no_profile_has_is_for_the_command_line():
     assert on_command_line(CONFIGURATION) == {"instances": 2}
     assert "instances" not in in_profile(CONFIGURATION)
+
+
+NAMES = {
+    "infer.py": "infer-tuned",
+    "a/b c,d.py": "b-c-d-tuned",
+    "--profile,x=.py": "profile-x-tuned",
+    ".hidden": "hidden-tuned",
+    "'\"; $(x).py": "x-tuned",
+    "...": "program-tuned",
+    "gr\u00f6\u00dfe.py": "gr\u00f6\u00dfe-tuned",
+    "x" * 300 + ".py": "x" * 60 + "-tuned",
+}
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_its_name_is_one_that_profile_takes(target):
+    assert profile_name(target) == NAMES[target]
+
+
+PROGRAMS = [
+    (("a.py", "--token", "hf_SECRET"), f"{os.getcwd()}/a.py"),
+    (("-m", "package", "--token=hf_SECRET"), "package"),
+    (("--no-python", "serve", "hf_SECRET"), "serve"),
+]
+
+
+@pytest.mark.parametrize(("program", "shown"), PROGRAMS)
+def test_arguments_are_told_from_others_but_not_shown(program, shown):
+    assert shown_program(program) == shown
+    assert arguments_digest(program) != arguments_digest((*program, "more")) != ""
+    assert "SECRET" not in arguments_digest(program)
+    assert arguments_digest(("a.py",)) == arguments_digest(("-m", "a")) == ""
 
 
 def test_it_is_shown_with_its_provenance():
