@@ -293,7 +293,10 @@ def test_arrays_and_lists_are_compared_like_tensors():
         "print(json.dumps(parts([array.array('d', [1, 2]), [1.0, 2.0], [1, 2]]))); assert 'torch' not in sys.modules"
     )
     buffer, floats, integers = json.loads(run(code).stdout)
-    assert buffer["digest"] == floats["digest"] != integers["digest"]
+    assert (buffer["type"], buffer["sample"]) == ("float64", [1.0, 2.0])
+    assert (floats["type"], floats["numbers"]) == ("float", [1.0, 2.0])
+    assert (integers["type"], integers["sample"]) == ("int", [1, 2])
+    assert len({buffer["digest"], floats["digest"], integers["digest"]}) == 3
 
 
 def test_positions_are_spread():
