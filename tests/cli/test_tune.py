@@ -268,7 +268,7 @@ FILE = """
     ("late", "text", "failure"),
     [
         (False, "0.500001", None),
-        (False, "0.51", "output 'out.csv (numbers)' differs by 0.02;"),
+        (False, "0.51", "output 'out.csv (column 2 of 2)' differs by 0.02;"),
         (False, "0.5,x", "output 'out.csv (text)' differs by more than rounding"),
         (True, "0.5", "it did not write the file of --output"),
     ],
