@@ -67,7 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("worker.features", "worker.ccl"),
     },
     "measure": {"records", "system", "probe", "launch.process", "launch.monitor", "launch.output", "view"},
-    "measure.tuning": {"records", "system", "measure", "profile", "worker.reporting"},
+    "measure.tuning": {"records", "system", "measure", "measure.tuning.outputs", "profile"},
+    "measure.tuning.outputs": {"system"},
     "measure.tuning.outcome": {"records", "system", "measure", "measure.tuning", "view"},
     "measure.calibration": {
         *("records", "system", "measure", "launch.process", "probe.software", "plan.variables"),
@@ -95,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.help": {"records"},
     "cli.measuring": {
         *("records", "system", "profile", "launch.process", "launch.output", "view"),
-        *("measure", "measure.tuning", "measure.tuning.outcome", "measure.diagnosis"),
+        *("measure", "measure.tuning", "measure.tuning.outcome", "measure.tuning.outputs", "measure.diagnosis"),
         *("charts", "html", "plots", "cli.help", ""),
     },
     "cli": {

@@ -24,7 +24,7 @@ from cpulaunch.measure.samples import MetricChoice, Sample, Side
 from cpulaunch.measure.tuning.outcome.past import changes_since, past_configurations, past_studies
 from cpulaunch.measure.tuning.outcome.result import TuneResult, result_json
 from cpulaunch.measure.tuning.outcome.result_text import result_text
-from cpulaunch.measure.tuning.output_file import OutputFile
+from cpulaunch.measure.tuning.outputs.output_file import OutputFile
 from cpulaunch.measure.tuning.space import options_of
 from cpulaunch.measure.tuning.tuner import TuneMeans, Tuner
 from cpulaunch.records.errors import CpulaunchError

@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 from cpulaunch.measure.disturbance import disturbance_reasons
-from cpulaunch.measure.tuning.numerics import wrong_outputs
+from cpulaunch.measure.tuning.outputs.numerics import wrong_outputs
 from cpulaunch.records.record import record
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.measure.samples import Sample
-    from cpulaunch.measure.tuning.numerics import Outputs
+    from cpulaunch.measure.tuning.outputs.numerics import Outputs
 
 LEAST_NOISE = 0.01
 """Launches of one program are never taken to differ by less, as a logarithm of the ratio."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cpulaunch.measure.samples import MetricChoice, Sample
     from cpulaunch.measure.statistics import Estimate
-    from cpulaunch.measure.tuning.numerics import Outputs
+    from cpulaunch.measure.tuning.outputs.numerics import Outputs
     from cpulaunch.measure.tuning.space import Configuration, Dimension
     from cpulaunch.measure.tuning.study import Study, TuningTrial
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cpulaunch.measure.tuning.numerics import wrong_outputs
-from cpulaunch.measure.tuning.output_file import file_parts
+from cpulaunch.measure.tuning.outputs.numerics import wrong_outputs
+from cpulaunch.measure.tuning.outputs.output_file import file_parts
 
 ROWS = "".join(f"{1700000000 + row},{row % 7},{row / 10:.3f}\n" for row in range(100))
 OTHER_LABELS = "".join(f"{1700000000 + row},{(row + 1) % 7},{row / 10:.3f}\n" for row in range(100))

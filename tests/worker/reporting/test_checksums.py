@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from cpulaunch.measure.tuning.numerics import output_error, part_error, wrong_outputs
+from cpulaunch.measure.tuning.outputs.numerics import output_error, part_error, wrong_outputs
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.worker.reporting.checksums import MAX_PARTS, SAMPLED, checksum_parts, positions
 
@@ -227,7 +227,7 @@ def test_a_number_of_python_has_the_rounding_of_fp32():
 
 NUMPY_ALONE = """
 import json, sys, numpy
-from cpulaunch.measure.tuning.numerics import wrong_outputs
+from cpulaunch.measure.tuning.outputs.numerics import wrong_outputs
 from cpulaunch.worker.reporting.checksums import checksum_parts
 kinds = {}
 for kind in ("e", "f", "d", "g", "F", "D", ">f4", "i4", "?"):

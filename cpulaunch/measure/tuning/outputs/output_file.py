@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 
-from cpulaunch.measure.tuning.identity import content_digest
-from cpulaunch.measure.tuning.printed_numbers import NUMBER, printed_numbers
+from cpulaunch.measure.tuning.outputs.printed_numbers import NUMBER, printed_numbers
 from cpulaunch.system.files.reading import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cpulaunch.measure.tuning.numerics import Outputs
-    from cpulaunch.measure.tuning.printed_numbers import PrintedNumber
+    from cpulaunch.measure.tuning.outputs.numerics import Outputs
+    from cpulaunch.measure.tuning.outputs.printed_numbers import PrintedNumber
 
 MAX_TEXT_BYTES = 1 << 24
 """A larger file is compared byte for byte."""
@@ -58,17 +58,19 @@ def file_parts(data: bytes) -> list[dict[str, Any]]:
     A group is a key of JSON, a column of CSV, or a place in lines that are equal but for their numbers.
     """
     if len(data) > MAX_TEXT_BYTES or not _is_text(data):
-        return [{"place": "", "type": "bytes", "shape": [len(data)], "digest": content_digest(data)}]
+        return [{"place": "", "type": "bytes", "shape": [len(data)], "digest": _digest(data)}]
     words = NUMBER.sub("#", data.decode()).encode()
     groups: dict[str, list[PrintedNumber]] = {}
     for group, number in printed_numbers(data.decode()):
         groups.setdefault(group, []).append(number)
-    parts: list[dict[str, Any]] = [
-        {"place": " (text)", "type": "str", "shape": [len(words)], "digest": content_digest(words)}
-    ]
+    parts: list[dict[str, Any]] = [{"place": " (text)", "type": "str", "shape": [len(words)], "digest": _digest(words)}]
     for group, numbers in groups.items():
         parts.append({"place": f" ({group})", "type": PRINTED_TYPE, "shape": [len(numbers)], "numbers": numbers})
     return parts
+
+
+def _digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
 
 
 def _is_text(data: bytes) -> bool:

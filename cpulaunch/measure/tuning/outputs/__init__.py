@@ -1,0 +1,1 @@
+"""What a program gives as its results: read from a file, and compared within an error."""
