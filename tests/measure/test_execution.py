@@ -63,7 +63,7 @@ def test_wall_time_is_the_value_without_a_metric(sample, side):
 @SIDES
 def test_outputs_of_both_sides_can_be_compared(sample, side):
     found = sample("import cpulaunch; cpulaunch.checksum([1.5, 2.5], 'logits')", side)
-    assert [part["sample"] for part in found.checksums["logits"]] == [[1.5, 2.5]]
+    assert [part["numbers"] for part in found.checksums["logits"]] == [[1.5, 2.5]]
 
 
 def test_rates_of_several_workers_are_summed_and_not_their_times(sample):
