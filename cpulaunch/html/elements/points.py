@@ -77,7 +77,7 @@ def _legend(chart: PointChart) -> Markup:
 
 
 def _swatch(number: int, series: Series) -> Markup:
-    line = _line((0.0, 0.5), (1.0, 0.5), f"joined s{number % COLOURS}") if series.joined else Markup()
+    line = _line((0.0, 0.5), (1.0, 0.5), f"joined s{number % COLOURS}") if series.joined or series.steps else Markup()
     dot = _shape(0.5, 0.5, number=number) if series.dots else Markup()
     return element("svg", line, dot, _class="swatch", aria_hidden="true")
 
