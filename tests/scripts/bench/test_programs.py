@@ -11,6 +11,7 @@ import pytest
 
 BENCH = Path(__file__).parents[3] / "scripts" / "bench"
 HAS_CCL = importlib.util.find_spec("torch") and any(Path(sys.prefix).glob("lib/libccl.so.2"))
+BF16 = {"avx512_bf16", "amx_bf16"} & set(Path("/proc/cpuinfo").read_text().split()) if sys.platform == "linux" else ()
 HAS_MODELS = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benches read /proc")
@@ -65,6 +66,7 @@ def test_throughput_names_a_peer_that_fails_and_continues(tmp_path: Path) -> Non
 @pytest.mark.torch
 @needs_models
 @pytest.mark.slow
+@pytest.mark.skipif(not BF16, reason="this CPU has no bf16 arithmetic: three steps would take minutes")
 def test_training_writes_rates_and_losses(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     arguments = ["--models", "bert", "--peers", "python,cpulaunch-bf16,autocast", "--json", str(result)]
