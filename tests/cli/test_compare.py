@@ -130,6 +130,7 @@ def test_a_difference_that_is_there_is_found(compare):
     assert [side["plan"] is None for side in data["sides"]] == [True, False]
 
 
+@pytest.mark.slow
 def test_text_for_people(compare):
     ran = compare("--env RATE=2", "--env RATE=1 --instances 2 --oversubscribe", "--env RATE=0.5", "--")
     first, second, *rest = ran.stdout.splitlines()
@@ -141,6 +142,7 @@ def test_text_for_people(compare):
     assert all(len(line) <= 80 for line in [first, second, *rest])
 
 
+@pytest.mark.slow
 def test_exit_code_1_for_a_slower_side_on_request(compare):
     words = ("--env RATE=2", "--env RATE=1", "--")
     assert compare(*words).returncode == 0

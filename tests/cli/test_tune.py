@@ -148,6 +148,7 @@ def test_a_search_ends_with_a_profile_that_a_launch_takes(tune, tmp_path, home):
     assert report["plan"]["warnings"] == []
 
 
+@pytest.mark.slow
 def test_text_for_people_and_what_a_second_search_does(tune):
     first = tune("--vary", "threads=1,2", "--trials", "1")
     assert (first.returncode, first.stderr) == (0, "")
@@ -184,6 +185,7 @@ def test_instances_are_no_part_of_a_profile(tune):
     assert data["winner"]["command"] == ["cpulaunch", "--oversubscribe", "--instances", "2", "program.py"]
 
 
+@pytest.mark.slow
 def test_fixed_options_are_those_of_every_launch_and_secrets_stay_hidden(tune):
     code = """
         import os, sys, cpulaunch
@@ -210,6 +212,7 @@ SERVER = """
 """
 
 
+@pytest.mark.slow
 def test_latencies_under_an_open_loop_load(tune):
     data = read(tune("--json", "--latency", "--rate", "40", "--vary", "threads=1", code=SERVER))
     assert (data["latency"], data["metric"]["name"]) == ({"rate": 40}, "latency p95 (ms)")

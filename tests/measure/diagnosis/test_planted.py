@@ -64,6 +64,7 @@ def diagnosed(name, tmp_path, *, expected):
 
 
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.slow
 def test_the_planted_bottleneck_is_named_first(name, tmp_path):
     if name == "low_precision" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("products in bf16 are not slow on a processor with AVX-512")
