@@ -25,7 +25,7 @@ from cpulaunch.view import plan_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from cpulaunch.records.host import Host, Throttling
@@ -45,12 +45,13 @@ def finish_watched_launch(
     host: Host,
     result: LaunchResult,
     before: Throttling | None,
+    environ: Mapping[str, str],
     *,
     notify: Callable[[str], None],
 ) -> int:
     """The launch's exit code. Effect: writes the report and the page, and metrics and problems through `notify`.
 
-    `before`: periods of CPU quotas before the launch; None if it has no report.
+    `before`: periods of CPU quotas before the launch; None if it has no report. `environ`: of the launch.
     """
     for line in metric_lines(plan, result):
         notify(line)
@@ -59,7 +60,8 @@ def finish_watched_launch(
         code = _report_unapplied(flags, _workers_without_plugin(result), strict=plan.launch.strict, notify=notify)
     if not plan.launch.reported:
         return code
-    found = findings(plan, result, None if before is None else throttling(Root()).since(before))
+    periods = None if before is None else throttling(Root()).since(before)
+    found = findings(plan, result, periods, preload=environ.get("LD_PRELOAD", ""))
     plan_json = plan_view.plan_json(plan)
     content = report(plan, result, version=cpulaunch.__version__, plan_json=plan_json, found=found)
     failures = [error for error in _write_outputs(plan, host, content | {"exit_code": code}) if error is not None]

@@ -397,4 +397,4 @@ def _launch(
     from cpulaunch.cli.report import finish_watched_launch
     from cpulaunch.view.hidden_values import hidden_names, without_values
 
-    return finish_watched_launch(without_values(plan, hidden_names(line)), host, result, before, notify=notify)
+    return finish_watched_launch(without_values(plan, hidden_names(line)), host, result, before, environ, notify=notify)

@@ -20,6 +20,7 @@ from cpulaunch.html.elements.markup import (
 from cpulaunch.html.environment import environment_section
 from cpulaunch.html.inside_torch import torch_parts
 from cpulaunch.html.page import Headline, Tile, page, section
+from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
 
 TYPE_CHECKING = False
@@ -44,6 +45,7 @@ def run_page(report: Json, *, machine: str, core_map: str | None = None, calibra
     `calibration`: what was measured on it.
     """
     sections = [
+        _live_findings(report),
         _metrics(report),
         _warnings(report),
         _workers(report),
@@ -155,6 +157,21 @@ def _metrics(report: Json) -> Markup:
     left = f"{len(charts) - MAX_CHARTS:,} more metrics are left out." if len(charts) > MAX_CHARTS else ""
     note = element("p", left, _class="note") if left else Markup()
     return section("Figures of each worker", *charts[:MAX_CHARTS], note)
+
+
+def _live_findings(report: Json) -> Markup:
+    """What made the run slow, as far as its workers and the kernel told."""
+    rows = [
+        [
+            f"{'' if each['workers'] else 'the launch'}{format_cpulist(each['workers'])}",
+            value_of(each["text"]),
+            value_of(each["fix"]),
+            code(each["rule"]),
+        ]
+        for each in report["findings"]
+    ]
+    heads = ("Workers", "What was seen", "Remedy", "Finding")
+    return section("What made it slow", table("What was seen while it ran", heads, rows))
 
 
 def _warnings(report: Json) -> Markup:

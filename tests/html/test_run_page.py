@@ -61,6 +61,13 @@ def test_the_verdict_comes_first(change: dict[str, Any], tone: str, sentence: st
     assert page.index(sentence) < page.index("<h2>")
 
 
+def test_what_was_seen_while_it_ran_is_there() -> None:
+    finding = {"rule": "throttled", "workers": [], "text": "the CPU quota held it back", "fix": "a larger quota"}
+    text = Reader(make_page(hostile.report() | {"findings": [finding]})).text
+    assert all(each in text for each in ("What made it slow", "the launch", *list(finding.values())[2:]))
+    assert "What made it slow" not in Reader(make_page(hostile.report() | {"findings": []})).text
+
+
 @pytest.mark.parametrize(
     ("captured", "state", "sentence"),
     [

@@ -27,8 +27,11 @@ REMOTE_SHARE, REMOTE_BYTES = 0.1, 64 << 20
 THROTTLED_SHARE = 0.05
 """Of a quota's periods, in which it held processes back."""
 LEAST_PERIODS = 20
-GROWTH, GROWTH_BYTES, LEAST_SAMPLES = 0.2, 64 << 20, 5
-"""Growth of memory over the second half of a run, in which every sample is larger than the one before it."""
+GROWTH, GROWTH_BYTES, LEAST_SAMPLES = 0.2, 64 << 20, 10
+"""Growth of memory over the second half of a run, in which every sample is larger than the one before it.
+
+Ten samples take more than a minute: in a shorter run, a program that grows may still be loading its data.
+"""
 MOST_REASON = 120
 
 
@@ -50,10 +53,11 @@ class RunFinding:
 
 @record
 class ObservedWorker:
-    """A worker's plan, what was seen of it, and its process with the plugin."""
+    """A worker's plan, what was seen of it, and its process with the plugin. `preload`: its LD_PRELOAD."""
 
     plan: WorkerPlan
     observation: Observation
+    preload: str = ""
 
     @property
     def main(self) -> Mapping[str, Any]:
@@ -62,14 +66,21 @@ class ObservedWorker:
         return self.observation.report.live.get(pid) or self.observation.samples.get(pid) or {}
 
 
-def findings(plan: LaunchPlan, result: LaunchResult, throttling: Throttling | None) -> tuple[RunFinding, ...]:
-    """All findings of a launch; those of several workers with the same words count once."""
+def findings(
+    plan: LaunchPlan, result: LaunchResult, throttling: Throttling | None, *, preload: str = ""
+) -> tuple[RunFinding, ...]:
+    """All findings of a launch; those of several workers with the same words count once.
+
+    `preload`: LD_PRELOAD of the launch, which a worker inherits unless its plan sets or removes it.
+    """
     found: dict[tuple[str, str], set[int]] = {}
     plans = {worker.index: worker for worker in plan.workers}
     for worker in result.workers:
         if worker.observation is None or worker.index not in plans:
             continue
-        seen = ObservedWorker(plan=plans[worker.index], observation=worker.observation)
+        planned = plans[worker.index]
+        inherited = dict(planned.env).get("LD_PRELOAD", preload) or ""
+        seen = ObservedWorker(plan=planned, observation=worker.observation, preload=inherited)
         for name, rule in RULES.items():
             text = _applied(rule, seen)
             if text is not None:
@@ -102,9 +113,8 @@ def _of_quota(throttling: Throttling | None) -> Iterator[RunFinding]:
 
 def two_openmp_runtimes(seen: ObservedWorker) -> str | None:
     """Two OpenMP runtimes in one process, neither preloaded: each has threads of its own on the same CPUs."""
-    preload = dict(seen.plan.env).get("LD_PRELOAD") or ""
     kinds = {kind for path in seen.main.get("openmp", ()) if (kind := openmp_kind(path))}
-    if len(kinds) < 2 or any(openmp_kind(path) for path in preload.replace(":", " ").split()):
+    if len(kinds) < 2 or any(openmp_kind(path) for path in seen.preload.replace(":", " ").split()):
         return None
     return f"two OpenMP runtimes in one process: {' and '.join(sorted(kinds))}"
 

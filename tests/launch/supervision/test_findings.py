@@ -21,7 +21,7 @@ def snapshot(pid, cpus, **changes):
     return {**MAIN, "pid": pid, "threads": [{"cpus": cpus, "count": 2}], **changes}
 
 
-def found(*, main=None, samples=None, conditions=None, memory=(), env=(), quota=None, **plan):
+def found(*, main=None, samples=None, conditions=None, memory=(), env=(), quota=None, preload="", **plan):
     worker = WorkerPlan(
         **{
             "index": 0,
@@ -48,7 +48,7 @@ def found(*, main=None, samples=None, conditions=None, memory=(), env=(), quota=
         warnings=(),
         launch=LaunchOptions(),
     )
-    return findings(launch, LaunchResult(exit_code=0, host="here", workers=(ended,)), quota)
+    return findings(launch, LaunchResult(exit_code=0, host="here", workers=(ended,)), quota, preload=preload)
 
 
 CASES = {
@@ -83,6 +83,7 @@ def test_every_rule_has_a_case_and_a_fix():
 SILENT = {
     "an ordinary run": {"samples": {11: snapshot(11, "0-1")}},
     "a runtime that is preloaded": {"main": {"openmp": [GNU, INTEL]}, "env": (("LD_PRELOAD", INTEL),)},
+    "a runtime that the user preloads": {"main": {"openmp": [GNU, INTEL]}, "preload": f"/lib/libtcmalloc.so {INTEL}"},
     "loaders on CPUs of their own": {"samples": {11: snapshot(11, "0"), 12: snapshot(12, "1")}},
     "one child": {"samples": {11: snapshot(11, "0")}},
     "other programs on one CPU": {"samples": {pid: snapshot(pid, "0", command="ssh") for pid in (11, 12)}},
@@ -94,6 +95,7 @@ SILENT = {
     "a little remote memory": {"main": {"pages": {"0": 9000 * MIB, "1": 90 * MIB}}},
     "memory that settles": {"memory": [MIB * size for size in (100, 200, 400, 800, 800, 800, 801, 801)]},
     "memory of a short run": {"memory": [100 * MIB, 200 * MIB, 400 * MIB]},
+    "weights that are loaded for half a minute": {"memory": [MIB * size for size in (100, 900, 1800, 2700, 3600)]},
     "a quota that is hardly reached": {"quota": Throttling(periods=1000, throttled=10)},
     "a short run under a quota": {"quota": Throttling(periods=5, throttled=5)},
     "events of another form": {"main": {"openmp": 3, "pages": [1]}, "conditions": {"graph_breaks": [1]}},
@@ -103,6 +105,11 @@ SILENT = {
 @pytest.mark.parametrize("case", SILENT)
 def test_nothing_is_found_in(case):
     assert found(**SILENT[case]) == ()
+
+
+def test_a_preload_that_the_plan_removes_is_none():
+    (one,) = found(main={"openmp": [GNU, INTEL]}, preload=INTEL, env=(("LD_PRELOAD", None),))
+    assert one.rule == "two-openmp-runtimes"
 
 
 def test_json():
