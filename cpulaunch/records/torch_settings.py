@@ -132,6 +132,8 @@ LOADED, IN_THREADS, STEPPING = "loaded-", "threads-", "steps-"
 
 It has loaded torch; modules are called in other threads than the one that did; it makes steps.
 """
+FAILED = "failed-"
+"""How the name of a file begins that says why a process could not be measured, with its id behind."""
 
 
 def encode_request(request: DiagnosisRequest) -> str:

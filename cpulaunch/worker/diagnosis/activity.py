@@ -16,8 +16,9 @@ FIELDS = (
 class Activity:
     """Sums by name (FIELDS), and `now`: what the thread does at the moment, for the sampler.
 
-    `loader_workers`, `prefetched`: of the last DataLoader, its worker processes and the batches that each loads ahead;
-    `batch_bytes`: of a batch. `record`: makes a named region of the profiler while it runs; None while it does not.
+    `loader`: the id of the last DataLoader's iterator. `loader_workers`, `prefetched`: its worker processes and the
+    batches that each loads ahead; `batch_bytes`: of a batch. `record`: makes a named region of the profiler while it
+    runs; None while it does not.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class Activity:
     def reset(self) -> None:
         """Effect: nothing has been timed, as in a forked process, whose only thread is the measured one."""
         self.totals = dict.fromkeys(FIELDS, 0.0)
+        self.loader = 0
         self.loader_workers: int | None = None
         self.prefetched = 0
         self.batch_bytes = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from time import perf_counter, thread_time
@@ -80,15 +81,24 @@ def hook_optimizers(ended: Callable[[str, object], None]) -> None:
     """Effect: `ended` is called after each step of an optimizer."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: ended("optimizer", id(optimizer)))
+    is_compiling = torch.compiler.is_compiling
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling():  # A step inside the program's own compiled function belongs to its graph.
+            ended("optimizer", id(optimizer))
+
+    register_optimizer_step_post_hook(stepped)
 
 
 def hook_backward(activity: Activity, ended: Callable[[str, object], None]) -> None:
     """Effect: backward passes are timed."""
     plain = torch.autograd.backward
+    is_compiling = torch.compiler.is_compiling
 
     @wraps(plain)
     def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return plain(*args, **kwargs)
         try:
             return activity.timed("backward", plain, args, kwargs)
         finally:
@@ -100,13 +110,15 @@ def hook_backward(activity: Activity, ended: Callable[[str, object], None]) -> N
 def hook_loaders(activity: Activity, ended: Callable[[str, object], None], fetched: Any) -> None:
     """Effect: DataLoaders are timed: how long a program waits, and in any process how long samples take.
 
-    `fetched` is called with the wall and the CPU seconds of a fetch, of those the seconds of collating, and the items.
+    An epoch that starts worker processes waits for them, too. `fetched` is called with the wall and the CPU seconds of
+    a fetch, of those the seconds of collating, and the items.
     """
     from torch.utils.data import dataloader
     from torch.utils.data._utils import fetch
 
     iterator: Any = dataloader._BaseDataLoaderIter
-    plain_next = iterator.__next__
+    loader: Any = dataloader.DataLoader
+    plain_next, plain_iter = iterator.__next__, loader.__iter__
 
     @wraps(plain_next)
     def __next__(self: Any) -> Any:  # noqa: N807
@@ -115,15 +127,26 @@ def hook_loaders(activity: Activity, ended: Callable[[str, object], None], fetch
             batch = activity.timed("data", plain_next, (self,), {})
             return batch
         finally:
-            if activity.loader_workers is None or activity.batch_bytes == 0:
-                activity.loader_workers = self._num_workers
-                activity.prefetched = getattr(self, "_prefetch_factor", None) or 0
-                activity.batch_bytes = tensor_bytes(batch)
+            if activity.loader != id(self) or activity.batch_bytes == 0:
+                _note_loader(activity, self, batch)
             ended("loader", "")
 
-    iterator.__next__ = __next__
+    @wraps(plain_iter)
+    def __iter__(self: Any) -> Any:  # noqa: N807
+        return activity.timed("data", plain_iter, (self,), {})
+
+    iterator.__next__, loader.__iter__ = __next__, __iter__
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         _time_fetcher(getattr(fetch, name), fetched)
+
+
+def _note_loader(activity: Activity, iterator: Any, batch: object) -> None:
+    """Effect: the activity knows the last DataLoader, as far as its batch tells its size."""
+    activity.loader = id(iterator)
+    activity.loader_workers = getattr(iterator, "_num_workers", 0)
+    activity.prefetched = getattr(iterator, "_prefetch_factor", None) or 0
+    with suppress(Exception):  # A batch may be of any class.
+        activity.batch_bytes = tensor_bytes(batch)
 
 
 def tensor_bytes(value: object, *, depth: int = 0) -> int:
@@ -159,12 +182,12 @@ def _time_fetcher(fetcher: Any, fetched: Any) -> None:
 
     @wraps(plain_fetch)
     def timed_fetch(self: Any, possibly_batched_index: Any) -> Any:
-        cpu, start, before = thread_time(), perf_counter(), self.cpulaunch_collate_seconds
+        cpu, start, before = thread_time(), perf_counter(), getattr(self, "cpulaunch_collate_seconds", 0.0)
         try:
             return plain_fetch(self, possibly_batched_index)
         finally:
             seconds, used = perf_counter() - start, thread_time() - cpu
-            fetched(seconds, used, self.cpulaunch_collate_seconds - before)
+            fetched(seconds, used, getattr(self, "cpulaunch_collate_seconds", 0.0) - before)
 
     fetcher.__init__, fetcher.fetch = init, timed_fetch
 
@@ -188,8 +211,12 @@ def hook_collectives(activity: Activity) -> None:
 
 
 def _timed(activity: Activity, plain: Any) -> Any:
+    is_compiling = torch.compiler.is_compiling
+
     @wraps(plain)
     def timed(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # Dynamo knows the plain function and rewrites it.
+            return plain(*args, **kwargs)
         return activity.timed("collective", plain, args, kwargs)
 
     return timed

@@ -25,7 +25,7 @@ def slowdowns() -> dict[str, float]:
 def _seconds(type_: torch.dtype) -> float:
     """The best time of a product."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        first, second = (torch.ones(SIZE, SIZE, dtype=type_) for _ in range(2))
+        first, second = (torch.ones(SIZE, SIZE, dtype=type_, device="cpu") for _ in range(2))
         torch.mm(first, second)
         times = []
         for _ in range(CALLS):

@@ -21,6 +21,8 @@ REPORTED = 8
 GENERATOR = 0x20
 """Flag of the code of a generator function. Source: Python, inspect.CO_GENERATOR."""
 DEEP = 200
+PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Parts of paths of installed packages, of other Pythons and of the user too."""
 
 
 class LineSampler:
@@ -99,7 +101,7 @@ class LineSampler:
     def _is_program(self, file: str) -> bool:
         known = self._known.get(file)
         if known is None:
-            known = not file.startswith(("<", *self._foreign))
+            known = not file.startswith(("<", *self._foreign)) and not any(name in file for name in PACKAGES)
             self._known[file] = known
         return known
 
@@ -118,10 +120,12 @@ class LineSampler:
 
 
 def _library_folders() -> tuple[str, ...]:
-    """Folders of code that is not the program's: the standard library, installed packages, and this package."""
+    """Folders of code that is not the program's: the standard library, installed packages, torch, and this package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     found = {sysconfig.get_path(name) for name in names}
     found |= {os.path.realpath(path) for path in found if path}
+    torch = sys.modules.get("torch")
+    found |= {os.path.dirname(path) for path in [getattr(torch, "__file__", None)] if path}
     own = __file__
     for _ in range(3):
         own = os.path.dirname(own)

@@ -10,11 +10,11 @@ import threading
 import time
 from contextlib import suppress
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 
-from cpulaunch.records.torch_settings import FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
+from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
 from cpulaunch.system.files.writing import replace
 from cpulaunch.system.process_snapshot import snapshot
 from cpulaunch.worker.diagnosis import phases as phase_names
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MEASURED = (phase_names.BEFORE, phase_names.AFTER)
 FETCH_PAUSE_SECONDS = 0.5
 """Between two writings of a DataLoader worker's figures."""
+ALWAYS_COUNTED, COUNTING_PART = 20, 100
+"""So many steps of a phase read the counters at their end; later ones if 100 times as long has passed as it takes."""
 LOW_SHARE = 0.05
 """Of the window, in products of a low precision: from this share on, these are timed against fp32."""
 
@@ -46,6 +48,7 @@ class Session:
         self.request = request
         self.index = index
         self.activity = Activity()
+        self._window = ProfilerWindow()
         self.reset()
         atexit.register(self._at_exit)
 
@@ -55,6 +58,7 @@ class Session:
         self._pid = os.getpid()
         self._marker = StepMarker()
         self._phases = Phases(self.request)
+        self._window.abandon()
         self._window = ProfilerWindow()
         self._measuring_since = time.time()
         self._sampler = LineSampler(self.activity)
@@ -64,8 +68,12 @@ class Session:
         self._seen = 0
         self._sums: dict[str, float] = {}
         self._started: dict[str, float] = {}
+        self._counted: dict[str, float] = {}
+        self._counted_steps = 0
+        self._counted_at = self._counting_seconds = self._counting_cpu = 0.0
         self._threads: list[dict[str, Any]] = []
-        self._fetches = {"seconds": 0.0, "cpu": 0.0, "collate": 0.0, "count": 0.0}
+        self._fetches = {"seconds": 0.0, "cpu": 0.0, "collate": 0.0, "count": 0.0, "wall": 0.0}
+        self._fetches_begun: float | None = None
         self._fetches_written = 0.0
         self._told: set[str] = set()
         self.has_gradients = False
@@ -89,9 +97,23 @@ class Session:
             self._end_step(now, is_new=self._marker.changes != changes)
             if self._phases.name == phase_names.WARM_UP and kind != "loader":
                 self._sampler.exclude(sys._getframe())
+        except Exception as error:  # noqa: BLE001  The program goes on without the measurement.
+            self._give_up(error)
         finally:
             self._busy = False
         self._last = perf_counter()
+
+    def _give_up(self, error: Exception) -> None:
+        """Effect: nothing is measured any more, and the command that watches the folder knows why."""
+        self._phases.name = phase_names.DONE
+        self._written = True
+        self.activity.record = None
+        self._sampler.stop()
+        with suppress(Exception):
+            self._window.stop()
+        text = f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            replace(os.path.join(self.request.folder, f"{FAILED}{os.getpid()}"), text.encode(errors="replace"))
 
     def before_profiler(self) -> None:
         """Effect: a profiler of the program has no other beside it, from now on."""
@@ -115,9 +137,20 @@ class Session:
                 self._change(name)
             elif name in MEASURED and is_first:
                 self._begin_counting()
+            elif name in MEASURED and self._is_counting_due(now):
+                self._count()
+
+    def _is_counting_due(self, now: float) -> bool:
+        has_few = len(self._phases.steps) <= ALWAYS_COUNTED
+        return has_few or now - self._counted_at >= COUNTING_PART * self._counting_seconds
 
     def _restart(self) -> None:
+        """Effect: nothing has been measured yet. What was measured before had other steps."""
+        if self._phases.name == phase_names.PROFILED:
+            self._window.stop()
+            self._window = self._window.next()
         self._phases.restart()
+        self._sampler.pause()
         self._sampler.restart()
         self._steps, self._sums, self._started, self._threads = [], {}, {}, []
         self.activity.record = None
@@ -126,19 +159,30 @@ class Session:
         """Effect: counters count from here on. The first step of a phase, which other ranks may delay, is left out."""
         if not self._threads:
             self._threads, self._measuring_since = busy_threads(), time.time()
-        self._started = read_counters() | self.activity.totals
+        self._count()
+        self._started = self._counted
         self._sampler.start()
+
+    def _count(self) -> None:
+        """Effect: the counters are known at the end of this step, if the program makes no other one."""
+        begun, cpu = perf_counter(), thread_time()
+        self._counted, self._counted_steps = read_counters() | self.activity.totals, len(self._steps)
+        self._counted["thread_cpu"] = cpu - self._counting_cpu
+        self._counted_at = perf_counter()
+        self._counting_seconds = self._counted_at - begun
+        self._counting_cpu += thread_time() - cpu
 
     def _end_counting(self) -> None:
         self._sampler.pause()
         if self._started:
-            for name, value in growth(self._started, read_counters() | self.activity.totals).items():
+            for name, value in growth(self._started, self._counted).items():
                 self._sums[name] = self._sums.get(name, 0.0) + value
         self._started = {}
 
     def _change(self, ended: str) -> None:
         """Effect: the phase after the one that ended begins."""
         if ended in MEASURED:
+            self._count()
             self._end_counting()
         if ended == phase_names.BEFORE:
             self._window = self._window.next()
@@ -214,24 +258,26 @@ class Session:
 
     def fetched(self, seconds: float, cpu: float, collate: float) -> None:
         """Effect: a DataLoader's fetch in this process counts; a worker writes its sums from time to time."""
-        sums = self._fetches
+        sums, now = self._fetches, perf_counter()
+        self._fetches_begun = now - seconds if self._fetches_begun is None else self._fetches_begun
+        sums["wall"] = now - self._fetches_begun
         sums["seconds"] += seconds
         sums["cpu"] += cpu
         sums["collate"] += collate
         sums["count"] += 1
         if torch.utils.data.get_worker_info() is None:
             return
-        now = perf_counter()
         if now - self._fetches_written >= FETCH_PAUSE_SECONDS:
             self._fetches_written = now
             with suppress(OSError):
                 replace(os.path.join(self.request.folder, f"{FETCHES}{os.getpid()}.json"), json.dumps(sums).encode())
 
     def _at_exit(self) -> None:
-        """Effect: a program that ends early leaves figures of the steps there were."""
+        """Effect: a program that ends early leaves figures of the steps there were, not of what it did after them."""
         if self._pid != os.getpid() or self._written or not self._marker.kind:
             return
         if self._phases.name in MEASURED and self._started:
+            del self._steps[self._counted_steps :]
             self._end_counting()
         elif self._phases.name == phase_names.PROFILED:
             self._window.stop()

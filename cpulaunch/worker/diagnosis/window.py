@@ -10,15 +10,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cpulaunch.worker.diagnosis.counters import thread_delay
-from cpulaunch.worker.diagnosis.operations import Event, add_up, backward_waits
-from cpulaunch.worker.diagnosis.spans import length
+from cpulaunch.worker.diagnosis.events.kinds import BACKENDS, Event
+from cpulaunch.worker.diagnosis.events.operations import add_up, backward_waits, communication
+from cpulaunch.worker.diagnosis.events.spans import length
 
 MOST_EVENTS = 400_000
 """Of a window, which ends with the last of them: a pass in Python takes microseconds for each."""
 
-
-BACKENDS = ("gloo:", "mpi:", "ccl:")
-"""How the names of collectives begin that run in other threads."""
 OTHER_PROFILER = "the program uses torch's profiler itself"
 DISTURBED = 0.1
 """Share of the window for which the thread was ready to run and had no CPU."""
@@ -61,6 +59,12 @@ class ProfilerWindow:
                 self._starting = False
         self.delay = thread_delay()
         self._start, self._clock = time_ns(), perf_counter()
+
+    def abandon(self) -> None:
+        """Effect: in a process that was forked while the profiler ran, this thread records nothing for it."""
+        if self._running:
+            self._running = False
+            torch.autograd._enable_record_function(False)
 
     def give_way(self) -> None:
         """Effect: a profiler that is about to start is alone from now on, unless it is the window's own."""
@@ -114,6 +118,7 @@ class ProfilerWindow:
         background = [each for each in on_cpu if each.start_thread_id() not in threads or each.is_async()]
         collectives = [(each.start_ns(), each.end_ns()) for each in background if each.name().startswith(BACKENDS)]
         found["backward_waits"] = backward_waits(own, collectives)
+        found["communication"] = communication(own, collectives, (self._start, end), found["backward_waits"])
         found["gpu"] = _gpu([each for each in events if each.device_type() != torch.profiler.DeviceType.CPU])
         return found
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from cpulaunch.worker.diagnosis import spans
-from cpulaunch.worker.diagnosis.operations import Event, add_up, backward_waits, kind_of
+from cpulaunch.worker.diagnosis.events import spans
+from cpulaunch.worker.diagnosis.events.kinds import Event, kind_of
+from cpulaunch.worker.diagnosis.events.moved_bytes import bytes_moved
+from cpulaunch.worker.diagnosis.events.operations import add_up, backward_waits, communication
 
 US = 1000
 
@@ -24,11 +26,21 @@ def summed(*events, end=10_000, **how):
         ("aten::bmm", ["c10::BFloat16"], "low products"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", ["float"], "products"),
         ("aten::item", [], "synchronization"),
+        ("aten::nonzero", ["bool"], "other"),
         ("aten::empty_strided", [], "allocation"),
         ("aten::select", [], "access"),
         ("c10d::allreduce_", [], "collective"),
         ("aten::softmax", ["float"], "other"),
-        ("mine::fused", ["float"], "other"),
+        ("aten::native_layer_norm", ["float"], "other"),
+        ("aten::upsample_bilinear2d", ["float"], "other"),
+        ("aten::_weight_int4pack_mm_for_cpu", ["c10::BFloat16", "unsigned char"], "low products"),
+        ("mkl::_mkl_linear", ["float"], "products"),
+        ("aten::linalg_svd", ["float"], "computing"),
+        ("aten::normal_", ["float"], "computing"),
+        ("aten::sort", ["float"], "computing"),
+        ("mine::fused", ["float"], "computing"),
+        ("## Call CompiledFxGraph fx1 ##", [], "computing"),
+        ("gloo:all_reduce", [], "collective"),
     ],
 )
 def test_kinds(name, types, kind):
@@ -83,9 +95,58 @@ def test_operations_outside_of_modules_are_told_from_those_inside():
     assert (found["calls"]["forward"], found["calls"]["outside"], found["calls"]["backward"]) == (2, 1, 1)
 
 
-def test_bytes_of_operations_that_move_data():
-    found = summed(event("aten::add", 0, 500, shapes=[[1000, 10], [1000, 10]], types=["float", "float"]))
-    assert found["bytes"] == 3 * 40_000
+def test_bytes_of_element_wise_operations_by_their_size():
+    added = event("aten::add", 0, 500, shapes=[[1000, 10], [1000, 10]], types=["float", "float"])
+    assert summed(added)["bytes"] == {"17": [120_000.0, pytest.approx(500e-6)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "types", "expected"),
+    [
+        ("aten::add", [[100, 10], [10], []], ["float", "float", "Scalar"], 4 * (1000 + 10 + 1000)),
+        ("aten::add_", [[100, 10], [100, 10]], ["float", "float"], 4 * 3000),
+        ("aten::mul", [[100], []], ["c10::BFloat16", "Scalar"], 2 * 200),
+        ("aten::mul", [[100], [100]], ["c10::BFloat16", "float"], 2 * 100 + 4 * 200),
+        ("aten::copy_", [[100], [100], []], ["float", "double", ""], 8 * 100 + 4 * 100),
+        ("aten::relu", [[100]], ["float"], 800),
+        ("aten::where", [[100], [100], [1]], ["bool", "float", "float"], 100 + 400 + 4 + 400),
+        ("aten::add", [[0, 5], [1, 5]], ["float", "float"], 20),
+        ("aten::add", [[100]], ["c10::complex<float>"], 0),
+        ("aten::softmax", [[100]], ["float"], 0),
+        ("aten::cat", [[[100], [100]]], ["TensorList"], 0),
+        ("aten::add", [], [], 0),
+        ("mine::add", [[100]], ["float"], 0),
+    ],
+)
+def test_bytes_of_an_operation(name, shapes, types, expected):
+    assert bytes_moved(Event(name=name, start=0, end=1, shapes=shapes, types=types)) == expected
+
+
+def test_kernels_of_a_compiled_graph_have_no_events():
+    graph = event("## Call CompiledFxGraph fx1 ##", 100, 5000)
+    found = summed(graph, event("mkl::_mkl_linear", 1000, 1000, types=["float"]), end=5100)
+    assert found["kinds"] == pytest.approx({"computing": 4000e-6, "products": 1000e-6})
+    assert found["pauses"] == 0
+
+
+def test_little_arithmetic_beside_the_kernels_of_a_compiled_graph_makes_it_not_tiny():
+    inside = event("aten::mm", 1000, 10, types=["float"], flops=1000)
+    found = summed(event("## Call CompiledFxGraph fx1 ##", 100, 5000), inside)
+    assert found["calls"].get("tiny", 0) == 0
+
+
+def test_a_region_that_the_program_names_hides_no_operations():
+    tiny = [event("aten::add", 10 * number, 4) for number in range(100)]
+    found = summed(event("train: step", 0, 1000), *tiny, end=1000)
+    assert found["calls"]["tiny"] == 100
+    assert found["kinds"] == {}
+
+
+def test_products_of_low_precision_by_their_type():
+    products = [event("aten::mm", 1000 * number, 500, types=["c10::Half", "c10::Half"]) for number in range(3)]
+    assert summed(*products, event("aten::mm", 5000, 100, types=["BFloat16"]))["low"] == pytest.approx(
+        {"fp16": 1500e-6, "bf16": 100e-6}
+    )
 
 
 def test_moments_are_counted_once():
@@ -103,3 +164,11 @@ def test_a_backward_pass_that_waits_for_other_ranks():
     ]
     assert backward_waits(events, [(100 * US, 800 * US), (950 * US, 2000 * US)]) == pytest.approx(600e-6)
     assert backward_waits(events[1:], [(100 * US, 800 * US)]) == 0
+
+
+def test_communication_is_hidden_where_the_process_computes_meanwhile():
+    events = [event("aten::mm", 0, 600), event("cpulaunch::collective", 600, 200)]
+    running = [(100 * US, 300 * US), (500 * US, 800 * US), (2000 * US, 9000 * US)]
+    found = communication(events, running, (0, 1000 * US), 50e-6)
+    assert found == pytest.approx({"seconds": 500e-6, "hidden": 250e-6})
+    assert communication(events, [], (0, 1000 * US), 0.0) == {"seconds": 0, "hidden": 0}

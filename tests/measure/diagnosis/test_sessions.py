@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from cpulaunch.records.torch_settings import FIGURES, IN_THREADS, LOADED, STEPPING, DiagnosisRequest
+from cpulaunch.records.torch_settings import FAILED, FIGURES, IN_THREADS, LOADED, STEPPING, DiagnosisRequest
+from cpulaunch.worker.diagnosis import phases
 from cpulaunch.worker.diagnosis import window as windows
 from cpulaunch.worker.diagnosis.activity import Activity
 from cpulaunch.worker.diagnosis.sampler import LineSampler
@@ -40,6 +41,67 @@ def test_a_measured_process_goes_on(session, tmp_path):
     assert written["started"] <= written["ended"]
     assert states(tmp_path) == {STEPPING}
     calls_modules(session)
+
+
+def until(session, phase):
+    """Effect: modules are called until this phase begins."""
+    for _ in range(CALLS):
+        if session._phases.name == phase:
+            return
+        torch.ones(4).add(1)
+        session.ended("module", 1)
+    raise AssertionError(session._phases.name)
+
+
+def test_what_a_program_does_after_its_last_step_does_not_count(tmp_path):
+    session = Session(DiagnosisRequest(folder=str(tmp_path), steps=1000, warm_up=1), 0)
+    until(session, phases.BEFORE)
+    for _ in range(10):
+        session.ended("module", 1)
+    session.activity.totals["data_seconds"] += 1000  # A DataLoader of an evaluation that calls no module again.
+    session._at_exit()
+    (found,) = tmp_path.glob(f"{FIGURES}*")
+    written = json.loads(found.read_text())
+    assert written["steps"] == 9
+    assert written["sums"]["data_seconds"] == 0
+    assert 0 <= written["sums"]["thread_cpu"] < 10
+
+
+def test_a_training_after_an_evaluation_is_seen_by_the_profiler(session):
+    until(session, phases.PROFILED)
+    assert torch.autograd._profiler_enabled()
+    session.ended("optimizer", 2)
+    assert session._phases.name == phases.WARM_UP
+    assert not torch.autograd._profiler_enabled()
+    for _ in range(CALLS):
+        session.ended("optimizer", 2)
+    assert (session._marker.kind, session._window.failure) == ("optimizer", "")
+
+
+def test_a_measurement_that_fails_does_not_end_the_program(session, tmp_path, monkeypatch):
+    def fail():
+        raise RuntimeError("no counters")
+
+    monkeypatch.setattr(session, "_figures", fail)
+    calls_modules(session)
+    (found,) = tmp_path.glob(f"{FAILED}*")
+    assert found.read_text() == "RuntimeError: no counters"
+    assert not torch.autograd._profiler_enabled()
+    session._at_exit()
+    assert list(tmp_path.glob(f"{FIGURES}*")) == []
+
+
+def test_a_process_forked_while_the_profiler_runs_records_nothing():
+    window = ProfilerWindow()
+    window.start()
+    try:
+        window.abandon()
+        for _ in range(100):
+            torch.ones(4).add_(1)
+    finally:
+        torch.autograd._enable_record_function(True)
+        window._profile.stop()
+    assert not any(each.name() == "aten::add_" for each in window._profile.profiler.kineto_results.events())
 
 
 def test_modules_in_a_loader_worker_make_no_steps(session, tmp_path, monkeypatch):

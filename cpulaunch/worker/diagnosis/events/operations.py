@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cpulaunch.records.record import record
-from cpulaunch.worker.diagnosis.spans import idle_common
+from cpulaunch.worker.diagnosis.events.kinds import REGIONS, Event, is_container, kind_of, low_type
+from cpulaunch.worker.diagnosis.events.moved_bytes import bytes_moved
+from cpulaunch.worker.diagnosis.events.spans import common, idle_common, length
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
+
+    from cpulaunch.worker.diagnosis.events.spans import Span
 
 TINY_NS = 20_000
 """A top-level operation that is shorter mostly costs what leads to it."""
@@ -22,16 +25,6 @@ TINY_FLOPS = 50_000
 """A product with less arithmetic takes microseconds; under the profiler, the operations inside it make it longer."""
 PAUSE_NS = 200_000
 """A longer time between operations is spent in the program's own Python code, or waiting, and not in calling them."""
-PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "addbmm", "_int_mm", "addmv", "mv", "dot", "matmul", "linear", "conv")
-PRODUCT_WORDS = ("convolution", "mkldnn_linear", "_scaled_dot_product", "flash_attention", "lstm_layer", "rnn_layer")
-PRODUCT_PREFIXES = ("quantized::linear", "quantized::conv", "onednn::", "mkldnn::", "mkldnn_prepacked::")
-ALLOCATIONS = ("empty", "empty_like", "empty_strided", "resize_", "new_empty", "new_empty_strided")
-SYNCHRONIZATIONS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "tolist")
-ACCESSES = ("select", "slice", "narrow", "index", "index_select", "take", "unbind", "select_backward", "slice_backward")
-LOW_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
-ITEM_BYTES = {"double": 8, "float": 4, "long int": 8, "long": 8, "int": 4, "c10::BFloat16": 2, "c10::Half": 2}
-REGIONS = ("cpulaunch::", "Optimizer.")
-CONTAINERS = ("autograd::engine::", "Torch-Compiled Region", "DistributedDataParallel", "DataParallel", "enumerate(")
 MOST_NAMES = 12
 WAITS = ("data", "collective")
 """Regions whose time the hooks measure in all steps."""
@@ -41,18 +34,6 @@ SLOWEST = 2.0
 """Arithmetic operations in a ns below which no product of fp32 matrices stays, but for its first microseconds."""
 LEAST_MEMBERS = 3
 """Of a group in which something is usual."""
-
-
-@record
-class Event:
-    """One event of the profiler's on the measured thread. Times in ns; `shapes` and `types` of its inputs."""
-
-    name: str
-    start: int
-    end: int
-    flops: float = 0.0
-    shapes: Sequence[Sequence[int]] = ()
-    types: Sequence[str] = ()
 
 
 class _Open:
@@ -74,27 +55,15 @@ class _Open:
         return self.event.end - self.event.start
 
 
-def kind_of(event: Event) -> str:
-    """products, low products, allocation, synchronization, access, collective, or other (which moves data)."""
-    family, _, name = event.name.rpartition("::")
-    if family in ("c10d", "_c10d_functional") or event.name.startswith(("gloo:", "mpi:", "ccl:", "nccl:")):
-        return "collective"
-    if name in SYNCHRONIZATIONS:
-        return "synchronization"
-    if name in PRODUCTS or any(word in name for word in PRODUCT_WORDS) or event.name.startswith(PRODUCT_PREFIXES):
-        return "low products" if any(each in LOW_TYPES for each in event.types) else "products"
-    if name in ALLOCATIONS:
-        return "allocation"
-    return "access" if name in ACCESSES else "other"
-
-
 def add_up(events: Iterable[Event], start: int, end: int, *, disturbed: bool = False) -> dict[str, Any]:
     """The sums, in seconds unless named otherwise, of a window of the measured thread's time.
 
     Shape: {"seconds", "events": count, "kinds": {kind: own seconds, of operations that are not tiny}, "tiny": {…},
     "pauses": seconds of long times between operations, "overhead": of short ones, "absorbed": seconds by which
     operations took longer than others of their kind, which count as they usually take, "regions", "calls", "flops",
-    "timed": seconds of the operations with flops, "bytes", "operations": [[name, count, seconds], …] longest first}.
+    "timed": seconds of the operations with flops, "low": seconds of products of low precision by type, "bytes": of
+    element-wise operations, {bits of an operation's bytes: [bytes, seconds]}, "operations": [[name, count, seconds], …]
+    longest first}.
     `disturbed`: other threads often took the CPU, so that the shortest of equal operations are the usual ones.
     """
     walk = _Walk(start, end)
@@ -109,15 +78,28 @@ def backward_waits(events: Sequence[Event], collectives: Iterable[tuple[int, int
     """
     passes = [(each.start, each.end) for each in events if each.name == "cpulaunch::backward"]
     operations = [
-        (each.start, each.end) for each in events if not each.name.startswith(REGIONS) and not _is_container(each)
+        (each.start, each.end) for each in events if not each.name.startswith(REGIONS) and not is_container(each)
     ]
     return idle_common(passes, operations, collectives)
+
+
+def communication(
+    events: Sequence[Event], collectives: Iterable[Span], window: Span, backward_waits: float
+) -> dict[str, float]:
+    """Seconds of a window in which other threads run collectives, and of those in which the measured one computes.
+
+    Shape: {"seconds", "hidden"}. `backward_waits`: as the function of that name has them.
+    """
+    running = common([window], collectives)
+    calls = [(each.start, each.end) for each in events if each.name == "cpulaunch::collective"]
+    seconds = length(running)
+    return {"seconds": seconds, "hidden": max(0.0, seconds - length(common(running, calls)) - backward_waits)}
 
 
 class _Walk:
     """Goes through the events in the order of their starts, with a stack of those that have not ended.
 
-    `tops`: the top-level operations. `pauses`, `regions`: ns.
+    `tops`: the top-level operations. `pauses`, `regions`: ns. `low`: ns of products of low precision by their type.
     """
 
     def __init__(self, start: int, end: int) -> None:
@@ -127,6 +109,7 @@ class _Walk:
         self.pauses = self.overhead = 0
         self.regions: dict[str, int] = {}
         self.flops: dict[str, list[float]] = {}
+        self.low: dict[str, int] = {}
         self._last = start
         self._stack: list[_Open] = []
 
@@ -147,7 +130,7 @@ class _Walk:
             self.overhead += self._gap(event.start)
             region = event.name.removeprefix("cpulaunch::") if event.name.startswith("cpulaunch::") else "optimizer"
             self._stack.append(_Open(event, region, is_operation=False))
-        elif _is_container(event):
+        elif is_container(event):
             is_backward = event.name.startswith("autograd::engine::")
             self.backward_nodes += is_backward
             self._stack.append(_Open(event, "backward" if is_backward else region, is_operation=False))
@@ -182,6 +165,9 @@ class _Walk:
             return
         kind, own = kind_of(event), max(0, ended.duration - ended.inner)
         ended.kinds[kind] = ended.kinds.get(kind, 0) + own
+        if kind == "low products":
+            name = low_type(event)
+            self.low[name] = self.low.get(name, 0) + own
         if event.flops:
             sums = self.flops.setdefault(kind, [0.0, 0.0])
             sums[0] += event.flops
@@ -197,18 +183,14 @@ class _Walk:
             self.tops.append(ended)
 
 
-def _is_container(event: Event) -> bool:
-    """Whether this is no operation but a node, a module or a region around operations."""
-    return event.name.startswith(CONTAINERS) or ":" not in event.name
-
-
 def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
     usual = _usual_durations(walk.tops, disturbed=disturbed)
     kinds: dict[str, float] = {}
     tiny = {"seconds": 0.0, "synchronization": 0.0, "outside": 0.0}
     calls: Counter[str] = Counter()
     names: dict[str, list[float]] = {}
-    absorbed = moved = pauses = overhead = 0.0
+    known_bytes: dict[str, list[float]] = {}
+    absorbed = pauses = overhead = 0.0
     for top, (duration, gap) in zip(walk.tops, usual, strict=True):
         kind = kind_of(top.event)
         is_forward = top.region not in ("backward", "optimizer")
@@ -224,7 +206,7 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         if kind == "synchronization":
             calls["synchronization"] += 1
             tiny["synchronization"] += (duration + gap) * 1e-9
-        elif duration < TINY_NS or 0 < top.flops < TINY_FLOPS:
+        elif duration < TINY_NS or (0 < top.flops < TINY_FLOPS and kind != "computing"):
             calls["tiny"] += 1
             tiny["seconds"] += (duration + gap) * 1e-9
             tiny["outside"] += (duration + gap) * 1e-9 * is_outside
@@ -233,7 +215,10 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
             scale = duration / max(1, top.duration) * 1e-9
             for each, value in _attributed(top.kinds).items():
                 kinds[each] = kinds.get(each, 0.0) + value * scale
-            moved += _bytes_moved(top.event) if kind == "other" else 0.0
+            if (moved := bytes_moved(top.event)) > 0:
+                sums = known_bytes.setdefault(str(int(moved).bit_length()), [0.0, 0.0])
+                sums[0] += moved
+                sums[1] += duration * 1e-9
     ordered = sorted(names.items(), key=lambda item: -item[1][1])[:MOST_NAMES]
     return {
         "seconds": (walk.end - walk.start) * 1e-9,
@@ -247,7 +232,8 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         "calls": {**calls, "backward": walk.backward_nodes},
         "flops": {kind: values[0] for kind, values in walk.flops.items()},
         "timed": {kind: values[1] * 1e-9 for kind, values in walk.flops.items()},
-        "bytes": moved,
+        "low": {name: value * 1e-9 for name, value in walk.low.items()},
+        "bytes": known_bytes,
         "operations": [[name, int(count), seconds] for name, (count, seconds) in ordered],
     }
 
@@ -299,16 +285,3 @@ def _accesses(event: Event, kind: str) -> int:
         return 0
     is_unbind = event.name == "aten::unbind" and event.shapes and event.shapes[0]
     return int(event.shapes[0][0]) if is_unbind else 1
-
-
-def _bytes_moved(event: Event) -> float:
-    """Bytes of the tensors that an operation reads, and as many as the largest that it writes; a lower bound."""
-    sizes = []
-    for shape, type_ in zip(event.shapes, event.types, strict=False):
-        count = 1.0
-        if not shape or not all(isinstance(each, int) for each in shape):
-            continue
-        for each in shape:
-            count *= each
-        sizes.append(count * ITEM_BYTES.get(type_, 4 if type_ else 0))
-    return sum(sizes) + max(sizes, default=0.0)

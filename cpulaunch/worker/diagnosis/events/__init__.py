@@ -1,0 +1,1 @@
+"""What the profiler saw of a thread, from its events to sums."""

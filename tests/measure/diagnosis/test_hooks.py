@@ -1,0 +1,157 @@
+"""The hooks, each installed in a process of its own: what they see, and that compiled programs run as without them."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("torch")
+
+START = """
+    import json, os, sys
+    import torch
+    from torch import distributed, nn
+    from torch.utils.data import DataLoader, Dataset, TensorDataset
+    from cpulaunch.worker.diagnosis import hooks
+    from cpulaunch.worker.diagnosis.activity import Activity
+
+    calls, activity = [], Activity()
+
+    def ended(kind, key, seconds=0.0):
+        calls.append(kind)
+
+    if sys.argv[1] == "hooked":
+        hooks.hook_modules(activity, ended)
+        hooks.hook_optimizers(ended)
+        hooks.hook_backward(activity, ended)
+        hooks.hook_loaders(activity, ended, lambda *seconds: None)
+        hooks.hook_collectives(activity)
+"""
+
+
+def run(code, tmp_path, *, how="hooked"):
+    """What the program prints as JSON."""
+    text = textwrap.dedent(START) + textwrap.dedent(code)
+    (tmp_path / "program.py").write_text(text)
+    command = [sys.executable, "program.py", how]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+COMPILED = {
+    "own module": """
+        class Own(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.inner(x).relu() * 0 + 1
+
+        result = torch.compile(Own(), backend="eager", fullgraph=True)(torch.ones(1, 1, 4)).mean()
+    """,
+    "function around a module": """
+        inner = nn.Linear(4, 4)
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def called(x):
+            return inner(x) * 0 + 1
+
+        result = called(torch.ones(1, 4)).mean()
+    """,
+    "module": """
+        model = torch.compile(nn.Linear(4, 4), backend="eager", fullgraph=True)
+        result = model(torch.ones(2, 4)).sum() * 0 + 1
+    """,
+    "optimizer": """
+        weight = torch.ones(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        weight.grad = torch.ones(4)
+        torch.compile(optimizer.step, backend="eager")()  # torch itself breaks the graph before the step.
+        result = weight.detach().sum() / 2
+    """,
+    "collective": """
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def reduced(tensor):
+            distributed.all_reduce(tensor)
+            return tensor * 2
+
+        result = reduced(torch.ones(1)).sum() / 2
+    """,
+}
+
+
+@pytest.mark.parametrize("how", ["plain", "hooked"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_compiles_does_so_with_hooks(name, how, tmp_path):
+    assert run(f"{textwrap.dedent(COMPILED[name])}\nprint(json.dumps(float(result)))", tmp_path, how=how) == 1.0
+
+
+def test_an_exception_of_the_program_passes_through(tmp_path):
+    code = """
+        class Broken(nn.Module):
+            def forward(self, x):
+                raise KeyError("mine")
+
+        class Wrong(Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                raise IndexError("sample")
+
+        seen = []
+        for call in (lambda: Broken()(1), lambda: list(DataLoader(Wrong())), lambda: torch.ones(2).backward()):
+            try:
+                call()
+            except Exception as error:
+                seen.append(type(error).__name__)
+        print(json.dumps([seen, activity.now]))
+    """
+    assert run(code, tmp_path) == run(code, tmp_path, how="plain") == [["KeyError", "IndexError", "RuntimeError"], ""]
+
+
+def test_the_last_loader_is_the_one_that_is_known(tmp_path):
+    code = """
+        for _ in DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4):
+            pass
+        before = [activity.loader_workers, activity.batch_bytes]
+        data = TensorDataset(torch.ones(8, 64))
+        for _ in DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork"):
+            pass
+        print(json.dumps([before, [activity.loader_workers, activity.batch_bytes]]))
+    """
+    assert run(code, tmp_path) == [[0, 32], [1, 1024]]
+
+
+def test_starting_the_workers_of_an_epoch_is_waiting_for_data(tmp_path):
+    code = """
+        import time
+
+        class Slow(DataLoader):
+            def _get_iterator(self):
+                time.sleep(0.2)
+                return super()._get_iterator()
+
+        iter(Slow(TensorDataset(torch.ones(4))))
+        print(json.dumps(activity.totals["data_seconds"]))
+    """
+    assert run(code, tmp_path) >= 0.2
+
+
+def test_a_batch_of_any_class_is_passed_on(tmp_path):
+    code = """
+        class Strange(torch.Tensor):
+            def numel(self):
+                raise RuntimeError("no")
+
+        strange = torch.ones(2).as_subclass(Strange)
+        found = next(iter(DataLoader([1, 2], batch_size=2, collate_fn=lambda each: strange)))
+        print(json.dumps(type(found).__name__))
+    """
+    assert run(code, tmp_path) == "Strange"
