@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "worker.distributed": {"records"},
     "worker.calibration": {"records", "system"},
-    "worker.diagnosis": {"records", "system", "worker.graph"},
+    "worker.diagnosis.events": {"records"},
+    "worker.diagnosis": {"records", "system", "worker.graph", "worker.diagnosis.events"},
     "worker.ccl.wire": {"records"},
     "worker.ccl.memory": {"records", "system", "worker.ccl.wire"},
     "worker.ccl.oneccl": {"records", "system", "worker.ccl.wire", "worker.ccl.memory"},
@@ -74,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("records", "system", "measure", "launch.process", "probe.software", "plan.variables"),
     },
     "measure.diagnosis": {"records", "system", "measure", "launch.process", "view"},
+    "measure.diagnosis.changes": {"records", "system", "measure.diagnosis", "view"},
     "view": {"records", "profile"},
     "emit": {"records", "plan"},
     "charts": {"records"},
@@ -97,6 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.measuring": {
         *("records", "system", "profile", "launch.process", "launch.output", "view"),
         *("measure", "measure.tuning", "measure.tuning.outcome", "measure.tuning.outputs", "measure.diagnosis"),
+        "measure.diagnosis.changes",
         *("charts", "html", "plots", "cli.help", ""),
     },
     "cli": {

@@ -29,7 +29,7 @@ _cpulaunch_profiles() { # further words; names may be in a list with commas
 
 _cpulaunch_takes_value() {
     case $1 in
-        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --ddp-bucket-mb | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --html | --metric | --emit | --sysroot | --until | --rounds | --budget | --svg | --png | --minutes | --trials | --vary | --fix | --max-error | --output | --rate | --timeout | --save | --steps | --warm-up | --trace | --format | --select | --ignore | --explain | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
+        -O | --optimize | --instances | --cores-per-instance | --cpus | --numa-nodes | --reserve | --strategy | --instance-index | --threads | --membind | --binder | --openmp | --affinity | --wait-policy | --allocator | --mkl-dispatch | --graph | --graph-signatures | --compile-mode | --precision | --graph-budget | --weights | --interop-threads | --ddp-bucket-mb | --dataloader-workers | --prefetch | --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --rdzv-backend | --rdzv-endpoint | --rdzv-id | --rdzv-conf | --local-addr | --max-restarts | --monitor-interval | --role | -r | --redirects | -t | --tee | --log-line-prefix-template | --local-ranks-filter | --duplicate-stdout-filters | --duplicate-stderr-filters | --numa-binding | --device | --signals-to-handle | --shutdown-timeout | --start-method | --event-log-handler | --logs-specs | --scheduler | --dist-backend | --ccl-workers | --ccl-path | --profile | --env | --python | --grace | --log-dir | --show | --stdin | --report | --html | --metric | --emit | --sysroot | --until | --rounds | --budget | --svg | --png | --minutes | --trials | --vary | --fix | --max-error | --output | --rate | --timeout | --save | --steps | --warm-up | --trace | --compare | --format | --select | --ignore | --explain | --ninstances | --num-instances | --ncores-per-instance | --ncore-per-instance | --nodes-list | --node-id | --cores-list | --core-list | --instance-idx | --rank | --memory-allocator | --omp-runtime | --multi-task-manager | --log-path | --log-file-prefix | --nprocs-per-node | --ccl-worker-count | --extra-mpi-params | --dtype | --hostfile) return 0 ;;
     esac
     return 1
 }
@@ -71,6 +71,7 @@ _cpulaunch_value() { # what follows this option
         --png) _cpulaunch_files '*' ;;
         --output) _cpulaunch_files '*' ;;
         --trace) _cpulaunch_files '*' ;;
+        --compare) _cpulaunch_files '*' ;;
         --format) _cpulaunch_words "text json sarif github" ;;
         -h | --help) _cpulaunch_help ;;
     esac
@@ -93,7 +94,7 @@ _cpulaunch_options() {
             echo "--minutes --trials --fresh --vary --fix --max-error --output --metric --wall-time --lower-is-better --higher-is-better --throughput --dist --latency --rate --timeout --save --json --html --svg --png --help"
             ;;
         "diagnose")
-            echo "--steps --warm-up --budget --trace --to-end --defaults --json --help"
+            echo "--steps --warm-up --budget --trace --html --compare --to-end --defaults --json --help"
             ;;
         "probe")
             echo "--json --sysroot --svg --help"

@@ -12,6 +12,7 @@ import pytest
 from cpulaunch.cli.measuring.diagnose_arguments import asks_for_json, parse_diagnose
 from cpulaunch.records.errors import UsageError
 from tests import json_output
+from tests.html.reader import Reader
 from tests.launch.launching import alive, eventually
 
 TRAIN = """
@@ -30,8 +31,14 @@ TRAIN = """
 
 def test_own_options_come_before_those_of_the_launch():
     line = parse_diagnose(["--steps", "7", "--json", "--trace=t.json", "--nproc-per-node", "2", "a.py", "--json"])
-    assert (line.steps, line.json, line.trace) == (7, True, "t.json")
+    assert (line.steps, line.json, line.trace, line.html) == (7, True, "t.json", None)
     assert line.launch == ("--nproc-per-node", "2", "a.py", "--json")
+
+
+def test_two_files_are_compared():
+    line = parse_diagnose(["--json", "--compare", "a.json", "b.json"])
+    assert (line.compared, line.json, line.launch) == (("a.json", "b.json"), True, ())
+    assert parse_diagnose(["--html=p.html", "a.py"]).html == "p.html"
 
 
 WRONG = {
@@ -41,6 +48,9 @@ WRONG = {
     "--budget inf a.py": "invalid value",
     "--trace": "--trace needs a value",
     "--json=1 a.py": "--json takes no value",
+    "--compare a.json": "--compare needs two files",
+    "--compare a.json b.json c.json": "--compare needs two files",
+    "--compare a.json --steps 5 b.json": "--compare launches nothing, and takes no --steps",
 }
 
 
@@ -123,7 +133,15 @@ def test_the_trace_is_one_that_viewers_read(diagnose, tmp_path):
 
 def test_a_program_without_steps_has_no_diagnosis(diagnose):
     ran = diagnose(code="import torch")
-    assert (ran.returncode, "no step was seen" in ran.stdout) == (1, True)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "could not be diagnosed: no step was seen: no module was called twice" in ran.stderr
+
+
+def test_a_program_without_steps_is_an_error_in_json_too(diagnose):
+    ran = diagnose("--json", code="import torch")
+    error = json_output.read_messages(ran.stderr)[-1]
+    assert (ran.returncode, ran.stdout, error["level"], error["exit_code"]) == (1, "", "error", 1)
+    assert "no step was seen" in error["message"]
 
 
 def test_a_program_that_fails_is_named_with_its_message(diagnose):
@@ -157,11 +175,11 @@ def test_a_program_that_fails_after_its_steps_is_diagnosed(diagnose):
 
 def test_too_few_steps_are_said(diagnose):
     ran = diagnose(code=TRAIN.replace("STEPS", "6"))
-    assert (ran.returncode, "too few steps: 6 were seen, and 8 are needed" in ran.stdout) == (1, True)
+    assert (ran.returncode, "too few steps: 6 were seen, and 8 are needed" in ran.stderr) == (1, True)
 
 
 def test_why_there_is_no_step(diagnose):
-    assert "no process loaded torch" in diagnose(code="print()").stdout
+    assert "no process loaded torch" in diagnose(code="print()").stderr
     threads = """
         import threading, torch
         module = torch.nn.Linear(2, 2)
@@ -169,7 +187,7 @@ def test_why_there_is_no_step(diagnose):
         thread.start()
         thread.join()
     """
-    assert "only in other threads" in diagnose(code=threads).stdout.replace("\n", " ")
+    assert "only in other threads" in diagnose(code=threads).stderr
 
 
 POOL = """
@@ -262,6 +280,174 @@ def test_a_profiler_of_the_programs_own_is_left_alone(diagnose, tmp_path, wait, 
     data = json_output.read("diagnose", ran.stdout)
     assert (ran.returncode, (tmp_path / "finished").exists()) == (0, True)
     assert not any("did not end well" in remark for remark in data["remarks"])
+
+
+def test_the_page_is_written_beside_the_text(diagnose, tmp_path):
+    ran = diagnose("--html", "page.html", "--steps", "4", code=TRAIN.replace("STEPS", "10**9"))
+    page = (tmp_path / "page.html").read_text()
+    assert ran.returncode == 0
+    assert "page: page.html" in ran.stderr
+    assert "steps were measured" in ran.stdout
+    assert Reader(page).text.strip().startswith("cpulaunch diagnose: program.py")
+    assert "aten::" in page
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_program_runs(diagnose, tmp_path):
+    ran = diagnose("--html", "missing/page.html", code="open('launched', 'w')")
+    assert (ran.returncode, "cannot be written" in ran.stderr) == (125, True)
+    assert not (tmp_path / "launched").exists()
+
+
+def test_two_diagnoses_are_compared(diagnose, tmp_path):
+    slow = TRAIN.replace("    optimizer.zero_grad()", "    __import__('time').sleep(0.02); optimizer.zero_grad()")
+    for name, code in (("before", slow), ("after", TRAIN)):
+        ran = diagnose("--json", "--steps", "4", code=code.replace("STEPS", "10**9"))
+        (tmp_path / f"{name}.json").write_text(ran.stdout)
+    command = [sys.executable, "-m", "cpulaunch", "diagnose", "--compare", "before.json"]
+    text = subprocess.run([*command, "after.json"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert text.startswith("steps are ")
+    assert "waiting outside torch shrank by" in text.replace("\n", " ")
+    command.insert(4, "--json")
+    ran = subprocess.run([*command, "after.json"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = json_output.read("diagnose-compare", ran.stdout)
+    assert found["speedup"] > 2
+    assert found["parts"][0]["name"] == "waiting"
+    assert found["before"]["first"]["name"] == "waiting outside torch"
+
+
+def test_a_file_that_is_no_diagnosis_is_named(tmp_path):
+    (tmp_path / "wrong.json").write_text("{}")
+    command = [sys.executable, "-m", "cpulaunch", "diagnose", "--compare", "wrong.json", "missing.json"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (125, "")
+    assert "no diagnosis can be read: wrong.json" in ran.stderr
+
+
+CHANGING = {
+    "a compiled module": """
+        import torch
+        from torch import nn
+
+        model = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), backend="aot_eager", fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            optimizer.zero_grad()
+            model(torch.rand(16, 64)).square().mean().backward()
+            optimizer.step()
+    """,
+    "several models": """
+        import torch
+        from torch import nn
+
+        models = nn.Linear(8, 8), nn.Linear(8, 1)
+        optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+        while True:
+            made = models[0](torch.rand(16, 8))
+            for optimizer, loss in zip(optimizers, (models[1](made).mean(), models[1](made.detach()).square().mean())):
+                optimizer.zero_grad()
+                loss.backward(retain_graph=True)
+            for optimizer in optimizers:
+                optimizer.step()
+    """,
+    "steps in a generator": """
+        import torch
+        from torch import nn
+
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def losses():
+            while True:
+                optimizer.zero_grad()
+                loss = model(torch.rand(16, 64)).square().mean()
+                loss.backward()
+                optimizer.step()
+                yield loss.detach()
+
+        for _ in losses():
+            pass
+    """,
+    "exceptions that are caught": """
+        import torch
+        from torch import nn
+
+        class Sometimes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.count = nn.Linear(64, 64), 0
+
+            def forward(self, x):
+                self.count += 1
+                if self.count % 3 == 0:
+                    raise ValueError("a bad sample")
+                return self.inner(x)
+
+        model = Sometimes()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            optimizer.zero_grad()
+            try:
+                model(torch.rand(16, 64)).square().mean().backward()
+            except ValueError:
+                continue
+            optimizer.step()
+    """,
+    "an evaluation before the training": """
+        import torch
+        from torch import nn
+
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            for _ in range(1100):
+                model(torch.rand(16, 64))
+        while True:
+            optimizer.zero_grad()
+            model(torch.rand(16, 64)).square().mean().backward()
+            optimizer.step()
+    """,
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_programs_of_many_kinds_are_measured(diagnose, name):
+    ran = diagnose("--json", "--budget", "120", code=CHANGING[name])
+    assert ran.returncode == 0, ran.stderr
+    (process,) = json_output.read("diagnose", ran.stdout)["processes"]
+    assert process["step"] == "optimizer"
+    assert process["profiled_steps"] >= 1
+    assert process["shares"]["unknown"] < 0.01
+
+
+RESULTS = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(3)
+    data = TensorDataset(torch.rand(256, 8), torch.rand(256, 1))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(5):
+        loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=1, multiprocessing_context="fork")
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    with open(NAME, "w") as file:
+        file.write(repr([weight.double().sum().item() for weight in model.parameters()]))
+    sys.exit(7)
+"""
+
+
+def test_a_diagnosed_program_computes_what_it_does_alone(diagnose, tmp_path):
+    ran = diagnose("--json", "--to-end", "--steps", "4", code=RESULTS.replace("NAME", "'diagnosed'"))
+    found = json_output.read("diagnose", ran.stdout)
+    assert "it exited with code 7" in found["remarks"][0]
+    (tmp_path / "alone.py").write_text(textwrap.dedent(RESULTS.replace("NAME", "'alone'")))
+    assert subprocess.run([sys.executable, "alone.py"], cwd=tmp_path, timeout=240, check=False).returncode == 7
+    assert (tmp_path / "diagnosed").read_text() == (tmp_path / "alone").read_text()
 
 
 @pytest.mark.parametrize("word", ["--dry-run", "--emit=sh"])

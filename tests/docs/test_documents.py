@@ -99,7 +99,9 @@ def without_effect(words: list[str]) -> list[str]:
     captured = [] if "--sysroot" in rest else ["--sysroot", CAPTURED]
     if first == "completion":
         return [first, *(shell.partition("|")[0] for shell in rest[1:])]
-    is_in_a_sentence = first in ("translate", "check", "compare", "tune", "diagnose") and set(rest[1:]) <= {"--json"}
+    is_in_a_sentence = first in ("translate", "check", "compare", "tune", "diagnose") and set(rest[1:]) <= {
+        *("--json", "--compare")
+    }
     if is_in_a_sentence or first == "calibrate":
         return [first, "--help"]
     if first in ("translate", "profiles", "check", "--help", "--version", ""):

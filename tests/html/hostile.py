@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cpulaunch.html.compare_page import compare_page
+from cpulaunch.html.diagnose_page import diagnose_page
 from cpulaunch.html.sides import PageMachine, PageSide
 from cpulaunch.html.tune_page import tune_page
 from cpulaunch.records.host import Calibration, CalibrationFigure
@@ -17,6 +18,7 @@ CALIBRATION = Calibration(
         CalibrationFigure("read bandwidth", "all NUMA nodes", 20.0),
     ),
 )
+LABELS = {"data": "waiting for data", "products": "matrix products", "collective": "collectives", "tiny": "tiny ones"}
 ATTACKS = (
     "<script>document.title = 'taken'</script>",
     "</style></script><img src=x onerror=\"document.title = 'taken'\">",
@@ -38,6 +40,7 @@ def report(text: str = "text", *, number: float = 1.5) -> dict[str, Any]:
         "wall_seconds": number,
         "world_size": 1,
         "metrics": {text: {"sum": number, "values": [number, -number]}},
+        "findings": [{"rule": text, "workers": [0, 1], "text": text, "fix": text}],
         "plan": _plan(text),
         "workers": [_worker(0, text, number), _worker(1, text, number)],
     }
@@ -194,6 +197,48 @@ def _finalist(text: str, ratio: float) -> dict[str, Any]:
         "rounds": 2,
         "failure": None,
     }
+
+
+def diagnosis(text: str = "text", *, number: float = 1.5, processes: int = 2) -> dict[str, Any]:
+    """A diagnosis of these ranks with this text wherever a program or its user decides, and this number."""
+    bottleneck = {"kind": "data-wait", "name": text, "share": 0.5, "speedup_at_most": number, "place": text}
+    bottleneck |= {"process": 0, "option": text, "rule": text, "text": text}
+    shares = {"data": 0.5, "products": 0.3, "collective": 0.1, "tiny": 0.1, "python": 0.0}
+    return {
+        "schema": 1,
+        "cpulaunch": "1.0",
+        "host": text,
+        "program": [text],
+        "verdict": text,
+        "first": bottleneck,
+        "second": bottleneck,
+        "rates": {"products": number, "of_ceiling": 0.5, "bandwidth": number},
+        "processes": [
+            {
+                "index": rank,
+                "rank": rank,
+                "pid": 1,
+                "step": text,
+                "steps": 20,
+                "step_seconds": 0.1 * (rank + 1),
+                "profiled_steps": 2,
+                "profiler_overhead": 0.01,
+                "threads": 2,
+                "shares": shares,
+                "other_programs": 0.1,
+                "loader_bytes": 1 << 20,
+                "page_faults": number,
+                "operations": [{"name": text, "count": 7, "seconds": number}] * 12,
+            }
+            for rank in range(processes)
+        ],
+        "remarks": [text],
+    }
+
+
+def diagnose_document(found: dict[str, Any]) -> str:
+    """The page of a diagnosis."""
+    return diagnose_page(found, machine="a machine", labels=LABELS)
 
 
 def tune_document(search: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ PAGES = {
     "run": lambda: run_page(hostile.report(TEXT), machine="a machine"),
     "compare": lambda: hostile.compare_document(hostile.comparison(TEXT, rounds=40)),
     "tune": lambda: hostile.tune_document(hostile.search(TEXT, trials=40)),
+    "diagnose": lambda: hostile.diagnose_document(hostile.diagnosis(TEXT, processes=4)),
 }
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

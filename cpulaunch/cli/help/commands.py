@@ -91,7 +91,8 @@ COMMANDS = (
         "sentence: what it is, how much of a step it takes, the option or the rule of check that addresses it, and how "
         "many times as fast steps would be without it, at most. A step ends with a step of the optimizer, or with a "
         "call of a module. Without options of a launch, Python alone runs the program, so that what cpulaunch's "
-        "defaults bring is found too; with them, cpulaunch runs it. Options of diagnose come first.",
+        "defaults bring is found too; with them, cpulaunch runs it. Options of diagnose come first. Of two diagnoses "
+        "that --json wrote, --compare says which parts of a step grew and which shrank.",
         example="cpulaunch diagnose train.py --epochs 1",
     ),
     Command(

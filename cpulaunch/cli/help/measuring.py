@@ -73,6 +73,8 @@ DIAGNOSE = (
     _option("--warm-up", "N", "steps that do not count (default: 5)"),
     _option("--budget", "SECONDS", "end the program after this time (default: 1800)"),
     _option("--trace", "FILE", "write the profiler's trace of a few steps, for chrome://tracing or Perfetto"),
+    _option("--html", "FILE", "write a page for a browser: verdict, shares of a step, operations, ranks"),
+    _option("--compare", "FILE", "launch nothing: say what changed from this file of --json to the one that follows"),
     _option("--to-end", "", "let the program run to its end (default: it ends when its steps have been measured)"),
     _option("--defaults", "", "launch it with cpulaunch's defaults (default: by Python alone, if no option is given)"),
     _option("--json", "", "print JSON and nothing else"),

@@ -8,26 +8,35 @@ import sys
 import cpulaunch
 from cpulaunch.cli.help.commands import command_named
 from cpulaunch.cli.measuring.diagnose_arguments import parse_diagnose
+from cpulaunch.cli.measuring.outputs import OutputFiles, check_outputs, write_outputs
+from cpulaunch.cli.measuring.own_options import shown_words
 from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
 from cpulaunch.measure.child_process import ChildSetup
 from cpulaunch.measure.diagnosis.bottlenecks import ProcessLimits
+from cpulaunch.measure.diagnosis.changes.change_json import change_json
+from cpulaunch.measure.diagnosis.changes.change_text import change_text
+from cpulaunch.measure.diagnosis.changes.changes import changed
+from cpulaunch.measure.diagnosis.changes.document import read_document
 from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
-from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
+from cpulaunch.measure.diagnosis.diagnosis_text import LABELS, diagnosis_text
 from cpulaunch.measure.diagnosis.folder import read_trace
 from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain
+from cpulaunch.measure.diagnosis.rates import Ceilings
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import DiagnosisRequest
 from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.outputs import TRACE, check_path, save_output
+from cpulaunch.view.hidden_values import hidden_names
 from cpulaunch.view.text import painter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from cpulaunch.cli.measuring.diagnose_arguments import DiagnoseLine
     from cpulaunch.cli.measuring.services import Services
@@ -47,7 +56,7 @@ LOCAL_DISTANCE = 10
 
 
 class NotDiagnosedError(CpulaunchError):
-    """The program failed before enough of its steps could be measured."""
+    """The program failed, or ended, before enough of its steps could be measured."""
 
     exit_code = FAILED
 
@@ -57,17 +66,17 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
     line = parse_diagnose(arguments)
     if line.help:
         return services.print_help(COMMAND)
+    if line.compared is not None:
+        return _compare(line.compared, services, json=line.json)
     parsed = services.parse(line.launch)
     _check_launch(parsed)
     if line.trace is not None:
         check_path(TRACE, line.trace)
+    files = OutputFiles(html=line.html)
+    check_outputs(files)
     host, plan = services.host_and_plan(parsed)
     folder = choose_private_path(services.environ)
-    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
-    make_private_path(folder)
-    if link.cgroup is not None:
-        link.cgroup.wait_until_inside()
-    setup = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control)
+    setup = _supervised(services, folder)
     progress = ProgressLine(services.environ, width=services.width)
     progress.show("measuring the program's steps")
     try:
@@ -80,13 +89,43 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
     finally:
         progress.clear()
         remove_path(folder)
-    if launched.failure is not None and not found.processes:
-        raise NotDiagnosedError("the program could not be diagnosed", value=launched.failure)
-    _print(found, line, services)
+    if not found.processes:
+        raise NotDiagnosedError("the program could not be diagnosed", value=launched.failure or found.absence)
+    program = shown_words(line.launch, hidden_names(parsed))
+    shown = diagnosis_json(found, program=program, version=cpulaunch.__version__, host=os.uname().nodename)
+    _print(found, shown, line, services)
     error = None if line.trace is None else _trace_error(line.trace, trace)
     if error is not None:
         services.notify(f"error: {error}")
-    return 0 if found.processes and error is None else FAILED
+    failure = write_outputs(files, services, page=lambda: _page(shown, host), charts=lambda: (), title="")
+    return failure if error is None else FAILED
+
+
+def _supervised(services: Services, folder: str) -> ChildSetup:
+    """What the launch gets. Effect: this process forks, and goes on in its grandchild; the folder is made."""
+    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
+    make_private_path(folder)
+    if link.cgroup is not None:
+        link.cgroup.wait_until_inside()
+    return ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control)
+
+
+def _page(shown: Mapping[str, Any], host: Host) -> str:
+    from cpulaunch.html.diagnose_page import diagnose_page
+
+    return diagnose_page(shown, machine=host.cpu.model_name or host.arch, labels=LABELS)
+
+
+def _compare(paths: tuple[str, str], services: Services, *, json: bool) -> int:
+    """Zero. Raises: CpulaunchError if a file holds no diagnosis."""
+    before, after = map(read_document, paths)
+    found = changed(before, after)
+    if json:
+        services.print_json(change_json(found, paths, version=cpulaunch.__version__))
+    else:
+        strong = painter("bold", color=services.color)
+        services.print_text(change_text(found, width=services.width, strong=strong))
+    return 0
 
 
 def _diagnosis(
@@ -98,7 +137,12 @@ def _diagnosis(
         _whole_machine(host),
         _ceilings(host),
         host.limits.memory_bytes or host.memory_bytes,
-        ending=Ending(states=launched.states, failure=launched.failure, warm_up=line.warm_up),
+        ending=Ending(
+            states=launched.states,
+            failure=launched.failure,
+            unmeasured=launched.unmeasured,
+            warm_up=line.warm_up,
+        ),
     )
 
 
@@ -158,9 +202,18 @@ def _remote_slowdown(host: Host) -> float:
     return max(distances, default=LOCAL_DISTANCE) / LOCAL_DISTANCE
 
 
-def _ceilings(host: Host) -> dict[str, float]:
-    """GFLOP/s of matrix products, as calibrated."""
-    return {} if host.calibration is None else host.calibration.values("products")
+def _ceilings(host: Host) -> Ceilings:
+    """What this machine can do, as calibrated."""
+    caches = [each for each in host.caches if each.cpus & host.limits.budget.cpus]
+    last = max((each.level for each in caches), default=0)
+    cache_bytes = sum(each.bytes or 0 for each in caches if each.level == last)
+    if host.calibration is None:
+        return Ceilings(cache_bytes=cache_bytes)
+    return Ceilings(
+        products=host.calibration.values("products"),
+        bandwidth=max(host.calibration.values("read bandwidth").values(), default=None),
+        cache_bytes=cache_bytes,
+    )
 
 
 def _trace_error(path: str, trace: bytes | None) -> CpulaunchError | None:
@@ -170,10 +223,9 @@ def _trace_error(path: str, trace: bytes | None) -> CpulaunchError | None:
     return save_output(TRACE, path, trace)
 
 
-def _print(found: Diagnosis, line: DiagnoseLine, services: Services) -> None:
+def _print(found: Diagnosis, shown: Mapping[str, Any], line: DiagnoseLine, services: Services) -> None:
     if line.json:
-        host = os.uname().nodename
-        services.print_json(diagnosis_json(found, program=line.launch, version=cpulaunch.__version__, host=host))
+        services.print_json(shown)
     else:
         strong = painter("bold", color=services.color)
         services.print_text(diagnosis_text(found, width=services.width, strong=strong))

@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 
 OWN = OwnOptions("diagnose", DIAGNOSE)
 MOST_STEPS = 100_000
+COMPARISON = "cpulaunch diagnose --compare BEFORE.json AFTER.json"
 
 
 @record
 class DiagnoseLine:
-    """A parsed command line. `launch`: options of the launch and the program. `defaults`: cpulaunch's, without them."""
+    """A parsed command line. `launch`: options of the launch and the program. `defaults`: cpulaunch's, without them.
+
+    `compared`: two documents of earlier diagnoses; nothing is launched then.
+    """
 
     launch: tuple[str, ...] = ()
     steps: int = 20
     warm_up: int = 5
     budget_seconds: float = 1800.0
     trace: str | None = None
+    html: str | None = None
+    compared: tuple[str, str] | None = None
     to_end: bool = False
     defaults: bool = False
     json: bool = False
@@ -35,6 +41,8 @@ def parse_diagnose(tokens: Sequence[str]) -> DiagnoseLine:
     given, rest = OWN.leading(tokens)
     if "--help" in given:
         return DiagnoseLine(help=True)
+    if "--compare" in given:
+        return _comparison(given, rest)
     if not rest:
         raise UsageError("no script given", hint="cpulaunch diagnose [OPTIONS] SCRIPT [ARGS...]")
     plain = DiagnoseLine()
@@ -44,10 +52,22 @@ def parse_diagnose(tokens: Sequence[str]) -> DiagnoseLine:
         warm_up=_whole("--warm-up", given, plain.warm_up, least=1),
         budget_seconds=_seconds(given, plain.budget_seconds),
         trace=given.get("--trace"),
+        html=given.get("--html"),
         to_end="--to-end" in given,
         defaults="--defaults" in given,
         json="--json" in given,
     )
+
+
+def _comparison(given: Mapping[str, str], rest: Sequence[str]) -> DiagnoseLine:
+    """The command line of a comparison, which launches nothing. Raises: UsageError."""
+    other = next((flag for flag in given if flag not in ("--compare", "--json")), None)
+    if other is not None:
+        raise UsageError(f"--compare launches nothing, and takes no {other}", hint=COMPARISON)
+    if len(rest) != 1:
+        seen = "no second file" if not rest else " ".join(rest)
+        raise UsageError("--compare needs two files that diagnose --json wrote", value=seen, hint=COMPARISON)
+    return DiagnoseLine(compared=(given["--compare"], rest[0]), json="--json" in given)
 
 
 def asks_for_json(tokens: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.measure.diagnosis.shares import shares_of
+from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record, replace
 
 TYPE_CHECKING = False
@@ -26,6 +27,10 @@ LEAST_SLOWDOWN = 1.5
 LOOP_ACCESSES = 0.1
 """Parts taken out of tensors for each operation: more than in a model, one or several for each element."""
 OUTSIDE = 0.5
+SPARE = 0.5
+"""CPUs that workers of a DataLoader may use beside those of the threads, and are not said to take them."""
+LEAST_READS = 10
+"""Single numbers that are read in a step: fewer are no reason why it has many tiny operations."""
 LEAST_LOOP = 50
 """Tiny operations in a step: fewer are no loop over the elements of something."""
 MOVING = 0.6
@@ -89,7 +94,13 @@ def binding_kind(figures: ProcessFigures, machine: ProcessLimits) -> str:
     is_alone = figures.world_size == 1 and not machine.shared_threads
     if used < min(figures.threads, given) or (used < given and is_alone and figures.threads <= used):
         return "wrong-binding"
-    return ""
+    return "oversubscribed" if _loaders_compete(figures, machine) else ""
+
+
+def _loaders_compete(figures: ProcessFigures, machine: ProcessLimits) -> bool:
+    """Whether busy workers of DataLoaders have no CPUs of their own."""
+    threads = figures.threads + machine.shared_threads
+    return figures.loader_cpus > 0 and threads + figures.loader_cpus > _given(figures, machine) + SPARE
 
 
 def _given(figures: ProcessFigures, machine: ProcessLimits) -> int:
@@ -150,8 +161,10 @@ def _placement(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
         yield Bottleneck(kind=kind, share=(1 - used / given) * parallel, detail=f"{used} of {given}")
     elif kind == "oversubscribed":
         threads = figures.threads + machine.shared_threads
-        lost = (1 - given / threads) * shares.operations
-        yield Bottleneck(kind=kind, share=max(shares.delayed, lost), detail=f"{threads} on {given}")
+        lost = max(0.0, 1 - given / threads) * shares.operations
+        loaders = f" threads and {count_text(figures.loader_workers or 0, 'worker')} of a DataLoader"
+        named = f"{threads}{loaders if threads <= given else ''}"
+        yield Bottleneck(kind=kind, share=max(shares.delayed, lost), detail=f"{named} on {given}")
 
 
 def _data(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
@@ -169,14 +182,13 @@ def _data(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     outside = shares.python + shares.waiting
     own = where.share("getitem", "generator")
     in_what = "a generator" if where.share("generator") > where.share("getitem") else "__getitem__"
-    total = own + where.share("")
-    of_data = outside * own / total if total else 0.0
-    busy = shares.python >= shares.waiting
-    if of_data > shares.data:
-        kind = "decode" if busy else "data-wait"
+    of_data = min(own, outside)
+    if of_data > 0:
+        kind = "decode" if shares.python >= shares.waiting else "data-wait"
         yield Bottleneck(kind=kind, share=of_data, place=where.first("getitem", "generator"), detail=in_what)
-    rest = outside - of_data
-    yield Bottleneck(kind="python-code" if busy else "waiting", share=rest, place=where.first(""))
+    left = 1 - of_data / max(1e-9, outside)
+    yield Bottleneck(kind="python-code", share=shares.python * left, place=where.first(""))
+    yield Bottleneck(kind="waiting", share=shares.waiting * left, place=where.first(""))
 
 
 def _cpu(figures: ProcessFigures) -> float:
@@ -199,13 +211,15 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     accesses = calls.get("accesses", 0) / forward
     reads = calls.get("synchronization", 0)
     computing = max(0, forward - reads - calls.get("accesses", 0))
-    if reads * 5 >= forward and reads * 2 >= computing:  # Taking out what is then read goes with the reads.
+    is_reading = reads >= LEAST_READS * figures.examined_steps and reads * 5 >= calls.get("all", forward)
+    if is_reading and reads * 2 >= computing:  # Taking out what is then read goes with the reads.
         yield Bottleneck(
             kind="synchronization", share=shares.synchronization + shares.tiny, place=place, detail=in_step(reads)
         )
         return
     yield Bottleneck(kind="synchronization", share=shares.synchronization, place=place, detail=in_step(reads))
-    in_loss = figures.has_gradients and tiny["outside"] > 0 and calls.get("outside", 0) >= OUTSIDE * forward
+    outside = calls.get("outside", 0)  # A program without modules has all of them outside.
+    in_loss = figures.has_gradients and tiny["outside"] > 0 and OUTSIDE * forward <= outside < forward
     count = calls.get("tiny", 0) / max(1e-9, figures.examined_steps)
     is_loop = count >= LEAST_LOOP and (accesses >= LOOP_ACCESSES or in_loss)
     called = shares.overhead if calls.get("tiny", 0) * 2 >= calls.get("all", 0) else 0.0
@@ -249,11 +263,13 @@ def remote_share(figures: ProcessFigures, machine: ProcessLimits) -> float:
 
 
 def _precision(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
-    slowdown = max(process.figures.slowdowns.values(), default=0.0)
+    slowdowns, window = process.figures.slowdowns, process.figures.window or {}
+    of_types = {str(name): float(seconds) for name, seconds in (window.get("low") or {}).items()}
+    used = [name for name in of_types if name in slowdowns] or sorted(slowdowns)
+    named = max(used, key=lambda name: of_types.get(name, 0.0), default="")
+    slowdown = slowdowns.get(named, 0.0)
     if slowdown >= LEAST_SLOWDOWN:
-        named = max(process.figures.slowdowns, key=lambda name: name == "bf16")
-        slowdown = process.figures.slowdowns[named]
-        share = process.shares.low_products * (1 - 1 / max(1.0, slowdown))
+        share = process.shares.low_products * (1 - 1 / slowdown)
         yield Bottleneck(kind="low-precision", share=share, place=process.figures.where.first(""), detail=named)
 
 

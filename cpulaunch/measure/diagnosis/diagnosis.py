@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.measure.diagnosis.advice import ADVICE
 from cpulaunch.measure.diagnosis.bottlenecks import LEAST_SECOND, LEAST_SHARE, bottlenecks, diagnosed
+from cpulaunch.measure.diagnosis.rates import Ceilings, rates
 from cpulaunch.measure.diagnosis.selection import absence, chosen
 from cpulaunch.records.host import count_text, size_text
 from cpulaunch.records.record import record, replace
@@ -25,11 +26,12 @@ MUCH_MEMORY = 0.4
 class Ending:
     """How far the program came. `states`: any of its processes. `failure`: how it ended, if not well.
 
-    `warm_up`: the steps that do not count.
+    `unmeasured`: why a process could not be measured. `warm_up`: the steps that do not count.
     """
 
     states: frozenset[str] = frozenset()
     failure: str | None = None
+    unmeasured: str | None = None
     warm_up: int = 5
 
 
@@ -38,7 +40,7 @@ NO_ENDING = Ending()
 
 @record
 class Diagnosis:
-    """What was found. `first` and `second` None: nothing stands out. `rates`: {"products" …: share of the ceiling}.
+    """What was found. `first` and `second` None: nothing stands out. `rates`: of the main process.
 
     `absence`: why there are no processes.
     """
@@ -57,17 +59,21 @@ class Diagnosis:
             return None
         return self.processes[0 if self.first is None else self.first.process]
 
+    def seconds(self, found: Bottleneck) -> float:
+        """The time of a step of the process that a bottleneck is about."""
+        return self.processes[found.process].shares.seconds
+
 
 def diagnosis_of(
     figures: Sequence[ProcessFigures],
     machines: Mapping[int, ProcessLimits],
     default: ProcessLimits,
-    ceilings: Mapping[str, float],
+    ceilings: Ceilings,
     memory_bytes: int | None = None,
     *,
     ending: Ending = NO_ENDING,
 ) -> Diagnosis:
-    """The diagnosis. `machines`: by the worker's index. `ceilings`: GFLOP/s of products, by precision.
+    """The diagnosis. `machines`: by the worker's index. `ceilings`: what this machine can do.
 
     `memory_bytes`: what all processes together may use.
     """
@@ -76,14 +82,15 @@ def diagnosis_of(
     found = bottlenecks(processes)
     first = next((each for each in found if each.share >= LEAST_SHARE), None)
     rest = [each for each in found if first is not None and each is not first and each.share >= LEAST_SECOND]
+    main = processes[0 if first is None else first.process] if processes else None
     return Diagnosis(
         processes=processes,
         first=first,
         second=rest[0] if rest else None,
-        rates={} if not processes else product_rates(processes[0], ceilings),
-        absence="" if processes else absence(figures, ending.states, ending.warm_up),
+        rates={} if main is None else rates(main.figures, ceilings, sharers=_sharers(main.figures, ordered)),
+        absence="" if processes else absence(figures, ending.states, ending.warm_up, ending.unmeasured),
         remarks=(
-            *_failure_notices(ending.failure),
+            *_failure_notices(ending),
             *_trust_notices(processes),
             *loader_memory_notices(processes, memory_bytes),
         ),
@@ -105,17 +112,9 @@ def _at_the_same_time(one: ProcessFigures, other: ProcessFigures) -> bool:
     return one.started < other.ended and other.started < one.ended
 
 
-def product_rates(process: ProcessDiagnosis, ceilings: Mapping[str, float]) -> dict[str, float]:
-    """The rate of matrix products, in GFLOP/s and as a share of this machine's ceiling, as far as both are known."""
-    window = process.figures.window
-    if window is None:
-        return {}
-    flops, seconds = window["flops"].get("products", 0.0), window["timed"].get("products", 0.0)
-    if not flops or seconds <= 0:
-        return {}
-    rate = 1e-9 * flops / seconds
-    ceiling = max((value for name, value in ceilings.items() if name.startswith("fp32")), default=0.0)
-    return {"products": rate, **({"of_ceiling": rate / ceiling} if ceiling else {})}
+def _sharers(figures: ProcessFigures, all_figures: Sequence[ProcessFigures]) -> int:
+    """How many of the measured processes used the machine while this one did."""
+    return sum(each is figures or _at_the_same_time(each, figures) for each in all_figures)
 
 
 def sentence(found: Bottleneck, seconds: float) -> str:
@@ -124,17 +123,26 @@ def sentence(found: Bottleneck, seconds: float) -> str:
     where = f" at {found.place}" if found.place else ""
     rule = f" (rule {advice.rule})" if advice.rule else ""
     return (
-        f"{advice.name}, {found.share:.0%} of a step of {_time(seconds)}: {advice.text.format(detail=found.detail)}"
-        f"{where}; {advice.option}{rule} would make steps at most {found.speedup:.2g} times as fast"
+        f"{advice.name}, {found.share:.0%} of a step of {step_time(seconds)}: {advice.text.format(detail=found.detail)}"
+        f"{where}; {advice.option}{rule} would make steps at most {_times(found.speedup)} times as fast"
     )
 
 
-def _time(seconds: float) -> str:
+def _times(speedup: float) -> str:
+    return f"{speedup:.2g}" if speedup < 10 else f"{speedup:.0f}"
+
+
+def step_time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _failure_notices(failure: str | None) -> list[str]:
-    return [] if failure is None else [f"the program did not end well after these steps: {failure}"]
+def _failure_notices(ending: Ending) -> list[str]:
+    remarks = []
+    if ending.failure is not None:
+        remarks.append(f"the program did not end well after these steps: {ending.failure}")
+    if ending.unmeasured is not None:
+        remarks.append(f"another process could not be measured: {ending.unmeasured}")
+    return remarks
 
 
 def _trust_notices(processes: Sequence[ProcessDiagnosis]) -> list[str]:

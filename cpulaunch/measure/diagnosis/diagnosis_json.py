@@ -19,22 +19,21 @@ DECIMALS = 6
 
 def diagnosis_json(found: Diagnosis, *, program: Sequence[str], version: str, host: str) -> dict[str, Any]:
     """All of a diagnosis."""
-    seconds = 0.0 if found.main is None else found.main.shares.seconds
     return {
         "schema": 1,
         "cpulaunch": version,
         "host": host,
         "program": list(program),
-        "verdict": first_line(found) if found.processes else found.absence,
-        "first": _bottleneck(found.first, seconds),
-        "second": _bottleneck(found.second, seconds),
+        "verdict": first_line(found),
+        "first": _bottleneck(found, found.first),
+        "second": _bottleneck(found, found.second),
         "rates": {name: _rounded(value) for name, value in found.rates.items()},
         "processes": [_process(each) for each in found.processes],
         "remarks": list(found.remarks),
     }
 
 
-def _bottleneck(found: Bottleneck | None, seconds: float) -> dict[str, Any] | None:
+def _bottleneck(diagnosis: Diagnosis, found: Bottleneck | None) -> dict[str, Any] | None:
     if found is None:
         return None
     advice = ADVICE[found.kind]
@@ -47,7 +46,7 @@ def _bottleneck(found: Bottleneck | None, seconds: float) -> dict[str, Any] | No
         "process": found.process,
         "option": advice.option,
         "rule": advice.rule or None,
-        "text": sentence(found, seconds),
+        "text": sentence(found, diagnosis.seconds(found)),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 
 from cpulaunch.records.cpulist import parse_cpulist
 from cpulaunch.records.record import field, record
@@ -73,6 +74,11 @@ class ProcessFigures:
         return (self.loader_workers or 0) * self.prefetched * self.batch_bytes
 
     @property
+    def loader_cpus(self) -> float:
+        """CPUs that the workers of its DataLoader keep busy."""
+        return self.fetches.get("busy", 0.0) if self.loader_workers else 0.0
+
+    @property
     def examined_steps(self) -> float:
         """How many steps the sums of the window are of: fewer than the profiled ones if it was cut."""
         part = 1.0 if self.window is None else float(self.window.get("part", 1.0))
@@ -87,8 +93,25 @@ def read_figures(text: str) -> ProcessFigures | None:
     """The figures in a file; None if it holds something else."""
     try:
         return _from(json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
+
+
+def _checked_window(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sums of a window. Raises: ValueError, TypeError, KeyError, AttributeError if they are of another form."""
+    values = [found[name] for name in ("seconds", "pauses", "overhead", "absorbed")]
+    values += [found.get(name, 0.0) for name in ("part", "delay", "backward_waits")]
+    for name in ("kinds", "tiny", "calls", "flops", "timed"):
+        values += found[name].values()
+    for name in ("low", "communication"):
+        values += found.get(name, {}).values()
+    for bits, (moved, seconds) in found.get("bytes", {}).items():
+        values += [int(bits), moved, seconds]
+    for _, count, seconds in found["operations"]:
+        values += [count, seconds]
+    if not all(isinstance(each, int | float) and isfinite(each) for each in values):
+        raise ValueError("not numbers")
+    return found
 
 
 def _from(data: Mapping[str, Any]) -> ProcessFigures:
@@ -111,7 +134,7 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
         profiled_steps=int(data["profiled_steps"]),
         profiled_seconds=float(data["profiled_seconds"]),
         sums={str(name): float(value) for name, value in data["sums"].items()},
-        window=data["window"],
+        window=None if data["window"] is None else _checked_window(data["window"]),
         window_failure=str(data["window_failure"]),
         slowdowns={str(name): float(value) for name, value in data["slowdowns"].items()},
         has_gradients=bool(data["has_gradients"]),

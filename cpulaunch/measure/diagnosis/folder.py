@@ -7,7 +7,7 @@ import os
 
 from cpulaunch.measure.diagnosis.figures import read_figures
 from cpulaunch.records.record import replace
-from cpulaunch.records.torch_settings import FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
+from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
 from cpulaunch.system.files.reading import read_start
 
 TYPE_CHECKING = False
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 22
 MAX_PROCESSES = 256
+MAX_FAILURE = 300
 
 
 def read_states(folder: str) -> frozenset[str]:
@@ -26,7 +27,22 @@ def read_states(folder: str) -> frozenset[str]:
 
 def stepping_processes(folder: str) -> frozenset[int]:
     """The ids of the processes that make steps, or made some."""
-    found = (name.removeprefix(STEPPING) for name in os.listdir(folder) if name.startswith(STEPPING))
+    return _processes(folder, STEPPING)
+
+
+def failed_processes(folder: str) -> frozenset[int]:
+    """The ids of the processes that could not be measured."""
+    return _processes(folder, FAILED)
+
+
+def read_failure(folder: str) -> str | None:
+    """Why a process could not be measured, in its own words; None if none failed."""
+    names = sorted(name for name in os.listdir(folder) if name.startswith(FAILED))
+    return _text(f"{folder}/{names[0]}")[:MAX_FAILURE] if names else None
+
+
+def _processes(folder: str, start: str) -> frozenset[int]:
+    found = (name.removeprefix(start) for name in os.listdir(folder) if name.startswith(start))
     return frozenset(int(text) for text in found if text.isascii() and text.isdigit())
 
 
@@ -40,11 +56,19 @@ def read_folder(folder: str) -> tuple[ProcessFigures, ...]:
             found.append(figures)
     fetches: dict[str, float] = {}
     for name in [name for name in names if name.startswith(FETCHES)][:MAX_PROCESSES]:
-        for key, value in _numbers(_text(f"{folder}/{name}")).items():
+        for key, value in _with_busy(_numbers(_text(f"{folder}/{name}"))).items():
             fetches[key] = fetches.get(key, 0.0) + value
     if not fetches:
         return tuple(found)
+    with_loaders = sum(bool(each.loader_workers) for each in found)
+    fetches["busy"] = fetches.get("busy", 0.0) / max(1, with_loaders)
     return tuple(replace(each, fetches=fetches) if each.loader_workers else each for each in found)
+
+
+def _with_busy(sums: dict[str, float]) -> dict[str, float]:
+    """The sums of a DataLoader worker, with `busy`: the CPUs that it used on average while it ran, from 0 to 1."""
+    wall, cpu = sums.get("wall", 0.0), sums.get("cpu", 0.0)
+    return sums | {"busy": min(1.0, cpu / wall) if wall > 0 else 0.0}
 
 
 def read_trace(folder: str, pid: int) -> bytes | None:

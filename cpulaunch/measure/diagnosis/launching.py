@@ -7,7 +7,7 @@ import sys
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED
 from cpulaunch.launch.process.program import child_environ
 from cpulaunch.measure.child_process import run_child
-from cpulaunch.measure.diagnosis.folder import read_folder, read_states
+from cpulaunch.measure.diagnosis.folder import read_failure, read_folder, read_states
 from cpulaunch.measure.diagnosis.progress import Measurement
 from cpulaunch.measure.execution import plain_command
 from cpulaunch.records.errors import escaped
@@ -28,11 +28,15 @@ NO_SETTINGS = "{}"
 
 @record
 class DiagnosedLaunch:
-    """What a launch left. `states`: how far its processes came. `failure`: how it failed, if it did."""
+    """What a launch left. `states`: how far its processes came. `failure`: how it failed, if it did.
+
+    `unmeasured`: why a process could not be measured, though nothing was wrong with the program.
+    """
 
     figures: tuple[ProcessFigures, ...] = ()
     states: frozenset[str] = frozenset()
     failure: str | None = None
+    unmeasured: str | None = None
 
 
 def diagnose_plain(
@@ -75,6 +79,7 @@ def _finished(command: tuple[str, ...], request: DiagnosisRequest, setup: ChildS
         figures=read_folder(request.folder),
         states=read_states(request.folder),
         failure=None if child.enough else _failure(child, limit),
+        unmeasured=read_failure(request.folder),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from cpulaunch.measure.diagnosis.folder import read_folder, stepping_processes
+from cpulaunch.measure.diagnosis.folder import failed_processes, read_folder, stepping_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,12 +52,13 @@ class Measurement:
 
     def _look(self, now: float) -> None:
         measured = [each for each in read_folder(self._folder) if each.steps > 0]
-        stepping = stepping_processes(self._folder)
+        failed = failed_processes(self._folder)
+        stepping = stepping_processes(self._folder) - failed
         if stepping and self._begun is None:
             self._begun = now
         self._unmeasured = stepping - {each.pid for each in measured}
         wanted = max((each.participants for each in measured), default=1)
-        if self._enough is None and len(measured) >= wanted:
+        if self._enough is None and len(measured) + len(failed) >= wanted:
             self._enough = now
 
 

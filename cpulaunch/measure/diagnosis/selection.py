@@ -28,8 +28,12 @@ def _level(figures: ProcessFigures) -> int:
     return STEPS.index(figures.step) if figures.step in STEPS else 0
 
 
-def absence(figures: Sequence[ProcessFigures], states: frozenset[str], warm_up: int) -> str:
-    """Why no process was measured, in words. `states`: how far any of them came."""
+def absence(
+    figures: Sequence[ProcessFigures], states: frozenset[str], warm_up: int, unmeasured: str | None = None
+) -> str:
+    """Why no process was measured, in words. `states`: how far any of them came. `unmeasured`: what went wrong."""
+    if unmeasured is not None:
+        return f"its steps could not be measured: {unmeasured}"
     seen = max((each.seen_steps for each in figures), default=0)
     if seen:
         least = UNMEASURED + 1 + warm_up

@@ -25,8 +25,9 @@ class Shares:
 
     `waiting`: outside torch, without using a CPU. `python`: the program's own code between operations. `overhead`:
     calling operations that are not tiny, and autograd. `low_products`: of low precision. `moving`: operations that
-    compute little for the bytes they move. `delayed`: ready to run, without a CPU; 0 if other programs were to blame.
-    `seconds`: of one step, without the time that others took. `others`: the share that other programs took before.
+    compute little for the bytes they move. `computing`: all other operations, and compiled graphs. `delayed`: ready to
+    run, without a CPU; 0 if other programs were to blame. `seconds`: of one step, without the time that others took.
+    `others`: the share that other programs took before.
     """
 
     seconds: float = 0.0
@@ -35,6 +36,7 @@ class Shares:
     products: float = 0.0
     low_products: float = 0.0
     moving: float = 0.0
+    computing: float = 0.0
     access: float = 0.0
     allocation: float = 0.0
     synchronization: float = 0.0
@@ -49,7 +51,7 @@ class Shares:
     @property
     def operations(self) -> float:
         """The share of operations that run in several threads."""
-        return self.products + self.low_products + self.moving
+        return self.products + self.low_products + self.moving + self.computing
 
 
 def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
@@ -70,10 +72,12 @@ def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
     active = max(1e-9, seconds - delay)
     data, collective = _fitted(data, collective, active)
     rest = active - data - collective
-    blocked = max(0.0, active - cpu - data - collective)
+    outside_cpu = max(0.0, cpu - figures.sum("data_cpu") - figures.sum("collective_cpu"))
+    blocked = max(0.0, active - outside_cpu - data - collective)
     parts = _divided(figures, rest / steps, blocked / steps)
     whole = (seconds if own_delay else active) / steps
-    per_step = {"data": data / steps, "collective": collective / steps, **parts}
+    unhooked = parts.pop("collective", 0.0)  # Functional collectives, and those inside compiled graphs.
+    per_step = {"data": data / steps, "collective": collective / steps + unhooked, **parts}
     if own_delay:
         per_step["delayed"] = delay / steps
     return Shares(
@@ -118,8 +122,10 @@ def _divided(figures: ProcessFigures, rest: float, blocked: float) -> dict[str, 
         "products": float(kinds.get("products", 0.0)) / count,
         "low_products": float(kinds.get("low products", 0.0)) / count,
         "moving": float(kinds.get("other", 0.0)) / count,
+        "computing": float(kinds.get("computing", 0.0)) / count,
         "access": float(kinds.get("access", 0.0)) / count,
         "allocation": float(kinds.get("allocation", 0.0)) / count,
+        "collective": float(kinds.get("collective", 0.0)) / count,
         "synchronization": float(tiny["synchronization"] + kinds.get("synchronization", 0.0)) / count,
         "tiny": float(tiny["seconds"]) / count,
         "overhead": float(window["overhead"]) / count,

@@ -6,10 +6,11 @@ import pytest
 
 from cpulaunch.measure.diagnosis.advice import ADVICE
 from cpulaunch.measure.diagnosis.bottlenecks import Bottleneck, ProcessLimits, remote_share
-from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of, overhead, product_rates, sentence
+from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of, overhead, sentence
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
 from cpulaunch.measure.diagnosis.figures import read_figures
+from cpulaunch.measure.diagnosis.rates import NO_CEILINGS, Ceilings, rates
 from cpulaunch.measure.diagnosis.shares import shares_of
 from cpulaunch.records.record import replace
 from tests import json_output
@@ -21,7 +22,7 @@ TINY = {"tiny": 900, "forward": 1000, "all": 1000}
 
 
 def diagnosis(*processes, limits=MACHINE, ceilings=None):
-    return diagnosis_of(processes, {}, limits, ceilings or {})
+    return diagnosis_of(processes, {}, limits, ceilings or NO_CEILINGS)
 
 
 CASES = {
@@ -135,6 +136,12 @@ def test_ranks_that_all_wait_inside_their_backward_pass():
     assert found.first.kind == "slow-collective"
 
 
+def test_collectives_without_a_hook_are_those_that_the_profiler_saw():
+    seen = window(0.1, kinds={"products": 0.04, "collective": 0.06})
+    found = diagnosis(figures(window=seen))
+    assert (found.first.kind, found.first.share) == ("slow-collective", pytest.approx(0.6))
+
+
 def test_threads_that_wait_for_one_another_are_no_collective():
     alone = ddp_rank(0, works=0.05, waits=0.05)
     seen = {**alone.window, "backward_waits": 0.0, "pauses": 0.0, "kinds": {"products": 0.1}}
@@ -230,8 +237,8 @@ def test_amdahl():
 
 def test_rates_against_the_calibrated_ceiling():
     seen = window(0.1, kinds={"products": 0.1}, flops={"products": 8e9}, timed={"products": 0.1})
-    found = diagnosis(figures(window=seen), ceilings={"fp32": 100.0, "bf16": 300.0})
-    assert product_rates(found.processes[0], {}) == {"products": pytest.approx(80)}
+    found = diagnosis(figures(window=seen), ceilings=Ceilings(products={"fp32": 100.0, "bf16": 300.0}))
+    assert rates(found.main.figures, NO_CEILINGS) == {"products": pytest.approx(80)}
     assert found.rates == {"products": pytest.approx(80), "of_ceiling": pytest.approx(0.8)}
     text = diagnosis_text(found, width=80, strong=str)
     assert text.startswith("nothing stands out: 100% of a step are matrix products at 80% of what this")
@@ -272,17 +279,126 @@ def test_what_is_no_figures_is_not_read(text):
 def test_hostile_figures_are_not_read():
     import json
 
-    for name, value in (("busy_threads", [{"cpus": "x", "seconds": 1}]), ("where", 3), ("snapshot", None)):
+    windows = [3, {}, window(0.1, kinds=[1]), window("much"), window(float("nan")), window(0.1, bytes={"x": [1, 1]})]
+    wrong = [("busy_threads", [{"cpus": "x", "seconds": 1}]), ("where", 3), ("snapshot", None)]
+    for name, value in [*wrong, *(("window", each) for each in windows)]:
         assert read_figures(json.dumps(data(**{name: value}))) is None
 
 
 def test_batches_that_may_fill_the_memory():
     given = figures(loader_workers=4, prefetched=2, batch_bytes=1 << 30)
     assert given.loader_bytes == 8 << 30
-    found = diagnosis_of([given], {}, MACHINE, {}, 16 << 30)
+    found = diagnosis_of([given], {}, MACHINE, NO_CEILINGS, 16 << 30)
     assert found.remarks == (
         "batches loaded ahead may take 8 GiB of 16 GiB of memory (4 workers x prefetch 2 x 1 GiB): "
         "--prefetch 1 or fewer --dataloader-workers, before the kernel ends the program",
     )
-    assert diagnosis_of([given], {}, MACHINE, {}, 32 << 30).remarks == ()
-    assert diagnosis_of([given], {}, MACHINE, {}, None).remarks == ()
+    assert diagnosis_of([given], {}, MACHINE, NO_CEILINGS, 32 << 30).remarks == ()
+    assert diagnosis_of([given], {}, MACHINE, NO_CEILINGS, None).remarks == ()
+
+
+def test_one_number_read_in_a_small_step_is_no_synchronization():
+    calls = {"tiny": 25, "forward": 3, "all": 25, "synchronization": 1}
+    found = diagnosis(figures(step=1e-3, window=window(1e-3, tiny={"seconds": 9e-4}, calls=calls)))
+    assert found.first.kind == "tiny-operations"
+
+
+def test_a_training_without_modules_is_no_loop_over_elements():
+    seen = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 1000})
+    assert diagnosis(figures(window=seen, has_gradients=True)).first.kind == "tiny-operations"
+    in_loss = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 900})
+    assert diagnosis(figures(window=in_loss, has_gradients=True)).first.kind == "python-loop"
+
+
+def test_waiting_beside_samples_that_are_decoded_is_no_python_code():
+    sums = {"data_seconds": 0.3, "data_cpu": 0.3, "thread_cpu": 0.4}
+    found = diagnosis(figures(sums=sums, loader_workers=0, window=window(0.07, kinds={"products": 0.01}, pauses=0.06)))
+    assert (found.first.kind, found.second.kind) == ("waiting", "decode")
+    assert found.main.shares.python == pytest.approx(0, abs=0.01)
+
+
+def test_python_code_and_waiting_are_told_apart():
+    seen = window(0.1, kinds={"products": 0.03}, pauses=0.07)
+    found = diagnosis(figures(window=seen, sums={"thread_cpu": 0.6}))
+    assert (found.first.kind, found.first.share) == ("waiting", pytest.approx(0.4))
+    assert (found.second.kind, found.second.share) == ("python-code", pytest.approx(0.3))
+
+
+def test_samples_taken_by_hand_between_long_computations():
+    where = {
+        "samples": 10,
+        "doing": {"getitem": 3, "": 7},
+        "places": [["", "train.py:9", 7], ["getitem", "train.py:3", 3]],
+    }
+    found = diagnosis(figures(window=window(0.1, kinds={"products": 0.07}, pauses=0.03), where=where))
+    assert (found.first.kind, found.first.place, found.first.share) == ("decode", "train.py:3", pytest.approx(0.3))
+
+
+def test_the_type_of_low_precision_that_is_used_is_judged():
+    seen = window(0.1, kinds={"low products": 0.1}, low={"fp16": 0.1})
+    slow = diagnosis(figures(window=seen, slowdowns={"bf16": 0.3, "fp16": 5.0}))
+    assert (slow.first.kind, slow.first.detail) == ("low-precision", "fp16")
+    assert diagnosis(figures(window=seen, slowdowns={"bf16": 9.0, "fp16": 1.0})).first is None
+
+
+def test_busy_workers_of_a_loader_take_cpus_from_the_threads():
+    loading = {"loader_workers": 4, "sums": {"thread_cpu": 0.6, "thread_delay": 0.4}}
+    found = diagnosis(figures(**loading, fetches={"busy": 1.8, "cpu": 9.0, "seconds": 10.0}))
+    assert (found.first.kind, found.first.share) == ("oversubscribed", pytest.approx(0.4))
+    assert found.first.detail == "2 threads and 4 workers of a DataLoader on 2"
+    assert found.remarks == ()
+    idle = diagnosis(figures(**loading, fetches={"busy": 0.1, "cpu": 1.0, "seconds": 10.0}))
+    assert (idle.first, idle.main.shares.others) == (None, pytest.approx(0.4))
+
+
+def test_computations_that_move_little_are_not_said_to_be_bound_by_memory():
+    found = diagnosis(figures(window=window(0.1, kinds={"computing": 0.09, "products": 0.01})))
+    assert found.first is None
+    text = diagnosis_text(found, width=80, strong=str)
+    assert text.startswith("nothing stands out: 10% of a step are matrix products, 90% other computations")
+
+
+MOVED = {"20": [1e9, 0.001], "31": [4e9, 0.5], "32": [2e9, 0.1]}
+
+
+def test_the_bandwidth_is_that_of_more_than_the_caches_hold():
+    seen = window(0.1, kinds={"other": 0.1}, bytes=MOVED)
+    found = diagnosis(figures(window=seen), ceilings=Ceilings(bandwidth=20.0, cache_bytes=1 << 28))
+    assert found.rates == {"bandwidth": pytest.approx(10.0), "of_bandwidth": pytest.approx(0.5)}
+    assert "10 GB/s, 50% of the bandwidth" in diagnosis_text(found, width=80, strong=str)
+    assert rates(figures(window=seen), Ceilings(cache_bytes=1 << 31)) == {}
+    assert rates(figures(), Ceilings(bandwidth=20.0)) == {}
+
+
+def test_how_much_of_the_communication_is_hidden():
+    seen = window(0.1, kinds={"products": 0.1}, communication={"seconds": 0.04, "hidden": 0.03})
+    found = diagnosis(figures(window=seen, sums={"collective_seconds": 0.2}))
+    assert found.rates == {"hidden": pytest.approx(0.75)}
+    assert "75% of their time is hidden" in diagnosis_text(found, width=80, strong=str)
+    without = window(0.1, communication={"seconds": 0.0, "hidden": 0.0})
+    assert rates(figures(window=without), NO_CEILINGS) == {}
+
+
+def test_processes_divide_the_machine_among_them():
+    seen = window(0.1, kinds={"products": 0.1}, flops={"products": 2e9}, timed={"products": 0.1})
+    ranks = [figures(rank=number, index=number, world_size=2, threads=1, window=seen) for number in (0, 1)]
+    found = diagnosis(*ranks, ceilings=Ceilings(products={"fp32": 50.0}))
+    assert found.rates == {"products": pytest.approx(20), "of_ceiling": pytest.approx(0.8)}
+
+
+def test_the_rates_are_those_of_the_process_that_is_shown():
+    fast = window(0.1, kinds={"products": 0.1}, flops={"products": 4e9}, timed={"products": 0.1})
+    slow = window(0.1, tiny={"seconds": 0.09}, calls=TINY, flops={"products": 1e9}, timed={"products": 0.1})
+    found = diagnosis(figures(window=fast, cpus="0", threads=1), figures(window=slow, pid=8, cpus="1", threads=1))
+    assert (found.first.kind, found.first.process) == ("tiny-operations", 1)
+    assert found.rates["products"] == pytest.approx(10)
+
+
+def test_a_program_that_ended_before_the_profilers_turn_is_told_what_to_do():
+    found = diagnosis(figures(window=None, profiled_steps=0, seen_steps=12))
+    text = diagnosis_text(found, width=250, strong=str)
+    assert "as the program ended after 12 steps; it looks after --warm-up, half of --steps and half a second" in text
+
+
+def test_a_bottleneck_that_takes_all_of_a_step():
+    assert "at most 100 times as fast" in sentence(Bottleneck(kind="waiting", share=1.0), 0.04)

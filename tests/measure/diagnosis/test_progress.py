@@ -6,8 +6,9 @@ import pytest
 
 from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
 from cpulaunch.measure.diagnosis.progress import LEAST_WAIT_SECONDS, Measurement
+from cpulaunch.measure.diagnosis.rates import NO_CEILINGS
 from cpulaunch.records.record import replace
-from cpulaunch.records.torch_settings import FIGURES, IN_THREADS, LOADED, STEPPING
+from cpulaunch.records.torch_settings import FAILED, FIGURES, IN_THREADS, LOADED, STEPPING
 from tests.measure.diagnosis.given import data, figures
 from tests.measure.diagnosis.test_bottlenecks import MACHINE
 
@@ -50,6 +51,12 @@ def test_figures_without_steps_are_not_enough(watched):
     watched.begins(1)
     watched.is_measured(1, steps=0)
     assert not watched.after(1000)
+
+
+def test_a_process_that_cannot_be_measured_is_not_waited_for(watched):
+    watched.begins(1)
+    (watched.folder / f"{FAILED}1").write_text("RuntimeError: no")
+    assert watched.after(0.1)
 
 
 def test_all_ranks_of_a_host_are_waited_for(watched):
@@ -95,21 +102,21 @@ def ending_with(step, **changes):
 
 
 def test_a_training_counts_before_helpers_that_only_call_modules():
-    found = diagnosis_of([ending_with("module", pid=1), ending_with("optimizer", pid=2)], {}, MACHINE, {})
+    found = diagnosis_of([ending_with("module", pid=1), ending_with("optimizer", pid=2)], {}, MACHINE, NO_CEILINGS)
     assert [each.figures.pid for each in found.processes] == [2]
 
 
 def test_all_ranks_count():
     ranks = [ending_with("module", pid=1, rank=0), ending_with("optimizer", pid=2, rank=1)]
-    found = diagnosis_of([*ranks, figures(pid=3)], {}, MACHINE, {})
+    found = diagnosis_of([*ranks, figures(pid=3)], {}, MACHINE, NO_CEILINGS)
     assert [each.figures.pid for each in found.processes] == [1, 2]
 
 
 def test_processes_one_after_the_other_do_not_take_cpus_from_one_another():
     first, second = figures(pid=1, started=0.0, ended=10.0), figures(pid=2, started=11.0, ended=20.0)
-    assert diagnosis_of([first, second], {}, MACHINE, {}).first is None
+    assert diagnosis_of([first, second], {}, MACHINE, NO_CEILINGS).first is None
     together = figures(pid=2, started=9.0, ended=20.0)
-    assert diagnosis_of([first, together], {}, MACHINE, {}).first.kind == "oversubscribed"
+    assert diagnosis_of([first, together], {}, MACHINE, NO_CEILINGS).first.kind == "oversubscribed"
 
 
 ABSENCES = {
@@ -123,11 +130,18 @@ ABSENCES = {
 @pytest.mark.parametrize("words", ABSENCES)
 def test_why_nothing_was_measured(words):
     given, ending = ABSENCES[words]
-    found = diagnosis_of(given, {}, MACHINE, {}, ending=ending)
+    found = diagnosis_of(given, {}, MACHINE, NO_CEILINGS, ending=ending)
     assert found.processes == ()
     assert words in found.absence
 
 
+def test_why_a_process_could_not_be_measured_is_said():
+    ending = Ending(states=frozenset({LOADED}), unmeasured="RuntimeError: no")
+    assert "RuntimeError: no" in diagnosis_of([], {}, MACHINE, NO_CEILINGS, ending=ending).absence
+    (remark,) = diagnosis_of([figures()], {}, MACHINE, NO_CEILINGS, ending=ending).remarks
+    assert remark == "another process could not be measured: RuntimeError: no"
+
+
 def test_a_failure_after_the_steps_is_said():
-    found = diagnosis_of([figures()], {}, MACHINE, {}, ending=Ending(failure="it exited with code 1"))
+    found = diagnosis_of([figures()], {}, MACHINE, NO_CEILINGS, ending=Ending(failure="it exited with code 1"))
     assert found.remarks == ("the program did not end well after these steps: it exited with code 1",)
