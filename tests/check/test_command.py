@@ -25,8 +25,8 @@ FIXABLE = """import torch
 
 def train( net,opt ):   # kept as it is
     for x in  loader:
-        opt.zero_grad( set_to_none = False )
-        net(x).sum().backward( )
+        mask = torch.ones( 3,4 ).cuda( )
+        net(x, mask).sum().backward( )
         opt.step()
 """
 
@@ -143,9 +143,26 @@ def test_fix_changes_the_finding_and_nothing_else(tmp_path: Path, capfd: pytest.
     os.chmod(path, 0o640)
     code, out, _ = check(capfd, "--fix", path)
     assert (code, "1 fixed" in out) == (0, True)
-    wanted = text.replace("( set_to_none = False )", "( )")
+    wanted = text.replace("torch.ones( 3,4 ).cuda( )", 'torch.ones( 3,4, device="cuda" )')
     assert Path(path).read_bytes() == b"\xef\xbb\xbf" + wanted.encode()
     assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nfor x in data:\n    opt.zero_grad(set_to_none=False)\n    net(x).backward()\n    opt.step()\n",
+        "import torch\nfor x in data:\n    y = torch.rand(3).cuda()\n",
+    ],
+)
+def test_what_changes_results_is_left_to_unsafe_fixes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = write(tmp_path, "a.py", text)
+    assert check(capfd, "--fix", path)[0] == 1
+    assert Path(path).read_text() == text
+    assert check(capfd, "--unsafe-fixes", path)[0] == 0
+    assert Path(path).read_text() != text
 
 
 def test_only_unsafe_fixes_change_checkpoints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

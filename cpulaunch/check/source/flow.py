@@ -1,7 +1,8 @@
 """Where code runs: in a training loop, on every step, without gradients, on a GPU; only what is certain."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, is_constant, method, receiver
@@ -10,7 +11,14 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 CONDITIONS = (ast.If, ast.IfExp, ast.Try, ast.Match, ast.ExceptHandler)
 NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
 NESTED = (*FUNCTIONS, ast.ClassDef)
+NAMED = (ast.FunctionDef, ast.AsyncFunctionDef)
 WRAPPERS = {"enumerate", "tqdm", "trange", "track", "iter", "zip", "islice"}
+READS = ("item", "tolist", "cpu", "numpy")
+"""Methods of a tensor that bring it, or its elements, to the CPU."""
+ABOUT = ("shape", "dtype", "device", "size", "dim", "numel", "requires_grad", "ndim")
+"""Attributes and methods of a tensor that say something about it without its elements."""
+MEASURES = re.compile(r"prof|bench|trace|debug|timing|measure", re.IGNORECASE)
+"""Names of functions whose purpose is to measure, or to find errors."""
 
 
 def inside(program: ParsedProgram, node: ast.AST) -> list[ast.AST]:
@@ -109,6 +117,57 @@ def moves_to_gpu(program: ParsedProgram, node: ast.AST) -> bool:
         return False
     given = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "device")]
     return any(is_on_gpu(program, each) for each in given)
+
+
+def names_on_gpu(program: ParsedProgram, loop: ast.AST) -> set[str]:
+    """The names that a loop gives tensors which it moves to a GPU, or what it computes from these."""
+    found: set[str] = set()
+    statements = [(_targets(node), node) for node in inside(program, loop) if _targets(node)]
+    while True:
+        new = {
+            name
+            for names, node in statements
+            if not found.issuperset(names) and is_from_gpu(program, _given(node), found)
+            for name in names
+        }
+        if not new - found:
+            return found
+        found |= new
+
+
+def is_from_gpu(program: ParsedProgram, node: ast.AST | None, names: Iterable[str]) -> bool:
+    """Whether an expression moves something to a GPU or computes with one of these names, and stays there."""
+    waiting: list[ast.AST] = [] if node is None else [node]
+    while waiting:
+        each = waiting.pop()
+        if moves_to_gpu(program, each):
+            return True
+        if method(each) in READS or (isinstance(each, ast.Attribute) and each.attr in ABOUT):
+            continue
+        if isinstance(each, ast.Name) and each.id in names:
+            return True
+        waiting.extend(program.children[each])
+    return False
+
+
+def _targets(node: ast.AST) -> tuple[str, ...]:
+    """The names that a node assigns to."""
+    targets: list[ast.expr] = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr | ast.For):
+        targets = [node.target]
+    names = (each for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+    return tuple(each.id for each in names if isinstance(each.ctx, ast.Store))
+
+
+def _given(node: ast.AST) -> ast.expr | None:
+    if isinstance(node, ast.For):
+        return node.iter
+    return node.value if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr) else None
+
+
+def is_measuring(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a node is in a function that measures or debugs, by its name."""
+    return any(MEASURES.search(getattr(each, "name", "")) for each in program.around(node) if isinstance(each, NAMED))
 
 
 def is_in_test(program: ParsedProgram, node: ast.AST) -> bool:

@@ -4,11 +4,18 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
+from cpulaunch.check.source.datasets import dataset_classes, methods
 from cpulaunch.check.source.flow import inside, iterated, training_loops
 from cpulaunch.check.source.performance_visitor import torchfix_places
-from cpulaunch.check.source.program import ParsedProgram, argument, is_open
+from cpulaunch.check.source.program import ParsedProgram, argument, is_open, method
 
-IN_MEMORY = ("torch.utils.data.TensorDataset",)
+IN_MEMORY = ("torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset")
+PARTS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split", "dataset.Subset"))
+"""Functions and classes that make a data set of the items of others."""
+TENSORS = ("torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.FloatTensor", "torch.LongTensor")
+CASTS = ("float", "long", "to", "astype", "item")
+"""What takes a microsecond for an item that is in memory."""
+MAX_DEPTH = 4
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -23,16 +30,42 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             yield Hit(node=call, seen="a training loop runs over a DataLoader with num_workers=0")
 
 
-def _is_in_memory(program: ParsedProgram, data: ast.AST | None) -> bool:
-    """Whether a data set is a list or a TensorDataset, or a function of this file returns one."""
+def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX_DEPTH) -> bool:
+    """Whether items are only picked from memory: of a list, a TensorDataset, a part of one, a class that does so.
+
+    A name whose value is not certain may be part of any data set that the program makes.
+    """
     value = program.value(data)
+    if isinstance(value, ast.Subscript):
+        value = program.value(value.value)
+    if isinstance(value, ast.Name | ast.Attribute):
+        return any(program.called(call) in IN_MEMORY for call in program.calls)
     if program.called(value) in IN_MEMORY or isinstance(value, ast.List | ast.ListComp | ast.Tuple):
         return True
-    function = program.value(value.func) if isinstance(value, ast.Call) else None
-    if not isinstance(function, ast.FunctionDef):
+    if not isinstance(value, ast.Call) or not depth:
         return False
-    returned = [node.value for node in inside(program, function) if isinstance(node, ast.Return)]
-    return any(program.called(program.value(each)) in IN_MEMORY for each in returned)
+    if program.called(value) in PARTS:
+        return bool(value.args) and _is_in_memory(program, value.args[0], depth - 1)
+    made = program.value(value.func)
+    if isinstance(made, ast.FunctionDef):
+        returned = [node.value for node in inside(program, made) if isinstance(node, ast.Return)]
+        return any(program.called(program.value(each)) in IN_MEMORY for each in returned)
+    return isinstance(made, ast.ClassDef) and made in dataset_classes(program) and _only_picks(program, made)
+
+
+def _only_picks(program: ParsedProgram, owner: ast.ClassDef) -> bool:
+    """Whether `__getitem__` only indexes what the object holds, and makes tensors of it."""
+    getter = methods(owner).get("__getitem__")
+    nodes = inside(program, getter) if getter else []
+    is_straight = not any(isinstance(node, ast.For | ast.While | ast.With | ast.comprehension) for node in nodes)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    are_small = all(program.called(each) in TENSORS or _is_cast(program, each) for each in calls)
+    return bool(nodes) and is_straight and are_small and any(isinstance(node, ast.Subscript) for node in nodes)
+
+
+def _is_cast(program: ParsedProgram, call: ast.Call) -> bool:
+    is_number = isinstance(call.func, ast.Name) and call.func.id in ("int", "float", "len")
+    return is_number or (method(call) in CASTS and not program.called(call))
 
 
 LOOP = """
@@ -42,13 +75,22 @@ for x, y in {}:
     opt.step()
 """
 
+PICKING = """class Data(Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __getitem__(self, index):
+        return torch.tensor(self.x[index]), self.y[index]
+
+"""
+
 RULE = Rule(
     id="dataloader-workers",
     summary="A DataLoader without workers feeds a training loop",
     why="With num_workers=0 the training process reads and transforms each batch itself, between two steps. Worker "
     "processes prepare the next batches while a step computes. Found by torchfix (TOR401); cpulaunch reports it only "
-    "where a training loop runs over the loader and its data set is not a TensorDataset or a list, which workers would "
-    "slow down.",
+    "where a training loop runs over the loader and its data set does more than pick items from memory, as "
+    "TensorDatasets and lists do, which workers would slow down.",
     fix="Give num_workers, for example DataLoader(..., num_workers=4), or run the program with "
     "`cpulaunch --dataloader-workers auto`, which also gives the workers cores of their own.",
     find=find,
@@ -61,6 +103,9 @@ RULE = Rule(
         "class Trainer:\n    def __init__(self, data):\n        self.loader = DataLoader(data)  # <-\n\n"
         "    def fit(self):\n        for x in self.loader:\n            self.net(x).sum().backward()\n"
         "            self.opt.step()\n",
+        PICKING.replace("self.y[index]", "read(self.y[index])")
+        + "loader = DataLoader(Data(x, y))  # <-"
+        + LOOP.format("loader"),
         "def main():\n    for x in DataLoader(open_data()):  # <-\n        net(x).backward()\n        opt.step()\n",
     ),
     right=(
@@ -73,6 +118,12 @@ RULE = Rule(
         "def read():\n    return torch.utils.data.TensorDataset(a, b)\n\nloader = DataLoader(read())"
         + LOOP.format("loader"),
         "loader = DataLoader([(a, b), (c, d)])" + LOOP.format("loader"),
+        "data = torch.utils.data.TensorDataset(a, b)\n"
+        "first, second = torch.utils.data.random_split(data, [8, 2])\nloader = DataLoader(first)"
+        + LOOP.format("loader"),
+        "data = torch.utils.data.Subset(torch.utils.data.TensorDataset(a, b), range(9))\nloader = DataLoader(data)"
+        + LOOP.format("loader"),
+        PICKING + "loader = DataLoader(Data(x, y))" + LOOP.format("loader"),
         "def train(loader):\n    for x in loader:\n        net(x).backward()\n        opt.step()\n",
         "loader = DataLoader(data)\nloader = prepared(loader)" + LOOP.format("loader"),
         "from mine import DataLoader\nloader = DataLoader(data)" + LOOP.format("loader"),

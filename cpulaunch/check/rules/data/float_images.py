@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.datasets import dataset_classes, methods
 from cpulaunch.check.source.flow import inside, is_in_test
-from cpulaunch.check.source.program import ParsedProgram, is_constant, is_of_self
+from cpulaunch.check.source.program import ParsedProgram, is_constant, is_of_self, method
 
 STORES = ("torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset")
 DEPTH = 6
+REDUCTIONS = ("mean", "std", "var", "sum", "max", "min", "argmax", "argmin", "median", "amax", "amin", "norm")
+"""Functions and methods whose results are far smaller than what they are given."""
+BYTES = ("uint8", "int8", "bool")
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -44,12 +47,21 @@ def _hits(program: ParsedProgram, node: ast.AST, depth: int = DEPTH) -> Iterator
         yield Hit(
             node=value, seen="a whole data set is kept as floats, four or eight bytes for each byte of the images"
         )
-    elif isinstance(value, ast.Call) and depth:
+    elif isinstance(value, ast.Call) and depth and not _keeps_no_floats(program, value):
         inputs = [*value.args, *([value.func.value] if isinstance(value.func, ast.Attribute) else ())]
         for each in inputs:
             yield from _hits(program, each, depth - 1)
     elif isinstance(value, ast.BinOp) and depth:
         yield from _hits(program, value.left, depth - 1)
+
+
+def _keeps_no_floats(program: ParsedProgram, call: ast.Call) -> bool:
+    """Whether a call returns a few numbers, or bytes again."""
+    if (program.called(call).rpartition(".")[2] or method(call)) in REDUCTIONS:
+        return True
+    given = (*call.args, *(word.value for word in call.keywords))
+    names = (each.attr if isinstance(each, ast.Attribute) else getattr(each, "value", "") for each in given)
+    return method(call) in ("byte", "bool") or any(name in BYTES for name in names)
 
 
 NP = "import numpy as np\nfrom torch.utils.data import TensorDataset\n"
@@ -83,6 +95,8 @@ RULE = Rule(
         NP + "data = TensorDataset(x / 100)\n",
         DATA.format("self.x = np.load(path)"),
         DATA.format("self.x = np.load(path)").replace("[index]", "[index] / 255.0"),
+        DATA.format("self.x = (np.load(path) / 255).astype(np.uint8)"),
+        DATA.format("self.x = np.argmax(np.load(path) / 255, axis=-1)"),
         DATA.format("self.mean = np.load(path).mean() / 255\n        self.x = np.load(path)"),
         DATA.format("self.x = np.load(path) / 255").replace("(Dataset)", "(object)"),
         "x = np.load('x.npy') / 255\nnet(x)\n",

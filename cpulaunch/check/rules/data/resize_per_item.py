@@ -1,23 +1,45 @@
 """A data set that decodes every image and resizes it to the same size again in every epoch."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.datasets import dataset_classes, methods
+from cpulaunch.check.source.datasets import dataset_classes, loaders, methods
 from cpulaunch.check.source.decoders import DECODERS, is_cached
-from cpulaunch.check.source.flow import inside
-from cpulaunch.check.source.program import ParsedProgram, is_of_self, method, receiver
+from cpulaunch.check.source.flow import inside, is_in_test, iterated, training_loops
+from cpulaunch.check.source.program import ParsedProgram, argument, is_of_self, method, receiver
 
 RESIZES = ("cv2.resize", "torchvision.transforms.functional.resize", "skimage.transform.resize")
+COMPOSE = re.compile(r"torchvision\.transforms\.(v2\.|transforms\.)?Compose")
+TRANSFORM = re.compile(r"torchvision\.transforms\.(?:v2\.|transforms\.)?(\w+)")
+SAME_ALWAYS = {"ToTensor", "PILToTensor", "ToImage", "ToPILImage", "Grayscale", "CenterCrop", "ToDtype"}
+"""Transforms that give the same result for the same image in every epoch."""
+FOLDERS = {
+    f"torchvision.datasets.{name}"
+    for name in (
+        *("ImageFolder", "DatasetFolder", "ImageNet", "Food101", "Flowers102", "OxfordIIITPet", "StanfordCars"),
+        *("Places365", "CelebA", "Caltech101", "Caltech256", "CocoDetection", "FGVCAircraft", "DTD", "SUN397"),
+    )
+}
+"""Data sets of torchvision that decode a file for every item."""
+ONCE = re.compile(r"test|val|eval|infer|predict|demo|query", re.IGNORECASE)
+"""Names of data sets that a program goes through once."""
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
-    """Resizes to a size that does not depend on the item, of an image that the same `__getitem__` decodes."""
+    """Resizes to a size that does not depend on the item, of an image that a data set decodes for each item."""
+    for loader in _trained(program):
+        data = program.value(argument(loader, "dataset", 0))
+        if isinstance(data, ast.Call) and program.called(data) in FOLDERS and not is_in_test(program, data):
+            is_folder = program.called(data).endswith("ImageFolder")
+            yield from _composed(program, argument(data, "transform", 1 if is_folder else None))
     for owner in dataset_classes(program):
         function = methods(owner).get("__getitem__")
         if function is None or is_cached(program, function):
             continue
+        if not ONCE.search(owner.name) and (_trained(program) or not any(loaders(program))):
+            yield from _transformed(program, function)
         nodes = list(inside(program, function))
         decoded = {id(node) for node in nodes if program.called(node) in DECODERS}
         for node in nodes:
@@ -29,6 +51,37 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
                 and _is_fixed(program, size, function)
             ):
                 yield Hit(node=node, seen="every item is decoded and resized to the same size again in every epoch")
+
+
+def _trained(program: ParsedProgram) -> list[ast.Call]:
+    """The DataLoaders that training loops run over, as far as data flow tells."""
+    used = [program.value(each) for loop in training_loops(program) for each in iterated(loop)]
+    return [call for call in loaders(program) if call in used]
+
+
+def _transformed(program: ParsedProgram, function: ast.FunctionDef) -> Iterator[Hit]:
+    """The resize in a transform that a method applies to what it decodes."""
+    decoded = {id(node) for node in inside(program, function) if program.called(node) in DECODERS}
+    for node in inside(program, function):
+        if isinstance(node, ast.Call) and len(node.args) == 1 and _source(program, node.args[0]) in decoded:
+            yield from _composed(program, node.func)
+
+
+def _composed(program: ParsedProgram, transform: ast.AST | None) -> Iterator[Hit]:
+    """A Resize that nothing random is before, alone or in a Compose."""
+    value = program.value(transform)
+    steps: list[ast.expr] = [value] if isinstance(value, ast.Call) else []
+    if isinstance(value, ast.Call) and COMPOSE.fullmatch(program.called(value)):
+        listed = program.value(argument(value, "transforms", 0))
+        steps = listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
+    for each in steps:
+        step = program.value(each)
+        found = TRANSFORM.fullmatch(program.called(step))
+        if found is not None and found[1] == "Resize" and isinstance(step, ast.Call):
+            yield Hit(node=step, seen="every image is decoded and resized to the same size again in every epoch")
+            return
+        if found is None or found[1] not in SAME_ALWAYS:
+            return
 
 
 def _resized(program: ParsedProgram, node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
@@ -67,6 +120,31 @@ def _is_fixed(program: ParsedProgram, size: ast.expr | None, function: ast.Funct
     return True
 
 
+FOLDER = """from torchvision import datasets, transforms
+
+transform = transforms.Compose([
+    {}
+    transforms.RandomHorizontalFlip(),
+    transforms.ToTensor(),
+])
+data = datasets.ImageFolder('train', transform)
+loader = DataLoader(data, 32, num_workers=4)
+"""
+TRAINED = "for x, y in loader:\n    loss_of(net(x), y).backward()\n    opt.step()\n"
+RESIZE = "transforms.Resize((224, 224)),"
+OWN = """from PIL import Image
+from torchvision import transforms
+
+class Data(Dataset):
+    def __init__(self, paths):
+        self.paths = paths
+        self.transform = transforms.Compose([transforms.Resize(224), transforms.ToTensor()])@
+
+    def __getitem__(self, index):
+        return self.transform(Image.open(self.paths[index]).convert('RGB'))
+"""
+
+
 def _dataset(lines: str, base: str = "Dataset") -> str:
     head = "import cv2\nfrom PIL import Image\n\n"
     body = "".join(f"        {line}\n" for line in lines.split("\n"))
@@ -92,6 +170,11 @@ RULE = Rule(
         ),
         "import torchvision.transforms.functional as TF\n"
         + _dataset("raw = Image.open(self.paths[index])\nimage = TF.resize(raw, [256, 256])  # <-"),
+        FOLDER.format(RESIZE + "  # <-") + TRAINED,
+        FOLDER.format("transforms.ToPILImage(),\n    transforms.Resize(size),  # <-") + TRAINED,
+        FOLDER.format(RESIZE + "  # <-").replace("'train', transform", "'train', transform=transform") + TRAINED,
+        OWN.replace("@", "  # <-"),
+        OWN.replace("@", "  # <-") + "\nloader = DataLoader(Data(paths), 32)\n" + TRAINED,
     ),
     right=(
         _dataset("image = Image.open(self.paths[index])"),
@@ -111,6 +194,15 @@ RULE = Rule(
         + _dataset("image = Image.open(self.paths[index]).resize((224, 224))").replace(
             "    def", "    @functools.lru_cache\n    def"
         ),
+        FOLDER.format(RESIZE),
+        FOLDER.format("transforms.RandomResizedCrop(224),\n    " + RESIZE) + TRAINED,
+        FOLDER.format("transforms.RandomResizedCrop(224),") + TRAINED,
+        FOLDER.format(RESIZE).replace("datasets.ImageFolder", "mine.ImageFolder") + TRAINED,
+        FOLDER.format(RESIZE).replace("ImageFolder('train', transform)", "CIFAR10('d', True, transform)") + TRAINED,
+        FOLDER.format(RESIZE) + TRAINED.replace("    opt.step()\n", ""),
+        OWN.replace("@", "").replace("class Data", "class TestData"),
+        OWN.replace("@", "").replace("Image.open(self.paths[index])", "self.images[index]"),
+        OWN.replace("@", "") + "\nfor x in DataLoader(Data(paths)):\n    net(x)\n",
         "from PIL import Image\ndef show(path):\n    return Image.open(path).resize((224, 224))\n",
     ),
 )

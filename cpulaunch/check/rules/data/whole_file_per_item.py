@@ -28,11 +28,18 @@ def _in_method(program: ParsedProgram, function: ast.FunctionDef) -> Iterator[Hi
     for node in inside(program, function):
         if not isinstance(node, ast.Call) or program.called(node) not in READERS or not node.args:
             continue
-        is_same = is_of_self(node.args[0]) or isinstance(node.args[0], ast.Constant)
-        is_mapped = any(word.arg == "mmap_mode" for word in node.keywords)
+        file = node.args[0]
+        is_same = isinstance(file, ast.Constant) or (is_of_self(file) and not _is_set(program, function, file))
+        is_mapped = any(word.arg in ("mmap_mode", "mmap") for word in node.keywords)
         is_guarded = any(isinstance(each, ast.If) for each in program.around(node))
         if is_same and not is_mapped and not is_guarded:
             yield Hit(node=node, seen=f"__getitem__ reads {ast.unparse(node.args[0])} again for every item")
+
+
+def _is_set(program: ParsedProgram, function: ast.FunctionDef, file: ast.AST) -> bool:
+    """Whether a method gives the attribute a value, which then may depend on the index."""
+    stores = (node for node in inside(program, function) if isinstance(node, ast.Attribute))
+    return any(isinstance(node.ctx, ast.Store) and ast.unparse(node) == ast.unparse(file) for node in stores)
 
 
 def _dataset(line: str, base: str = "Dataset") -> str:
@@ -57,6 +64,8 @@ RULE = Rule(
     right=(
         _dataset("data = np.load(self.paths[index])"),
         _dataset("data = np.load(self.path, mmap_mode='r')"),
+        _dataset("data = torch.load('all.pt', mmap=True)"),
+        _dataset("self.path = self.paths[index]\n        data = np.load(self.path)"),
         _dataset("data = self.data"),
         _dataset("data = pd.read_csv(self.path)", base="object"),
         _dataset("if self.data is None:\n            self.data = np.load(self.path)\n        data = self.data"),

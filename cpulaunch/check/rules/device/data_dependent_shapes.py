@@ -4,7 +4,16 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.flow import inside, is_unconditional, moves_to_gpu, nearest_loop, training_loops
+from cpulaunch.check.source.flow import (
+    inside,
+    is_from_gpu,
+    is_in_test,
+    is_unconditional,
+    moves_to_gpu,
+    names_on_gpu,
+    nearest_loop,
+    training_loops,
+)
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, method, receiver
 
 REDUCTIONS = ("mean", "sum")
@@ -12,11 +21,12 @@ SELECTIONS = ("masked_select", "nonzero", "unique")
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
-    """nonzero, masked_select and unique in every turn of a training loop that moves data to a GPU."""
+    """nonzero, masked_select and unique of what a training loop moved to a GPU, in every turn."""
     for loop in training_loops(program):
         body = list(inside(program, loop))
-        if not any(moves_to_gpu(program, node) for node in body):
+        if not any(moves_to_gpu(program, node) for node in body) or is_in_test(program, loop):
             continue
+        names = names_on_gpu(program, loop)
         for node in body:
             if (
                 isinstance(node, ast.Call)
@@ -24,7 +34,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
                 and is_unconditional(program, node, loop)
             ):
                 name = _selection(program, node)
-                if name:
+                if name and is_from_gpu(program, _selected(program, node), names):
                     yield Hit(node=node, seen=f"{name} waits for the GPU in every training step")
 
 
@@ -37,6 +47,11 @@ def _selection(program: ParsedProgram, call: ast.Call) -> str:
         return "torch.where with one argument"
     is_method = method(call) in SELECTIONS and not called and _is_tensor(program, receiver(call))
     return f"{method(call)}()" if is_method and not is_constant(argument(call, "as_tuple"), 0) else ""
+
+
+def _selected(program: ParsedProgram, call: ast.Call) -> ast.expr | None:
+    """What a selection is made of."""
+    return call.args[0] if program.called(call) and call.args else receiver(call)
 
 
 def _is_tensor(program: ParsedProgram, node: ast.AST | None) -> bool:
@@ -63,10 +78,11 @@ RULE = Rule(
     wrong=(
         _loop("loss = loss.masked_select(mask).mean()  # <-"),
         _loop("loss = torch.masked_select(loss, y.cuda() > 0)  # <-"),
-        _loop("index = (y != 0).nonzero()  # <-"),
-        _loop("index = torch.nonzero(y, as_tuple=True)  # <-"),
-        _loop("index = torch.where(y > 0)  # <-"),
-        _loop("classes = torch.unique(y)  # <-", gpu="x.to('cuda')"),
+        _loop("index = (y.cuda() != 0).nonzero()  # <-"),
+        _loop("index = torch.nonzero(loss, as_tuple=True)  # <-"),
+        _loop("index = torch.where(loss > 0)  # <-"),
+        _loop("classes = torch.unique(loss.argmax(1))  # <-", gpu="x.to('cuda')"),
+        _loop("x, y = x.cuda(), y.cuda()\n    index = torch.nonzero(y)  # <-"),
     ),
     right=(
         _loop("loss = (loss * mask).sum() / mask.sum()"),
@@ -79,6 +95,9 @@ RULE = Rule(
         "def f(y):\n    return y.nonzero()\n",
         "for x, y in loader:\n    net(x.cuda())\n    print(y.nonzero())\n",
         _loop("log(lambda: y.nonzero())"),
+        _loop("classes = torch.unique(y)"),
+        _loop("classes = torch.unique(loss.cpu())"),
+        _loop("classes = table['class'].unique()"),
         _loop("mask = y.ne(0)"),
         "from mine import unique\n" + _loop("classes = unique(y)"),
     ),

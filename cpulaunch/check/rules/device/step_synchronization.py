@@ -5,39 +5,114 @@ from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.flow import (
+    READS,
     inside,
+    is_in_test,
+    is_measuring,
     is_unconditional,
     moves_to_gpu,
     nearest_loop,
-    root_name,
     training_loops,
 )
-from cpulaunch.check.source.program import ParsedProgram, method, receiver
+from cpulaunch.check.source.program import ParsedProgram, is_of_self, method, receiver
 
-READS = ("item", "tolist", "cpu", "numpy")
 EMPTY = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
+NUMBERS = ("float", "int", "bool")
+TEXTS = ("print", "str", "repr", "format")
+"""Built-in functions that read the elements of a tensor, to make a number or a text of it."""
+STAYING = ("detach", "mean", "sum", "clone")
+"""Methods whose results are on the GPU too."""
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
-    """Reads of the loss, and empty_cache or synchronize, in every turn of a training loop that moves data to a GPU."""
+    """Reads of the loss, also by print or float, and empty_cache, in every turn of a training loop that uses a GPU."""
     for loop in training_loops(program):
         body = list(inside(program, loop))
-        if not any(moves_to_gpu(program, node) for node in body):
+        if not any(moves_to_gpu(program, node) for node in body) or is_in_test(program, loop):
             continue
-        losses = {root_name(receiver(node)) for node in body if method(node) == "backward"} - {""}
+        losses = {name for node in body if method(node) == "backward" for name in _differentiated(node)}
+        tensors = losses - set(_read_before(body))
         for node in body:
-            if not isinstance(node, ast.Call) or nearest_loop(program, node) is not loop:
+            if not isinstance(node, ast.Call | ast.JoinedStr | ast.BinOp) or nearest_loop(program, node) is not loop:
                 continue
             if not is_unconditional(program, node, loop):
                 continue
             name = program.called(node)
-            if name in EMPTY:
+            if name in EMPTY and not is_measuring(program, node):
                 yield Hit(node=node, seen=f"{name} in every training step")
-            elif method(node) in READS and root_name(receiver(node)) in losses and not _is_inner(program, node):
+            elif (method(node) in READS and _read(receiver(node)) in losses and not _is_inner(program, node)) or _shows(
+                program, node, tensors
+            ):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} waits for the GPU in every training step")
 
 
-def _is_inner(program: ParsedProgram, node: ast.Call) -> bool:
+def _differentiated(backward: ast.AST) -> Iterator[str]:
+    """The variables of which a call of backward takes the gradient, also by way of a gradient scaler."""
+    waiting: list[ast.AST | None] = [receiver(backward)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.BinOp):
+            waiting += [node.left, node.right]
+        elif isinstance(node, ast.Call) and method(node) == "scale" and node.args:
+            waiting.append(node.args[0])
+        elif _read(node):
+            yield _read(node)
+
+
+def _read(node: ast.AST | None) -> str:
+    """The variable, or the attribute of self, that an expression is made of on the GPU; empty if it is of neither."""
+    while True:
+        if isinstance(node, ast.Call) and method(node) in (*STAYING, *READS):
+            node = receiver(node)
+        elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+            node = node.value
+        else:
+            return ast.unparse(node) if isinstance(node, ast.Name) or (node is not None and is_of_self(node)) else ""
+
+
+def _read_before(body: list[ast.AST]) -> Iterator[str]:
+    """The variables, and attributes of self, to which a loop assigns what it has read: they may hold numbers."""
+    for node in body:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(method(each) in READS or _is_builtin(each, NUMBERS) for each in ast.walk(node.value)):
+                yield from (ast.unparse(each) for target in targets for each in ast.walk(target) if _read(each))
+
+
+def _shows(program: ParsedProgram, node: ast.AST, tensors: set[str]) -> bool:
+    """Whether an expression makes a number or a text of the elements of one of these variables."""
+    shown: list[ast.expr] = []
+    if isinstance(node, ast.JoinedStr):
+        shown = [each.value for each in node.values if isinstance(each, ast.FormattedValue)]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
+        shown = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+    elif isinstance(node, ast.Call) and method(node) == "format" and _is_text(receiver(node)):
+        shown = [*node.args, *(word.value for word in node.keywords)]
+    elif isinstance(node, ast.Call) and _is_builtin(node, NUMBERS + TEXTS) and program.value(node.func) is node.func:
+        shown = [] if program.called(node) else node.args
+    return any(_is_tensor(each, tensors) for each in shown)
+
+
+def _is_builtin(node: ast.AST, names: tuple[str, ...]) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+
+
+def _is_text(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _is_tensor(node: ast.AST | None, tensors: set[str]) -> bool:
+    """Whether an expression is one of these variables, or a tensor made of it on the GPU."""
+    while True:
+        if isinstance(node, ast.Call) and method(node) in STAYING and not node.args:
+            node = receiver(node)
+        elif isinstance(node, ast.Attribute) and node.attr == "data":
+            node = node.value
+        else:
+            return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in tensors
+
+
+def _is_inner(program: ParsedProgram, node: ast.expr) -> bool:
     """Whether another read follows, as in loss.detach().cpu().item(): one finding is enough."""
     parent = program.parents[node]
     return isinstance(parent, ast.Attribute) and parent.attr in READS
@@ -52,7 +127,8 @@ RULE = Rule(
     id="step-synchronization",
     summary="Every training step waits for the GPU",
     why="loss.item() and the like wait until the GPU has finished the step; only then does Python start to launch the "
-    "next one, and the GPU idles. empty_cache also returns memory that the next step asks for again.",
+    "next one, and the GPU idles. print(loss), float(loss) and f'{loss}' read it too. empty_cache also returns memory "
+    "that the next step asks for again.",
     fix="Add up loss.detach() on the GPU and read it every n steps; leave out empty_cache and synchronize.",
     find=find,
     wrong=(
@@ -63,6 +139,15 @@ RULE = Rule(
         _loop("total += loss.item()  # <-", gpu="x.to('cuda')"),
         "device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
         + _loop("bar.set_postfix(loss=loss.item())  # <-", gpu="x.to(device)"),
+        _loop("total += loss[0].detach().mean().item()  # <-"),
+        _loop("print(self.loss)  # <-").replace("loss = net", "self.loss = net").replace("loss.b", "self.loss.b"),
+        _loop("print(i, loss)  # <-"),
+        _loop("total += float(loss)  # <-"),
+        _loop("bar.set_description(f'loss {loss:.3f}')  # <-"),
+        _loop("print('step %d: %f' % (i, loss.detach()))  # <-"),
+        _loop("log.info('loss {:.3f}'.format(loss.data))  # <-"),
+        _loop("loss = loss.item()  # <-\n    print(f'{loss:.3f}')"),
+        _loop("total += loss.item()  # <-").replace("loss.backward()", "scaler.scale(loss / 4).backward()"),
     ),
     right=(
         _loop("total += loss.detach()"),
@@ -74,6 +159,18 @@ RULE = Rule(
         "for x in loader:\n    loss = net(x.cuda())\n    total += loss.item()\n",
         "device = torch.device('cpu')\n" + _loop("total += loss.item()", gpu="x.to(device)"),
         _loop("log(lambda: loss.item())"),
+        _loop("total += self.hits.item()").replace("loss.b", "self.loss.b"),
+        _loop("model.cpu()").replace("loss.b", "model.loss_of(x).b"),
+        _loop("print(i, loss)", gpu="x"),
+        _loop("print(f'{loss.shape} {loss.requires_grad}')"),
+        _loop("if i % 100 == 0:\n        print(f'{loss:.3f}')"),
+        _loop("log.debug('loss %s', loss)"),
+        _loop("print('epoch %d' % i)"),
+        "from mine import float\n" + _loop("total += float(loss)"),
+        "def test_training(loader):\n    for x in loader:\n        loss = net(x.cuda())\n        loss.backward()\n"
+        "        opt.step()\n        print(loss)\n",
+        "def benchmark(loader):\n    for x in loader:\n        net(x.cuda()).sum().backward()\n        opt.step()\n"
+        "        torch.cuda.synchronize()\n",
         _loop("count += x.size(0)"),
         "def step(loss):\n    loss.backward()\n    return loss.item()\n",
     ),

@@ -1,6 +1,7 @@
 """Tensors that are made on the CPU and copied to the GPU at once."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
@@ -12,6 +13,8 @@ EXACT = {f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "eye")}
 RANDOM = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm")}
 UNSAFE = "the GPU draws other random numbers from the same seed"
 ONCE = ("__init__", "main", "setup", "build", "export")
+PASSES = re.compile(r"load|epoch|batch|\bdl\b|steps|iters", re.IGNORECASE)
+"""Words of loops that go through data: what is made before one of them is made once for many turns."""
 FIXED = ("device", "generator", "requires_grad", "pin_memory", "out", "layout")
 
 
@@ -46,7 +49,14 @@ def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
     function = program.function(call)
     if not isinstance(function, ast.FunctionDef) or function.name in ONCE or program.caller(function) is not None:
         return False
-    return bool(function.args.args) and is_unconditional(program, call, function)
+    given = [each for each in function.args.args if each.arg not in ("self", "cls")]
+    return bool(given) and is_unconditional(program, call, function) and not _is_before_pass(function)
+
+
+def _is_before_pass(function: ast.FunctionDef) -> bool:
+    """Whether a function goes through data in a loop."""
+    loops = (node for node in ast.walk(function) if isinstance(node, ast.For | ast.While))
+    return any(PASSES.search(ast.unparse(each.iter if isinstance(each, ast.For) else each.test)) for each in loops)
 
 
 def _function(text: str) -> str:
@@ -85,5 +95,7 @@ RULE = Rule(
         "def test_x():\n    assert torch.zeros(3).cuda().sum() == 0\n",
         _function("torch.zeros(n, **options).cuda()"),
         "class Net:\n    def __init__(self):\n        self.x = torch.zeros(3).cuda()\n",
+        "class Solver:\n    def train_all(self):\n        self.x = torch.zeros(3).cuda()\n",
+        "def score(net, loader):\n    hist = torch.zeros(9, 9).cuda()\n    for x in loader:\n        hist += net(x)\n",
     ),
 )

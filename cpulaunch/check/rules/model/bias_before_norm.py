@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,12 +18,15 @@ LAYERS = CONVOLUTIONS | {LINEAR}
 MAX_POSITIONAL = 6
 """With more, the bias may be one of them."""
 UNSAFE = "the bias is no longer in the model's checkpoints"
+GUARD = re.compile(r"\.bias is (not )?None|hasattr\(\w+, .bias.\)|if \w+(\.\w+)*\.bias\b")
+"""How programs ask whether a layer has a bias."""
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Layers with a bias right before a batch normalization, in a Sequential or a list, or called so in forward."""
     for node in program.nodes:
-        if isinstance(node, ast.List) or program.called(node) == "torch.nn.Sequential":
+        is_list = isinstance(node, ast.List) and program.called(program.parents[node]) != "torch.nn.ModuleList"
+        if is_list or program.called(node) == "torch.nn.Sequential":
             layers = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else []
             for first, second in itertools.pairwise(layers):
                 yield from _hit(program, first, second)
@@ -37,12 +41,29 @@ def _hit(program: ParsedProgram, first: ast.AST, second: ast.AST) -> Iterator[Hi
     bias = argument(first, "bias")
     if (
         is_open(first)
+        or _differ(program, first, second)
         or len(first.args) > (2 if name == LINEAR else MAX_POSITIONAL)
         or not (bias is None or is_constant(bias, True))
     ):
         return
     seen = f"the bias of {name.removeprefix('torch.')} is subtracted again by the batch normalization after it"
-    yield Hit(node=first, seen=seen, edit=CallEdit(set={"bias": "False"}, unsafe=UNSAFE))
+    edit = None if _uses_biases(program) else CallEdit(set={"bias": "False"}, unsafe=UNSAFE)
+    yield Hit(node=first, seen=seen, edit=edit)
+
+
+def _differ(program: ParsedProgram, layer: ast.Call, norm: ast.AST) -> bool:
+    """Whether the normalization is over another dimension than the layer's outputs, as far as constants tell."""
+    name = "out_features" if program.called(layer) == LINEAR else "out_channels"
+    made = program.value(argument(layer, name, 1))
+    normalized = program.value(argument(norm, "num_features", 0)) if isinstance(norm, ast.Call) else None
+    sizes = {each.value for each in (made, normalized) if isinstance(each, ast.Constant)}
+    return len(sizes) > 1
+
+
+def _uses_biases(program: ParsedProgram) -> bool:
+    """Whether the program uses the biases of layers without asking whether there are any: to initialize them, say."""
+    uses = any(isinstance(node, ast.Attribute) and node.attr == "bias" for node in program.nodes)
+    return uses and GUARD.search(program.text) is None
 
 
 def _in_class(program: ParsedProgram, owner: ast.ClassDef) -> Iterator[Hit]:
@@ -112,12 +133,17 @@ RULE = Rule(
         FOUND + "        x = self.conv(x)\n        x = self.bn(x)\n        return x.relu()\n",
         FOUND + "        out = self.conv(x)\n        return self.bn(out)\n",
         "net = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.SyncBatchNorm(2))  # <-\n",
+        "net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))  # <-\nnn.init.zeros_(net[0].bias)\n",
+        "net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))  # <-\nfor each in net:\n"
+        "    if each.bias is not None:\n        each.bias.data.zero_()\n",
     ),
     right=(
         "net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))\n",
         "net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8))\n",
         "net = nn.Sequential(nn.Linear(8, 8, bias=bias), nn.BatchNorm1d(8))\n",
         "net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))\n",
+        "net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(50))\n",
+        "parts = nn.ModuleList([nn.Linear(8, 8), nn.BatchNorm1d(8)])\n",
         "net = nn.Sequential(nn.Conv2d(3, 8, 3, **options), nn.BatchNorm2d(8))\n",
         "net = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3))\n",
         PLAIN + "        return self.bn(self.conv(x).relu())\n",

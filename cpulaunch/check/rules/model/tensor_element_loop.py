@@ -4,9 +4,11 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.flow import inside, is_in_test
+from cpulaunch.check.source.flow import inside, is_in_test, nearest_loop
 from cpulaunch.check.source.program import ParsedProgram, method, receiver
 
+FEW = 32
+"""Elements that are read in no time, by a loop that is in no other one."""
 PICTURES = {"imshow", "set_title", "title", "subplot", "add_subplot", "plot", "text"}
 """Methods that draw: a loop with one of them is about a few elements."""
 
@@ -81,7 +83,7 @@ def _is_shifted(node: ast.AST, counters: set[str]) -> bool:
 def _reads_elements(program: ParsedProgram, loop: ast.For) -> bool:
     """Whether every turn reads `t[i].item()` for the loop's counter, over a range."""
     is_range = isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range"
-    if not is_range or not isinstance(loop.target, ast.Name):
+    if not is_range or not isinstance(loop.target, ast.Name) or _is_short(program, loop):
         return False
     if any(method(node) in PICTURES for node in inside(program, loop)):
         return False
@@ -98,6 +100,13 @@ def _reads_elements(program: ParsedProgram, loop: ast.For) -> bool:
         ):
             return True
     return False
+
+
+def _is_short(program: ParsedProgram, loop: ast.For) -> bool:
+    """Whether a loop in no other one has few turns, as one that prints the five most likely classes."""
+    last = program.value(loop.iter.args[-1]) if isinstance(loop.iter, ast.Call) and len(loop.iter.args) == 1 else None
+    is_few = isinstance(last, ast.Constant) and isinstance(last.value, int) and last.value <= FEW
+    return is_few and nearest_loop(program, loop) is None
 
 
 def _changes(program: ParsedProgram, loop: ast.For, name: str) -> bool:
@@ -140,6 +149,8 @@ RULE = Rule(
         "def accuracy(hits, labels, totals):\n    for i in range(len(labels)):  # <-\n"
         "        totals[int(labels[i])] += hits[i].item()\n",
         "for i in range(n):  # <-\n    print(names[i], scores[i].item())\n",
+        "for x, y in loader:\n    hits = net(x) == y\n    for i in range(4):  # <-\n"
+        "        total[y[i]] += hits[i].item()\n",
     ),
     right=(
         _plain(_nest("y[i, j] = x[i - 1, j] + 1")),
@@ -156,5 +167,6 @@ RULE = Rule(
         "def test_all(x, y):\n    for i in range(3):\n        assert x[i].item() == y[i]\n",
         "values = scores.tolist()\nfor i in range(n):\n    print(values[i])\n",
         "for i in range(n):\n    losses[name][i].item()\n",
+        "for i in range(5):\n    print(names[best[i]], scores[i].item())\n",
     ),
 )

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.flow import is_in_test, is_unconditional, training_loops
+from cpulaunch.check.source.flow import is_in_test, is_measuring, is_unconditional, training_loops
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant
 
 SWITCH = "torch.autograd.set_detect_anomaly"
@@ -16,7 +16,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
     loops = training_loops(program)
     for call in program.calls:
         name = program.called(call)
-        if name not in CONTEXTS or is_in_test(program, call):
+        if name not in CONTEXTS or is_in_test(program, call) or is_measuring(program, call):
             continue
         if name == SWITCH and not is_constant(argument(call, "mode", 0), True):
             continue
@@ -60,5 +60,6 @@ RULE = Rule(
         LOOP,
         "if debug:\n    with torch.autograd.detect_anomaly():\n        train()\n",
         "print(torch.is_anomaly_enabled())\n",
+        "def enable_debugging():\n    torch.autograd.set_detect_anomaly(True)\n",
     ),
 )

@@ -8,7 +8,9 @@ from cpulaunch.check.source.flow import is_in_test
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_of_self
 
 NAMES = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
-BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.comprehension)
+BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.comprehension, ast.With)
+CUTTING = {"detach", "data", "no_grad", "inference_mode", "argmax", "argmin", "round", "sign", "requires_grad_"}
+"""Names of attributes that may keep gradients from what is before them."""
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -40,9 +42,37 @@ def _uses_all(program: ParsedProgram, owner: ast.ClassDef | None) -> bool:
     values = [program.value(node) for node in stored]
     if not stored or not all(program.called(value).startswith("torch.nn.") for value in values):
         return False
-    functions = (node.func for node in ast.walk(forward) if isinstance(node, ast.Call))
-    called = {each.attr for each in functions if isinstance(each, ast.Attribute) and is_of_self(each)}
-    return {node.attr for node in stored if isinstance(node, ast.Attribute)} <= called
+    return {node.attr for node in stored if isinstance(node, ast.Attribute)} <= _in_result(forward)
+
+
+def _in_result(forward: ast.FunctionDef) -> set[str]:
+    """The submodules whose results are part of the only tensor that a straight forward returns."""
+    known: dict[str, set[str]] = {}
+    for statement in forward.body:
+        if any(isinstance(node, ast.Attribute) and node.attr in CUTTING for node in ast.walk(statement)):
+            return set()
+        if isinstance(statement, ast.Return):
+            is_one = not isinstance(statement.value, ast.Tuple | ast.List | ast.Dict)
+            return _used(statement.value, known) if is_one and statement.value else set()
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target = statement.targets[0]
+            if not isinstance(target, ast.Name):
+                return set()
+            known[target.id] = _used(statement.value, known)
+        elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+            return set()
+    return set()
+
+
+def _used(node: ast.AST, known: dict[str, set[str]]) -> set[str]:
+    """The submodules that an expression calls, itself or by way of variables."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            found |= known.get(each.id, set())
+        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and is_of_self(each.func):
+            found.add(each.func.attr)
+    return found
 
 
 def _is_stored(node: ast.AST) -> bool:
@@ -67,11 +97,14 @@ RULE = Rule(
     summary="DistributedDataParallel looks for unused parameters of a module that has none",
     why="With find_unused_parameters=True every step walks the whole autograd graph before backward. It is needed only "
     "if some parameters get no gradient in some steps. The rule speaks only where the module's class is in the same "
-    "file and its forward calls every submodule without a branch.",
+    "file and its forward, without a branch, returns one tensor that every submodule has a part in.",
     fix="Remove find_unused_parameters=True.",
     find=find,
     wrong=(
         ALL + DDP.format("Net()") + "  # <-\n",
+        NET.replace("return {}", "y = self.a(x)\n        z = self.b(x)\n        return y + z.relu()")
+        + DDP.format("Net()")
+        + "  # <-\n",
         ALL + "net = Net()\nwrapped = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)  # <-\n",
         ALL + DDP.format("Net().cuda()") + "  # <-\n",
         ALL + DDP.format("Net().to(rank), device_ids=[rank]") + "  # <-\n",
@@ -85,6 +118,12 @@ RULE = Rule(
         NET.format("[self.a(y) for y in self.b(x)]") + DDP.format("Net()"),
         DDP.format("net"),
         "from mine import Net\n" + DDP.format("Net()"),
+        NET.format("self.a(x), self.b(x)") + DDP.format("Net()"),
+        NET.format("self.b(self.a(x).detach())") + DDP.format("Net()"),
+        NET.format("{'a': self.a(x), 'b': self.b(x)}") + DDP.format("Net()"),
+        NET.replace("return {}", "y = self.a(x)\n        y = self.b(x)\n        return y") + DDP.format("Net()"),
+        NET.replace("return {}", "with torch.no_grad():\n            x = self.b(x)\n        return self.a(x)")
+        + DDP.format("Net()"),
         ALL + "net = nn.parallel.DistributedDataParallel(Net())",
         ALL + "def test_net():\n    " + DDP.format("Net()"),
         ALL + "net = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=False)",

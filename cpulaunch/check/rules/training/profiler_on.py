@@ -1,11 +1,10 @@
 """Profilers and gradient checks that run whenever a program trains."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.flow import inside, is_in_test, is_unconditional, training_loops
+from cpulaunch.check.source.flow import inside, is_in_test, is_measuring, is_unconditional, training_loops
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant
 
 PROFILERS = (
@@ -13,8 +12,6 @@ PROFILERS = (
     *("torch.profiler.profiler.profile", "torch.cuda.profiler.profile"),
 )
 CHECKS = ("torch.autograd.gradcheck", "torch.autograd.gradgradcheck")
-PURPOSE = re.compile(r"prof|bench|trace|debug", re.IGNORECASE)
-"""Names of functions whose purpose is to measure."""
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -32,8 +29,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
 
 def _always_runs(program: ParsedProgram, call: ast.Call) -> bool:
     """Whether a call runs whatever the options, in a function whose purpose is not to measure."""
-    function = program.function(call)
-    return is_unconditional(program, call, function) and not PURPOSE.search(getattr(function, "name", ""))
+    return is_unconditional(program, call, program.function(call)) and not is_measuring(program, call)
 
 
 def _is_on(call: ast.Call) -> bool:

@@ -1,6 +1,7 @@
 """Thread counts that a program sets itself."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
@@ -10,20 +11,29 @@ from cpulaunch.check.source.program import ParsedProgram, is_constant
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
 CALLS = ("torch.set_num_threads", "torch.set_num_interop_threads")
 
+PROCESSES = re.compile(r"multiprocessing|ProcessPool|VecEnv|VectorEnv|\bray\b|joblib|\bmp\.")
+"""Words of programs that start processes of their own, each of which is meant to have one thread."""
+
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Fixed numbers of threads that are set whenever the program runs: at the top, or in main."""
     for node in program.nodes:
         if isinstance(node, ast.Call) and program.called(node) in CALLS:
-            is_fixed = len(node.args) == 1 and isinstance(node.args[0], ast.Constant)
+            is_fixed = len(node.args) == 1 and _is_fixed(program, node.args[0])
             if is_fixed and _always_runs(program, node):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the number that the launcher chose")
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
             target = node.targets[0]
             is_environment = program.dotted(target.value) == "os.environ" and is_constant(target.slice, *VARIABLES)
-            is_fixed = isinstance(node.value, ast.Constant) and not is_constant(node.value, "disabled", "none")
+            is_fixed = _is_fixed(program, node.value) and not is_constant(node.value, "disabled", "none")
             if is_environment and is_fixed and _always_runs(program, node):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the environment that the launcher chose")
+
+
+def _is_fixed(program: ParsedProgram, value: ast.expr) -> bool:
+    """Whether a value is a constant, and not the one thread for each of several processes that the program starts."""
+    is_one = is_constant(value, 1, "1") and PROCESSES.search(program.text) is not None
+    return isinstance(value, ast.Constant) and not is_one
 
 
 def _always_runs(program: ParsedProgram, node: ast.AST) -> bool:
@@ -56,6 +66,8 @@ RULE = Rule(
         "import os\nos.environ['TOKENIZERS_PARALLELISM'] = 'false'\n",
         "print(torch.get_num_threads())\n",
         "import os\nprint(os.environ['OMP_NUM_THREADS'])\n",
+        "import os\nimport torch.multiprocessing as mp\nos.environ['OMP_NUM_THREADS'] = '1'\nmp.spawn(run, nprocs=8)\n",
+        "from gymnasium.vector import AsyncVectorEnv\ntorch.set_num_threads(1)\n",
         "class Test:\n    def setUp(self):\n        torch.set_num_threads(1)\n",
         "environ['OMP_NUM_THREADS'] = '4'\n",
         "import os\nos.environ['KMP_AFFINITY'] = 'disabled'\n",

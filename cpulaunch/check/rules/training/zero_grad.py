@@ -7,6 +7,8 @@ from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.flow import nearest_loop, training_loops
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, method, receiver
 
+UNSAFE = "optimizers skip a parameter without a gradient, which momentum and weight decay would change"
+
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """zero_grad(set_to_none=False), and zeros written by hand to all gradients, in a training loop."""
@@ -16,7 +18,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             continue
         if method(call) == "zero_grad" and is_constant(argument(call, "set_to_none", 0), False):
             if not _reads_gradients(program):
-                edit = CallEdit(remove=("set_to_none",)) if call.keywords else None
+                edit = CallEdit(remove=("set_to_none",), unsafe=UNSAFE) if call.keywords else None
                 yield Hit(node=call, seen="zero_grad(set_to_none=False) writes zeros to every gradient", edit=edit)
         elif _zeroes_by_hand(program, call):
             yield Hit(node=call, seen=f"{ast.unparse(call)} writes zeros to every gradient")
@@ -50,7 +52,9 @@ RULE = Rule(
     why="With set_to_none=False each step writes zeros to every gradient, and backward then reads and adds to them. "
     "torch's default drops the gradients: backward writes them once. For zero_grad the rule is silent in programs that "
     "read .grad.",
-    fix="Call zero_grad() without set_to_none; by hand: p.grad = None.",
+    fix="Call zero_grad() without set_to_none; by hand: p.grad = None. An optimizer then skips parameters that got no "
+    "gradient in a step, which momentum and weight decay would change otherwise, so --fix changes it with "
+    "--unsafe-fixes only.",
     find=find,
     wrong=(
         STEP + "    opt.zero_grad(set_to_none=False)  # <-\n",
