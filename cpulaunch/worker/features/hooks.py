@@ -20,7 +20,7 @@ REGISTERING = (
 
 GLOBALLY = (
     *("register_module_forward_hook", "register_module_forward_pre_hook", "register_module_full_backward_hook"),
-    "register_module_full_backward_pre_hook",
+    *("register_module_full_backward_pre_hook", "register_module_backward_hook"),
 )
 """Functions that add one to all modules."""
 
@@ -52,8 +52,10 @@ def watch_hooks(watcher: Callable[[nn.Module | None], None]) -> None:
 def _telling(plain: Callable[..., Any], *, is_method: bool) -> Callable[..., Any]:
     @wraps(plain)
     def register(*args: Any, **kwargs: Any) -> Any:
-        for watcher in _watchers:
-            watcher(args[0] if is_method else None)
+        part = (args[0] if args else kwargs.get("self")) if is_method else None
+        if part is not None or not is_method:
+            for watcher in _watchers:
+                watcher(part)
         return plain(*args, **kwargs)
 
     return register

@@ -1,4 +1,4 @@
-"""Operations that must not be fused because another one may make NaN of finite inputs, and they would make it a number.
+"""Operations that must not be fused because they would make a number of NaN, or of infinity, that another one may make.
 
 oneDNN computes maxima and exponentials in an order in which NaN is lost: a fused relu gives 0 for it. Whether NaN may
 reach an operation is found out from the ranges of values in the graph: the root of a square cannot make it, the
@@ -19,11 +19,24 @@ from cpulaunch.records.record import record
 from cpulaunch.worker.fusion.exclusion import fusible
 from cpulaunch.worker.fusion.portable import PortableGraph, graph_of, results_of, with_results
 from cpulaunch.worker.fusion.ranges.analysis import CHECKED, HALF_OVERFLOW, Analysis
-from cpulaunch.worker.fusion.ranges.interval import ANYTHING, BOOLEAN, OVERFLOW, WHOLE, Range, symmetric
+from cpulaunch.worker.fusion.ranges.interval import (
+    ANYTHING,
+    BOOLEAN,
+    OVERFLOW,
+    WHOLE,
+    Range,
+    symmetric,
+)
 from cpulaunch.worker.fusion.ranges.operation import kind_of
 
 LOSING = frozenset({"relu", "relu6", "hardtanh", "clamp", "exp", "max_pool2d", "max_pool2d_with_indices"})
 """Found with torch 2.13, by trying all fusible operations behind linear and conv2d, with each instruction set."""
+
+OVERFLOWING = {"hardswish": OVERFLOW / 6}
+"""torch's own operations overflow for what is larger, fused ones do not."""
+
+LOSING_LOWEST = frozenset({"max_pool2d", "max_pool2d_with_indices"})
+"""These give the lowest number where all elements are -infinity."""
 
 ATTENTION = "scaled_dot_product_attention"
 """torch's kernel gives numbers where scores overflow to infinity, unlike those that nn.MultiheadAttention uses in eager
@@ -34,6 +47,9 @@ CHECKED_ABOVE = (1e28, 1e12)
 
 MAX_CHECKS = 32
 """Values inside a graph that are checked; each has to be read once more."""
+
+LARGE = 1 << 16
+"""Elements from which on several threads find the extremes of a tensor sooner than one adds up its squares."""
 
 MAX_RELAXED = 8
 """Of more inputs each one is checked: to find out which ones need it takes time."""
@@ -84,15 +100,20 @@ class Safeguards:
 
 
 def is_small(tensor: Tensor) -> bool:
-    """Whether no element is NaN, infinite, or larger than CHECKED: the root of the sum of squares is not larger.
+    """Whether no element is NaN, infinite, or larger than CHECKED.
 
-    In one pass, in which nothing cancels.
+    In one pass in which nothing cancels: of small tensors, the root of the sum of squares is compared, in one thread;
+    of large ones the extremes, in all threads.
     """
-    if tensor.dtype is torch.float32 and tensor.is_contiguous():
-        flat = tensor.detach().view(-1)
+    value = tensor.detach()
+    is_narrow = value.dtype not in (torch.float32, torch.float64)  # Their norms are computed a hundred times slower.
+    if value.numel() and (is_narrow or value.numel() >= LARGE) and not value.is_complex():
+        low, high = torch.aminmax(value)
+        return bool(low.item() >= -CHECKED and high.item() <= CHECKED)  # NaN is neither.
+    if value.dtype is torch.float32 and value.is_contiguous():
+        flat = value.view(-1)
         return bool(torch.dot(flat, flat).item() <= CHECKED * CHECKED)
-    wider = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
-    return bool(torch.linalg.vector_norm(tensor.detach(), dtype=wider).item() <= CHECKED)
+    return not value.numel() or bool(torch.linalg.vector_norm(value).item() <= CHECKED)
 
 
 def safeguards(
@@ -108,7 +129,9 @@ def safeguards(
     """
     graph = graph_of(source)
     operations = fusible(graph)
-    losing = {position: node for position, node in enumerate(operations) if kind_of(node) in LOSING}
+    losing = {
+        position: node for position, node in enumerate(operations) if kind_of(node) in LOSING | OVERFLOWING.keys()
+    }
     if replaces_attention:
         others = [node for node in graph.nodes() if kind_of(node) == ATTENTION]
         losing |= {len(operations) + index: node for index, node in enumerate(others)}
@@ -156,7 +179,7 @@ class _Search:
     def __init__(self, graph: Any, losing: dict[int, Any], examples: Sequence[Tensor], single: bool) -> None:
         self._graph = graph
         self._analysis = Analysis(graph, has_single_variance=single)
-        self._losing = {position: _deciding(node) for position, node in losing.items()}
+        self._losing = {position: (kind_of(node), _deciding(node)) for position, node in losing.items()}
         self._examples = examples
         self._overflow = HALF_OVERFLOW if any(each.dtype is torch.float16 for each in examples) else OVERFLOW
         self._before_last = _values_before_last(graph, list(losing.values()))
@@ -170,8 +193,8 @@ class _Search:
         found = self._analysis.findings(given, checked_above=above, overflow=self._overflow)
         lost = frozenset(
             position
-            for position, names in self._losing.items()
-            if any(found.ranges.get(name, ONE).nan for name in names)
+            for position, (kind, names) in self._losing.items()
+            if any(_is_lost(kind, found.ranges.get(name, ONE)) for name in names)
         )
         return lost, tuple(name for name in found.checks if name in self._before_last)
 
@@ -204,6 +227,13 @@ class _Search:
         """The places of values among the results of all operations."""
         order = [value.debugName() for value in results_of(self._graph)]
         return [order.index(name) for name in names]
+
+
+def _is_lost(kind: str, given: Range) -> bool:
+    """Whether an operation of this kind, fused, may lose NaN or infinity for what is in the range."""
+    if kind in OVERFLOWING:
+        return given.masked or given.largest > OVERFLOWING[kind]
+    return given.nan or (kind in LOSING_LOWEST and (given.masked or given.low == -inf))
 
 
 def _deciding(node: Any) -> list[str]:

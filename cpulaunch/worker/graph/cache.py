@@ -47,6 +47,9 @@ Engine = Callable[[Call, Any, Weights], Captured]
 VERIFIED_CALLS = 2
 """Captured results that are compared with eager ones: at the capture, and at the next call, with other inputs."""
 
+UNBOUNDED_CALLS, UNBOUNDED_SHARE = 8, 0.05
+"""A module runs eagerly after more calls than that, and a larger share of its others, whose graph ran in vain."""
+
 MAX_CHANGES = 4
 """Limit of weight changes: a module that exceeds it is being trained and runs eagerly; a capture takes seconds."""
 
@@ -191,10 +194,15 @@ class Captures:
         try:
             result = captured.run(call)
         except UnboundedError:
+            state.unbounded += 1
+            if state.unbounded > UNBOUNDED_CALLS and state.unbounded > UNBOUNDED_SHARE * state.bounded:
+                self._drop(state)
+                state.finish("values inside it are often NaN, infinite or huge, so that its calls would run twice")
             return eager(False)
         except Exception as error:  # noqa: BLE001  After any failure of a graph the eager result is still right.
             self._give_up(state, f"the captured graph failed: {error}")
             return eager(False)
+        state.bounded += 1
         if state.verified.get(id(captured), 0) >= VERIFIED_CALLS - 1:
             self.usage.saved += captured.saved_seconds
             return result
@@ -261,7 +269,7 @@ class Captures:
         self, state: ModuleState, key: Key, call: Call, captured: Captured, eager: Callable[[], Any]
     ) -> None:
         """Effect: uses the capture unless it is slower, as are small products of one row on some CPUs."""
-        graph, plain = best_seconds(lambda: captured.run(call), eager)
+        graph, plain = best_seconds(lambda: captured.accepts(call.inputs) and captured.run(call), eager)
         if graph <= plain * TOLERATED_SLOWDOWN:
             kept = replace(captured, saved_seconds=max(0.0, plain - graph))
             self._keep(state, key, call, kept, speedup=plain / graph)

@@ -32,7 +32,8 @@ class ModuleState:
 
     `try_submodules`: its submodules may be captured. `finished`: it runs eagerly from now on.
     By signature: `captures` are in use; `refused` cannot be captured, but submodules may be; `not_used` gain nothing
-    from a capture. `recent` is the capture used last.
+    from a capture. `recent` is the capture used last. `bounded` and `unbounded` count the runs of graphs that gave a
+    result, and those in vain because a value inside was NaN, infinite or huge.
     """
 
     def __init__(self, module: nn.Module, *, outermost: bool) -> None:
@@ -48,6 +49,7 @@ class ModuleState:
         self.bytes = 0
         self.changes = 0
         self.calls_to_wait = 0
+        self.bounded, self.unbounded = 0, 0
         self.try_submodules = False
         self.finished = False
         self._seen: dict[Key, None] = {}

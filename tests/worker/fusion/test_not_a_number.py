@@ -8,10 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402, N812
 from torch import Tensor  # noqa: E402
 
 from cpulaunch.worker.fusion.exclusion import fusible  # noqa: E402
-from cpulaunch.worker.fusion.not_a_number import Safeguards, is_small, safeguards  # noqa: E402
+from cpulaunch.worker.fusion.not_a_number import LARGE, Safeguards, is_small, safeguards  # noqa: E402
 from cpulaunch.worker.fusion.portable import function_of, graph_of, portable  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -134,14 +135,40 @@ def test_inputs_are_looked_at_only_where_nan_of_them_could_be_lost() -> None:
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e30])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_huge_numbers_that_cancel_are_seen(odd: float, dtype: torch.dtype) -> None:
-    value = torch.zeros(4, 6, dtype=dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("columns", [6, LARGE])
+def test_huge_numbers_that_cancel_are_seen(odd: float, dtype: torch.dtype, columns: int) -> None:
+    value = torch.zeros(4, columns, dtype=dtype)
     assert is_small(value)
     assert is_small(value + 1)
     value[1, 2], value[2, 1] = odd, -odd
     assert not is_small(value)
     assert not is_small(value.T)
+
+
+@pytest.mark.parametrize("count", [0, 4, LARGE])
+def test_whole_numbers_are_compared_too(count: int) -> None:
+    assert is_small(torch.ones(count, dtype=torch.int64))
+    assert is_small(torch.ones(count, dtype=torch.bool))
+    assert is_small(torch.full((count,), 1 << 60)) is (count == 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "left_out"),
+    [
+        (torch.exp, []),
+        (F.hardswish, []),
+        (lambda x: F.hardswish(x * 1e30), ["aten::hardswish"]),
+        (lambda x: F.hardswish(torch.sigmoid(x) * 1e30), []),
+        (lambda x: F.max_pool2d(x[None, None], 2), []),
+        (lambda x: F.max_pool2d((torch.tanh(x) * 2).masked_fill(x > 0, -float("inf"))[None], 2), ["aten::max_pool2d"]),
+        (lambda x: F.max_pool2d((x + torch.full((2, 4), -float("inf")))[None], 2), ["aten::max_pool2d"]),
+    ],
+)
+def test_what_loses_infinity_stays_unfused_where_there_may_be_one(
+    function: Callable[[Tensor], Tensor], left_out: list[str]
+) -> None:
+    assert lost(function) == left_out
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
+from cpulaunch.records.record import replace  # noqa: E402
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph import cache, eligibility  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.graph.capture import Call, Captured, PendingError  # noqa: E402
 from cpulaunch.worker.graph.module_state import FRUITLESS_KEYS  # noqa: E402
+from cpulaunch.worker.graph.onednn import UnboundedError  # noqa: E402
 from cpulaunch.worker.graph.trace import RefusedError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -83,6 +85,52 @@ def test_calls_that_prepare_something_are_counted(program) -> None:
     for _ in range(6):
         run.call(2)
     assert run.prepared == [True, True, True, False, False, False]
+
+
+def test_a_capture_is_timed_with_the_check_of_its_inputs(program, monkeypatch) -> None:
+    run, checked = program(), []
+    capture = run.engine.__call__
+
+    def guarded(*arguments: Any) -> Captured:
+        return replace(capture(*arguments), accepts=lambda inputs: not checked.append(len(inputs)))
+
+    def timed(*runs: Callable[[], Any]) -> list[float]:
+        for each in runs:
+            each()
+        return [1.0 + len(checked), 1.0]  # The check alone makes the capture slower.
+
+    run.captures._engine = guarded
+    monkeypatch.setattr(cache, "best_seconds", timed)
+    monkeypatch.setattr(cache, "TOLERATED_SLOWDOWN", 1.5)
+    for _ in range(4):
+        run.call(2)
+    assert checked == [1]
+    assert "eager execution is faster" in run.reasons()
+
+
+@pytest.mark.parametrize(("unbounded", "gives_up"), [(1.0, True), (0.5, True), (0.01, False)])
+def test_a_module_whose_graphs_often_run_in_vain_runs_eagerly(program, unbounded: float, gives_up: bool) -> None:
+    run, runs = program(), [0]
+    capture = run.engine.__call__
+
+    def bounded(*arguments: Any) -> Captured:
+        found = capture(*arguments)
+
+        def graph(call: Call) -> Tensor:
+            runs[0] += 1
+            if int(runs[0] * unbounded) > int((runs[0] - 1) * unbounded):
+                raise UnboundedError("huge")
+            result: Tensor = found.run(call)
+            return result
+
+        return replace(found, run=graph)
+
+    run.captures._engine = bounded
+    for _ in range(400):
+        run.call(2)
+    assert ("run twice" in run.reasons()) is gives_up
+    assert (runs[0] < 30) is gives_up
+    assert (run.captures.usage.bytes == 0) is gives_up
 
 
 def test_a_budget_of_seconds_ends_captures(program, monkeypatch) -> None:

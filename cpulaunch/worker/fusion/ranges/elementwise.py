@@ -186,7 +186,7 @@ def _exp(operation: GraphOperation) -> Range:
 @_rule("pow", "float_power")
 def _power(operation: GraphOperation) -> Range:
     base, exponent, whole = plain(operation.range(0)), plain(operation.range(1)), operation.number(1)
-    if whole is not None and whole == int(whole) and 0 <= whole <= 64:
+    if whole is not None and 0 <= whole <= 64 and whole == int(whole):
         bounds = [_power_of(bound, int(whole)) for bound in (base.low, base.high)]
         low = 0.0 if whole % 2 == 0 and base.may_be_zero else min(bounds)
         return Range(low=min(low, *bounds) if whole % 2 else low, high=max(bounds), nan=base.nan)
@@ -312,7 +312,16 @@ def _whole(operation: GraphOperation) -> Range:
     value = plain(operation.range(0))
     if operation.name == "frac":
         return symmetric(1.0, nan=value.nan or value.may_be_infinite)
-    return _whole_numbers(value)
+    decimals = operation.number(1) if operation.name == "round" and len(operation.inputs) > 1 else 0.0
+    return _whole_numbers(value) if decimals == 0 else _rounded_to(value, decimals)
+
+
+def _rounded_to(value: Range, decimals: float | None) -> Range:
+    """The range of numbers that are multiplied by a power of ten, rounded and divided again: they may overflow."""
+    scale = 10.0**decimals if decimals is not None and abs(decimals) < 38 else inf
+    if scale == inf or value.largest * max(scale, 1 / scale) >= OVERFLOW:
+        return symmetric(inf, nan=True)
+    return Range(low=value.low - 1 / scale, high=value.high + 1 / scale, nan=value.nan)
 
 
 @_rule("maximum", "fmax")
@@ -359,27 +368,8 @@ def _unless_infinite(part: Range, whole: Callable[[Range], Range]) -> Range:
 
 
 @_rule(
-    "gt",
-    "ge",
-    "lt",
-    "le",
-    "eq",
-    "ne",
-    "__gt__",
-    "__lt__",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "any",
-    "all",
-    "isin",
-    "logical_not",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "is_floating_point",
-    "equal",
-    "isclose",
+    *("gt", "ge", "lt", "le", "eq", "ne", "__gt__", "__lt__", "isnan", "isinf", "isfinite", "any", "all", "isin"),
+    *("logical_not", "logical_and", "logical_or", "logical_xor", "is_floating_point", "equal", "isclose"),
 )
 def _truth(operation: GraphOperation) -> Range:
     return BOOLEAN

@@ -106,7 +106,8 @@ def _masked_fill(operation: GraphOperation) -> Range:
 
 @_rule("index_fill", "scatter", "index_copy")
 def _placed(operation: GraphOperation) -> Range:
-    return _chosen(operation, 2, (0, 3))
+    """With a reduction, behind the source, elements are added to or multiplied by others."""
+    return _chosen(operation, 2, (0, 3)) if operation.is_none(4) else ANYTHING
 
 
 @_rule("masked_scatter")

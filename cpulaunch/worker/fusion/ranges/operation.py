@@ -161,7 +161,21 @@ def is_subtracted_maximum(operation: GraphOperation) -> bool:
         return False
     if node.outputsSize() > 1 and largest.debugName() != node.outputsAt(0).debugName():
         return False
+    if not _is_aligned(node):
+        return False
     return bool(origin(node.inputsAt(0)).debugName() == origin(operation.inputs[0]).debugName())
+
+
+def _is_aligned(reduction: Any) -> bool:
+    """Whether a result, broadcast, is next to the elements that it was computed of.
+
+    It is if the reduction keeps the dimension, or is over the first one, over all, or over two tensors. Without, that
+    of a square matrix's rows would be next to its columns.
+    """
+    if reduction.inputsSize() < 3:
+        return True
+    dimensions = constant_of(reduction.inputsAt(1))
+    return dimensions in (0, [0], []) or constant_of(reduction.inputsAt(2)) is True
 
 
 def root_mean_square_limit(operation: GraphOperation) -> float:
@@ -171,7 +185,7 @@ def root_mean_square_limit(operation: GraphOperation) -> float:
         if node is None or kind_of(node) != "rsqrt":
             continue
         mean = _without_added(node.inputsAt(0)).node()
-        if kind_of(mean) != "mean":
+        if kind_of(mean) != "mean" or not _is_aligned(mean):
             continue
         squared = mean.inputsAt(0).node()
         if kind_of(squared) not in ("pow", "square", "mul"):

@@ -56,6 +56,10 @@ def _mean(operation: GraphOperation) -> Range:
     value = plain(operation.range(0))
     if value.largest * UNKNOWN_COUNT >= OVERFLOW:
         return ANYTHING
+    if operation.name == "grid_sampler":  # A place that is NaN or infinite has weights that are NaN.
+        places = plain(operation.range(1))
+        if places.nan or places.largest * UNKNOWN_COUNT >= OVERFLOW:
+            return ANYTHING
     around = value if operation.name == "mean" else hull([value, symmetric(0.0)])
     return replace(around, boolean=False)
 
@@ -83,7 +87,8 @@ def _distances(operation: GraphOperation) -> Range:
     one, other = plain(operation.range(0)), plain(operation.range(1))
     if operation.number(2) not in ORDERS:
         return ANYTHING
-    lost = one.nan or other.nan or one.may_be_infinite or other.may_be_infinite
+    overflows = max(one.largest, other.largest) >= LARGEST_SQUARED  # Of many points torch subtracts squares.
+    lost = one.nan or other.nan or overflows
     return Range(low=0.0, high=_norm_limit(one.largest + other.largest), nan=lost)
 
 
@@ -100,7 +105,9 @@ def _log_of_sum(operation: GraphOperation) -> Range:
 @_rule("var", "std", "var_mean", "std_mean")
 def _variance(operation: GraphOperation) -> Range:
     """Not of one element, of which it is NaN: see GraphOperation.has_single_variance."""
-    value = plain(operation.range(0))
+    value, correction = plain(operation.range(0)), operation.constant(2)
+    if type(correction) in (int, float) and correction > 1:  # There may be no more elements than that.
+        return ANYTHING
     if operation.has_single_variance or value.nan or value.largest >= LARGEST_SQUARED:
         return ANYTHING
     spread = 2 * value.largest
@@ -187,9 +194,15 @@ def _limit(one: float, other: float) -> float:
     return one * other if one and other else 0.0
 
 
+MAX_FACTORS = 3
+"""Of a sum of products whose ranges are known."""
+
+
 @_rule("einsum", "bilinear", "tensordot")
 def _einsum(operation: GraphOperation) -> Range:
     values = hull([plain(each) for each in operation.tensors()])
+    if operation.name == "einsum" and operation.inputs[1].node().inputsSize() > MAX_FACTORS:
+        return ANYTHING
     return product(_limit(max(values.largest, 1.0) ** 3, UNKNOWN_COUNT), nan=values.nan)
 
 
