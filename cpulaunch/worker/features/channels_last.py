@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.hooks import has_hooks, watch_hooks
@@ -28,6 +29,7 @@ from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.tensors.foreign import is_foreign
 from cpulaunch.worker.tensors.mutation import storage_of
 from cpulaunch.worker.tensors.owners import is_held_elsewhere
+from cpulaunch.worker.tensors.parameter_views import watch_views
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
 
 DRAIN_SECONDS = 10.0
@@ -47,6 +49,7 @@ class ChannelsLast:
         self._settings = settings
         self._measured = measured
         watch_hooks(self._hooked)
+        watch_views(self._viewed)
         self._trials: weakref.WeakKeyDictionary[nn.Module, LayoutTrial] = weakref.WeakKeyDictionary()
 
     def trial(self, module: nn.Module) -> LayoutTrial | None:
@@ -68,14 +71,21 @@ class ChannelsLast:
             if trial.is_converted and (part is None or any(each is part for each in parts_of(module))):
                 trial.withdraw(module)
 
+    def _viewed(self, parameter: Tensor) -> None:
+        """Effect: the model of this parameter gets its layout back: the program views it as contiguous."""
+        for module, trial in list(self._trials.items()):
+            if trial.is_converted and any(weight is parameter for weight in _weights(module)):
+                trial.withdraw(module)
+
 
 class LayoutTrial:
     """Calls of one model in its own layout, then with converted weights. It stays converted if that is faster.
 
     Calls in training are measured by whole steps, as in Chooser. Calls with other arguments or in another mode than the
     first one do not count. If a call fails with converted weights (because the model views a result as contiguous, for
-    example), the weights get their old layout back and the model is called again with the same random numbers. So they
-    do if a result that the program sees has another layout than before, and if several threads call the model.
+    example), the weights get their old layout back and the model is called again with the same random numbers and the
+    same running statistics. So they do if a result that the program sees has another layout than before, and if several
+    threads call the model.
     """
 
     def __init__(self, settings: TorchSettings, *, measured: bool) -> None:
@@ -88,7 +98,7 @@ class LayoutTrial:
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
         self._layouts: set[Layout] = set()
         self._running: set[int] = set()
-        self._is_ending = self.has_ended = self.is_converted = False
+        self._is_ending = self.has_ended = self.is_converted = self._runs_converted = False
         self._drained_by = float("inf")
         _trials.add(self)
 
@@ -178,6 +188,7 @@ class LayoutTrial:
     ) -> Any:
         """The result of a call with converted weights, in a layout that the program knows."""
         name, state = type(module).__name__, torch.get_rng_state()
+        statistics = [] if self._runs_converted else _statistics(module)
         try:
             result = self._counted(run)
         except RuntimeError as error:
@@ -186,7 +197,9 @@ class LayoutTrial:
             if self._give_up(module):
                 degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
             torch.set_rng_state(state)
+            _restore(statistics)
             return self._counted(run)
+        self._runs_converted = True
         given = set(map(storage_of, _tensors((args, kwargs))))
         results = [tensor for tensor in _tensors(result) if storage_of(tensor) not in given]
         changed = [each for each in results if not each.is_contiguous() and _layout(each) not in self._layouts]
@@ -269,6 +282,19 @@ def _is_programs(error: RuntimeError) -> bool:
     if trace is None or any(word in str(error).lower() for word in LAYOUT_WORDS):
         return False
     return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _statistics(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """The running statistics that a call of the module changes, each with a copy of what it is before."""
+    parts = [part for part in parts_of(module) if part.training and isinstance(part, _NormBase)]
+    return [(buffer, buffer.clone()) for part in parts for buffer in part.buffers(recurse=False)]
+
+
+def _restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
+    """Effect: the tensors have their old values again."""
+    for buffer, before in statistics:
+        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+            buffer.copy_(before)
 
 
 def _reorder(weights: list[Tensor], layout: torch.memory_format) -> None:

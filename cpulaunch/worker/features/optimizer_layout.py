@@ -8,6 +8,8 @@ fused=True.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -23,11 +25,33 @@ _held: weakref.WeakKeyDictionary[Any, list[tuple[Tensor, Any]]] = weakref.WeakKe
 
 
 def align_optimizers() -> None:
-    """Effect: before each optimizer step, gradients and state of four-dimensional parameters get their order."""
+    """Effect: before each optimizer step, gradients and state of four-dimensional parameters get their order.
+
+    For LBFGS, gradients get the order of their elements, because it puts views of them side by side.
+    """
     if not _installed:
         register_optimizer_step_pre_hook(_align)
         register_optimizer_step_post_hook(_give_back)
+        gather = getattr(torch.optim.LBFGS, GATHER, None)
+        if gather is not None:
+            setattr(torch.optim.LBFGS, GATHER, _of_contiguous(gather))
         _installed.append(True)
+
+
+GATHER = "_gather_flat_grad"
+"""The method that raises an error for gradients in another order. Source: torch/optim/lbfgs.py."""
+
+
+def _of_contiguous(gather: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    @wraps(gather)
+    def gathered(optimizer: Any) -> Tensor:
+        for parameter in optimizer._params:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided and not gradient.is_contiguous():
+                parameter.grad = gradient.contiguous()
+        return gather(optimizer)
+
+    return gathered
 
 
 def _align(optimizer: Any, *_: Any) -> None:

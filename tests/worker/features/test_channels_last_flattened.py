@@ -1,0 +1,107 @@
+"""--channels-last where a program, or torch, flattens weights and gradients, or counts calls in running statistics."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from tests.worker.capturing import Plugin, close, installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+SETTINGS = TorchSettings(channels_last=True)
+
+
+def network(*, viewing: bool = False) -> nn.Sequential:
+    """A small network; with `viewing`, it views the result of its convolution as contiguous."""
+    torch.manual_seed(0)
+    end = Viewing() if viewing else nn.Flatten()
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), end)
+
+
+class Viewing(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value.view(len(value), -1)
+
+
+def is_converted(model: nn.Sequential) -> bool:
+    return not model[0].weight.is_contiguous()
+
+
+@pytest.mark.parametrize("viewing", [False, True])
+def test_running_statistics_see_each_batch_once(tmp_path: Path, viewing: bool) -> None:
+    model, plain = network(viewing=viewing), network(viewing=viewing)
+    with installed(tmp_path, SETTINGS), torch.enable_grad():
+        for _ in range(3):
+            value = torch.randn(4, 3, 8, 8)
+            close(model(value), Plugin.eager(plain, value))
+        assert is_converted(model) is not viewing
+    for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_an_optimizer_that_flattens_gradients_trains_as_in_the_other_layout(tmp_path: Path, search) -> None:
+    def trained(model: nn.Sequential) -> list[Tensor]:
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=search)
+        value = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(value).square().mean()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            for _ in range(2):
+                optimizer.step(closure)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    with installed(tmp_path, SETTINGS) as plugin:
+        model = network()
+        found = trained(model)
+        assert is_converted(model)
+        for one, other in zip(found, plugin.eager(trained, network()), strict=True):
+            close(one, other, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    "flattened",
+    [
+        lambda model: nn.utils.parameters_to_vector(model.parameters()),
+        lambda model: torch.cat([parameter.view(-1) for parameter in model.parameters()]),
+        lambda model: torch.cat([parameter.view(size=(parameter.numel(),)) for parameter in model.parameters()]),
+    ],
+)
+def test_weights_may_be_flattened_after_a_conversion(tmp_path: Path, flattened) -> None:
+    model, value = network().eval(), torch.randn(4, 3, 8, 8)
+    expected, elements = Plugin.eager(model, value), torch.cat([each.flatten() for each in model.parameters()])
+    with installed(tmp_path, SETTINGS):
+        close(model(value), expected)
+        assert is_converted(model)
+        close(flattened(model).detach(), elements.detach())
+        assert not is_converted(model)
+        close(model(value), expected)
+        model[0].weight.view(-1).fill_(0.5)
+        assert (model[0].weight == 0.5).all()
+
+
+def test_a_view_that_no_layout_allows_is_an_error(tmp_path: Path) -> None:
+    model = network().eval()
+    with installed(tmp_path, SETTINGS):
+        model(torch.randn(4, 3, 8, 8))
+        with pytest.raises(RuntimeError, match="invalid for input"):
+            model[0].weight.view(5, -1)
+        with pytest.raises(RuntimeError, match="invalid for input"):
+            model[0].bias.view(5, -1)
+
+
+def test_compiled_code_flattens_parameters(tmp_path: Path) -> None:
+    model = network().eval()
+    with installed(tmp_path, SETTINGS):
+        model(torch.randn(4, 3, 8, 8))
+        compiled = torch.compile(lambda weight: weight.view(-1).sum(), backend="eager", fullgraph=True)
+        close(compiled(model[0].bias), model[0].bias.sum())
