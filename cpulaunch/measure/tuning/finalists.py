@@ -53,6 +53,11 @@ class Finalist:
         low = None if self.estimate is None else self.estimate.low
         return self.failure is None and low is not None and low > 1
 
+    @property
+    def is_refuted(self) -> bool:
+        """Whether it failed in the final round, or was no faster in the rounds so far."""
+        return self.failure is not None or (self.estimate is not None and self.estimate.ratio <= 1)
+
 
 @record
 class FinalRound:

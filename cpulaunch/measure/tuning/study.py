@@ -46,6 +46,8 @@ MOST_KILLS = 3
 """A configuration during which the search is killed so often is taken as the reason, such as one that takes all memory
 of a container."""
 KILLED_TEXT = f"the search was killed {MOST_KILLS} times while it was tried"
+FAILURES = "failures"
+"""Attribute of a study: by number, why trials that a killed process left have failed."""
 BASELINE = "baseline"
 """Attribute of a study: the samples of the default."""
 SESSIONS = "sessions"
@@ -84,14 +86,19 @@ class Study:
             empty_folder(self._lock)
         self._running: dict[int, Any] = {}
         optuna.logging.set_verbosity(logging.ERROR)
+        try:
+            with _quiet():
+                self._study = optuna.create_study(
+                    storage=None if folder is None else _storage(os.path.join(folder, FILE)),
+                    study_name="tune",
+                    direction="minimize",
+                    load_if_exists=True,
+                )
+        except BaseException:
+            self.close()
+            raise
+        past = len(self._study.get_trials(deepcopy=False))
         with _quiet():
-            self._study = optuna.create_study(
-                storage=None if folder is None else _storage(os.path.join(folder, FILE)),
-                study_name="tune",
-                direction="minimize",
-                load_if_exists=True,
-            )
-            past = len(self._study.get_trials(deepcopy=False))
             self._sampler = optuna.samplers.TPESampler(
                 seed=seed + past, multivariate=True, n_startup_trials=STARTUP_TRIALS
             )
@@ -119,8 +126,14 @@ class Study:
 
     def _fail_unfinished(self, trial: optuna.trial.FrozenTrial, reason: str) -> None:
         """Effect: the trial of another process has failed for this reason."""
-        self._study._storage.set_trial_user_attr(trial._trial_id, FAILURE, reason)
+        known = self._study.user_attrs.get(FAILURES, {})
+        self._study.set_user_attr(FAILURES, {**known, str(trial.number): reason})
         self._study.tell(trial.number, state=TrialState.FAIL)
+
+    def _failure(self, trial: optuna.trial.FrozenTrial) -> str:
+        """Why a trial has no result. That of another process cannot be given attributes, but the study can."""
+        told = trial.user_attrs.get(FAILURE) or self._study.user_attrs.get(FAILURES, {}).get(str(trial.number))
+        return str(told or "it has no result")
 
     def _retry(self, trial: optuna.trial.FrozenTrial) -> None:
         """Effect: the trial has ended without a result, and is the next one to be asked for."""
@@ -241,7 +254,7 @@ class Study:
             configuration=self._configuration(trial.params),
             ratio=ratio,
             facts=facts,
-            failure=None if ratio is not None else trial.user_attrs.get(FAILURE, "it has no result"),
+            failure=None if ratio is not None else self._failure(trial),
             earlier=facts.get("session") != self._session,
             pruned=bool(facts.get("pruned")),
             started=_utc(trial.datetime_start),
@@ -294,13 +307,23 @@ def _locked(folder: str) -> int:
 
 
 def _storage(path: str) -> optuna.storages.RDBStorage:
-    """optuna's storage in a file with a write-ahead log, each transaction of which is on the disk when it ends."""
+    """optuna's storage in a file with a write-ahead log, each transaction of which is on the disk when it ends.
+
+    Raises: CpulaunchError if a version of optuna wrote it whose tables are others.
+    """
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
 
     # No path in the URL, where "?", "%" and braces mean something else.
-    storage = optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
+    except RuntimeError:
+        raise CpulaunchError(
+            "another version of optuna wrote the database of the trials",
+            value=f"{path}; this is optuna {optuna.__version__}",
+            hint="--fresh begins a new one",
+        ) from None
 
     def set_up(connection: Any, _: object) -> None:
         connection.execute("PRAGMA journal_mode=WAL")

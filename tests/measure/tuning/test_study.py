@@ -99,6 +99,25 @@ def test_a_configuration_that_ends_the_search_again_and_again_has_failed(tmp_pat
     assert failed == [(number, {"graph": "onednn"}, "the search was killed 3 times while it was tried")]
     assert not study.waiting
     study.close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    assert [trial.failure for trial in study.trials()] == ["the search was killed 3 times while it was tried"]
+    study.close()
+
+
+def test_a_database_with_tables_of_another_optuna_is_an_error_with_a_way_out(tmp_path):
+    import sqlite3
+
+    Study(str(tmp_path), SPACE, seed=1).close()
+    connection = sqlite3.connect(tmp_path / FILE)
+    connection.execute("UPDATE alembic_version SET version_num = 'v9.9.9.a'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(CpulaunchError, match="another version of optuna") as error:
+        Study(str(tmp_path), SPACE, seed=1)
+    assert "--fresh" in error.value.hint
+    study = Study(str(tmp_path), SPACE, seed=1, fresh=True)
+    assert study.trials() == ()
+    study.close()
 
 
 def test_an_interrupt_is_no_kill(tmp_path):

@@ -56,8 +56,10 @@ class TuneResult:
 
     @property
     def best(self) -> TuningTrial | None:
-        """The best trial that this process measured; None if none succeeded."""
-        return best_trial([trial for trial in self.trials if not trial.earlier])
+        """The best trial that this process measured, and that the final round has not refuted; None without one."""
+        refuted = [each.configuration for each in self.found.final.finalists if each.is_refuted]
+        measured = [each for each in self.trials if not each.earlier and not each.facts.get("repeated")]
+        return best_trial([each for each in measured if each.configuration not in refuted])
 
     @property
     def kept(self) -> Configuration | None:
@@ -235,7 +237,10 @@ def verdict(result: TuneResult) -> str:
         return "no verdict: the time was over before a trial; give it more (--minutes)"
     if not any(trial.ratio is not None for trial in result.trials):
         return "no trial succeeded; the default stays best"
-    if any(each.estimate is not None and each.estimate.low is None for each in result.found.final.finalists):
+    finalists = result.found.final.finalists
+    if finalists and all(each.failure is not None for each in finalists):
+        return "every trial of the final round failed in it; the default stays best"
+    if any(each.failure is None and (each.estimate is None or each.estimate.low is None) for each in finalists):
         return "no verdict: the final round had too few rounds for one; give it more time (--minutes)"
     return "nothing was found that this machine can show to be better than the default"
 
