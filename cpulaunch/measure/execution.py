@@ -14,7 +14,7 @@ from cpulaunch.launch.process.program import child_environ
 from cpulaunch.launch.process.run_directory import make_unique_directory
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, run_child
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read_counters
-from cpulaunch.measure.metric_choice import of_all_workers
+from cpulaunch.measure.metric_choice import of_all_workers, overload_text
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
 from cpulaunch.records.errors import escaped
 from cpulaunch.records.record import record, replace
@@ -213,7 +213,10 @@ def _value(outcome: _Outcome, choice: MetricChoice) -> tuple[float | None, str |
     if value is None:
         how = "reported no metric" if choice.pattern is None else "printed nothing that --metric matches for"
         return None, f"it {how} {name!r}"
-    return (value, None) if value > 0 else (None, f"its {name!r} is {value:g}, and only positive figures have ratios")
+    failure = None if name is None else overload_text(name, outcome.metrics)
+    if value <= 0:
+        failure = f"its {name!r} is {value:g}, and only positive figures have ratios"
+    return (value, None) if failure is None else (None, failure)
 
 
 def _failure(child: ChildResult, *, limit_seconds: float, oom_kills: int) -> str | None:

@@ -7,6 +7,7 @@ import re
 
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice
 from cpulaunch.records.errors import UsageError, quoted
+from cpulaunch.records.torch_settings import OFFERED_LOAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +40,32 @@ def less_is_better(name: str) -> bool:
 def of_all_workers(name: str, values: Sequence[float], *, lower: bool | None = None) -> float:
     """The figure of a launch, from those of its workers: the sum of rates and amounts, else the mean.
 
-    `lower`: whether less is better; None: by its name.
+    `lower`: whether less is better; None: by its name. Of offered loads the largest counts.
     """
+    if name == OFFERED_LOAD:
+        return max(values)
     words = _words(name)
     less = less_is_better(name) if lower is None else lower
     is_sum = _is_rate(name) or bool(AMOUNTS & words) or not (less or QUALITY & words)
     return math.fsum(values) if is_sum else math.fsum(values) / len(values)
+
+
+def overload_text(name: str, metrics: Mapping[str, float]) -> str | None:
+    """Why this metric of a launch says how long the launch was, in a sentence; None if it does not.
+
+    Of a server that requests reach faster than it serves them, the queue grows to the end, and so do latencies.
+    """
+    if not is_overloaded(metrics) or "latency" not in _words(name) or not _has_percentile(name):
+        return None
+    return (
+        f"its requests need {metrics[OFFERED_LOAD]:.2f} times the time in which they arrive, so that its queue grows: "
+        f"{name!r} depends on how long the run is"
+    )
+
+
+def is_overloaded(metrics: Mapping[str, float]) -> bool:
+    """Whether requests arrived faster than they were served."""
+    return metrics.get(OFFERED_LOAD, 0.0) >= 1
 
 
 def _is_rate(name: str) -> bool:

@@ -14,9 +14,14 @@ VARIABLE = "CPULAUNCH_WORKER"
 """Holds encoded TorchSettings. Must be set before the worker's `import torch`."""
 
 EVENTS_VARIABLE = "CPULAUNCH_EVENTS"
+"""Path of the file to which a worker and its children append events as JSON lines; unset: no events are written."""
 RATE_VARIABLE = "CPULAUNCH_REQUEST_RATE"
 """Requests per second of cpulaunch.requests(), set by `tune --rate`."""
-"""Path of the file to which a worker and its children append events as JSON lines; unset: no events are written."""
+OFFERED_LOAD = "offered load"
+"""Metric of cpulaunch.requests(): the time that the requests need, as a multiple of that in which they arrive.
+
+From 1 on the queue grows as long as requests arrive: percentiles of latencies say how long that was.
+"""
 
 INSTANCE_VARIABLES = ("CPULAUNCH_INSTANCE", "CPULAUNCH_INSTANCES")
 """The number of an instance, and how many there are; what an instance starts inherits them."""

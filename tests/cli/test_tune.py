@@ -223,6 +223,20 @@ def test_latencies_under_an_open_loop_load(tune):
     assert (refused.returncode, "cpulaunch.requests(20, 500)" in refused.stderr) == (125, True)
 
 
+@pytest.mark.parametrize(("alone", "other", "said"), [(0.1, 0.005, "its queue grows"), (0.005, 0.1, None)])
+def test_latencies_that_depend_on_the_length_of_a_run_neither_win_nor_are_beaten(tune, alone, other, said):
+    code = SERVER.replace("0.002", str(alone)).replace("0.02", str(other))
+    ran = tune("--json", "--latency", "--rate", "40", "--vary", "threads=1", "--trials", "1", code=code)
+    if said is None:
+        error = json.loads(ran.stderr.splitlines()[-1])
+        assert (ran.returncode, error["what"]) == (125, "cpulaunch's defaults cannot bear the load")
+        assert "requests per second that it served" in error["hint"]
+    else:
+        data = read(ran)
+        assert (data["winner"], data["trials"][0]["state"]) == (None, "failed")
+        assert said in data["trials"][0]["failure"]
+
+
 TEMPTING = """
     import os, sys, time, cpulaunch
     alone = os.environ.get("OMP_NUM_THREADS") == "1"

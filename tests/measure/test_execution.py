@@ -120,6 +120,22 @@ def test_a_launch_without_a_usable_metric_fails(sample, side, value, text):
     assert text in found.failure
 
 
+OVERLOADED = """
+    import time, cpulaunch
+    for number in cpulaunch.requests(500, 60, warm_up=0):
+        time.sleep(0.006)
+"""
+
+
+@SIDES
+def test_latencies_beyond_the_capacity_are_no_figures_but_the_capacity_is(sample, side):
+    found = sample(OVERLOADED, side, choice=MetricChoice(name="latency p95 (ms)"))
+    assert (found.value, found.exit_code) == (None, 0)
+    assert "its queue grows" in found.failure
+    found = sample(OVERLOADED, side, choice=MetricChoice(name="requests/s", lower_is_better=False))
+    assert found.value == pytest.approx(150, rel=0.3), found.failure
+
+
 LEAVES_A_CHILD = """
     import os, subprocess, sys, time
     child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(1000)"],

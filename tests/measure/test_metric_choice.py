@@ -7,6 +7,7 @@ from cpulaunch.measure.metric_choice import (
     is_rate_or_time,
     less_is_better,
     of_all_workers,
+    overload_text,
     requested_choice,
 )
 from cpulaunch.measure.samples import MetricChoice
@@ -26,11 +27,23 @@ def test_times_and_losses_are_better_if_less(name):
     [
         *[("samples/s", None, 6), ("items", None, 6), ("peak memory", None, 6), ("rss (MiB)", True, 6)],
         *[("latency p95 (ms)", None, 3), ("loss", None, 3), ("accuracy", None, 3), ("s/step", None, 3)],
-        *[("cost", True, 3), ("cost", None, 6)],
+        *[("cost", True, 3), ("cost", None, 6), ("offered load", None, 4)],
     ],
 )
 def test_only_what_adds_up_is_summed_over_workers(name, lower, value):
     assert of_all_workers(name, [2.0, 4.0], lower=lower) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "depends"),
+    [
+        *[("latency p95 (ms)", 1.2, True), ("latency p99 (ms)", 1.0, True), ("latency p95 (ms)", 0.99, False)],
+        *[("requests/s", 1.2, False), ("items/s", 1.2, False), ("latency p95 (ms)", None, False)],
+    ],
+)
+def test_latencies_of_a_queue_that_grows_are_no_figures(name, load, depends):
+    found = overload_text(name, {name: 3.0} if load is None else {name: 3.0, "offered load": load})
+    assert (found is not None) is depends
 
 
 @pytest.mark.parametrize("name", MORE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from statistics import median
 
-from cpulaunch.measure.metric_choice import found_choice
+from cpulaunch.measure.metric_choice import found_choice, is_overloaded
 from cpulaunch.measure.statistics import estimate, fewest_rounds
 from cpulaunch.measure.tuning.finalists import (
     FINALISTS,
@@ -154,7 +154,7 @@ class Tuner:
         means = self._means
         means.progress("first launches, which do not count: the reference")
         reference = means.take(None, choice, self._limit())
-        if reference.failure is not None:
+        if reference.failure is not None and not _cannot_bear_the_load(reference):
             hint = LATENCY_HINT if self._goal.latency and reference.exit_code == 0 else None
             raise CpulaunchError("the program fails without cpulaunch", value=reference.failure, hint=hint)
         guard = Guard(max_error=self._goal.max_error, output=means.written, by_rank=reference.report is not None)
@@ -188,6 +188,10 @@ class Tuner:
         failure = self._guard.failure(default)
         if failure is None:
             return
+        if _cannot_bear_the_load(default):
+            served = default.metrics.get("requests/s")
+            below = "" if served is None else f", below the {served:.3g} requests per second that it served"
+            raise CpulaunchError("cpulaunch's defaults cannot bear the load", value=failure, hint=f"--rate R{below}")
         if default.failure is not None:
             raise CpulaunchError("the program fails under cpulaunch's defaults", value=failure)
         self._means.progress("first launches, which do not count: the reference again")
@@ -295,6 +299,11 @@ class Tuner:
             progress=show,
         )
         return run_final_round(setup, chosen)
+
+
+def _cannot_bear_the_load(sample: Sample) -> bool:
+    """Whether a launch has no figure only because requests arrived faster than it served them; it has outputs."""
+    return sample.failure is not None and sample.exit_code == 0 and is_overloaded(sample.metrics)
 
 
 def _check_throughput(choice: MetricChoice, *, throughput: bool) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import random
 
-from cpulaunch.records.torch_settings import RATE_VARIABLE
+from cpulaunch.records.torch_settings import OFFERED_LOAD, RATE_VARIABLE
 from cpulaunch.worker.reporting.events import report_metric
 
 TYPE_CHECKING = False
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SEED = 20260101
 PERCENTILES = (50, 95, 99)
 MAX_COUNT = 10_000_000
+LEAST_SECONDS = 1e-9
+"""Between the first arrival and the last one, at least: at enormous rates they are at the same moment."""
 
 
 def serve(
@@ -35,21 +37,28 @@ def serve(
     """The numbers of requests, each when it arrives or when the one before it is done, whichever is later.
 
     The next request is asked for when one is done. `warm_up`: requests before them, without waiting, which do not
-    count. Effect: reports percentiles of the latencies, in milliseconds, and requests per second. Raises: ValueError.
+    count. Effect: reports percentiles of the latencies, in milliseconds, requests per second, and the offered load.
+    Raises: ValueError.
     """
     arrivals = arrival_times(chosen_rate(rate), count)
     yield from range(warm_up)
     latencies: list[float] = []
+    needed: list[float] = []
     begun = clock()
     try:
         for number, arrival in enumerate(arrivals):
             while (early := begun + arrival - clock()) > 0:
                 sleep(early)
+            started = clock()
             yield warm_up + number
-            latencies.append(clock() - begun - arrival)
+            ended = clock()
+            latencies.append(ended - begun - arrival)
+            needed.append(ended - started)
     finally:
         if latencies:
             _report(latencies, seconds=clock() - begun)
+        if len(latencies) > 1:
+            report_metric(OFFERED_LOAD, offered_load(arrivals, needed))
 
 
 def chosen_rate(rate: float) -> float:
@@ -71,6 +80,14 @@ def arrival_times(rate: float, count: int) -> list[float]:
         now += draw.expovariate(rate)
         times.append(now)
     return times
+
+
+def offered_load(arrivals: Sequence[float], needed: Sequence[float]) -> float:
+    """The seconds that requests need, by those from the first arrival to the last one, of two requests at least.
+
+    The last request is left out: what it needs, no other one waits for. `arrivals` may have more than were served.
+    """
+    return math.fsum(needed[:-1]) / max(LEAST_SECONDS, arrivals[len(needed) - 1] - arrivals[0])
 
 
 def percentile(sorted_values: Sequence[float], percent: int) -> float:

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from cpulaunch.records.torch_settings import EVENTS_VARIABLE, RATE_VARIABLE
+from cpulaunch.records.torch_settings import EVENTS_VARIABLE, OFFERED_LOAD, RATE_VARIABLE
 from cpulaunch.worker.reporting import requests
-from cpulaunch.worker.reporting.requests import arrival_times, percentile, serve
+from cpulaunch.worker.reporting.requests import arrival_times, offered_load, percentile, serve
 
 
 class Machine:
@@ -65,6 +65,17 @@ def test_waiting_in_the_queue_counts(served):
     assert overloaded["requests/s"] == pytest.approx(5, rel=0.02), "it serves what it can"
 
 
+@pytest.mark.parametrize(("seconds", "load"), [(0.05, 0.5), (0.09, 0.9), (0.12, 1.2), (0.3, 3.0)])
+def test_a_queue_that_grows_is_told_from_one_that_does_not(served, seconds, load):
+    assert served(seconds, count=2000)[OFFERED_LOAD] == pytest.approx(load, rel=0.1)
+
+
+def test_the_load_is_that_of_what_was_served(served):
+    assert offered_load([1.0, 2.0, 3.0, 9.0], [0.5, 0.7, 100.0]) == pytest.approx(0.6)
+    assert OFFERED_LOAD not in served(5.0, count=1), "nothing waits for a single request"
+    assert served(5.0, count=5, rate=1e308)[OFFERED_LOAD] > 1e9
+
+
 def test_percentiles_are_values_that_were_seen():
     values = [float(each) for each in range(1, 101)]
     assert [percentile(values, each) for each in (50, 95, 99)] == [50, 95, 99]
@@ -84,5 +95,5 @@ def test_a_loop_that_ends_early_reports_what_was_served(tmp_path):
     environ = {EVENTS_VARIABLE: str(events), RATE_VARIABLE: "1000"}
     subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=60, cwd=".")
     found = {each["name"]: each["value"] for each in map(json.loads, events.read_text().splitlines())}
-    assert list(found) == ["latency p50 (ms)", "latency p95 (ms)", "latency p99 (ms)", "requests/s"]
+    assert list(found) == ["latency p50 (ms)", "latency p95 (ms)", "latency p99 (ms)", "requests/s", OFFERED_LOAD]
     assert found["requests/s"] > 100, "at the rate of the variable"
