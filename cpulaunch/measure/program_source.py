@@ -1,21 +1,34 @@
-"""The file that holds a program's source, found without running any of it."""
+"""The files that hold a program's source, found without running any of it."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import sys
 from importlib.machinery import PathFinder
 
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.system.files.reading import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cpulaunch.records.request import ProgramKind
 
 MAIN = "__main__"
+MAX_SOURCE = 1 << 22
+MOST_MODULES = 500
+"""Of a program's own, that are read."""
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders whose modules the versions of packages stand for."""
+OTHERS = frozenset({"torch", "numpy", "cpulaunch"})
+"""Modules whose versions are known, wherever they are."""
+LITERAL = re.compile(rb"""["']([A-Za-z_]\w*)["']|\$\{?([A-Za-z_]\w*)""")
+"""A name in quotes, as in os.environ["NAME"], or behind a dollar, as in a shell's $NAME."""
+SHORTEST_PREFIX = 3
 
 
 def source_file(kind: ProgramKind, target: str, environ: Mapping[str, str]) -> str | None:
@@ -45,3 +58,93 @@ def module_file(name: str, path: Sequence[str]) -> str | None:
     if places is not None:
         spec = PathFinder.find_spec(f"{name}.{MAIN}", places)
     return None if spec is None or not spec.has_location else spec.origin
+
+
+def read_source(path: str | None) -> bytes:
+    """The text of a source, of a long one its beginning; empty if it cannot be read."""
+    if path is None:
+        return b""
+    try:
+        return read_start(os.path.realpath(path), max_bytes=MAX_SOURCE)
+    except OSError:
+        return b""
+
+
+def own_folders(kind: ProgramKind, path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The folders in which Python looks for the modules of a program, without those of installed packages."""
+    first = os.getcwd() if kind == "module" else os.path.dirname(path)
+    given = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    library = os.path.dirname(os.__file__)
+    known = (each for each in sys.path[1:] if os.path.isdir(each) and not each.startswith(library))
+    folders = (each for each in (*given, *known) if not any(name in each.split(os.sep) for name in INSTALLED))
+    return tuple(dict.fromkeys((first, *folders)))
+
+
+def imported_sources(path: str, folders: Sequence[str], *, first: Iterable[str] = ()) -> tuple[str, ...]:
+    """The files of the modules in these folders that a source imports, those that they import, and so on.
+
+    `first`: modules that are imported anyway. They are read, not run: what is imported by a name that a program makes
+    is not among them.
+    """
+    found = dict.fromkeys([path, *(file for name in first for file in _module_files(name, folders))])
+    left = [*found]
+    while left and len(found) <= MOST_MODULES:
+        source = left.pop()
+        for name, level in _imports(read_source(source)):
+            for file in _module_files(name, [_folder_above(source, level)] if level else folders):
+                if file not in found:
+                    found[file] = None
+                    left.append(file)
+    return tuple(sorted(found.keys() - {path}))
+
+
+def _imports(data: bytes) -> Iterator[tuple[str, int]]:
+    """Each name that a source imports, and the dots in front of it; none of what is no Python."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((each.name, 0) for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = f"{node.module}." if node.module else ""
+            yield from ((start + each.name, node.level) for each in node.names)
+
+
+def _folder_above(source: str, level: int) -> str:
+    """The folder that so many dots in front of an import stand for."""
+    folder = os.path.dirname(source)
+    for _ in range(level - 1):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _module_files(name: str, folders: Iterable[str]) -> list[str]:
+    """The files of a module and of the packages that it is in, from the first folder that has any."""
+    parts = name.split(".")
+    if parts[0] in OTHERS:
+        return []
+    return next((files for folder in folders if (files := list(_files_in(folder, parts)))), [])
+
+
+def _files_in(folder: str, parts: Iterable[str]) -> Iterator[str]:
+    for part in parts:
+        file = os.path.join(folder, f"{part}.py")
+        folder = os.path.join(folder, part)
+        package = os.path.join(folder, "__init__.py")
+        if os.path.isfile(package):
+            yield package
+        elif os.path.isfile(file):
+            yield file
+            return
+        elif not os.path.isdir(folder):
+            return
+
+
+def named_variables(sources: Iterable[bytes], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that sources name, each whole or by a beginning that ends with an underscore."""
+    names = {first or second for data in sources for first, second in LITERAL.findall(data)}
+    known = {name.decode() for name in names}
+    prefixes = tuple(name for name in known if name.endswith("_") and len(name) >= SHORTEST_PREFIX)
+    return {name: text for name, text in environ.items() if name in known or name.startswith(prefixes)}

@@ -11,7 +11,7 @@ from cpulaunch.cli.measuring.services import Services
 from cpulaunch.cli.measuring.tune_arguments import parse_tune
 from cpulaunch.cli.measuring.tune_search import Planner, study_identity, tuned_program
 from cpulaunch.cli.run import check_launch, read_command_line
-from cpulaunch.measure.program_source import module_file, source_file
+from cpulaunch.measure.program_source import imported_sources, module_file, source_file
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +100,14 @@ def test_so_has_the_content_of_a_profile(key, tmp_path):
         (("-m", "inner"), "inner.py"),
         (("-m", "package"), "package/__main__.py"),
         (("-m", "package.part"), "package/part.py"),
+        (("-m", "package.part"), "package/__init__.py"),
         (("--no-python", "--", "./serve"), "serve"),
     ],
 )
 def test_so_has_another_text_of_a_script_module_or_command(key, tmp_path, words, file):
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "package/part.py").write_text("print(1)")
     path = Path(tmp_path, file)
     keys = []
     for text in ("#!/bin/sh\n", "#!/bin/sh\n#\n"):
@@ -121,3 +123,67 @@ def test_what_has_no_source_has_none(tmp_path):
         assert module_file(name, [str(tmp_path), *sys.path]) is None
     assert module_file("json.decoder", sys.path).endswith("json/decoder.py")
     assert source_file("command", "no-such-command", {"PATH": str(tmp_path)}) is None
+
+
+MODULES = {
+    "a module beside the script": ("import helper", "helper.py", {}),
+    "in a function": ("def f():\n    from helper import thing as other", "helper.py", {}),
+    "a part of a package": ("from package import part", "package/part.py", {}),
+    "a package that is imported with its part": ("import package.part", "package/__init__.py", {}),
+    "a module of a module": ("import package", "package/inner.py", {"package/__init__.py": "from . import inner"}),
+    "two dots": (
+        "import package.deep.leaf",
+        "package/root.py",
+        {"package/deep/leaf.py": "from ..root import thing", "package/deep/__init__.py": ""},
+    ),
+    "a package without __init__": ("from bare.part import thing", "bare/part.py", {}),
+    "on PYTHONPATH": ("import elsewhere", "library/elsewhere.py", {}),
+    "a circle": ("import helper", "helper.py", {"other.py": "import helper", "third.py": "import other"}),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_so_has_another_text_of_a_module_that_it_imports(key, tmp_path, name):
+    code, changed, others = MODULES[name]
+    keys = []
+    for number in (1, 2):
+        texts = {"package/__init__.py": "", "a.py": code, **others, changed: f"import a\nthing = {number}"}
+        for file, text in texts.items():
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_text(text)
+        keys.append(key(*VARY, "a.py", PYTHONPATH=str(tmp_path / "library")))
+    assert keys[0] != keys[1]
+
+
+def test_a_module_that_is_not_imported_changes_nothing(key, tmp_path):
+    keys = []
+    for text in ("1", "2"):
+        (tmp_path / "helper.py").write_text(text)
+        keys.append(key(*VARY, "a.py"))
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("data", [b"import helper\0", b"import (", b"#!/bin/sh\nexec ./serve\n", b"\xff\xfe"])
+def test_what_is_no_python_imports_nothing(tmp_path, data):
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "a.py").write_bytes(data)
+    assert imported_sources(str(tmp_path / "a.py"), [str(tmp_path)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "code"),
+    [
+        (("a.py",), "a.py", "import os; os.environ['MODEL']"),
+        (("a.py",), "a.py", 'import os; os.getenv("MODEL", "small")'),
+        (("a.py",), "a.py", 'import os; [each for each in os.environ if each.startswith("MOD_")]'),
+        (("a.py",), "helper.py", 'NAME = "MODEL"'),
+        (("--no-python", "./serve"), "serve", "#!/bin/sh\nexec serve --model ${MODEL:-small}\n"),
+    ],
+)
+def test_so_has_a_variable_that_the_program_names(key, tmp_path, words, file, code):
+    (tmp_path / "a.py").write_text("import helper")
+    (tmp_path / file).write_text(code)
+    (tmp_path / file).chmod(0o755)
+    name = "MOD_EL" if "MOD_" in code else "MODEL"
+    assert key(*VARY, *words, **{name: "large"}) != key(*VARY, *words)
+    assert key(*VARY, *words, **{name: "large"}) == key(*VARY, *words, **{name: "large", "UNNAMED": "1"})

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.measure.program_source import source_file
+from cpulaunch.measure.program_source import (
+    imported_sources,
+    named_variables,
+    own_folders,
+    read_source,
+    source_file,
+)
 from cpulaunch.measure.tuning.identity import StudyIdentity, content_digest
 from cpulaunch.measure.tuning.space import SpaceChoice, candidates, options_of, script_source, search_space
 from cpulaunch.profile.provenance import machine_facts, version_facts
 from cpulaunch.profile.selection import user_folder
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import record
-from cpulaunch.system.files.reading import read_start
 from cpulaunch.view.hidden_values import PUBLIC
 from cpulaunch.view.plan_view import plan_json
 
@@ -31,7 +36,6 @@ NOT_TUNED = frozenset({"--dry-run", "--brief", "--version"})
 """Options with which nothing would be launched."""
 OWN_SETTINGS = {"report": "tune writes reports of its own", "html": "tune writes reports of its own"}
 """Settings that the fixed options cannot have, and why."""
-MAX_SOURCE = 1 << 22
 DEFAULT_RANKS = "numa"
 """Ranks per host of --dist, if the options do not say."""
 STUDIES = "tune"
@@ -112,7 +116,8 @@ class Planner:
 def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
     """What the study is about, with the space of its search. Raises: UsageError if there is nothing to tune."""
     line = program.line
-    data = _source(program, planner.environ)
+    sources = _sources(program, planner.environ)
+    data = next(iter(sources.values()), b"")
     is_script = program.parsed.program is not None and program.parsed.program.kind == "script"
     given = program.parsed.values.keys() - ({"nproc_per_node"} if _needs_ranks(line) else set())
     goals = {"--throughput": line.goal.throughput, "--dist": line.goal.ranks}
@@ -132,7 +137,7 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
     options = (*program.options, *goal, *([] if line.goal.rate is None else [str(line.goal.rate)]))
     return StudyIdentity(
         program=line.program,
-        content=content_digest(data),
+        content=_content(sources),
         machine=machine_facts(program.host),
         versions=version_facts(program.host),
         options=options,
@@ -146,7 +151,10 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
             "launch_seconds": line.limits.launch_seconds,
             "python": program.python,
             "default": _default_plan(planner),
-            "variables": {name: text for name, text in planner.environ.items() if name.startswith(PUBLIC)},
+            "variables": {
+                **{name: text for name, text in planner.environ.items() if name.startswith(PUBLIC)},
+                **named_variables(sources.values(), planner.environ),
+            },
         },
     )
 
@@ -157,16 +165,22 @@ def _default_plan(planner: Planner) -> dict[str, Any]:
     return {name: plan[name] for name in ("mode", "world_size", "workers", "job")}
 
 
-def _source(program: TuneProgram, environ: Mapping[str, str]) -> bytes:
-    """The text of the program's script, module or command; empty if it cannot be read."""
+def _sources(program: TuneProgram, environ: Mapping[str, str]) -> dict[str, bytes]:
+    """By path the text of the program's script, module or command, and of its own modules that this imports."""
     found = program.parsed.program
     path = None if found is None else source_file(found.kind, found.target, environ)
-    if path is None:
-        return b""
-    try:
-        return read_start(path, max_bytes=MAX_SOURCE)
-    except OSError:
-        return b""
+    if found is None or path is None:
+        return {}
+    first = (found.target,) if found.kind == "module" else ()
+    modules = imported_sources(path, own_folders(found.kind, path, environ), first=first)
+    return {each: read_source(each) for each in (path, *modules)}
+
+
+def _content(sources: Mapping[str, bytes]) -> str:
+    """What stands for the text of a program."""
+    (_, text), *modules = sources.items() or [("", b"")]
+    parts = [text, *(part for path, data in modules for part in (os.fsencode(path), data))]
+    return content_digest(b"\0".join(parts))
 
 
 def studies_folder(environ: Mapping[str, str]) -> str:
