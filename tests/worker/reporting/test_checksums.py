@@ -12,7 +12,7 @@ import pytest
 
 from cpulaunch.measure.tuning.outputs.numerics import output_error, part_error, wrong_outputs
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
-from cpulaunch.worker.reporting.checksums import MAX_PARTS, SAMPLED, checksum_parts, positions
+from cpulaunch.worker.reporting.checksums import CHUNK, MAX_PARTS, ROW, SAMPLED, SEED, checksum_parts, positions
 
 torch = pytest.importorskip("torch", reason="tensors need torch")
 
@@ -106,6 +106,42 @@ def test_settings_of_the_program_do_not_change_a_checksum():
     first = checksum_parts(value)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
         assert checksum_parts(value) == first
+    with torch.device("meta"):
+        assert checksum_parts(value) == first
+
+
+def plain_blocks(value, generator):
+    """What is kept of the blocks of a small tensor, by its definition."""
+    scaled = value.to(torch.float64) / value.abs().max()
+    drawn = [torch.randint(0, 2, (count, 8), generator=generator, dtype=torch.int8) for count in (1024, 3)]
+    columns, own = (each.double() * 2 - 1 for each in drawn)
+    rows = torch.nn.functional.pad(scaled, (0, 3 * 1024 - value.numel())).reshape(3, 1024)
+    projections = (rows @ columns) * own
+    return [[float(r.abs().max()), float(r.norm()), *p.tolist()] for r, p in zip(rows, projections, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_blocks_are_what_they_are_defined_as(dtype):
+    value = torch.randn(2500, generator=torch.Generator().manual_seed(1)).to(dtype)
+    (part,) = checksum_parts(value)
+    expected = plain_blocks(value.double(), torch.Generator().manual_seed(SEED))
+    assert len(part["blocks"]) == 3
+    for found, wanted in zip(part["blocks"], expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + ROW + 1])
+def test_no_element_is_left_out_where_chunks_end(size):
+    value = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    (part,) = checksum_parts(value)
+    assert part["largest"] == float(value.abs().max())
+    norm = math.hypot(*(block[1] for block in part["blocks"])) * part["largest"]
+    assert norm == pytest.approx(float(value.norm()), rel=1e-9)
+    other = value.clone()
+    other[-1] = math.nan
+    (broken,) = checksum_parts(other)
+    assert (broken["not_finite"], part["not_finite"]) == ([1, 0], [0, 0])
+    assert broken["blocks"] == checksum_parts(other.nan_to_num())[0]["blocks"]
 
 
 @pytest.mark.parametrize("size", [7, 1000, 1 << 20, (1 << 20) + 77])
