@@ -15,9 +15,12 @@ from cpulaunch.profile.file import profile_errors, read_profile
 from cpulaunch.profile.selection import find_profile, user_folder, user_profile_dir, user_profiles
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.host import CalibrationFigure, Host, size_text
-from cpulaunch.records.record import replace
 from cpulaunch.records.request import WorkerPython
 from cpulaunch.system.files.writing import write_output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.measure.calibration.calibrate import RunResult
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -156,6 +159,8 @@ def calibrate(
     python: Annotated[str | None, typer.Option(metavar="PATH", help="Measure this Python's torch.")] = None,
 ) -> int:
     """Measure for seconds what this machine does with its torch; `auto` choices and reports use the figures."""
+    from functools import partial
+
     from cpulaunch.measure.calibration.cache import FILE, write_calibration
     from cpulaunch.measure.calibration.calibrate import calibration_of
     from cpulaunch.view.calibration_view import calibration_json, calibration_text
@@ -164,9 +169,8 @@ def calibrate(
     host = host_at("/", context, chosen)
     if host.torch is None:
         raise CpulaunchError("cannot calibrate: no torch", value=chosen.path, hint="--python PATH names another Python")
-    found = calibration_of(host, python=chosen.path, environ=context.obj)
-    figures, failures = _all_reduce(host, context.obj, chosen.path)
-    found = replace(found, figures=(*found.figures, *figures), failures=(*found.failures, *failures))
+    all_reduce = partial(_all_reduce, host, context.obj, chosen.path)
+    found = calibration_of(host, python=chosen.path, environ=context.obj, more=(all_reduce,))
     folder = user_folder(context.obj, "XDG_CACHE_HOME", ".cache")
     if folder and found.figures:
         write_calibration(f"{folder}/{FILE}", host, found)
@@ -187,26 +191,32 @@ def _silent(text: str) -> None:
     """Effect: none; the figures are printed with the others."""
 
 
-def _all_reduce(
-    host: Host, environ: Mapping[str, str], python: str
-) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:
-    """Microseconds of all-reduces between two ranks, which --dist-backend auto uses too; or why there are none."""
+def _all_reduce(host: Host, environ: Mapping[str, str], python: str) -> "RunResult":
+    """Microseconds of all-reduces between two ranks, which --dist-backend auto uses too; or why there are none.
+
+    What others disturbed is not remembered for --dist-backend auto.
+    """
     from cpulaunch.cli.collective_timings import collective_measurement
+    from cpulaunch.measure.calibration.calibrate import RunResult, Watch
     from cpulaunch.plan.planner import make_plan
 
     try:
         request = request_for(read_command_line(("--python", python, *JOB), environ), host, environ)
         plan = make_plan(host, request)
     except CpulaunchError as error:
-        return (), (f"all-reduce: {error}",)
-    measured = collective_measurement(host, request, plan, environ=environ, measure="again", notify=_silent)
+        return RunResult(figures=(), failures=(f"all-reduce: {error}",))
+    watch = Watch(host.limits.budget)
+    measured = collective_measurement(
+        host, request, plan, environ=environ, measure="again", notify=_silent, keep=lambda: not watch.reasons()
+    )
     if measured is None or measured.failure is not None:
-        return (), (f"all-reduce: {measured.failure if measured else 'unknown'}",)
-    return tuple(
+        return RunResult(figures=(), failures=(f"all-reduce: {measured.failure if measured else 'unknown'}",))
+    figures = tuple(
         CalibrationFigure("all-reduce", f"{backend}, {size_text(each.size_bytes)}", 1e6 * seconds)
         for each in measured.timings
         for backend, seconds in (("gloo", each.gloo_seconds), ("ccl", each.ccl_seconds))
-    ), ()
+    )
+    return RunResult(figures=figures, failures=(), reasons=watch.reasons())
 
 
 @profiles.command("list")

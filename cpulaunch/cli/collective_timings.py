@@ -36,11 +36,12 @@ def collective_measurement(
     environ: Mapping[str, str],
     measure: bool | Literal["again"],
     notify: Callable[[str], None],
+    keep: Callable[[], bool] | None = None,
 ) -> CollectiveMeasurement | None:
     """How long collectives take among the plan's ranks on this host; None if unknown and `measure` is false.
 
-    Effect: with `measure`, measures what is unknown ("again": what is known, too), stores it in the user's cache and
-    reports it through `notify`.
+    Effect: with `measure`, measures what is unknown ("again": what is known, too), stores it in the user's cache,
+    unless `keep` says afterwards that it is not to be, and reports it through `notify`.
     """
     folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     file = folder and f"{folder}/collectives"
@@ -50,7 +51,7 @@ def collective_measurement(
     if measure != "again" and (known is not None or not measure):
         return known
     fresh = _measure(request, plan, environ)
-    if file and fresh.failure is None:
+    if file and fresh.failure is None and (keep is None or keep()):
         write_verdicts(file, {**read_verdicts(file), key: encode(fresh.timings)})
     backend = "keeps gloo" if fresh.failure is not None else fresh.backend
     notify(f"--dist-backend auto: {backend}: {fresh.summary}")

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from datetime import UTC, datetime
+from functools import partial
 from time import monotonic
 
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED
@@ -19,7 +20,7 @@ from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from cpulaunch.measure.calibration.runs import CalibrationRun
     from cpulaunch.records.host import Budget, Host
@@ -31,14 +32,16 @@ LIMIT_SECONDS = 60.0
 """For one process: it imports torch and measures for two seconds; a slow machine and a slow disk take longer."""
 
 
-def calibration_of(host: Host, *, python: str, environ: Mapping[str, str]) -> Calibration:
-    """What the machine does with this Python's torch, without collectives. Effect: measures it for seconds."""
-    budget = host.limits.budget
+def calibration_of(
+    host: Host, *, python: str, environ: Mapping[str, str], more: Sequence[Callable[[], RunResult]] = ()
+) -> Calibration:
+    """What the machine does with this Python's torch. Effect: measures it for seconds.
 
-    def take(run: CalibrationRun) -> RunResult:
-        return measured_run(run, budget=budget, python=python, environ=environ)
-
-    results = [undisturbed(run, take) for run in calibration_runs(host, _dispatch(host))]
+    `more`: measure what a process of this module does not, such as collectives.
+    """
+    take = partial(measured_run, budget=host.limits.budget, python=python, environ=environ)
+    runs = [partial(take, run) for run in calibration_runs(host, _dispatch(host))]
+    results = [undisturbed(each) for each in (*runs, *more)]
     reasons = dict.fromkeys(reason for each in results for reason in each.reasons)
     return Calibration(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -60,26 +63,39 @@ class RunResult:
     reasons: tuple[str, ...] = ()
 
 
-def undisturbed(run: CalibrationRun, take: Callable[[CalibrationRun], RunResult]) -> RunResult:
-    """The first result of a run that nothing disturbed, else the last one. Effect: `take` starts a process."""
-    result = take(run)
+def undisturbed(take: Callable[[], RunResult]) -> RunResult:
+    """The first result that nothing disturbed, else the last one. Effect: `take` starts a process."""
+    result = take()
     for _ in range(TRIES - 1):
         if not result.reasons:
             break
-        result = take(run)
+        result = take()
     return result
+
+
+class Watch:
+    """What others do on the CPUs of a budget while this process waits for others that it has started."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._root = Root()
+        self._before = read_counters(self._root, budget.cpus)
+        self._used, self._start = _used(), monotonic()
+
+    def reasons(self) -> tuple[str, ...]:
+        """What disturbed the measurement so far, in words. The processes that were started have been waited for."""
+        seconds = monotonic() - self._start
+        usage = LaunchUsage(cpu_seconds=_used() - self._used)
+        after = read_counters(self._root, self._budget.cpus)
+        disturbance = disturbance_between(self._before, after, usage, seconds=seconds, budget=self._budget)
+        return disturbance_reasons(disturbance, seconds=seconds)
 
 
 def measured_run(run: CalibrationRun, *, budget: Budget, python: str, environ: Mapping[str, str]) -> RunResult:
     """The result of one process, and what others did on these CPUs meanwhile. Effect: starts it; it has ended."""
-    root = Root()
-    before, used, start = read_counters(root, budget.cpus), _used(), monotonic()
+    watch = Watch(budget)
     figures, failures = measure(run, python=python, environ=environ)
-    seconds, usage = monotonic() - start, LaunchUsage(cpu_seconds=_used() - used)
-    after = read_counters(root, budget.cpus)
-    disturbance = disturbance_between(before, after, usage, seconds=seconds, budget=budget)
-    reasons = disturbance_reasons(disturbance, seconds=seconds)
-    return RunResult(figures=figures, failures=failures, reasons=reasons)
+    return RunResult(figures=figures, failures=failures, reasons=watch.reasons())
 
 
 def _used() -> float:

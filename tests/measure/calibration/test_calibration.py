@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
+from cpulaunch.cli import collective_timings
 from cpulaunch.measure.calibration.cache import decode, encode, read_calibration, write_calibration
-from cpulaunch.measure.calibration.calibrate import RunResult, parse, undisturbed
+from cpulaunch.measure.calibration.calibrate import RunResult, Watch, parse, undisturbed
 from cpulaunch.measure.calibration.runs import calibration_runs
+from cpulaunch.plan.plugin.timings import CollectiveMeasurement, Timing
 from cpulaunch.plan.variables.measured import measured_allocator, measured_openmp
 from cpulaunch.records.host import (
     Budget,
@@ -82,11 +87,45 @@ def test_a_quota_limits_the_threads() -> None:
 def test_a_disturbed_process_is_repeated_and_no_other_one() -> None:
     quiet = RunResult(figures=(CalibrationFigure("allocation", "tcmalloc", 3.0),), failures=())
     wrong = RunResult(figures=(CalibrationFigure("allocation", "tcmalloc", 9.0),), failures=(), reasons=("others",))
-    run = calibration_runs(machine(), None)[0]
     for results, starts in (((quiet,), 1), ((wrong, quiet), 2), ((wrong, wrong, quiet), 3), ((wrong,) * 3, 3)):
         left = list(results)
-        found = undisturbed(run, lambda run, left=left: left.pop(0))  # type: ignore[misc]
+        found = undisturbed(lambda left=left: left.pop(0))  # type: ignore[misc]
         assert (found, len(results) - len(left)) == (results[-1], starts)
+
+
+def test_what_others_do_meanwhile_is_a_reason() -> None:
+    cpus = frozenset(os.sched_getaffinity(0))
+    budget = Budget(cpus=cpus, threads=len(cpus), limited_by="")
+    spin = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+    watch = Watch(budget)
+    with subprocess.Popen([sys.executable, "-c", spin]) as other:
+        time.sleep(0.9)
+        assert any("other processes used" in each for each in watch.reasons())
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_disturbed_times_of_collectives_are_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbed: bool
+) -> None:
+    times = CollectiveMeasurement(timings=(Timing(1 << 20, 2e-3, 1e-3),), fresh=True)
+    monkeypatch.setattr(collective_timings, "_measure", lambda request, plan, environ: times)
+    worker = SimpleNamespace(env=(), cpus=frozenset({0}))
+
+    def ask(measure: bool | Literal["again"]) -> CollectiveMeasurement | None:
+        return collective_timings.collective_measurement(
+            machine(),
+            None,  # type: ignore[arg-type]
+            SimpleNamespace(workers=(worker, worker)),  # type: ignore[arg-type]
+            environ={"XDG_CACHE_HOME": str(tmp_path)},
+            measure=measure,
+            notify=lambda text: None,
+            keep=lambda: not disturbed,
+        )
+
+    assert ask("again") == times
+    known = ask(False)
+    assert (known is None) is disturbed
+    assert known is None or known.timings == times.timings
 
 
 @pytest.mark.parametrize("disturbed", [False, True])
