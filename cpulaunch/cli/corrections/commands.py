@@ -28,7 +28,16 @@ OTHER_FORMS = {
     "hypertune": "tune",
     "optimize": "tune",
     "search": "tune",
+    "sweep": "tune",
+    "tuning": "tune",
+    "bench": "compare",
     "benchmark": "compare",
+    "measure": "compare",
+    "versus": "compare",
+    "profiler": "diagnose",
+    "trace": "diagnose",
+    "analyze": "diagnose",
+    "bottleneck": "diagnose",
     "launch": "run",
     "start": "run",
     "exec": "run",
@@ -36,6 +45,8 @@ OTHER_FORMS = {
 """Words that other tools use -> the command. Nothing runs for them: the message names the command."""
 SAME = {"profile": "profiles"}
 """Forms that run, because they can mean nothing else."""
+OF_PROFILES = ("list", "show", "validate")
+"""What `profiles` is followed by. With something else, such as a script, `profile` asks where time goes."""
 SHARED_OPTIONS = {"--json": 0, "--sysroot": 1}
 """Options that inspection commands have too, with the number of their values."""
 SIMILAR = 0.7
@@ -47,6 +58,8 @@ def restated(word: str, before: Sequence[str], after: Sequence[str], *, plans: b
     `before`, `after`: what was typed before and after the word. `plans`: nothing is to be started; `ranks`: torchrun
     was typed. Raises: UsageError if the command has no such options.
     """
+    if _asks_where_time_goes(word, after):
+        return None
     word = SAME.get(word, word)
     if word == "version":
         return ["--version"]
@@ -105,8 +118,15 @@ def suggestion(word: str, before: Sequence[str], after: Sequence[str]) -> str | 
     if not close:
         return None
     command = OTHER_FORMS.get(close[0], close[0])
+    command = "diagnose" if _asks_where_time_goes(close[0], after) else command
     options = () if command in (*INSPECTION, *ARGUMENTS_ONLY) else without_secrets(before)
     return f"did you mean {join(('cpulaunch', command, *options, *after))}?"
+
+
+def _asks_where_time_goes(word: str, after: Sequence[str]) -> bool:
+    """Whether `profile` is followed by a program, and so is no preset."""
+    followed = next((each for each in after if not each.startswith("-")), OF_PROFILES[0])
+    return word == "profile" and followed not in OF_PROFILES
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
