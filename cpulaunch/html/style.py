@@ -35,7 +35,7 @@ caption, figcaption { text-align: left; color: var(--muted); font-size: 14px; pa
 th, td { text-align: left; vertical-align: top; padding: 6px 16px 6px 0; border-bottom: 1px solid var(--line);
   overflow-wrap: anywhere; min-width: 5.5em } th { overflow-wrap: break-word } td:last-child { min-width: 160px }
 td:first-child { min-width: 170px } .number { text-align: right;
-  font-variant-numeric: tabular-nums; white-space: nowrap }
+  font-variant-numeric: tabular-nums; white-space: nowrap } th.number, td.number, td.number:first-child { min-width: 0 }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere }
 figure { margin: 8px 0 } .bars { list-style: none; margin: 0; padding: 0 }
 .bars li { display: grid; grid-template-columns: minmax(90px, 22%) 1fr minmax(110px, 24%); gap: 12px;
@@ -84,7 +84,8 @@ details { margin: 8px 0 } summary { cursor: pointer; padding: 6px 0; font-weight
   grid-template-columns: 7em minmax(0, 1fr); gap: 8px; min-width: 0; border: 0; padding: 2px 0; text-align: left;
   white-space: normal } td::before { content: attr(data-title); color: var(--muted) } td > * { min-width: 0 } }
 @media print { @page { size: A4; margin: 14mm } :root, :root[data-scheme] { color-scheme: light }
-  body { font-size: 11pt } td:first-child, td:last-child { min-width: 7em } button { display: none }
+  body { font-size: 11pt } button { display: none } table { font-size: 9pt } table code { font-size: 8pt }
+  th, td { min-width: 4em; padding: 3px 8px 3px 0 } td:first-child, td:last-child { min-width: 6em }
   .scroll { overflow: visible } .machine { max-width: 100%; height: auto } * { print-color-adjust: exact }
   tr, li, figure { break-inside: avoid }
   h2, h3, summary { break-after: avoid } }

@@ -128,7 +128,7 @@ def _trials(search: Json) -> Markup:
         for each in search["trials"]
     ]
     heads = ("Trial", "Options", "State", "Times the default", "Figures", "Disturbed by")
-    return folded("All trials", table("Every trial", heads, rows, numeric=(3,)))
+    return folded("All trials", table("Every trial", heads, rows, numeric=(0, 3)))
 
 
 def _failures(search: Json) -> Markup:
