@@ -211,12 +211,29 @@ def _value(outcome: _Outcome, choice: MetricChoice) -> tuple[float | None, str |
     name = choice.name if choice.pattern is None else metric_name(choice.pattern)
     value = outcome.metrics.get(name or WALL_TIME)
     if value is None:
-        how = "reported no metric" if choice.pattern is None else "printed nothing that --metric matches for"
-        return None, f"it {how} {name!r}"
+        return None, f"it {_without(choice)} {name!r}"
+    if (missing := _instances_without(outcome.report, name or "")) is not None:
+        return None, f"{missing} {_without(choice)} {name!r}"
     failure = None if name is None else overload_text(name, outcome.metrics)
     if value <= 0:
         failure = f"its {name!r} is {value:g}, and only positive figures have ratios"
     return (value, None) if failure is None else (None, failure)
+
+
+def _without(choice: MetricChoice) -> str:
+    return "reported no metric" if choice.pattern is None else "printed nothing that --metric matches for"
+
+
+def _instances_without(report: Mapping[str, Any] | None, name: str) -> str | None:
+    """Which instances of a launch have no metric of this name, in words; None if all do.
+
+    Of the ranks of a job one may report for all.
+    """
+    if report is None or report["plan"]["mode"] != "instances":
+        return None
+    values = report["metrics"].get(name, {}).get("values", ())
+    missing = sum(value is None for value in values)
+    return f"{missing} of {len(values)} instances" if missing else None
 
 
 def _failure(child: ChildResult, *, limit_seconds: float, oom_kills: int) -> str | None:

@@ -69,6 +69,8 @@ WRONG = {
     "--module=json.tool a.py": "--module takes no value",
     "-m=json.tool a.py": "-m takes no value",
     "--metric x --wall-time a.py": "exclude each other",
+    "--rate 5 --dist a.py": "--dist and --rate exclude each other",
+    "--rate 5 --wall-time a.py": "--rate and --wall-time exclude each other",
 }
 
 
@@ -384,6 +386,8 @@ REFUSED = {
     "--instances 99999": "99999",
     "--vary optimize=2,4": "allow it with --max-error 0.003, or more",
     "--vary instances=1,2": "--vary instances needs --throughput",
+    "--latency --vary threads --instances 2 --oversubscribe": "the options start 2",
+    "--rate 5 --vary threads --nproc-per-node 2 --oversubscribe": "the options start 2",
     "--fix threads --vary threads": "there is nothing to tune",
     "--threads 1 --vary threads": "there is nothing to tune",
 }
@@ -450,7 +454,9 @@ def test_a_signal_ends_it_and_the_best_is_kept(tmp_path, home, tune, number):
         data = json_output.read("tune", out)
         assert (process.returncode, errors, data["ended"]) == (130, b"", "interrupted")
         assert (data["winner"]["settings"]["threads"], data["winner"]["confirmed"]) == ("1", False)
-        assert "interrupted" in Path(data["winner"]["profile"]).read_text()
+        text = Path(data["winner"]["profile"]).read_text()
+        assert "interrupted" in text
+        assert "times as good" not in text, "nothing is claimed"
     after = read(tune(*words, "--trials", "1", code=LONG.replace("time.sleep(1000)", "pass")))
     assert [trial["number"] for trial in after["trials"]][:1] == [0]
 

@@ -74,6 +74,29 @@ def test_rates_of_several_workers_are_summed_and_not_their_times(sample):
     assert sample(code, side, choice=MetricChoice(name="items/s", lower_is_better=False)).value == 6
 
 
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (MetricChoice(name="latency p95 (ms)"), "1 of 2 instances reported no metric"),
+        (MetricChoice(pattern="took ([0-9]+)"), "1 of 2 instances printed nothing that --metric matches"),
+        (MetricChoice(), None),
+    ],
+)
+def test_an_instance_without_the_figure_leaves_no_figure(sample, tmp_path, choice, said):
+    code = f"""
+        import os, cpulaunch
+        try:
+            os.close(os.open({str(tmp_path / "first")!r}, os.O_CREAT | os.O_EXCL))
+            cpulaunch.metric("latency p95 (ms)", 1)
+            print("took 1")
+        except OSError:
+            pass  # A program that hides what went wrong in it.
+    """
+    found = sample(code, Side(label="two", options=("--instances", "2", "--oversubscribe")), choice=choice)
+    assert (found.failure is None) is (said is None)
+    assert said is None or said in found.failure
+
+
 def test_plain_python_has_nothing_of_cpulaunch_but_the_way_for_metrics(sample):
     code = """
         import os, cpulaunch

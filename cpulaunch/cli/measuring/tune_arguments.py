@@ -24,9 +24,11 @@ REPEATED = ("--vary", "--fix")
 EXCLUSIVE = (
     ("--dist", "--throughput"),
     ("--dist", "--latency"),
+    ("--dist", "--rate"),
     ("--latency", "--throughput"),
     ("--latency", "--wall-time"),
     ("--rate", "--throughput"),
+    ("--rate", "--wall-time"),
 )
 PROGRAM_KINDS = {"-m": "-m", "--module": "-m", "--no-python": "--no-python"}
 MOST_TRIALS, MOST_MINUTES = 10_000, 10_000

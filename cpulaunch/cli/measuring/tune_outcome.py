@@ -154,12 +154,14 @@ def _profile(result: TuneResult, kept: Configuration) -> str:
     if estimate is not None and estimate.low is not None and estimate.high is not None:
         reason = f"{ratio:.2f} times as good as the default, with the others of this profile"
         interval, samples = f"{estimate.low:.3f}-{estimate.high:.3f}", f"{estimate.rounds} rounds with the default"
+        summary = f"{ratio:.2f} times as good as the default"
     else:
         reason, interval, samples = "best so far in a search that was interrupted", "", UNCONFIRMED
+        summary = "best so far in a search that was interrupted, not confirmed"
     name = os.path.basename(shown_program(result.identity.program))
     return profile_text(
         kept,
-        summary=f"found by {TOOL} for {name}: {ratio:.2f} times as good as the default",
+        summary=f"found by {TOOL} for {name}: {summary}",
         reason=reason,
         provenance=_provenance(result) | {"speedup": f"{ratio:.3f}", "interval": interval, "samples": samples},
         date=datetime.now(UTC).date().isoformat(),

@@ -70,9 +70,10 @@ def tuned_program(line: TuneLine, services: Services, *, python: str) -> TunePro
     for name, reason in OWN_SETTINGS.items():
         if name in parsed.values:
             raise UsageError(f"tune takes no --{name}", hint=reason)
-    if line.goal.latency and "instances" in parsed.values:
-        raise UsageError("--latency is that of one server", value="--instances", hint="leave --instances out")
-    host, _ = services.host_and_plan(parsed)
+    host, plan = services.host_and_plan(parsed)
+    if line.goal.latency and len(plan.workers) > 1:
+        what = f"the options start {len(plan.workers)}"
+        raise UsageError("--latency and --rate are for one server", value=what, hint="leave out what starts several")
     chosen = parsed.python.path if parsed.python is not None else python
     return TuneProgram(line=line, parsed=parsed, options=options, host=host, python=chosen)
 

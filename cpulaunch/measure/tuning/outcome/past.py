@@ -102,7 +102,12 @@ def past_configurations(
 
 
 def _is_same_program(study: PastStudy, identity: StudyIdentity) -> bool:
-    return study.program[:1] == identity.program[:1] and study.place == identity.folder
+    return _without_arguments(study.program) == _without_arguments(identity.program) and study.place == identity.folder
+
+
+def _without_arguments(program: Sequence[str]) -> tuple[str, ...]:
+    """The script, or `-m` and the module, or `--no-python` and the command."""
+    return tuple(program[: 2 if program[:1] and program[0].startswith("-") else 1])
 
 
 def changes_since(studies: Sequence[PastStudy], identity: StudyIdentity) -> Iterator[str]:
