@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Literal, TypeAlias
 
+    from cpulaunch.measure.statistics import Verdict
+
     Ending = Literal["precise", "rounds", "budget", "interrupted", "failed"]
     Take: TypeAlias = Callable[[Side, MetricChoice | None, float], Sample]
     """(side, figure; None: all that the program reports; time limit in seconds) -> its sample."""
@@ -75,6 +77,12 @@ class ComparisonResult:
     def values(self, side: int) -> tuple[float, ...]:
         """The figures of a side, in the order of rounds."""
         return tuple(each.samples[side].value or 0.0 for each in self.rounds)
+
+    def verdict(self, number: int) -> Verdict | Literal["failed"]:
+        """What the interval says of a side; of one that fails again and again, or against one that does, nothing."""
+        if self.ended == "failed" and self.failures and self.failures[-1].side in (0, number):
+            return "failed"
+        return self.estimates[number - 1].verdict
 
 
 class Comparer:

@@ -86,7 +86,7 @@ def _estimate(comparison: ComparisonResult, number: int) -> dict[str, Any]:
         "low": None if found.low is None else _rounded(found.low),
         "high": None if found.high is None else _rounded(found.high),
         "rounds": found.rounds,
-        "verdict": found.verdict,
+        "verdict": comparison.verdict(number),
         "text": verdict_text(comparison, number),
     }
 

@@ -61,14 +61,28 @@ def verdict_text(comparison: ComparisonResult, number: int) -> str:
     better, worse = ("faster", "slower") if quality == "fast" else ("better", "worse")
     rounds = count_text(found.rounds, "round")
     times = f"{ratio_text(found)} times as {quality}"
+    verdict = comparison.verdict(number)
+    if verdict == "failed":
+        launches = f"{_failed_label(comparison)} failed in {_failed_count(comparison)} launches"
+        return f"no verdict: {launches}; {other} was {times} as {first} in the median of {rounds}"
     if found.low is None or found.high is None:
         least = fewest_rounds(len(comparison.sides))
         return f"no verdict: {other} was {times} as {first} in the median of {rounds}; a verdict needs {least}"
     between = f"between {ratio_text(found, found.low)} and {ratio_text(found, found.high)}; {rounds}"
-    if found.verdict == "no difference":
+    if verdict == "no difference":
         return f"no difference that this machine can show: {other} is {times} as {first}, {between}"
-    word = better if found.verdict == "better" else worse
+    word = better if verdict == "better" else worse
     return f"{other} is {word} than {first}: {times}, {between}"
+
+
+def _failed_label(comparison: ComparisonResult) -> str:
+    """The side whose failure ended the comparison."""
+    return escaped(comparison.sides[comparison.failures[-1].side].label)
+
+
+def _failed_count(comparison: ComparisonResult) -> int:
+    """How many launches of that side failed."""
+    return sum(each.side == comparison.failures[-1].side for each in comparison.failures)
 
 
 def ratio_text(found: Estimate, value: float | None = None) -> str:

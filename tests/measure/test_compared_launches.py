@@ -85,6 +85,20 @@ def test_one_later_failure_costs_its_round_and_a_second_one_ends_it():
     assert (twice.ended, len(twice.rounds), len(twice.failures)) == ("failed", 3, 2)
 
 
+@pytest.mark.parametrize(("failing", "said"), [("B", {"B"}), ("A", {"B", "C"})])
+def test_what_fails_again_and_again_is_not_better_however_fast_the_rest_was(failing, said):
+    results = {"A": steady(1), "B": steady(2), "C": steady(3)}
+    right = results[failing]
+    results[failing] = lambda n: "killed" if n in (12, 14) else right(n)
+    found = Machine(results).compare(A, B, C, until=0)
+    data = comparison_json(found, ComparisonLimits(), program=("a.py",), version="1", host="h")
+    checked("compare", data)
+    assert (found.ended, len(found.rounds)) == ("failed", 12)
+    for each, label in zip(data["comparisons"], "BC", strict=True):
+        assert (each["verdict"], each["text"].split()[0]) == (("failed", "no") if label in said else ("better", label))
+    assert f"no verdict: {failing} failed in 2 launches; B was 2.00 times as fast as A" in text_of(found, width=200)
+
+
 def test_after_an_interrupt_there_is_what_was_found():
     def value(number):
         if number == 11:

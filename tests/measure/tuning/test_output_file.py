@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cpulaunch.measure.tuning.outputs.numerics import wrong_outputs
-from cpulaunch.measure.tuning.outputs.output_file import file_parts
+from cpulaunch.measure.tuning.outputs.output_file import MAX_TEXT_BYTES, OutputFile, file_parts
 
 ROWS = "".join(f"{1700000000 + row},{row % 7},{row / 10:.3f}\n" for row in range(100))
 OTHER_LABELS = "".join(f"{1700000000 + row},{(row + 1) % 7},{row / 10:.3f}\n" for row in range(100))
@@ -70,6 +70,18 @@ def test_a_wrong_number_is_named_by_its_key():
 def test_other_files_are_compared_by_their_bytes():
     assert wrong_outputs({"a": file_parts(b"\0\1")}, {"a": file_parts(b"\0\2")}, max_error=1.0) is not None
     assert wrong_outputs({"a": file_parts(b"\0\1")}, {"a": file_parts(b"\0\1")}, max_error=None) is None
+
+
+def test_a_large_file_is_compared_to_its_last_byte(tmp_path):
+    path = tmp_path / "out.bin"
+    file, found = OutputFile(str(path)), []
+    for last in (b"a", b"b", b"a"):
+        file.mark()
+        path.write_bytes(b"1" * MAX_TEXT_BYTES + last)
+        found.append(file.outputs())
+    assert found[0][str(path)][0]["shape"] == [MAX_TEXT_BYTES + 1]
+    assert wrong_outputs(found[0], found[1], max_error=1.0) is not None
+    assert wrong_outputs(found[0], found[2], max_error=None) is None
 
 
 def parts(text):

@@ -6,7 +6,7 @@ import os
 from hashlib import sha256
 
 from cpulaunch.measure.tuning.outputs.printed_numbers import NUMBER, printed_numbers
-from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.reading import open_regular, read_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cpulaunch.measure.tuning.outputs.printed_numbers import PrintedNumber
 
 MAX_TEXT_BYTES = 1 << 24
-"""A larger file is compared byte for byte."""
-MAX_BYTES = 1 << 33
+"""A file of so many bytes or more is compared byte for byte."""
+PIECE = 1 << 20
 PRINTED_TYPE = "float32"
 """Printed numbers are taken as results of fp32: what rounding makes of them is allowed."""
 
@@ -39,10 +39,9 @@ class OutputFile:
         if now is None or now == self._before:
             return None
         try:
-            data = read_start(os.path.realpath(self.path), max_bytes=MAX_BYTES)
+            return {self.path: _parts_of_file(os.path.realpath(self.path))}
         except OSError:
             return None
-        return {self.path: file_parts(data)}
 
     def _state(self) -> tuple[int, ...] | None:
         try:
@@ -52,12 +51,28 @@ class OutputFile:
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
+def _parts_of_file(path: str) -> list[dict[str, Any]]:
+    """The parts of a file, of which a large one is read piece by piece. Raises: OSError."""
+    fd = open_regular(path)
+    try:
+        data = read_from(fd, MAX_TEXT_BYTES)
+        if len(data) < MAX_TEXT_BYTES:
+            return file_parts(data)
+        digest, size = sha256(data), len(data)
+        while piece := read_from(fd, PIECE):
+            digest.update(piece)
+            size += len(piece)
+    finally:
+        os.close(fd)
+    return [{"place": "", "type": "bytes", "shape": [size], "digest": digest.hexdigest()}]
+
+
 def file_parts(data: bytes) -> list[dict[str, Any]]:
     """The parts of a file: of text its numbers in groups, and the words around them; of others the digest of all bytes.
 
     A group is a key of JSON, a column of CSV, or a place in lines that are equal but for their numbers.
     """
-    if len(data) > MAX_TEXT_BYTES or not _is_text(data):
+    if not _is_text(data):
         return [{"place": "", "type": "bytes", "shape": [len(data)], "digest": _digest(data)}]
     words = NUMBER.sub("#", data.decode()).encode()
     groups: dict[str, list[PrintedNumber]] = {}
