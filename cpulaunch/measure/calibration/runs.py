@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.variables.allocator import JEMALLOC
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,22 +12,32 @@ if TYPE_CHECKING:
 
 ALL_NODES = "all NUMA nodes"
 DEFAULT_ALLOCATOR, DEFAULT_RUNTIME = "default", "gnu"
+LEAST_READ = 1 << 28
+READ_TIMES_CACHES = 4
+"""The memory that is read is so many times as large as the last caches, which would serve a part of it otherwise."""
+MOST_READ_SHARE = 1 / 4
+"""Of all memory."""
 
 
 @record
 class CalibrationRun:
-    """One process: the parts it measures with the subjects of their figures, its libraries, CPUs and memory."""
+    """One process: the parts it measures with the subjects of their figures, its libraries, CPUs and memory.
+
+    `read_bytes`: how much memory it reads if that is a part.
+    """
 
     parts: tuple[tuple[str, str], ...]
     preloads: tuple[str, ...] = ()
     cpus: str = ""
     numa_node: str = ""
     threads: int = 1
+    read_bytes: int = LEAST_READ
 
     @property
-    def words(self) -> tuple[str, str, str]:
+    def words(self) -> tuple[str, str, str, str]:
         """The arguments of cpulaunch.worker.calibration.main."""
-        return ",".join(f"{part}={subject}" for part, subject in self.parts), self.cpus, self.numa_node
+        parts = ",".join(f"{part}={subject}" for part, subject in self.parts)
+        return parts, self.cpus, self.numa_node, str(self.read_bytes)
 
     @property
     def variables(self) -> tuple[tuple[str, str | None], ...]:
@@ -50,7 +60,9 @@ def calibration_runs(host: Host, dispatch: str | None) -> tuple[CalibrationRun, 
     """The runs for a machine and its trusted libraries. `dispatch`: the MKL dispatch library, where it applies."""
     cpus = _one_per_core(host, host.limits.budget.cpus)
     threads = max(1, min(len(cpus), host.limits.budget.threads))
-    whole = CalibrationRun(parts=(), cpus=format_cpulist(cpus), threads=threads)
+    whole = CalibrationRun(
+        parts=(), cpus=format_cpulist(cpus), threads=threads, read_bytes=read_bytes(host, cpus)
+    )
     libraries = [each for each in host.libraries if not each.untrusted]
     allocators = _first_of_each([each for each in libraries if each.kind == "allocator"])
     runtimes = _first_of_each([each for each in libraries if each.kind == "openmp"])
@@ -67,7 +79,17 @@ def calibration_runs(host: Host, dispatch: str | None) -> tuple[CalibrationRun, 
 
 
 def _with(whole: CalibrationRun, parts: tuple[tuple[str, str], ...], *preloads: str) -> CalibrationRun:
-    return CalibrationRun(parts=parts, preloads=preloads, cpus=whole.cpus, threads=whole.threads)
+    return replace(whole, parts=parts, preloads=preloads)
+
+
+def read_bytes(host: Host, cpus: frozenset[int]) -> int:
+    """How much memory is read by these CPUs so that their caches do not hold it."""
+    data = [each for each in host.caches if each.type != "Instruction" and each.cpus & cpus]
+    last = max((each.level for each in data), default=0)
+    cached = sum(each.bytes or 0 for each in data if each.level == last)
+    known = (host.limits.memory_bytes, sum(node.memory_bytes or 0 for node in host.numa_nodes) or None)
+    most = min((each for each in known if each is not None), default=0) * MOST_READ_SHARE
+    return max(LEAST_READ, min(READ_TIMES_CACHES * cached, int(most)))
 
 
 def _own_runtime(host: Host) -> str:
@@ -85,7 +107,12 @@ def _node_runs(host: Host, threads: int) -> list[CalibrationRun]:
         if cpus and node.memory_bytes != 0:
             part = (("read", f"NUMA node {node.id}"),)
             count = min(len(cpus), threads)
-            runs.append(CalibrationRun(parts=part, cpus=format_cpulist(cpus), numa_node=str(node.id), threads=count))
+            size = min(read_bytes(host, cpus), max(LEAST_READ, int(MOST_READ_SHARE * (node.memory_bytes or 0))))
+            runs.append(
+                CalibrationRun(
+                    parts=part, cpus=format_cpulist(cpus), numa_node=str(node.id), threads=count, read_bytes=size
+                )
+            )
     return runs
 
 

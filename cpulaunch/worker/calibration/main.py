@@ -1,8 +1,8 @@
-"""A program that measures parts of a calibration: `python -m cpulaunch.worker.calibration.main PARTS CPUS NODE`.
+"""A program that measures parts of a calibration: `python -m cpulaunch.worker.calibration.main PARTS CPUS NODE BYTES`.
 
-PARTS are names of PARTS with the subjects of their figures, "fp32=fp32,allocation=tcmalloc". CPUS: where its threads
-run, "0-3", empty for all; NODE: the NUMA node of its memory, empty for any. The last line of stdout is the result:
-{"figures": [[part's kind, subject, value], …], "failures": ["why", …]}.
+PARTS are names of parts with the subjects of their figures, "fp32=fp32,allocation=tcmalloc". CPUS: where its threads
+run, "0-3", empty for all; NODE: the NUMA node of its memory, empty for any; BYTES: how much memory it reads. The last
+line of stdout is the result: {"figures": [[part's kind, subject, value], …], "failures": ["why", …]}.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cpulaunch.system.mempolicy import MPOL_BIND, Policy, set_policy
 
 def main(arguments: list[str]) -> int:
     """The exit code. Effect: binds this process, measures, and writes the result to stdout."""
-    parts, cpus, node = arguments
+    wanted, cpus, node, read_bytes = arguments
     failures = []
     if cpus:
         os.sched_setaffinity(0, parse_cpulist(cpus))
@@ -26,12 +26,12 @@ def main(arguments: list[str]) -> int:
             set_policy(Policy(mode=MPOL_BIND, numa_nodes=frozenset({int(node)})))
         except OSError as error:
             failures.append(f"memory is not bound to NUMA node {node}: {error.strerror}")
-    from cpulaunch.worker.calibration.parts import PARTS
+    from cpulaunch.worker.calibration.parts import parts
 
-    figures = []
-    for part in parts.split(","):
+    known, figures = parts(read_bytes=int(read_bytes)), []
+    for part in wanted.split(","):
         name, _, subject = part.partition("=")
-        kind, measure = PARTS[name]
+        kind, measure = known[name]
         try:
             figures.append([kind, subject, measure()])
         except (RuntimeError, NotImplementedError, AttributeError, MemoryError) as error:

@@ -18,7 +18,6 @@ SIZES = (256, 1536)
 """Rows and columns of the matrices. Three large ones in fp32 exceed an L2 cache, and a product takes milliseconds; on a
 processor without instructions for a type it takes seconds, and is as slow in small ones.
 """
-READ_BYTES = 1 << 28
 SMALL = 1 << 16
 """Elements of an operation that torch divides among its threads, and whose work takes microseconds."""
 BLOCKS = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 3 << 20)
@@ -66,10 +65,10 @@ def int8_products() -> float:
     return _products(lambda size: torch.randint(-127, 128, (size, size), dtype=torch.int8), torch._int_mm)
 
 
-def read_bandwidth() -> float:
-    """GB/s at which the threads read memory that no cache holds, in a sum."""
-    data = torch.ones(READ_BYTES // 4)
-    return 1e-9 * READ_BYTES / min(_times(lambda: data.sum()))
+def read_bandwidth(size_bytes: int) -> float:
+    """GB/s at which the threads read so much memory, which is more than caches hold, in a sum."""
+    data = torch.ones(size_bytes // 4)
+    return 1e-9 * size_bytes / min(_times(lambda: data.sum()))
 
 
 def allocation() -> float:
@@ -88,12 +87,13 @@ def parallel_operation() -> float:
     return 1e6 * median(_times(lambda: torch.add(data, data, out=result), batch=100))
 
 
-PARTS: dict[str, tuple[str, Callable[[], float]]] = {
-    "fp32": ("products", fp32_products),
-    "bf16": ("products", bf16_products),
-    "int8": ("products", int8_products),
-    "read": ("read bandwidth", read_bandwidth),
-    "allocation": ("allocation", allocation),
-    "parallel": ("parallel operation", parallel_operation),
-}
-"""By name: the kind of the figure, and the function that measures it."""
+def parts(*, read_bytes: int) -> dict[str, tuple[str, Callable[[], float]]]:
+    """By name: the kind of the figure, and the function that measures it."""
+    return {
+        "fp32": ("products", fp32_products),
+        "bf16": ("products", bf16_products),
+        "int8": ("products", int8_products),
+        "read": ("read bandwidth", partial(read_bandwidth, read_bytes)),
+        "allocation": ("allocation", allocation),
+        "parallel": ("parallel operation", parallel_operation),
+    }

@@ -16,11 +16,12 @@ import pytest
 from cpulaunch.cli import collective_timings
 from cpulaunch.measure.calibration.cache import decode, encode, read_calibration, write_calibration
 from cpulaunch.measure.calibration.calibrate import RunResult, Watch, parse, undisturbed
-from cpulaunch.measure.calibration.runs import calibration_runs
+from cpulaunch.measure.calibration.runs import calibration_runs, read_bytes
 from cpulaunch.plan.plugin.timings import CollectiveMeasurement, Timing
 from cpulaunch.plan.variables.measured import measured_allocator, measured_openmp
 from cpulaunch.records.host import (
     Budget,
+    Cache,
     Calibration,
     CalibrationFigure,
     CpuInfo,
@@ -31,6 +32,7 @@ from cpulaunch.records.host import (
     NumaNode,
     Torch,
 )
+from cpulaunch.records.record import replace
 from tests import json_output
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
@@ -68,7 +70,7 @@ def figures(kind: str, **values: float) -> Calibration:
 
 def test_each_trusted_library_and_each_numa_node_has_a_run_of_its_own() -> None:
     runs = calibration_runs(machine(), "/lib/dispatch.so")
-    assert [(run.words[0], run.preloads, run.words[1:], run.threads) for run in runs[1:]] == [
+    assert [(run.words[0], run.preloads, run.words[1:3], run.threads) for run in runs[1:]] == [
         ("fp32=fp32 with MKL dispatch", ("/lib/dispatch.so",), ("0-3", ""), 4),
         ("parallel=intel", ("/lib/libiomp5.so",), ("0-3", ""), 4),
         ("allocation=tcmalloc", ("/lib/tcmalloc.so",), ("0-3", ""), 4),
@@ -76,6 +78,35 @@ def test_each_trusted_library_and_each_numa_node_has_a_run_of_its_own() -> None:
         ("read=NUMA node 1", (), ("1,3", "1"), 2),
     ]
     assert runs[0].preloads == ()
+
+
+@pytest.mark.parametrize(
+    ("caches", "memory", "expected"),
+    [
+        ((), None, 256 << 20),
+        ((Cache(level=3, type="Unified", cpus=frozenset(range(8)), bytes=32 << 20),), None, 256 << 20),
+        (
+            tuple(Cache(level=3, type="Unified", cpus=frozenset({each}), bytes=96 << 20) for each in range(8)),
+            None,
+            4 * 4 * 96 << 20,
+        ),
+        (
+            tuple(Cache(level=3, type="Unified", cpus=frozenset({each}), bytes=96 << 20) for each in range(8)),
+            2 << 30,
+            512 << 20,
+        ),
+        ((Cache(level=2, type="Instruction", cpus=frozenset(range(8)), bytes=1 << 30),), None, 256 << 20),
+    ],
+    ids=["unknown", "small", "large", "little memory", "of instructions"],
+)
+def test_more_memory_is_read_than_the_last_caches_hold(
+    caches: tuple[Cache, ...], memory: int | None, expected: int
+) -> None:
+    host = machine(nodes=1)
+    nodes = tuple(replace(each, memory_bytes=64 << 30) for each in host.numa_nodes)
+    host = replace(host, caches=caches, numa_nodes=nodes, limits=replace(host.limits, memory_bytes=memory))
+    assert read_bytes(host, frozenset(range(4))) == expected
+    assert calibration_runs(host, None)[0].words[-1] == str(expected)
 
 
 def test_a_quota_limits_the_threads() -> None:
