@@ -8,6 +8,7 @@ from __future__ import annotations
 from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.records.host import size_text
 from cpulaunch.records.record import record
+from cpulaunch.records.torch_settings import OFFERED_LOAD
 from cpulaunch.system.process_snapshot import openmp_kind
 
 TYPE_CHECKING = False
@@ -184,6 +185,14 @@ def growing_memory(seen: ObservedWorker) -> str | None:
     return f"its memory kept growing, from {size_text(later[0])} to {size_text(later[-1])}"
 
 
+def overloaded(seen: ObservedWorker) -> str | None:
+    """Requests that arrive faster than they are served: their queue grew to the end of the run."""
+    load = seen.observation.report.metrics.get(OFFERED_LOAD, 0.0)
+    if load < 1:
+        return None
+    return f"its requests need {load:.2f} times the time in which they arrive: latencies depend on how long the run is"
+
+
 RULES: Mapping[str, Rule] = {
     "two-openmp-runtimes": two_openmp_runtimes,
     "one-cpu-loaders": one_cpu_loaders,
@@ -191,6 +200,7 @@ RULES: Mapping[str, Rule] = {
     "low-precision-fallback": low_precision_fallback,
     "graph-breaks": graph_breaks,
     "growing-memory": growing_memory,
+    "overloaded": overloaded,
 }
 FIXES: Mapping[str, str] = {
     "two-openmp-runtimes": "--openmp intel or llvm preloads a single one",
@@ -199,6 +209,7 @@ FIXES: Mapping[str, str] = {
     "low-precision-fallback": "leave out --precision on this machine",
     "graph-breaks": "TORCH_LOGS=graph_breaks shows where",
     "growing-memory": "keep no tensors of past steps: loss.item() or detach()",
+    "overloaded": "a lower rate has latencies of its own",
     "throttled": "--threads of the quota, or a larger quota",
 }
 

@@ -10,7 +10,7 @@ from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.records.errors import escaped, quoted
 from cpulaunch.records.host import count_text
 from cpulaunch.records.settings import PLUGIN_SETTINGS, setting_specs
-from cpulaunch.records.torch_settings import OFFERED_LOAD, VARIABLE, decode
+from cpulaunch.records.torch_settings import VARIABLE, decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,19 +157,10 @@ def _openmp_lines(result: LaunchResult) -> tuple[str, ...]:
 
 
 def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
-    """A line for each metric of the run, and warnings: if --metric found none in some worker's output, for example."""
-    metrics = {worker.index: _metrics(plan, worker) for worker in result.workers}
-    lines = [metric_line(name, total, values) for name, (total, values) in totals(metrics.values()).items()]
-    return (*lines, *_overload_lines(metrics), *_skipped_lines(result), *_missing_metric(plan, result))
-
-
-def _overload_lines(metrics: Mapping[int, Mapping[str, float]]) -> tuple[str, ...]:
-    """A warning if requests reached workers faster than these served them. `metrics`: by worker."""
-    loads = {index: each[OFFERED_LOAD] for index, each in metrics.items() if each.get(OFFERED_LOAD, 0.0) >= 1}
-    if not loads:
-        return ()
-    need = f"the requests of {_workers_text(frozenset(loads))} need {max(loads.values()):.2f} times the time"
-    return (f"warning: {need} in which they arrive: their latencies depend on how long the run is",)
+    """A line for each metric of the run, and a warning if --metric found none in some worker's output."""
+    metrics = totals(_metrics(plan, worker) for worker in result.workers)
+    lines = [metric_line(name, total, values) for name, (total, values) in metrics.items()]
+    return (*lines, *_skipped_lines(result), *_missing_metric(plan, result))
 
 
 def _skipped_lines(result: LaunchResult) -> tuple[str, ...]:

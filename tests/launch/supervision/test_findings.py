@@ -21,7 +21,9 @@ def snapshot(pid, cpus, **changes):
     return {**MAIN, "pid": pid, "threads": [{"cpus": cpus, "count": 2}], **changes}
 
 
-def found(*, main=None, samples=None, conditions=None, memory=(), env=(), quota=None, preload="", **plan):
+def found(
+    *, main=None, samples=None, conditions=None, memory=(), env=(), quota=None, preload="", load=0.5, **plan
+):
     worker = WorkerPlan(
         **{
             "index": 0,
@@ -35,7 +37,10 @@ def found(*, main=None, samples=None, conditions=None, memory=(), env=(), quota=
         | plan
     )
     report = WorkerReport(
-        main_pid=10, live={10: MAIN | (main or {})}, conditions={} if conditions is None else {10: conditions}
+        main_pid=10,
+        live={10: MAIN | (main or {})},
+        conditions={} if conditions is None else {10: conditions},
+        metrics={"offered load": load},
     )
     observation = Observation(wall_seconds=100, report=report, samples=samples or {}, memory={10: tuple(memory)})
     ended = WorkerResult(index=0, pid=10, exit_code=0, signal=None, observation=observation)
@@ -64,6 +69,7 @@ CASES = {
         "4 times, most often: call to print",
     ),
     "growing-memory": ({"memory": [100 * MIB + 50 * MIB * number for number in range(10)]}, "from 350 MiB to 550 MiB"),
+    "overloaded": ({"load": 1.5}, "its requests need 1.50 times the time in which they arrive"),
     "throttled": ({"quota": Throttling(periods=100, throttled=40)}, "40% of its periods"),
 }
 

@@ -241,13 +241,6 @@ def test_a_requested_metric_that_no_output_holds_is_mentioned(lines, exit_code, 
     assert metric_lines(plan(metric="x (.*)"), result(one, exit_code=exit_code)) == said
 
 
-def test_requests_that_come_faster_than_they_are_served_are_mentioned():
-    workers = [worker(each, observation=with_metrics(**{"offered load": load})) for each, load in enumerate((1.5, 0.5))]
-    *_, line = metric_lines(plan(workers=2), result(*workers))
-    assert line.startswith("warning: the requests of worker 0 need 1.50 times the time in which they arrive: ")
-    assert metric_lines(plan(workers=2), result(workers[1])) == ("offered load: 0.5",)
-
-
 def test_lines_that_the_pattern_took_too_long_for_are_mentioned():
     skipping, giving_up = read("x (.*)", b"x 1"), read("x (.*)", b"x " + b"n" * 500)
     skipping.skipped, giving_up.skipped = 1, 2
