@@ -180,6 +180,30 @@ def test_a_profile_at_a_path(tune, tmp_path):
     assert data["winner"]["command"] == ["cpulaunch", "--profile", "here.toml", "program.py"]
 
 
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        ("./program.py", "program.py"),
+        ("mine.toml", "mine.toml"),
+        ("mine", "home/.config/cpulaunch/profiles/mine.toml"),
+    ],
+)
+def test_a_file_that_no_search_has_written_is_not_replaced(tune, tmp_path, words, file):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = 'kind = "intent"\nsummary = "mine"\n' if file.endswith(".toml") else "open('launched', 'w')"
+    path.write_text(text)
+    ran = tune("--vary", "threads=1,2", "--save", words, code="open('launched', 'w')")
+    assert (ran.returncode, "--save names a file that no search has written" in ran.stderr) == (2, True)
+    assert (path.read_text(), (tmp_path / "launched").exists()) == (text, False)
+
+
+def test_what_a_search_has_saved_is_replaced_by_the_next_one(tune):
+    for _ in range(2):
+        data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "here.toml"))
+        assert data["winner"]["command"][:3] == ["cpulaunch", "--profile", "here.toml"]
+
+
 def test_instances_are_no_part_of_a_profile(tune):
     words = ("--throughput", "--vary", "instances=2", "--oversubscribe", "--trials", "1")
     data = read(tune("--json", *words, code="import cpulaunch; cpulaunch.metric('items/s', 5)"))

@@ -14,7 +14,7 @@ from cpulaunch.cli.measuring.outputs import check_outputs
 from cpulaunch.cli.measuring.own_options import shown_words
 from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.cli.measuring.tune_arguments import parse_tune
-from cpulaunch.cli.measuring.tune_outcome import LastWorkers, finished_result, write_tune_outputs
+from cpulaunch.cli.measuring.tune_outcome import LastWorkers, check_save, finished_result, write_tune_outputs
 from cpulaunch.cli.measuring.tune_search import Planner, studies_folder, study_identity, tuned_program
 from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
@@ -61,6 +61,7 @@ def tune(arguments: Sequence[str], services: Services) -> int:
     if importlib.util.find_spec(EXTRA) is None:
         raise CpulaunchError("tune needs optuna, which is not installed", hint="pip install 'cpulaunch[tune]'")
     check_outputs(line.files)
+    check_save(line.save, services.environ)
     program = tuned_program(line, services, python=sys.executable)
     planner = Planner(program, services)
     identity = study_identity(program, planner)

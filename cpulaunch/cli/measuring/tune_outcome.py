@@ -24,7 +24,7 @@ from cpulaunch.measure.tuning.outcome.tuned_profile import (
 from cpulaunch.measure.tuning.space import options_of
 from cpulaunch.profile.file import read_profile
 from cpulaunch.profile.selection import user_profile_dir
-from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.writing import write_output
@@ -99,12 +99,9 @@ def _command(program: TuneProgram, *words: str) -> tuple[str, ...]:
 
 def _place(program: TuneProgram, services: Services, *, confirmed: bool) -> tuple[str, str]:
     """What --profile is to be given, and the path of the file."""
-    wanted = program.line.save
     folder = user_profile_dir(services.environ)
-    if wanted is not None and ("/" in wanted or wanted.endswith(".toml") or folder is None):
-        return wanted, os.path.abspath(wanted)
-    if wanted is not None and folder is not None:
-        return wanted, os.path.join(folder, f"{wanted}.toml")
+    if program.line.save is not None:
+        return program.line.save, _saved_path(program.line.save, folder)
     target = program.line.program[-1] if program.parsed.program is None else program.parsed.program.target
     name = profile_name(target)
     if folder is None:
@@ -113,6 +110,22 @@ def _place(program: TuneProgram, services: Services, *, confirmed: bool) -> tupl
     while not _may_write(shown := name if number == 1 else f"{name}-{number}", program, folder, confirmed=confirmed):
         number += 1
     return shown, os.path.join(folder, f"{shown}.toml")
+
+
+def _saved_path(wanted: str, folder: str | None) -> str:
+    """The path of the file that --save names. `folder`: that of the user's profiles; None: there is none."""
+    if "/" in wanted or wanted.endswith(".toml") or folder is None:
+        return os.path.abspath(wanted)
+    return os.path.join(folder, f"{wanted}.toml")
+
+
+def check_save(wanted: str | None, environ: Mapping[str, str]) -> None:
+    """Raises: UsageError if --save names a file with something else than what a search has written."""
+    if wanted is None:
+        return
+    path = _saved_path(wanted, user_profile_dir(environ))
+    if os.path.isfile(path) and (_provenance_in(path) or {}).get("tool") != TOOL:
+        raise UsageError("--save names a file that no search has written", value=path, hint="name another one")
 
 
 def _may_write(name: str, program: TuneProgram, folder: str, *, confirmed: bool) -> bool:
