@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FINALISTS = 3
 HOPELESS = 0.98
 """A trial that was slower than this against the default is not measured again."""
+REFUTING = 3
 NEAR = 0.99
 """Finalists of at least this part of the best one's speed count as equally fast."""
 
@@ -55,8 +56,9 @@ class Finalist:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether it failed in the final round, or was no faster in the rounds so far."""
-        return self.failure is not None or (self.estimate is not None and self.estimate.ratio <= 1)
+        """Whether it failed in the final round, or was no faster in as many rounds as a trial has launches."""
+        found = self.estimate
+        return self.failure is not None or (found is not None and found.ratio <= 1 and found.rounds >= REFUTING)
 
 
 @record

@@ -54,6 +54,8 @@ def test_what_the_final_round_has_refuted_is_not_kept_after_an_interrupt(finalis
     assert interrupted(FAST, SAME, NEXT).kept == {"threads": 1}
     result = interrupted(FAST, SAME, NEXT, final=(finalist,))
     assert (result.kept, kept_ratio(result)) == ({"threads": 2}, 1.2)
+    one_round = Finalist(configuration={"threads": 1}, estimate=Estimate(ratio=0.99, low=None, high=None, rounds=1))
+    assert interrupted(FAST, SAME, NEXT, final=(one_round,)).kept == {"threads": 1}
     nothing = interrupted(FAST, SAME, final=(finalist,))
     assert (nothing.kept, verdict(nothing)) == (None, "interrupted before anything was found")
 
