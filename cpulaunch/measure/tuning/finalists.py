@@ -31,6 +31,7 @@ FINALISTS = 3
 HOPELESS = 0.98
 """A trial that was slower than this against the default is not measured again."""
 REFUTING = 3
+"""Rounds of the final round in which a finalist that was no faster is refuted: as many as a trial has launches."""
 NEAR = 0.99
 """Finalists of at least this part of the best one's speed count as equally fast."""
 
