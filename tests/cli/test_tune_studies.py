@@ -12,6 +12,7 @@ from cpulaunch.cli.measuring.tune_arguments import parse_tune
 from cpulaunch.cli.measuring.tune_search import Planner, study_identity, tuned_program
 from cpulaunch.cli.run import check_launch, read_command_line
 from cpulaunch.measure.program_source import imported_sources, module_file, source_file
+from cpulaunch.records.torch_settings import RATE_VARIABLE
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_options_that_make_other_figures_have_one_of_their_own(key, words):
     assert key(*VARY, *words, "a.py") != key(*VARY, "a.py")
 
 
-@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "OMP_DYNAMIC", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED"])
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "OMP_DYNAMIC", "PYTHONHASHSEED", "HF_HOME", RATE_VARIABLE])
 def test_so_have_variables_of_the_caller_that_tune_a_program(key, name):
     assert key(*VARY, "a.py", **{name: "1"}) != key(*VARY, "a.py")
 

@@ -17,6 +17,7 @@ from cpulaunch.profile.provenance import machine_facts, version_facts
 from cpulaunch.profile.selection import user_folder
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import record
+from cpulaunch.records.torch_settings import RATE_VARIABLE
 from cpulaunch.view.hidden_values import PUBLIC
 from cpulaunch.view.plan_view import plan_json
 
@@ -39,6 +40,8 @@ OWN_SETTINGS = {"report": "tune writes reports of its own", "html": "tune writes
 DEFAULT_RANKS = "numa"
 """Ranks per host of --dist, if the options do not say."""
 STUDIES = "tune"
+LIBRARIES = (RATE_VARIABLE, "TORCH_", "HF_", "TRANSFORMERS_", "TOKENIZERS_")
+"""Beginnings of names of variables that change what is measured, besides those that are shown."""
 
 
 @record
@@ -153,7 +156,7 @@ def study_identity(program: TuneProgram, planner: Planner) -> StudyIdentity:
             "python": program.python,
             "default": _default_plan(planner),
             "variables": {
-                **{name: text for name, text in planner.environ.items() if name.startswith(PUBLIC)},
+                **{name: text for name, text in planner.environ.items() if name.startswith((*PUBLIC, *LIBRARIES))},
                 **named_variables(sources.values(), planner.environ),
             },
         },
