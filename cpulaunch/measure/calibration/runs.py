@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
 ALL_NODES = "all NUMA nodes"
 DEFAULT_ALLOCATOR, DEFAULT_RUNTIME = "default", "gnu"
+UNSET = (
+    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES"),
+    *("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "KMP_HW_SUBSET", "KMP_LIBRARY", "MKL_DYNAMIC", "MKL_CBWR"),
+    *("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"),
+    *("GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"),
+)
+"""Variables of the caller that would change what is measured for all programs of this user."""
 LEAST_READ = 1 << 28
 READ_TIMES_CACHES = 4
 """The memory that is read is so many times as large as the last caches, which would serve a part of it otherwise."""
@@ -51,8 +58,7 @@ class CalibrationRun:
             ("MKL_NUM_THREADS", threads),
             ("KMP_BLOCKTIME", "1"),
             ("MALLOC_CONF", JEMALLOC),
-            *((name, None) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")),
-            *((name, None) for name in ("OMP_PROC_BIND", "OMP_PLACES", "DNNL_MAX_CPU_ISA")),
+            *((name, None) for name in UNSET),
         )
 
 

@@ -109,6 +109,13 @@ def test_more_memory_is_read_than_the_last_caches_hold(
     assert calibration_runs(host, None)[0].words[-1] == str(expected)
 
 
+def test_what_the_caller_has_set_for_one_program_changes_no_figure() -> None:
+    for run in calibration_runs(machine(), None):
+        variables = dict(run.variables)
+        for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "OMP_PROC_BIND", "GLIBC_TUNABLES", "OMP_DYNAMIC"):
+            assert variables[name] is None
+
+
 def test_a_quota_limits_the_threads() -> None:
     runs = calibration_runs(machine(threads=1, nodes=1), None)
     assert {dict(run.variables)["OMP_NUM_THREADS"] for run in runs} == {"1"}
