@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 
+REFERENCE = "the reference's (plain Python, or -O0 for a job of ranks)"
+
+
 def tune_page(search: Json, *, machine: PageMachine, sides: Sequence[PageSide]) -> str:
     """The page of a search. `sides`: the default and, if there is one, the winner."""
     sections = [
@@ -69,9 +72,9 @@ def _outputs(search: Json) -> str:
     if not search["outputs"]:
         return "Outputs were not compared: the program calls no cpulaunch.checksum(), and --output was not given."
     if search["max_error"] is None:
-        return "The outputs of every trial were compared with plain Python's; no setting may change numerics."
+        return f"The outputs of every trial were compared with {REFERENCE}; no setting may change numerics."
     allowed = number_text(search["max_error"])
-    return f"Outputs were compared with plain Python's; a relative error of {allowed} was allowed."
+    return f"Outputs were compared with {REFERENCE}; a relative error of {allowed} was allowed."
 
 
 def _tiles(search: Json) -> Iterable[Tile]:
