@@ -197,7 +197,7 @@ def _all_reduce(host: Host, environ: Mapping[str, str], python: str) -> "RunResu
     What others disturbed is not remembered for --dist-backend auto.
     """
     from cpulaunch.cli.collective_timings import collective_measurement
-    from cpulaunch.measure.calibration.calibrate import RunResult, Watch
+    from cpulaunch.measure.calibration.calibrate import DisturbanceWatch, RunResult
     from cpulaunch.plan.planner import make_plan
 
     try:
@@ -205,9 +205,9 @@ def _all_reduce(host: Host, environ: Mapping[str, str], python: str) -> "RunResu
         plan = make_plan(host, request)
     except CpulaunchError as error:
         return RunResult(figures=(), failures=(f"all-reduce: {error}",))
-    watch = Watch(host.limits.budget)
+    watch = DisturbanceWatch(host.limits.budget)
     measured = collective_measurement(
-        host, request, plan, environ=environ, measure="again", notify=_silent, keep=lambda: not watch.reasons()
+        host, request, plan, environ=environ, measure=lambda: not watch.reasons(), notify=_silent
     )
     if measured is None or measured.failure is not None:
         return RunResult(figures=(), failures=(f"all-reduce: {measured.failure if measured else 'unknown'}",))

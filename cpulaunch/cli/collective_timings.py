@@ -17,7 +17,6 @@ from cpulaunch.records.cpulist import format_cpulist
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Literal
 
     from cpulaunch.records.host import Host
     from cpulaunch.records.plan import LaunchPlan
@@ -34,24 +33,23 @@ def collective_measurement(
     plan: LaunchPlan,
     *,
     environ: Mapping[str, str],
-    measure: bool | Literal["again"],
+    measure: bool | Callable[[], bool],
     notify: Callable[[str], None],
-    keep: Callable[[], bool] | None = None,
 ) -> CollectiveMeasurement | None:
     """How long collectives take among the plan's ranks on this host; None if unknown and `measure` is false.
 
-    Effect: with `measure`, measures what is unknown ("again": what is known, too), stores it in the user's cache,
-    unless `keep` says afterwards that it is not to be, and reports it through `notify`.
+    Effect: with `measure`, measures what is unknown, stores it in the user's cache and reports it through `notify`. A
+    function: measures what is known, too, and stores it if the function says afterwards that it is to be kept.
     """
     folder = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     file = folder and f"{folder}/collectives"
     key = _key(host, plan, environ)
     cache = read_verdicts(file) if file else {}
     known = decode(cache.get(key))
-    if measure != "again" and (known is not None or not measure):
+    if not callable(measure) and (known is not None or not measure):
         return known
     fresh = _measure(request, plan, environ)
-    if file and fresh.failure is None and (keep is None or keep()):
+    if file and fresh.failure is None and (not callable(measure) or measure()):
         write_verdicts(file, {**read_verdicts(file), key: encode(fresh.timings)})
     backend = "keeps gloo" if fresh.failure is not None else fresh.backend
     notify(f"--dist-backend auto: {backend}: {fresh.summary}")

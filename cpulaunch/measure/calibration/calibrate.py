@@ -40,8 +40,8 @@ def calibration_of(
     `more`: measure what a process of this module does not, such as collectives.
     """
     take = partial(measured_run, budget=host.limits.budget, python=python, environ=environ)
-    runs = [partial(take, run) for run in calibration_runs(host, _dispatch(host))]
-    results = [undisturbed(each) for each in (*runs, *more)]
+    runs = calibration_runs(host, _dispatch(host))
+    results = [*(undisturbed(partial(take, run)) for run in runs), *map(undisturbed, more)]
     reasons = dict.fromkeys(reason for each in results for reason in each.reasons)
     return Calibration(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -73,7 +73,7 @@ def undisturbed(take: Callable[[], RunResult]) -> RunResult:
     return result
 
 
-class Watch:
+class DisturbanceWatch:
     """What others do on the CPUs of a budget while this process waits for others that it has started."""
 
     def __init__(self, budget: Budget) -> None:
@@ -93,7 +93,7 @@ class Watch:
 
 def measured_run(run: CalibrationRun, *, budget: Budget, python: str, environ: Mapping[str, str]) -> RunResult:
     """The result of one process, and what others did on these CPUs meanwhile. Effect: starts it; it has ended."""
-    watch = Watch(budget)
+    watch = DisturbanceWatch(budget)
     figures, failures = measure(run, python=python, environ=environ)
     return RunResult(figures=figures, failures=failures, reasons=watch.reasons())
 

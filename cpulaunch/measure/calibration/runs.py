@@ -66,9 +66,7 @@ def calibration_runs(host: Host, dispatch: str | None) -> tuple[CalibrationRun, 
     """The runs for a machine and its trusted libraries. `dispatch`: the MKL dispatch library, where it applies."""
     cpus = _one_per_core(host, host.limits.budget.cpus)
     threads = max(1, min(len(cpus), host.limits.budget.threads))
-    whole = CalibrationRun(
-        parts=(), cpus=format_cpulist(cpus), threads=threads, read_bytes=read_bytes(host, cpus)
-    )
+    whole = CalibrationRun(parts=(), cpus=format_cpulist(cpus), threads=threads, read_bytes=read_bytes(host, cpus))
     libraries = [each for each in host.libraries if not each.untrusted]
     allocators = _first_of_each([each for each in libraries if each.kind == "allocator"])
     runtimes = _first_of_each([each for each in libraries if each.kind == "openmp"])

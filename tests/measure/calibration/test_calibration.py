@@ -7,15 +7,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
 
 import pytest
 
 from cpulaunch.cli import collective_timings
 from cpulaunch.measure.calibration.cache import decode, encode, read_calibration, write_calibration
-from cpulaunch.measure.calibration.calibrate import RunResult, Watch, parse, undisturbed
+from cpulaunch.measure.calibration.calibrate import DisturbanceWatch, RunResult, parse, undisturbed
 from cpulaunch.measure.calibration.runs import calibration_runs, read_bytes
 from cpulaunch.plan.plugin.timings import CollectiveMeasurement, Timing
 from cpulaunch.plan.variables.measured import measured_allocator, measured_openmp
@@ -135,8 +135,8 @@ def test_what_others_do_meanwhile_is_a_reason() -> None:
     cpus = frozenset(os.sched_getaffinity(0))
     budget = Budget(cpus=cpus, threads=len(cpus), limited_by="")
     spin = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
-    watch = Watch(budget)
-    with subprocess.Popen([sys.executable, "-c", spin]) as other:
+    watch = DisturbanceWatch(budget)
+    with subprocess.Popen([sys.executable, "-c", spin]):
         time.sleep(0.9)
         assert any("other processes used" in each for each in watch.reasons())
 
@@ -149,7 +149,7 @@ def test_disturbed_times_of_collectives_are_not_remembered(
     monkeypatch.setattr(collective_timings, "_measure", lambda request, plan, environ: times)
     worker = SimpleNamespace(env=(), cpus=frozenset({0}))
 
-    def ask(measure: bool | Literal["again"]) -> CollectiveMeasurement | None:
+    def ask(measure: bool | Callable[[], bool]) -> CollectiveMeasurement | None:
         return collective_timings.collective_measurement(
             machine(),
             None,  # type: ignore[arg-type]
@@ -157,10 +157,9 @@ def test_disturbed_times_of_collectives_are_not_remembered(
             environ={"XDG_CACHE_HOME": str(tmp_path)},
             measure=measure,
             notify=lambda text: None,
-            keep=lambda: not disturbed,
         )
 
-    assert ask("again") == times
+    assert ask(lambda: not disturbed) == times
     known = ask(False)
     assert (known is None) is disturbed
     assert known is None or known.timings == times.timings
