@@ -21,9 +21,7 @@ def snapshot(pid, cpus, **changes):
     return {**MAIN, "pid": pid, "threads": [{"cpus": cpus, "count": 2}], **changes}
 
 
-def found(
-    *, main=None, samples=None, conditions=None, memory=(), env=(), quota=None, preload="", load=0.5, **plan
-):
+def found(*, main=None, samples=None, conditions=None, memory=(), env=(), quota=None, preload="", load=0.5, **plan):
     worker = WorkerPlan(
         **{
             "index": 0,
