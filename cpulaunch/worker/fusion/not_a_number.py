@@ -28,12 +28,17 @@ from cpulaunch.worker.fusion.ranges.interval import (
     symmetric,
 )
 from cpulaunch.worker.fusion.ranges.operation import kind_of
+from cpulaunch.worker.fusion.ranges.sums import LARGEST_SQUARED
 
-LOSING = frozenset({"relu", "relu6", "hardtanh", "clamp", "exp", "max_pool2d", "max_pool2d_with_indices"})
-"""Found with torch 2.13, by trying all fusible operations behind linear and conv2d, with each instruction set."""
+SOFTMAX = frozenset({"softmax", "_softmax"})
+"""With other operations behind them, these keep NaN only at its own place in the row: infinity makes it, too."""
 
-OVERFLOWING = {"hardswish": OVERFLOW / 6}
-"""torch's own operations overflow for what is larger, fused ones do not."""
+LOSING = frozenset({"relu", "relu6", "hardtanh", "clamp", "exp", "max_pool2d", "max_pool2d_with_indices"}) | SOFTMAX
+"""Found with torch 2.13, by trying all fusible operations behind linear and conv2d, with each instruction set, and
+before other ones."""
+
+OVERFLOWING = {"hardswish": OVERFLOW / 6, "layer_norm": LARGEST_SQUARED}
+"""torch's own operations overflow for what is larger, to infinity or NaN; fused ones do not."""
 
 LOSING_LOWEST = frozenset({"max_pool2d", "max_pool2d_with_indices"})
 """These give the lowest number where all elements are -infinity."""
@@ -233,7 +238,9 @@ def _is_lost(kind: str, given: Range) -> bool:
     """Whether an operation of this kind, fused, may lose NaN or infinity for what is in the range."""
     if kind in OVERFLOWING:
         return given.masked or given.largest > OVERFLOWING[kind]
-    return given.nan or (kind in LOSING_LOWEST and (given.masked or given.low == -inf))
+    if kind in LOSING_LOWEST and (given.masked or given.low == -inf):
+        return True
+    return given.nan or (kind in SOFTMAX and given.high == inf)
 
 
 def _deciding(node: Any) -> list[str]:

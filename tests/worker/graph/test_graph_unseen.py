@@ -312,6 +312,38 @@ def test_nan_of_norms_without_an_epsilon_is_not_lost(plugin: Plugin, norm: nn.Mo
     check_twice(model, value)
 
 
+class Weighting(Logarithm):
+    def forward(self, value: Tensor) -> Tensor:
+        return torch.sigmoid(self.second(self.first(value)).softmax(-1) * 2.0)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e30])
+def test_nan_in_a_row_of_a_softmax_is_not_lost_in_its_other_elements(plugin: Plugin, odd: float) -> None:
+    model, value = Weighting().eval(), torch.randn(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Weighting"]
+    value[1, 2] = odd
+    check_twice(model, value)
+
+
+class Gated(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return torch.sigmoid(value.softmax(-1) * 2.0)
+
+
+@pytest.mark.parametrize("norm", [Gated(), nn.LayerNorm(16), nn.Hardswish(), nn.Softmax(-1)])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 3e38])
+def test_numbers_for_which_torchs_own_operations_overflow_give_the_same(plugin: Plugin, norm, odd: float) -> None:
+    model, value = nn.Sequential(norm, nn.Linear(16, 16), nn.Tanh(), norm).eval(), torch.randn(4, 16)
+    for _ in range(4):
+        model(value)
+    value[1, 2] = odd
+    check_twice(model, value)
+    value[2] = odd
+    check_twice(model, value)
+
+
 class Attending(nn.Module):
     def __init__(self) -> None:
         super().__init__()
