@@ -19,7 +19,7 @@ def parts_chart(process: Json, labels: Mapping[str, str], *, best: str | None) -
     """The parts of a step, the longest first, in % of it. `best`: the part in the accent colour."""
     found = sorted(process["shares"].items(), key=lambda item: -item[1])
     bars = tuple(
-        Bar(label=labels.get(name, name), value=100 * share, unit="%", best=name == best)
+        Bar(label=labels.get(name, name), value=round(100 * share, 1), unit="%", best=name == best)
         for name, share in found
         if share >= LEAST
     )

@@ -6,6 +6,7 @@ from cpulaunch.charts.diagnose_charts import own_seconds, parts_chart, process_n
 from cpulaunch.html.elements.charts import drawn_charts
 from cpulaunch.html.elements.markup import Markup, bullets, bytes_text, code, element, number_text, table, value_of
 from cpulaunch.html.page import Headline, Tile, folded, page, section, subsection
+from cpulaunch.records.host import count_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,10 +62,19 @@ def diagnose_page(diagnosis: Json, *, machine: str, labels: Mapping[str, str]) -
 
 
 def _headline(diagnosis: Json) -> Headline:
-    text = str(diagnosis["verdict"])
-    details = () if diagnosis["second"] is None else (f"Second: {diagnosis['second']['text']}.",)
-    is_good = diagnosis["first"] is None and text.startswith("nothing stands out")
-    return Headline(text=f"{text[:1].upper()}{text[1:]}.", tone="good" if is_good else "neutral", details=details)
+    """What the bottleneck is and its share; below that the rest of the sentence, and the second bottleneck."""
+    first, text = diagnosis["first"], str(diagnosis["verdict"])
+    details = [] if diagnosis["second"] is None else [f"Second: {diagnosis['second']['text']}."]
+    if first is not None:
+        name, _, rest = str(first["text"]).partition(": ")
+        details = [_sentence(rest), *details] if rest else details
+        return Headline(text=f"First bottleneck: {name}.", details=tuple(details))
+    is_good = text.startswith("nothing stands out")
+    return Headline(text=_sentence(text), tone="good" if is_good else "neutral", details=tuple(details))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _tiles(diagnosis: Json, main: Json) -> Iterable[Tile]:
@@ -72,7 +82,7 @@ def _tiles(diagnosis: Json, main: Json) -> Iterable[Tile]:
     if diagnosis["first"] is not None:
         first = diagnosis["first"]
         yield Tile(value=f"{first['share']:.0%}", label=f"of it: {first['name']}")
-        yield Tile(value=number_text(first["speedup_at_most"]), label="times as fast without that, at most")
+        yield Tile(value=_times(first["speedup_at_most"]), label="times as fast without that, at most")
     yield Tile(value=number_text(main["steps"]), label="steps were measured")
     yield Tile(value=number_text(main["threads"]), label="compute threads")
     if len(diagnosis["processes"]) > 1:
@@ -88,22 +98,26 @@ def time_text(seconds: float) -> str:
     return f"{number_text(1e3 * seconds)} ms" if seconds >= 1e-3 else f"{number_text(1e6 * seconds)} µs"
 
 
+def _times(speedup: float) -> str:
+    """A speed-up with two digits: it is what a step could gain at most."""
+    return f"{speedup:.2g}" if speedup < 10 else number_text(speedup)
+
+
 def _bottlenecks(diagnosis: Json) -> Markup:
     """The first and the second bottleneck, with what each could bring."""
     rows = [
         [
-            order,
-            value_of(each["name"]),
+            element("span", f"{order}: ", value_of(each["name"])),
             f"{each['share']:.0%}",
-            number_text(each["speedup_at_most"]),
+            _times(each["speedup_at_most"]),
             code(each["place"]) if each["place"] is not None else "not known",
             element("span", value_of(each["option"]), *_rule(each["rule"])),
         ]
         for order, each in (("first", diagnosis["first"]), ("second", diagnosis["second"]))
         if each is not None
     ]
-    heads = ("Bottleneck", "What it is", "Share of a step", "Times as fast without it, at most", "Place", "Remedy")
-    return table("Bottlenecks, the largest first", heads, rows, numeric=(2, 3))
+    heads = ("Bottleneck", "Share of a step", "Times as fast without it, at most", "Place", "Remedy")
+    return table("Bottlenecks, the largest first", heads, rows, numeric=(1, 2))
 
 
 def _rule(rule: str | None) -> tuple[object, ...]:
@@ -114,8 +128,8 @@ def _parts(diagnosis: Json, main: Json, labels: Mapping[str, str]) -> list[Marku
     best = None if diagnosis["first"] is None else PARTS.get(diagnosis["first"]["kind"])
     whose = "" if len(diagnosis["processes"]) < 2 else f" Of {process_name(main)}."
     added = main["profiler_overhead"]
-    seen = f"{number_text(main['profiled_steps'])} of the steps were seen by torch's profiler"
-    note = f"{seen}." if added is None else f"{seen}, which added {added:.1%} to the time of all."
+    seen = f"Torch's profiler saw {count_text(main['profiled_steps'], 'step')}"
+    note = f"{seen}." if added is None else f"{seen}, and added {added:.1%} to the time of all."
     rows = [
         [labels.get(name, name), f"{share:.1%}", time_text(share * main["step_seconds"])]
         for name, share in sorted(main["shares"].items(), key=lambda item: -item[1])

@@ -47,6 +47,7 @@ def test_each_bottleneck_has_its_page(kind):
     text = Reader(page).text
     assert f"First bottleneck: {ADVICE[kind].name}, " in text
     assert "What to do about it" in text
+    assert "times as fast." in text
     assert "Ranks" not in text
     assert ("fill best" in page) is (kind in PARTS)
 

@@ -87,7 +87,7 @@ def diagnosis_of(
         processes=processes,
         first=first,
         second=rest[0] if rest else None,
-        rates={} if main is None else rates(main.figures, ceilings, sharers=_sharers(main.figures, ordered)),
+        rates={} if main is None else _rates(main, ceilings, ordered),
         absence="" if processes else absence(figures, ending.states, ending.warm_up, ending.unmeasured),
         remarks=(
             *_failure_notices(ending),
@@ -110,6 +110,13 @@ def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], mach
 
 def _at_the_same_time(one: ProcessFigures, other: ProcessFigures) -> bool:
     return one.started < other.ended and other.started < one.ended
+
+
+def _rates(main: ProcessDiagnosis, ceilings: Ceilings, all_figures: Sequence[ProcessFigures]) -> dict[str, float]:
+    """The rates of a process; none where other programs held up its threads, and with them its operations."""
+    if main.shares.others >= MANY_OTHERS:
+        return {}
+    return rates(main.figures, ceilings, sharers=_sharers(main.figures, all_figures))
 
 
 def _sharers(figures: ProcessFigures, all_figures: Sequence[ProcessFigures]) -> int:

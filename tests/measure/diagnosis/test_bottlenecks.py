@@ -386,6 +386,12 @@ def test_processes_divide_the_machine_among_them():
     assert found.rates == {"products": pytest.approx(20), "of_ceiling": pytest.approx(0.8)}
 
 
+def test_no_rates_are_shown_where_other_programs_held_up_operations():
+    seen = window(0.1, kinds={"products": 0.1}, flops={"products": 2e9}, timed={"products": 0.1})
+    assert diagnosis(figures(window=seen)).rates != {}
+    assert diagnosis(figures(window=seen, sums={"thread_cpu": 0.7, "thread_delay": 0.3})).rates == {}
+
+
 def test_the_rates_are_those_of_the_process_that_is_shown():
     fast = window(0.1, kinds={"products": 0.1}, flops={"products": 4e9}, timed={"products": 0.1})
     slow = window(0.1, tiny={"seconds": 0.09}, calls=TINY, flops={"products": 1e9}, timed={"products": 0.1})

@@ -79,7 +79,8 @@ def kind_of(event: Event) -> str:
         return "allocation"
     if name in ACCESSES:
         return "access"
-    is_moving = family in MOVING_FAMILIES and name not in COMPUTING and not name.startswith(COMPUTING_PREFIXES)
+    is_torchs = family in MOVING_FAMILIES or family.startswith(("torch::", "torch."))
+    is_moving = is_torchs and name not in COMPUTING and not name.startswith(COMPUTING_PREFIXES)
     return "other" if is_moving else "computing"
 
 
