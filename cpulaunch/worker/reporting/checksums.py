@@ -23,7 +23,7 @@ SAMPLED = 64
 PROJECTIONS = 8
 SEED = 20260101
 CHUNK = 1 << 20
-"""Elements that are in float64 at a time, always in the same memory: smaller pieces make threads wait for one another."""
+"""Elements that are in float64 at a time, in the same memory: in smaller steps threads wait for one another."""
 ROW = 1 << 10
 BLOCKS = 128
 """An error of a few rows is measured by their block, not by the whole tensor."""
