@@ -85,7 +85,8 @@ details { margin: 8px 0 } summary { cursor: pointer; padding: 6px 0; font-weight
   white-space: normal } td::before { content: attr(data-title); color: var(--muted) } td > * { min-width: 0 } }
 @media print { @page { size: A4; margin: 14mm } :root, :root[data-scheme] { color-scheme: light }
   body { font-size: 11pt } button { display: none } table { font-size: 9pt } table code { font-size: 8pt }
-  th.number { white-space: normal } th, td { min-width: 5.8em; padding: 3px 8px 3px 0 } td:first-child, td:last-child { min-width: 6em }
+  th.number { white-space: normal } th, td { min-width: 5.8em; padding: 3px 8px 3px 0 }
+  td:first-child, td:last-child { min-width: 6em }
   .scroll { overflow: visible } .machine { max-width: 100%; height: auto } * { print-color-adjust: exact }
   tr, li, figure { break-inside: avoid }
   h2, h3, summary { break-after: avoid } }
