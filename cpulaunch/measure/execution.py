@@ -14,9 +14,9 @@ from cpulaunch.launch.process.program import child_environ
 from cpulaunch.launch.process.run_directory import make_unique_directory
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, run_child
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read_counters
+from cpulaunch.measure.last_message import last_message
 from cpulaunch.measure.metric_choice import of_all_workers, overload_text
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
-from cpulaunch.records.errors import escaped
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_path
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from cpulaunch.records.host import Budget
 
 MAX_REPORT_BYTES = 1 << 26
-MAX_MESSAGE = 200
 NAMED_SIGNALS = {SIGKILL: "SIGKILL", 6: "SIGABRT", 11: "SIGSEGV", 15: "SIGTERM", 7: "SIGBUS", 4: "SIGILL", 8: "SIGFPE"}
 
 
@@ -249,9 +248,6 @@ def _failure(child: ChildResult, *, limit_seconds: float, oom_kills: int) -> str
     name = NAMED_SIGNALS.get(number)
     after = f" ({name})" if code > 0 and name is not None else ""
     how = f"{name or f'signal {number}'} ended it" if code < 0 else f"it exited with code {code}{after}"
-    lines = [line for line in child.stderr_tail.decode(errors="replace").splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith("cpulaunch:")]
-    lines = [line for line in lines if not line.startswith("cpulaunch: report:")]
-    last = escaped((own or lines or [""])[-1].strip())[:MAX_MESSAGE]
+    last = last_message(child.stderr_tail)
     memory = " after the kernel had ended a process for want of memory" if oom_kills else ""
     return f"{how}{memory}: {last}" if last else f"{how}{memory}"

@@ -14,6 +14,7 @@ from cpulaunch.launch.process.program import child_environ
 from cpulaunch.measure.calibration.runs import calibration_runs
 from cpulaunch.measure.child_process import ChildSetup, run_child
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, disturbance_reasons, read_counters
+from cpulaunch.measure.last_message import last_message
 from cpulaunch.records.host import UNITS, Calibration, CalibrationFigure
 from cpulaunch.records.record import record
 from cpulaunch.system.root import Root
@@ -128,8 +129,7 @@ def measure(
 def _end(code: int | None, stderr: bytes) -> str:
     if code is None:
         return f"no answer within {LIMIT_SECONDS:g} s"
-    lines = stderr.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1].strip()[:200] if lines else f"ended with exit code {code}"
+    return last_message(stderr) or f"ended with exit code {code}"
 
 
 def parse(output: str) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:

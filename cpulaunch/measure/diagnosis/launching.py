@@ -10,7 +10,7 @@ from cpulaunch.measure.child_process import run_child
 from cpulaunch.measure.diagnosis.folder import read_failure, read_folder, read_states
 from cpulaunch.measure.diagnosis.progress import Measurement
 from cpulaunch.measure.execution import plain_command
-from cpulaunch.records.errors import escaped
+from cpulaunch.measure.last_message import last_message
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import DIAGNOSIS_VARIABLE, encode_request
 from cpulaunch.records.torch_settings import VARIABLE as SETTINGS_VARIABLE
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cpulaunch.measure.diagnosis.figures import ProcessFigures
     from cpulaunch.records.torch_settings import DiagnosisRequest
 
-MAX_MESSAGE = 300
 NO_SETTINGS = "{}"
 """The plugin's settings of a launch without cpulaunch: none but those of the diagnosis."""
 
@@ -89,6 +88,5 @@ def _failure(child: ChildResult, limit: float) -> str | None:
         return f"it was still running after {limit:.3g} s"
     if not child.exit_code:
         return None
-    lines = [line.strip() for line in child.stderr_tail.decode(errors="replace").splitlines() if line.strip()]
-    last = escaped(lines[-1])[:MAX_MESSAGE] if lines else ""
+    last = last_message(child.stderr_tail)
     return f"it exited with code {child.exit_code}{f': {last}' if last else ''}"

@@ -1,0 +1,38 @@
+"""The message with which a failed program ended."""
+
+import pytest
+
+from cpulaunch.measure.last_message import MAX_MESSAGE, last_message
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\nValueError: bad data\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ""),
+        ("\n \n", ""),
+        (TRACEBACK, "ValueError: bad data"),
+        (
+            f"{TRACEBACK}[W1123 22:57:01.123 collection.cpp:1170] Warning: lost (function stop)\n",
+            "ValueError: bad data",
+        ),
+        (f"{TRACEBACK}W1123 22:57:01.123 1 torch/distributed/run.py:1] slow\n", "ValueError: bad data"),
+        (
+            f"{TRACEBACK}STAGE:2026-11-23 22:57:01 1:1 ActivityProfilerController.cpp:314] done\n",
+            "ValueError: bad data",
+        ),
+        ("[E1123 22:57:01.123 a.cpp:1] failed\n", "[E1123 22:57:01.123 a.cpp:1] failed"),
+        (f"{TRACEBACK}cpulaunch: worker 0 failed\n", "ValueError: bad data"),
+        ("cpulaunch: worker 0 failed\ncpulaunch: report: r.json\n", "cpulaunch: worker 0 failed"),
+        ("cpulaunch: report: r.json\n", ""),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("x" * 1000, "x" * MAX_MESSAGE),
+    ],
+)
+def test_the_last_line_of_the_program(text, message):
+    assert last_message(text.encode()) == message
+
+
+def test_bytes_that_are_no_text():
+    assert last_message(b"\xff bad") == "� bad"
