@@ -41,7 +41,7 @@ class ProfilerWindow:
 
     def start(self) -> None:
         """Effect: the profiler runs, unless the program uses it too."""
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # Not even its traces of start and stop (USDT).
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
