@@ -19,7 +19,8 @@ from tests.launch.process.killing import (
 )
 from tests.launch.test_launch_signals import family, members
 
-KILLS = 30
+KILLS, KILLS_OF_HOSTS = 12, 3
+"""For each engine, with and without cgroups; `python -m tests.launch.process.killing` takes as many as one wants."""
 CGROUPS = {"with cgroups": (), "without cgroups": HIDE_CGROUPS}
 
 
@@ -52,7 +53,7 @@ def test_nothing_is_left_after_kills_at_random_moments(tmp_path, prefix, engine)
 @pytest.mark.slow
 @pytest.mark.torch
 def test_nothing_is_left_of_several_hosts_after_kills_at_random_moments(tmp_path, prefix):
-    assert count_leftovers("elastic", 6, folder=tmp_path, prefix=prefix, width=2, seconds=10.0)["left"] == {}
+    assert count_leftovers("elastic", KILLS_OF_HOSTS, folder=tmp_path, prefix=prefix, width=2, seconds=10.0)["left"] == {}
 
 
 KILLED_AT_FORK = """
