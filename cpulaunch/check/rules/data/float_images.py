@@ -27,8 +27,15 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
         indexed = {_indexed(node) for node in inside(program, getter)} - {""} if getter else set()
         for function in by_name.values():
             for node in inside(program, function) if function is not getter else ():
-                if isinstance(node, ast.Assign) and any(_name(target) in indexed for target in node.targets):
+                is_kept = isinstance(node, ast.Assign) and any(_name(target) in indexed for target in node.targets)
+                if is_kept and isinstance(node, ast.Assign) and not _is_guarded(program, node):
                     yield from _hits(program, node.value)
+
+
+def _is_guarded(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a statement runs only if the values are large: then they may have been floats before."""
+    tests = [each.test for each in program.around(node) if isinstance(each, ast.If)]
+    return any(isinstance(part, ast.Attribute) and part.attr == "max" for test in tests for part in ast.walk(test))
 
 
 def _indexed(node: ast.AST) -> str:
@@ -99,6 +106,7 @@ RULE = Rule(
         DATA.format("self.x = np.argmax(np.load(path) / 255, axis=-1)"),
         DATA.format("self.mean = np.load(path).mean() / 255\n        self.x = np.load(path)"),
         DATA.format("self.x = np.load(path) / 255").replace("(Dataset)", "(object)"),
+        DATA.format("self.x = np.load(path)\n        if self.x.max() > 1:\n            self.x = self.x / 255"),
         "x = np.load('x.npy') / 255\nnet(x)\n",
         NP + "def test_x():\n    return TensorDataset(x / 255)\n",
         "from mine import TensorDataset\ndata = TensorDataset(x / 255)\n",

@@ -113,9 +113,15 @@ def _is_tensor(node: ast.AST | None, tensors: set[str]) -> bool:
 
 
 def _is_inner(program: ParsedProgram, node: ast.expr) -> bool:
-    """Whether another read follows, as in loss.detach().cpu().item(): one finding is enough."""
+    """Whether another read follows, as in loss.cpu().data.item(): one finding is enough."""
     parent = program.parents[node]
-    return isinstance(parent, ast.Attribute) and parent.attr in READS
+    while isinstance(parent, ast.Attribute | ast.Subscript) or (
+        isinstance(parent, ast.Call) and method(parent) in (*STAYING, *READS)
+    ):
+        if isinstance(parent, ast.Attribute) and parent.attr in READS:
+            return True
+        parent = program.parents[parent]
+    return False
 
 
 def _loop(last: str, *, gpu: str = "x.cuda()") -> str:
@@ -140,6 +146,7 @@ RULE = Rule(
         "device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
         + _loop("bar.set_postfix(loss=loss.item())  # <-", gpu="x.to(device)"),
         _loop("total += loss[0].detach().mean().item()  # <-"),
+        _loop("total += loss.cpu().data.numpy()[0].item()  # <-"),
         _loop("print(self.loss)  # <-").replace("loss = net", "self.loss = net").replace("loss.b", "self.loss.b"),
         _loop("print(i, loss)  # <-"),
         _loop("total += float(loss)  # <-"),

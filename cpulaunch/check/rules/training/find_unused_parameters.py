@@ -9,7 +9,11 @@ from cpulaunch.check.source.program import ParsedProgram, argument, is_constant,
 
 NAMES = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.comprehension, ast.With)
-CUTTING = {"detach", "data", "no_grad", "inference_mode", "argmax", "argmin", "round", "sign", "requires_grad_"}
+CUTTING = {
+    *("detach", "data", "no_grad", "inference_mode", "argmax", "argmin", "argsort", "round", "sign", "requires_grad_"),
+    *("long", "int", "short", "bool", "byte", "to", "type", "item", "tolist", "numpy", "max", "min", "topk", "sort"),
+    *("multinomial", "bernoulli", "gt", "lt", "ge", "le", "eq", "ne", "one_hot", "bincount", "nonzero", "unique"),
+}
 """Names of attributes that may keep gradients from what is before them."""
 
 
@@ -40,15 +44,28 @@ def _uses_all(program: ParsedProgram, owner: ast.ClassDef | None) -> bool:
         return False
     stored = [node for node in ast.walk(methods["__init__"]) if is_of_self(node) and _is_stored(node)]
     values = [program.value(node) for node in stored]
-    if not stored or not all(program.called(value).startswith("torch.nn.") for value in values):
+    if not stored or not all(_is_known(program, value) for value in values):
         return False
     return {node.attr for node in stored if isinstance(node, ast.Attribute)} <= _in_result(forward)
+
+
+def _is_known(program: ParsedProgram, value: ast.AST | None) -> bool:
+    """Whether a value is a layer of torch, made of nothing but layers of torch: others may leave parameters unused."""
+    if not isinstance(value, ast.Call) or not program.called(value).startswith("torch.nn."):
+        return False
+    made = (each for each in ast.walk(value) if isinstance(each, ast.Call) and each is not value)
+    given = (program.value(each) for each in value.args if isinstance(each, ast.Name | ast.Attribute | ast.Starred))
+    return all(program.called(each).startswith("torch.nn.") for each in made) and all(
+        isinstance(each, ast.Constant) for each in given
+    )
 
 
 def _in_result(forward: ast.FunctionDef) -> set[str]:
     """The submodules whose results are part of the only tensor that a straight forward returns."""
     known: dict[str, set[str]] = {}
     for statement in forward.body:
+        if any(isinstance(node, ast.Compare) for node in ast.walk(statement)):
+            return set()
         if any(isinstance(node, ast.Attribute) and node.attr in CUTTING for node in ast.walk(statement)):
             return set()
         if isinstance(statement, ast.Return):
@@ -129,6 +146,11 @@ RULE = Rule(
         ALL + "net = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=False)",
         ALL + "net = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=args.unused)",
         ALL.replace("nn.Linear(8, 8)", "Head()") + DDP.format("Net()"),
+        ALL.replace("nn.Linear(8, 8)", "nn.Sequential(Head())") + DDP.format("Net()"),
+        ALL.replace("nn.Linear(8, 8)", "nn.Sequential(*heads)") + DDP.format("Net()"),
+        NET.format("self.b(self.a(x).long())") + DDP.format("Net()"),
+        NET.format("self.b((self.a(x) > 0) * x)") + DDP.format("Net()"),
+        NET.format("self.b(self.a(x).max(1)[1])") + DDP.format("Net()"),
         ALL.replace("(nn.Module)", "(Base)") + DDP.format("Net()"),
         ALL.replace("    def forward", "    def other(self):\n        pass\n\n    def forward") + DDP.format("Net()"),
     ),

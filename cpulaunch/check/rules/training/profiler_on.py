@@ -1,7 +1,7 @@
 """Profilers and gradient checks that run whenever a program trains."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.flow import inside, is_in_test, is_measuring, is_unconditional, training_loops
@@ -13,10 +13,13 @@ PROFILERS = (
 )
 CHECKS = ("torch.autograd.gradcheck", "torch.autograd.gradgradcheck")
 
+FEW = 100
+"""Steps that a program takes to be profiled."""
+
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Profilers without a schedule around or in training loops, and gradient checks in them, whatever the options."""
-    loops = training_loops(program)
+    loops = [loop for loop in training_loops(program) if not _is_short(program, loop)]
     for call in program.calls:
         name = program.called(call)
         if name in CHECKS:
@@ -25,6 +28,15 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             is_found = name in PROFILERS and _is_on(call) and _is_near(program, call, loops)
         if is_found and not is_in_test(program, call) and _always_runs(program, call):
             yield Hit(node=call, seen=f"{name.rpartition('.')[2]} is on in every training run")
+
+
+def _is_short(program: ParsedProgram, loop: ast.AST) -> bool:
+    """Whether a loop ends after some steps, as one that is written to be profiled."""
+    turns = loop.iter if isinstance(loop, ast.For) else None
+    is_counted = isinstance(turns, ast.Call) and isinstance(turns.func, ast.Name) and turns.func.id == "range"
+    last = program.value(turns.args[-1]) if is_counted and isinstance(turns, ast.Call) and turns.args else None
+    is_few = isinstance(last, ast.Constant) and isinstance(last.value, int) and last.value <= FEW
+    return is_few or any(isinstance(node, ast.Break) for node in inside(program, loop))
 
 
 def _always_runs(program: ParsedProgram, call: ast.Call) -> bool:
@@ -39,7 +51,7 @@ def _is_on(call: ast.Call) -> bool:
     return argument(call, "schedule") is None and not (is_switched and not isinstance(enabled, ast.List))
 
 
-def _is_near(program: ParsedProgram, call: ast.Call, loops: tuple[ast.AST, ...]) -> bool:
+def _is_near(program: ParsedProgram, call: ast.Call, loops: Sequence[ast.AST]) -> bool:
     """Whether the block of a `with` contains a training loop, or is in one."""
     item = program.parents[call]
     block = program.parents[item] if isinstance(item, ast.withitem) else None
@@ -78,6 +90,8 @@ RULE = Rule(
         "with torch.profiler.record_function('train'):\n" + INNER,
         LOOP,
         "torch.autograd.gradcheck(net, x)\n",
+        "with torch.profiler.profile():\n" + INNER.replace("x in loader", "x in range(20)"),
+        "with torch.profiler.profile():\n" + INNER + "        if step == 10:\n            break\n",
         "def test_net():\n    with torch.profiler.profile():\n"
         + "".join(f"    {line}\n" for line in INNER.splitlines()),
         "from mine import profile\nwith profile():\n" + INNER,

@@ -1,7 +1,6 @@
 """Thread counts that a program sets itself."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
@@ -11,29 +10,25 @@ from cpulaunch.check.source.program import ParsedProgram, is_constant
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME")
 CALLS = ("torch.set_num_threads", "torch.set_num_interop_threads")
 
-PROCESSES = re.compile(r"multiprocessing|ProcessPool|VecEnv|VectorEnv|\bray\b|joblib|\bmp\.")
-"""Words of programs that start processes of their own, each of which is meant to have one thread."""
-
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Fixed numbers of threads that are set whenever the program runs: at the top, or in main."""
     for node in program.nodes:
         if isinstance(node, ast.Call) and program.called(node) in CALLS:
-            is_fixed = len(node.args) == 1 and _is_fixed(program, node.args[0])
+            is_fixed = len(node.args) == 1 and _is_fixed(node.args[0])
             if is_fixed and _always_runs(program, node):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the number that the launcher chose")
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
             target = node.targets[0]
             is_environment = program.dotted(target.value) == "os.environ" and is_constant(target.slice, *VARIABLES)
-            is_fixed = _is_fixed(program, node.value) and not is_constant(node.value, "disabled", "none")
+            is_fixed = _is_fixed(node.value) and not is_constant(node.value, "disabled", "none")
             if is_environment and is_fixed and _always_runs(program, node):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the environment that the launcher chose")
 
 
-def _is_fixed(program: ParsedProgram, value: ast.expr) -> bool:
-    """Whether a value is a constant, and not the one thread for each of several processes that the program starts."""
-    is_one = is_constant(value, 1, "1") and PROCESSES.search(program.text) is not None
-    return isinstance(value, ast.Constant) and not is_one
+def _is_fixed(value: ast.expr) -> bool:
+    """Whether a value is a constant, and not one thread, which programs mean: each of many processes is to have it."""
+    return isinstance(value, ast.Constant) and not is_constant(value, 1, "1")
 
 
 def _always_runs(program: ParsedProgram, node: ast.AST) -> bool:
@@ -46,12 +41,13 @@ RULE = Rule(
     id="threads-in-program",
     summary="The program fixes its number of threads",
     why="A constant for OMP_NUM_THREADS or torch.set_num_threads holds on one machine and for one process. It "
-    "overrides what a launcher chose for this machine, and several processes with it fight for the same cores.",
+    "overrides what a launcher chose for this machine, and several processes with it fight for the same cores. The rule "
+    "is silent about one thread: a program that sets it means each of many processes.",
     fix="Remove the line and let cpulaunch choose, or give `--cores-per-instance N`.",
     find=find,
     wrong=(
         "torch.set_num_threads(8)  # <-\n",
-        "def main():\n    torch.set_num_threads(1)  # <-\n",
+        "def main():\n    torch.set_num_threads(4)  # <-\n",
         "torch.set_num_interop_threads(2)  # <-\n",
         "import os\nos.environ['OMP_NUM_THREADS'] = '4'  # <-\n",
         "from os import environ\nenviron['KMP_AFFINITY'] = 'compact'  # <-\n",
@@ -59,6 +55,8 @@ RULE = Rule(
     ),
     right=(
         "torch.set_num_threads(args.threads)\n",
+        "def main():\n    torch.set_num_threads(1)\n",
+        "import os\nos.environ['MKL_NUM_THREADS'] = '1'\n",
         "if args.single:\n    torch.set_num_threads(1)\n",
         "def worker_init(index):\n    torch.set_num_threads(1)\n",
         "import os\nos.environ.setdefault('OMP_NUM_THREADS', '4')\n",

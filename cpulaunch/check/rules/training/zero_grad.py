@@ -1,17 +1,22 @@
 """Gradients that are filled with zeros instead of dropped."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.flow import nearest_loop, training_loops
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, method, receiver
 
+GRAPHS = re.compile(r"CUDAGraph|cuda\.graph|graphed_callables|reduce-overhead|cudagraph")
+"""Words of programs that replay captured steps, which need the gradients' memory to stay where it is."""
 UNSAFE = "optimizers skip a parameter without a gradient, which momentum and weight decay would change"
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """zero_grad(set_to_none=False), and zeros written by hand to all gradients, in a training loop."""
+    if GRAPHS.search(program.text):
+        return
     loops = training_loops(program)
     for call in program.calls:
         if not any(loop in program.around(call) for loop in loops):
@@ -50,8 +55,8 @@ RULE = Rule(
     id="zero-grad",
     summary="zero_grad writes zeros instead of dropping the gradients",
     why="With set_to_none=False each step writes zeros to every gradient, and backward then reads and adds to them. "
-    "torch's default drops the gradients: backward writes them once. For zero_grad the rule is silent in programs that "
-    "read .grad.",
+    "torch's default drops the gradients: backward writes them once. The rule is silent in programs with CUDA graphs, "
+    "and for zero_grad in those that read .grad.",
     fix="Call zero_grad() without set_to_none; by hand: p.grad = None. An optimizer then skips parameters that got no "
     "gradient in a step, which momentum and weight decay would change otherwise, so --fix changes it with "
     "--unsafe-fixes only.",
@@ -86,5 +91,7 @@ RULE = Rule(
         STEP + "    x.grad.zero_()\n",
         "for p in net.parameters():\n    p.grad.zero_()\n",
         STEP + "    for p in others:\n        p.grad.zero_()\n",
+        "graph = torch.cuda.CUDAGraph()\n" + STEP + "    opt.zero_grad(set_to_none=False)\n",
+        "net = torch.compile(net, mode='reduce-overhead')\n" + STEP + "    opt.zero_grad(set_to_none=False)\n",
     ),
 )
