@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.datasets import loaders, loops_around, loops_over
-from cpulaunch.check.source.flow import inside, is_in_test, is_off, root_name
+from cpulaunch.check.source.flow import inside, is_in_test, is_off
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_open
 
 UNSAFE = "the workers' random numbers are other ones from the second epoch on"
@@ -31,8 +31,27 @@ def _runs_often(program: ParsedProgram, loader: ast.Call, loop: ast.AST) -> bool
     if is_once or loop in loops_around(program, loader):
         return False
     data = argument(loader, "dataset", 0)
-    name = data.id if isinstance(data, ast.Name) else ""
-    return not name or not any(isinstance(node, ast.Call) and root_name(node) == name for node in inside(program, loop))
+    name = ast.unparse(data) if isinstance(data, ast.Name | ast.Attribute) else ""
+    is_used = any(name and _is_of(program, node, name) for node in inside(program, loop))
+    return not is_used and not any(_changes_data_of_loader(program, node) for node in program.nodes)
+
+
+def _is_of(program: ParsedProgram, node: ast.AST, name: str) -> bool:
+    """Whether a node is the data set of a name, used for more than its length."""
+    is_data = isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) == name
+    return is_data and not _is_length(program.parents[node])
+
+
+def _is_length(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+
+
+def _changes_data_of_loader(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a node is `loader.dataset.method(...)`, or sets an attribute of `loader.dataset`."""
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Attribute) or node.value.attr != "dataset":
+        return False
+    parent = program.parents[node]
+    return isinstance(node.ctx, ast.Store) or (isinstance(parent, ast.Call) and parent.func is node)
 
 
 def _is_range_of_one(program: ParsedProgram, turns: ast.Call) -> bool:
@@ -61,6 +80,9 @@ RULE = Rule(
         "WORKERS = 8\nloader = DataLoader(data, 32, num_workers=WORKERS)  # <-" + EPOCHS.format("loader"),
         "def train(loader):\n    for x in loader:\n        step(x)\n\nloader = DataLoader(data, num_workers=4)  # <-\n"
         "for epoch in range(epochs):\n    train(loader)\n",
+        "loader = DataLoader(data, num_workers=4)  # <-"
+        + EPOCHS.format("loader")
+        + "    print(total / len(data), total / len(loader.dataset))\n",
         "def main():\n    loader = DataLoader(data, num_workers=1)  # <-\n    epoch = 0\n    while epoch < 9:\n"
         "        for i, x in enumerate(loader):\n            step(x)\n        epoch += 1\n",
         "class Trainer:\n    def __init__(self, data):\n        self.loader = DataLoader(data, num_workers=4)  # <-\n\n"
@@ -79,6 +101,13 @@ RULE = Rule(
         "for epoch in range(9):\n    loader = DataLoader(data, num_workers=4)\n    for x in loader:\n        step(x)\n",
         "loader = DataLoader(data, num_workers=4)"
         + EPOCHS.format("loader").replace("    for x", "    data.set_epoch(epoch)\n    for x"),
+        "loader = DataLoader(data, num_workers=4)"
+        + EPOCHS.format("loader").replace("    for x", "    loader.dataset.draw_negatives()\n    for x"),
+        "loader = DataLoader(data, num_workers=4)"
+        + EPOCHS.format("loader").replace("    for x", "    data.epoch = epoch\n    for x"),
+        "class Trainer:\n    def __init__(self):\n        self.loader = DataLoader(self.data, num_workers=4)\n\n"
+        "    def fit(self):\n        while self.epoch < 3:\n            self.data.shuffle()\n"
+        "            for x in self.loader:\n                step(x)\n",
         "def validate(data):\n    loader = DataLoader(data, num_workers=4)\n    for x in loader:\n        net(x)\n\n"
         "for epoch in range(9):\n    validate(data)\n",
         "from mine import DataLoader\nloader = DataLoader(data, num_workers=4)" + EPOCHS.format("loader"),

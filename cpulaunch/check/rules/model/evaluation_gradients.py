@@ -47,9 +47,17 @@ def _in_scope(program: ParsedProgram, scope: ast.FunctionDef | ast.Module) -> It
         seen.add(module.id)
         for call in calls:
             is_later = call.lineno > switch.lineno and isinstance(call.func, ast.Name)
+            if is_later and _is_assigned(body, module.id, switch, call):
+                break
             if is_later and call.args and program.same(call.func, module) and not is_without_gradients(program, call):
                 yield Hit(node=call, seen=f"{module.id} is in eval mode and called without no_grad or inference_mode")
                 break
+
+
+def _is_assigned(body: list[ast.AST], name: str, first: ast.Call, last: ast.Call) -> bool:
+    """Whether a name gets another value between two calls: a traced and frozen module records no gradients, say."""
+    stores = (node for node in body if isinstance(node, ast.Name) and node.id == name)
+    return any(isinstance(node.ctx, ast.Store) and first.lineno < node.lineno <= last.lineno for node in stores)
 
 
 def _is_statement(program: ParsedProgram, call: ast.Call) -> bool:
@@ -57,13 +65,28 @@ def _is_statement(program: ParsedProgram, call: ast.Call) -> bool:
 
 
 def _called_without(program: ParsedProgram, scope: ast.AST) -> bool:
-    """Whether a function has a decorator, or is called in this file where gradients are off."""
+    """Whether a function has a decorator, is called where gradients are off, or may be by the library of its class."""
     if not isinstance(scope, ast.FunctionDef):
         return False
-    if scope.decorator_list:
+    if scope.decorator_list or _is_given_away(program, scope):
+        return True
+    owner = program.parents[scope]
+    if isinstance(owner, ast.ClassDef) and owner.bases:
         return True
     calls = [call for call in program.calls if scope.name in (method(call), getattr(call.func, "id", ""))]
     return any(is_without_gradients(program, call) for call in calls)
+
+
+def _is_given_away(program: ParsedProgram, function: ast.FunctionDef) -> bool:
+    """Whether a function that another one defines is used as a value: who calls it decides about gradients."""
+    if not isinstance(program.function(function), ast.FunctionDef):
+        return False
+    uses = (node for node in ast.walk(program.function(function)) if isinstance(node, ast.Name))
+    return any(
+        node.id == function.name and getattr(program.parents[node], "func", None) is not node
+        for node in uses
+        if isinstance(node.ctx, ast.Load)
+    )
 
 
 EVAL = "net.eval()\n"
@@ -73,7 +96,8 @@ RULE = Rule(
     summary="A module in eval mode is called without no_grad or inference_mode",
     why="eval() switches dropout and batch normalization, not autograd: the forward still records a graph and keeps "
     "its activations, which costs memory and time for gradients that are not used. The rule is silent in functions "
-    "that use gradients anywhere, have decorators, or are called in the file where gradients are off.",
+    "that use gradients anywhere, have decorators, or are called in the file where gradients are off, and in methods of "
+    "classes with a base, which may be called so from elsewhere.",
     fix="Call the module under `with torch.inference_mode():` (or torch.no_grad()), or run the program with "
     "`cpulaunch --inference-mode`.",
     find=find,
@@ -99,6 +123,10 @@ RULE = Rule(
         EVAL + "y = net.generate(x)\n",
         "def test_net(net, x):\n    net.eval()\n    assert net(x).sum() == 1\n",
         EVAL + "with quiet():\n    y = net(x)\n",
+        "class Task(BenchmarkModel):\n    def eval(self):\n        net = self.net\n        net.eval()\n"
+        "        return net(self.x)\n",
+        EVAL + "net = torch.jit.freeze(torch.jit.trace(net, x))\ny = net(x)\n",
+        "def make_step(net):\n    def step(x):\n        net.eval()\n        return net(x)\n    return step\n",
         "def step(net, x):\n    net.eval()\n    y = net(x)\n    net.train()\n    return y\n",
     ),
 )
