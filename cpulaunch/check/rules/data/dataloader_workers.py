@@ -1,6 +1,7 @@
 """A DataLoader without workers that feeds a training loop."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
@@ -16,6 +17,10 @@ TENSORS = ("torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.FloatTe
 CASTS = ("float", "long", "to", "astype", "item")
 """What takes a microsecond for an item that is in memory."""
 MAX_DEPTH = 4
+INDICES = re.compile(r"(^|_)(idx|ids?|nids?|eids?|indices|index|indexes|perm|seeds)$", re.IGNORECASE)
+"""Names of arrays of positions, whose loader draws batches of numbers."""
+SELECTING = ("nonzero", "split", "view", "reshape", "to", "cuda", "numpy", "tolist", "randperm", "arange")
+"""Functions and methods whose results are tensors and arrays."""
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -36,6 +41,8 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
     A name whose value is not certain may be part of any data set that the program makes.
     """
     value = program.value(data)
+    if any(INDICES.search(getattr(each, "id", getattr(each, "attr", ""))) for each in (data, value)):
+        return True
     if isinstance(value, ast.Subscript):
         value = program.value(value.value)
     if isinstance(value, ast.Name | ast.Attribute):
@@ -44,6 +51,8 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
         return True
     if not isinstance(value, ast.Call) or not depth:
         return False
+    if method(value) in SELECTING or (isinstance(value.func, ast.Name) and value.func.id == "range"):
+        return True
     if program.called(value) in PARTS:
         return bool(value.args) and _is_in_memory(program, value.args[0], depth - 1)
     made = program.value(value.func)
@@ -129,5 +138,10 @@ RULE = Rule(
         "from mine import DataLoader\nloader = DataLoader(data)" + LOOP.format("loader"),
         "loader = DataLoader(data)\nother = DataLoader(data, num_workers=2)" + LOOP.format("other"),
         "loader = DataLoader(data, *rest)" + LOOP.format("loader"),
+        "loader = DataLoader(range(9))" + LOOP.format("loader"),
+        "def main(train_idx):\n    loader = DataLoader(train_idx)"
+        + LOOP.format("loader").replace("\n", "\n    ").rstrip(" "),
+        "nodes = graph.mask.nonzero().view(-1)\nloader = DataLoader(nodes)" + LOOP.format("loader"),
+        "loader = DataLoader(graph.train_idx)" + LOOP.format("loader"),
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.datasets import loops_around
 from cpulaunch.check.source.flow import is_in_test, is_on_gpu, is_unconditional
-from cpulaunch.check.source.program import ParsedProgram, argument, is_open, method
+from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_open, method
 
 EXACT = {f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "eye")}
 RANDOM = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm")}
@@ -25,10 +25,16 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
         name = program.called(made)
         if name not in EXACT | RANDOM or not isinstance(made, ast.Call) or is_open(made):
             continue
-        device = _device(program, call)
+        device = "" if _is_empty(made) else _device(program, call)
         if device and not any(argument(made, each) for each in FIXED) and _is_repeated(program, call):
             edit = CallEdit(set={"device": device}, unwrap=True, unsafe=UNSAFE if name in RANDOM else "")
             yield Hit(node=call, seen=f"{name} fills a tensor on the CPU, which is then copied to the GPU", edit=edit)
+
+
+def _is_empty(made: ast.Call) -> bool:
+    """Whether a tensor has no elements, to have others appended to it."""
+    sizes = [size for each in made.args for size in (each.elts if isinstance(each, ast.Tuple | ast.List) else [each])]
+    return any(is_constant(size, 0) for size in sizes)
 
 
 def _device(program: ParsedProgram, call: ast.Call) -> str:
@@ -54,7 +60,9 @@ def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
 
 
 def _is_before_pass(function: ast.FunctionDef) -> bool:
-    """Whether a function goes through data in a loop."""
+    """Whether a function goes through data in a loop, or is given a loader to do so."""
+    if any(PASSES.search(each.arg) for each in function.args.args):
+        return True
     loops = (node for node in ast.walk(function) if isinstance(node, ast.For | ast.While))
     return any(PASSES.search(ast.unparse(each.iter if isinstance(each, ast.For) else each.test)) for each in loops)
 
@@ -96,6 +104,10 @@ RULE = Rule(
         _function("torch.zeros(n, **options).cuda()"),
         "class Net:\n    def __init__(self):\n        self.x = torch.zeros(3).cuda()\n",
         "class Solver:\n    def train_all(self):\n        self.x = torch.zeros(3).cuda()\n",
+        _function("torch.zeros(0).cuda()"),
+        "for epoch in range(9):\n    scores = torch.empty(0, 2).cuda()\n    for x in data:\n        pass\n",
+        "class Score:\n    def __call__(self, net, dl):\n        hist = torch.zeros(9, 9).cuda()\n"
+        "        for x in enumerate(dl):\n            hist += net(x)\n",
         "def score(net, loader):\n    hist = torch.zeros(9, 9).cuda()\n    for x in loader:\n        hist += net(x)\n",
     ),
 )

@@ -1,6 +1,7 @@
 """Python loops that compute with the elements of a tensor one by one."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
@@ -11,17 +12,31 @@ FEW = 32
 """Elements that are read in no time, by a loop that is in no other one."""
 PICTURES = {"imshow", "set_title", "title", "subplot", "add_subplot", "plot", "text"}
 """Methods that draw: a loop with one of them is about a few elements."""
+LISTS = re.compile(r"losses|metrics|list\b|outputs", re.IGNORECASE)
+"""Names of lists and tuples of tensors, which have no tolist()."""
+DEBUGGING = re.compile(r"debug|verbose", re.IGNORECASE)
+CLOCKS = ("time.time", "time.perf_counter", "time.process_time")
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """Nested loops over two sizes of a tensor that index it with both counters, and loops that read single elements."""
     for node in program.nodes:
-        if not isinstance(node, ast.For) or is_in_test(program, node):
+        if not isinstance(node, ast.For) or is_in_test(program, node) or _is_aside(program, node):
             continue
         if _is_nested(program, node):
             yield Hit(node=node, seen="a Python loop computes with single elements of a tensor")
         elif _reads_elements(program, node):
             yield Hit(node=node, seen="a Python loop reads the elements of a tensor one by one")
+
+
+def _is_aside(program: ParsedProgram, loop: ast.For) -> bool:
+    """Whether a loop runs only in debugging, or is timed, so that it is there to be compared with others."""
+    tests = [each.test for each in program.around(loop) if isinstance(each, ast.If)]
+    block = getattr(program.parents[loop], "body", [])
+    place = block.index(loop) if isinstance(block, list) and loop in block else 0
+    before = [each for statement in block[:place][-1:] for each in ast.walk(statement)] if place else []
+    is_timed = any(program.called(each) in CLOCKS for each in before)
+    return is_timed or any(DEBUGGING.search(ast.unparse(test)) for test in tests)
 
 
 def _is_nested(program: ParsedProgram, outer: ast.For) -> bool:
@@ -96,6 +111,7 @@ def _reads_elements(program: ParsedProgram, loop: ast.For) -> bool:
             and isinstance(element.slice, ast.Name)
             and isinstance(element.value, ast.Name)
             and element.slice.id == loop.target.id
+            and LISTS.search(element.value.id) is None
             and not _changes(program, loop, element.value.id)
         ):
             return True
@@ -168,5 +184,9 @@ RULE = Rule(
         "values = scores.tolist()\nfor i in range(n):\n    print(values[i])\n",
         "for i in range(n):\n    losses[name][i].item()\n",
         "for i in range(5):\n    print(names[best[i]], scores[i].item())\n",
+        "for i in range(len(losses)):\n    sums[i] += losses[i].item()\n",
+        "if args.debug:\n    for i in range(n):\n        print(scores[i].item())\n",
+        "import time\nstart = time.time()\nfor i in range(x.size(0)):\n    for j in range(x.size(1)):\n"
+        "        y[i, j] = x[i, j] * 2\n",
     ),
 )
