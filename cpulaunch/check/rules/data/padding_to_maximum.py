@@ -12,10 +12,13 @@ from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument, i
 FIXED_SHAPES = re.compile(r"clip|diffus|xla|tpu|onnx|torch\.compile|cudagraph|reduce-overhead", re.IGNORECASE)
 """Words of programs in which a fixed length has its reasons: a text encoder of fixed length, compiled shapes."""
 
+IMAGES = ("PIL", "torchvision", "cv2", "transformers.models.clip")
+"""Programs that pair texts with images give a text encoder of fixed length what it was made for."""
+
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """padding="max_length" of a tokenizer, and lists filled up by hand, where a data set makes its samples."""
-    if FIXED_SHAPES.search(program.text):
+    if FIXED_SHAPES.search(program.text) or any(program.imports_module(each) for each in IMAGES):
         return
     owners = set(dataset_classes(program))
     for call in program.calls:
@@ -84,7 +87,8 @@ RULE = Rule(
     summary="Every sample is padded to the maximum length",
     why="A model computes as much for padding as for text. Samples padded to a maximum of 512 tokens of which 100 are "
     "used on average cost about five times what they need; padded to the longest of their batch they cost little more "
-    "than needed. The rule is silent in programs where a fixed length has a reason: compilation, CLIP, TPUs.",
+    "than needed. The rule is silent in programs where a fixed length has a reason: compilation, CLIP, TPUs, and texts "
+    "with images.",
     fix="Pad each batch instead: transformers.DataCollatorWithPadding, or a collate_fn with "
     "torch.nn.utils.rnn.pad_sequence; group samples of similar length.",
     find=find,
@@ -102,6 +106,7 @@ RULE = Rule(
         DATA.format(CALL.format("'longest'")),
         DATA.format(CALL.format("False")),
         DATA.format(CALL.format("padding")),
+        "from PIL import Image\n" + DATA.format(CALL.format("'max_length'")),
         "ids = tokenizer('one text', padding='max_length')\n",
         "# for CLIP\n" + DATA.format(CALL.format("'max_length'")),
         "net = torch.compile(net)\n" + DATA.format(CALL.format("'max_length'")),

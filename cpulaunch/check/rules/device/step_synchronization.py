@@ -38,12 +38,23 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             if not is_unconditional(program, node, loop):
                 continue
             name = program.called(node)
-            if name in EMPTY and not is_measuring(program, node):
+            if name in EMPTY and not (is_measuring(program, node) or _is_timed(program, node)):
                 yield Hit(node=node, seen=f"{name} in every training step")
             elif (method(node) in READS and _read(receiver(node)) in losses and not _is_inner(program, node)) or _shows(
                 program, node, tensors
             ):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} waits for the GPU in every training step")
+
+
+def _is_timed(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a clock is read in the statement before or after a node's: then the wait is a part of measuring."""
+    statement = next((each for each in program.around(node) if isinstance(each, ast.stmt)), None)
+    block = getattr(program.parents[statement], "body", []) if statement is not None else []
+    if not isinstance(block, list) or statement not in block:
+        return False
+    place = block.index(statement)
+    near = [*block[max(0, place - 1) : place], *block[place + 1 : place + 2]]
+    return any(program.called(part).startswith("time.") for each in near for part in ast.walk(each))
 
 
 def _differentiated(backward: ast.AST) -> Iterator[str]:
@@ -179,6 +190,8 @@ RULE = Rule(
         "def benchmark(loader):\n    for x in loader:\n        net(x.cuda()).sum().backward()\n        opt.step()\n"
         "        torch.cuda.synchronize()\n",
         _loop("count += x.size(0)"),
+        "import time\n" + _loop("torch.cuda.synchronize()\n    end = time.time()"),
+        "from time import perf_counter\n" + _loop("start = perf_counter()\n    torch.cuda.synchronize()"),
         "def step(loss):\n    loss.backward()\n    return loss.item()\n",
     ),
 )
