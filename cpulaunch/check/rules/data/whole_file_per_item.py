@@ -33,7 +33,8 @@ def _in_method(program: ParsedProgram, function: ast.FunctionDef) -> Iterator[Hi
         is_mapped = any(word.arg in ("mmap_mode", "mmap") for word in node.keywords)
         is_guarded = any(isinstance(each, ast.If) for each in program.around(node))
         if is_same and not is_mapped and not is_guarded:
-            yield Hit(node=node, seen=f"__getitem__ reads {ast.unparse(node.args[0])} again for every item")
+            done = "opens" if program.called(node) == "h5py.File" else "reads"
+            yield Hit(node=node, seen=f"__getitem__ {done} {ast.unparse(node.args[0])} again for every item")
 
 
 def _is_set(program: ParsedProgram, function: ast.FunctionDef, file: ast.AST) -> bool:
