@@ -25,6 +25,8 @@ FOLDERS = {
 """Data sets of torchvision that decode a file for every item."""
 ONCE = re.compile(r"test|val|eval|infer|predict|demo|query", re.IGNORECASE)
 """Names of data sets that a program goes through once."""
+PARTS = re.compile(r"split|mode|phase|train|test|val", re.IGNORECASE)
+"""Names that say for which part of the data a branch is."""
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -49,8 +51,14 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
                 and image is not None
                 and _source(program, image) in decoded
                 and _is_fixed(program, size, function)
+                and not _is_for_a_part(program, node)
             ):
                 yield Hit(node=node, seen="every item is decoded and resized to the same size again in every epoch")
+
+
+def _is_for_a_part(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a node runs for one part of the data only, which may be the few images of a validation."""
+    return any(isinstance(each, ast.If) and PARTS.search(ast.unparse(each.test)) for each in program.around(node))
 
 
 def _trained(program: ParsedProgram) -> list[ast.Call]:
@@ -184,6 +192,10 @@ RULE = Rule(
         _dataset("image = Image.open(self.paths[index]).resize((224, 224))", base="object"),
         _dataset("image = Image.open(self.paths[index]).resize(self.sizes[index])"),
         _dataset("image = self.load(index).resize((224, 224))"),
+        _dataset(
+            "if self.split == 'train':\n    return self.rays[index]\n"
+            "else:\n    image = Image.open(self.paths[index]).resize((224, 224))"
+        ),
         _dataset("image = self.transform(Image.open(self.paths[index]))"),
         _dataset("image = torch.zeros(3).resize((3, 1))"),
         _dataset(

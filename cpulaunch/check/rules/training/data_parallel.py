@@ -12,6 +12,8 @@ NAMES = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
 
 INFERENCE = re.compile(r"infer|predict|sampl|eval|valid|demo|generat|reconstruct|visual", re.IGNORECASE)
 """Names of functions that train nothing."""
+OPTION = re.compile(r"(^|[._ ])(test|eval|infer|predict|demo)", re.IGNORECASE)
+"""Options that make a program train nothing."""
 GPU = re.compile(r"cuda|gpu", re.IGNORECASE)
 
 
@@ -33,6 +35,8 @@ def _trains_nothing(program: ParsedProgram, call: ast.Call) -> bool:
         if isinstance(each, ast.FunctionDef) and INFERENCE.search(each.name):
             return True
         if isinstance(each, ast.If) and inner in each.orelse and GPU.search(ast.unparse(each.test)):
+            return True
+        if isinstance(each, ast.If) and inner in each.body and OPTION.search(ast.unparse(each.test)):
             return True
         inner = each
     return False
@@ -63,6 +67,7 @@ RULE = Rule(
         "net = nn.DataParallel(net, device_ids=[0])" + STEP,
         "net = nn.DataParallel(net)\nnet.load_state_dict(torch.load('net.pt'))\ny = net(x)\n",
         "def sample(net):\n    net = nn.DataParallel(net)\n    return net(x)\n" + STEP,
+        "if args.test_only:\n    net = nn.DataParallel(net)\n    print(net(x))\n    exit()" + STEP,
         "if torch.cuda.is_available():\n    net = net.cuda()\nelse:\n    net = nn.DataParallel(net)" + STEP,
         "if isinstance(net, nn.DataParallel):\n    net = net.module\n",
         "from mine import DataParallel\nnet = DataParallel(net)" + STEP,
