@@ -19,7 +19,7 @@ if any(importlib.util.find_spec(name) is None for name in ("libcst", "torchfix")
     pytest.skip("the extra `check` is not installed", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
-SLOW = "from torch import nn\nnet = nn.DataParallel(net)\n"
+SLOW = "from torch import nn; loss.backward()\nnet = nn.DataParallel(net)\n"
 FIXABLE = """import torch
 
 
@@ -200,7 +200,11 @@ def notebook_findings(
     ],
 )
 def test_ipython_syntax_moves_no_finding(before: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    cells = [cell("from torch import nn"), cell(before), cell("%%capture\nx = 1\nnet = nn.DataParallel(x)")]
+    cells = [
+        cell("from torch import nn"),
+        cell(before),
+        cell("%%capture\nx = 1\nnet = nn.DataParallel(x)\nnet(x).backward()"),
+    ]
     assert notebook_findings(tmp_path, capfd, cells) == [(3, 3)]
 
 
@@ -223,7 +227,7 @@ def test_a_notebooks_cells_are_not_lines_of_its_file(
 
 
 def test_columns_count_characters(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, "a.py", "from torch import nn\nä = '𝄞é'; net = nn.DataParallel(ä)\n")
+    path = write(tmp_path, "a.py", "from torch import nn\nä = '𝄞é'; net = nn.DataParallel(ä)\nnet.backward()\n")
     found = json_output.read("check", check(capfd, "--json", path)[1])["findings"][0]
     assert (found["column"], found["end_column"]) == (17, 35)
     run = json.loads(check(capfd, "--format", "sarif", path)[1])["runs"][0]
@@ -241,7 +245,7 @@ def test_a_file_is_checked_once(tmp_path: Path, capfd: pytest.CaptureFixture[str
 def test_only_files_that_may_import_torch_are_parsed() -> None:
     assert not mentions_torch("import tensorflow\nwhät = 1\n")
     assert mentions_torch("import torchvision")
-    wide = "import ｔｏｒｃｈ\nx = torch.nn.DataParallel(1)\n"
+    wide = "import ｔｏｒｃｈ\nx = torch.nn.DataParallel(1)\nx.backward()\n"
     assert [each.line for each in findings(wide, all_rules().values())] == [2]
 
 
@@ -250,7 +254,7 @@ def test_a_notebook_names_cell_and_line(tmp_path: Path, capfd: pytest.CaptureFix
         {"cell_type": "markdown", "source": ["# text"]},
         {"cell_type": "code", "source": ["%matplotlib inline\n", "!pip list\n", "import torch.nn as nn"]},
         {"cell_type": "code", "source": ["%%bash\n", "for"]},
-        {"cell_type": "code", "source": "x = 1\nnet = nn.DataParallel(x)"},
+        {"cell_type": "code", "source": "x = 1\nnet = nn.DataParallel(x)\nnet.backward()"},
     ]
     path = write(tmp_path, "a.ipynb", json.dumps({"cells": cells, "nbformat": 4}))
     found = json_output.read("check", check(capfd, "--json", path)[1])["findings"]

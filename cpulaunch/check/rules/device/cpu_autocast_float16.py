@@ -45,8 +45,9 @@ RULE = Rule(
     id="cpu-autocast-float16",
     summary="Autocast on a CPU uses float16 instead of bfloat16",
     why="Many more CPUs multiply in bfloat16 (AVX512_BF16, AMX, Arm's BF16) than in float16; elsewhere float16 goes "
-    "through slow conversions. float16 also needs a gradient scaler in training. The rule is silent in programs that know "
-    "bfloat16, export a model, use Apple's GPUs or scale gradients on the CPU, and in functions that check something.",
+    "through slow conversions. float16 also needs a gradient scaler in training. The rule is silent in programs that "
+    "know bfloat16, export a model, use Apple's GPUs or scale gradients on the CPU, and in functions that check "
+    "something.",
     fix="Use dtype=torch.bfloat16, the CPU's default, or `cpulaunch --precision bf16` on the unedited program.",
     find=find,
     wrong=(

@@ -122,8 +122,9 @@ RULE = Rule(
     summary="A convolution or linear layer has a bias although a batch normalization follows",
     why="Batch normalization subtracts the mean of each channel, and the bias with it. The bias changes no result, yet "
     "it is added in every forward, and its gradient is computed and its optimizer state kept in training.",
-    fix="Give the layer bias=False, before a model is trained. A checkpoint that was trained with the bias has it in the "
-    "normalization's running_mean: subtract it there and remove the entry. So --fix changes it with --unsafe-fixes only.",
+    fix="Give the layer bias=False, before a model is trained. A checkpoint that was trained with the bias has it in "
+    "the normalization's running_mean: subtract it there and remove the entry. So --fix changes it with "
+    "--unsafe-fixes only.",
     find=find,
     wrong=(
         "net = nn.Sequential(\n    nn.Conv2d(3, 8, 3),  # <-\n    nn.BatchNorm2d(8),\n    nn.ReLU(),\n)\n",

@@ -96,8 +96,8 @@ RULE = Rule(
     summary="A module in eval mode is called without no_grad or inference_mode",
     why="eval() switches dropout and batch normalization, not autograd: the forward still records a graph and keeps "
     "its activations, which costs memory and time for gradients that are not used. The rule is silent in functions "
-    "that use gradients anywhere, have decorators, or are called in the file where gradients are off, and in methods of "
-    "classes with a base, which may be called so from elsewhere.",
+    "that use gradients anywhere, have decorators, or are called in the file where gradients are off, and in methods "
+    "of classes with a base, which may be called so from elsewhere.",
     fix="Call the module under `with torch.inference_mode():` (or torch.no_grad()), or run the program with "
     "`cpulaunch --inference-mode`.",
     find=find,

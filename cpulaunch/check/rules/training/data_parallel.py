@@ -78,6 +78,7 @@ RULE = Rule(
         "net = nn.DataParallel(net, [1])" + STEP,
         "def wrap(nn):\n    return nn.DataParallel(net)\n" + STEP,
         "# nn.DataParallel(net)" + STEP,
-        "if rank is None:\n    net = nn.DataParallel(net)\nelse:\n    net = nn.parallel.DistributedDataParallel(net)" + STEP,
+        "if rank is None:\n    net = nn.DataParallel(net)\nelse:\n    net = nn.parallel.DistributedDataParallel(net)"
+        + STEP,
     ),
 )

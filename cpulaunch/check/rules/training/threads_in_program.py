@@ -41,8 +41,8 @@ RULE = Rule(
     id="threads-in-program",
     summary="The program fixes its number of threads",
     why="A constant for OMP_NUM_THREADS or torch.set_num_threads holds on one machine and for one process. It "
-    "overrides what a launcher chose for this machine, and several processes with it fight for the same cores. The rule "
-    "is silent about one thread: a program that sets it means each of many processes.",
+    "overrides what a launcher chose for this machine, and several processes with it fight for the same cores. The "
+    "rule is silent about one thread: a program that sets it means each of many processes.",
     fix="Remove the line and let cpulaunch choose, or give `--cores-per-instance N`.",
     find=find,
     wrong=(
