@@ -53,7 +53,8 @@ def test_nothing_is_left_after_kills_at_random_moments(tmp_path, prefix, engine)
 @pytest.mark.slow
 @pytest.mark.torch
 def test_nothing_is_left_of_several_hosts_after_kills_at_random_moments(tmp_path, prefix):
-    assert count_leftovers("elastic", KILLS_OF_HOSTS, folder=tmp_path, prefix=prefix, width=2, seconds=10.0)["left"] == {}
+    counted = count_leftovers("elastic", KILLS_OF_HOSTS, folder=tmp_path, prefix=prefix, width=2, seconds=10.0)
+    assert counted["left"] == {}
 
 
 KILLED_AT_FORK = """
