@@ -24,25 +24,26 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 2 /* of the interface between library.py and this file: increment it with every change */
+#define VERSION 3 /* of the interface between library.py and this file: increment it with every change */
 
 struct call { /* a packed call, which the ranks of a group compare */
     uint64_t words[2];
 };
 
-/* There are two announcements, payloads and sleeper flags: for barriers of even and of odd number. A rank can be one
- * barrier ahead of a rank that still reads its announcement, or that already sleeps until the next barrier. */
+/* There are two announcements and payloads: for barriers of even and of odd number, because a rank can be one operation
+ * ahead of a rank that still reads its announcement. There are four sleeper flags: a rank can sleep until the last barrier
+ * of an operation, which has three, while the rank that it waits for still clears the flag of the first. */
 struct slot {           /* a rank's part of the shared memory, which only this rank writes, except for `sleepers` */
     uint32_t count;     /* number of barriers that the rank has reached, modulo 2**32 */
     uint32_t has_left;  /* whether the rank will reach no further barrier */
-    uint32_t sleepers[2];
+    uint32_t sleepers[4];
     struct {
         struct call call;
         uint64_t source, result; /* addresses in the rank's process */
     } announcements[2];
     uint64_t reduced; /* bytes of its share that the rank has reduced since it announced its operation */
 };
-_Static_assert(sizeof(struct slot) == 88, "as in library.py");
+_Static_assert(sizeof(struct slot) == 96, "as in library.py");
 
 struct rank { /* what this process knows of a rank; the process id was verified when the group was set up */
     struct slot *slot;
@@ -86,7 +87,7 @@ struct operation { /* a collective of this rank */
     uint8_t *target;
     const uint64_t *splits; /* of an all-to-all, or null */
     /* Progress and outcome */
-    uint64_t deadline;
+    uint64_t announced, deadline; /* times of this rank's announcement, and of the end of its wait at the last barrier */
     uint32_t phase, parity; /* of the barrier at which the ranks have announced this operation */
     int32_t failed_rank, other_rank, error;
 };
@@ -117,14 +118,17 @@ static inline uint16_t narrowed(float value) { /* round to nearest, ties to even
     return value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* Half precision to float and back, without branches, so that compilers vectorize it. Source: IEEE 754, binary16. */
+/* Half precision to float and back, without branches, so that compilers vectorize it. No intermediate float is subnormal,
+ * which a thread may count as zero (torch.set_flush_denormal). Source: IEEE 754, binary16. */
 static inline float half_to_float(uint16_t half) {
-    uint32_t magnitude = (uint32_t)(half & 0x7FFF) << 13, bits, sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t magnitude = half & 0x7FFF, sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t bits = (magnitude << 13) + (magnitude < 0x7C00 ? 0x38000000 : 0x70000000); /* exponents' bias: 15, 127 */
+    uint32_t subnormal = 0x3F000000 | magnitude; /* 0.5, whose last bit is that of a subnormal half, plus the half */
     float value;
-    memcpy(&value, &magnitude, sizeof value);
-    value *= 0x1p112f; /* moves the exponent's bias from 15 to 127, also for subnormal numbers */
-    memcpy(&bits, &value, sizeof bits);
-    bits = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : bits) | sign;
+    memcpy(&value, &subnormal, sizeof value);
+    value -= 0.5f;
+    memcpy(&subnormal, &value, sizeof value);
+    bits = (magnitude < 0x0400 ? subnormal : bits) | sign;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
@@ -159,10 +163,15 @@ static inline uint16_t float_to_half(float value) { /* round to nearest, ties to
 typedef void combine(void *result, const void *left, const void *right, uint64_t count); /* result may equal left */
 typedef void divide(void *values, uint64_t count, uint32_t divisor);
 
+/* Tensors may have odd addresses, and bytes that the program wrote as another type. */
+#define ANYWHERE(TYPE) typedef TYPE TYPE##_anywhere __attribute__((aligned(1), may_alias));
+ANYWHERE(int8_t) ANYWHERE(uint8_t) ANYWHERE(uint16_t) ANYWHERE(int32_t)
+ANYWHERE(int64_t) ANYWHERE(float) ANYWHERE(double)
+
 #define COMBINE(NAME, STORED, COMPUTED, LOAD, STORE, OPERATION)                                                        \
     FAST static void NAME(void *result, const void *left, const void *right, uint64_t count) {                         \
-        STORED *to = result;                                                                                           \
-        const STORED *first = left, *second = right;                                                                   \
+        STORED##_anywhere *to = result;                                                                                \
+        const STORED##_anywhere *first = left, *second = right;                                                        \
         _Pragma("GCC ivdep") for (uint64_t i = 0; i < count; i++) {                                                    \
             COMPUTED a = LOAD(first[i]), b = LOAD(second[i]);                                                          \
             to[i] = (STORED)STORE((COMPUTED)OPERATION(a, b));                                                          \
@@ -174,7 +183,7 @@ typedef void divide(void *values, uint64_t count, uint32_t divisor);
     COMBINE(NAME##_max, STORED, COMPUTED, LOAD, STORE, MAX)                                                            \
     COMBINE(NAME##_min, STORED, COMPUTED, LOAD, STORE, MIN)                                                            \
     FAST static void NAME##_divide(void *values, uint64_t count, uint32_t divisor) {                                   \
-        STORED *each = values;                                                                                         \
+        STORED##_anywhere *each = values;                                                                              \
         for (uint64_t i = 0; i < count; i++)                                                                           \
             each[i] = (STORED)STORE((COMPUTED)(LOAD(each[i]) / (COMPUTED)divisor));                                    \
     }
@@ -232,9 +241,11 @@ static int arrives_soon(const struct group *group, const struct slot *slot, uint
     return 0;
 }
 
+/* A program may have closed the descriptor, and opened another file in its place, of which the kernel says EBADF. */
 static int has_exited(const struct rank *rank) {
     struct pollfd exit = {rank->pidfd, POLLIN, 0};
-    return rank->pidfd >= 0 && poll(&exit, 1, 0) > 0 && (exit.revents & POLLIN); /* not if the program closed it */
+    return rank->pidfd >= 0 && poll(&exit, 1, 0) > 0 && (exit.revents & POLLIN) &&
+           (syscall(SYS_pidfd_send_signal, rank->pidfd, 0, NULL, 0) == 0 || errno != EBADF);
 }
 
 /* Sleeps until the rank has arrived; returns DONE, or why it does not arrive. */
@@ -256,7 +267,7 @@ static enum outcome await_rank(const struct group *group, const struct rank *ran
             return LATE;
         uint64_t sleep = left_over < group->poll_nanoseconds ? left_over : group->poll_nanoseconds;
         struct timespec interval = {(time_t)(sleep / 1000000000u), (long)(sleep % 1000000000u)};
-        __atomic_store_n(&slot->sleepers[group->number & 1], 1, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->sleepers[group->number & 3], 1, __ATOMIC_SEQ_CST); /* see arrive */
         if (syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &interval, NULL, 0) == 0 || errno == EAGAIN)
             continue;
         int interrupted = errno == EINTR;
@@ -281,19 +292,24 @@ static enum outcome await_all(const struct group *group, struct operation *opera
     return DONE;
 }
 
-/* Announces that this rank has reached the next barrier. */
-static void arrive(struct group *group, struct operation *operation) {
+/* Announces that this rank has reached the next barrier; returns the time. The store of the count comes
+ * after all that this rank has written and read. It and the load of the flag are in one total order with the store of the
+ * flag and futex's load of the count in await_rank: this rank sees the flag, or the other one the count. */
+static uint64_t arrive(struct group *group, struct operation *operation) {
     struct slot *mine = group->ranks[group->rank].slot;
     uint32_t number = ++group->number;
-    operation->deadline = now() + group->timeout_nanoseconds;
-    __atomic_store_n(&mine->count, number, __ATOMIC_SEQ_CST); /* before the sleeper flag is read */
-    if (__atomic_load_n(&mine->sleepers[number & 1], __ATOMIC_SEQ_CST)) {
-        __atomic_store_n(&mine->sleepers[number & 1], 0, __ATOMIC_SEQ_CST);
+    uint64_t time = now();
+    operation->deadline = time + group->timeout_nanoseconds;
+    __atomic_store_n(&mine->count, number, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&mine->sleepers[number & 3], __ATOMIC_SEQ_CST)) {
+        __atomic_store_n(&mine->sleepers[number & 3], 0, __ATOMIC_SEQ_CST);
         syscall(SYS_futex, &mine->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
+    return time;
 }
 
-/* Effect: ranks that wait for this one, now or later, fail because it has left the group. */
+/* Effect: ranks that wait for this one, now or later, fail because it has left the group. One that is about to sleep just
+ * now notices after poll_nanoseconds, because the count does not change. */
 void cpulaunch_ccl_leave(const struct group *group) {
     struct slot *mine = group->ranks[group->rank].slot;
     __atomic_store_n(&mine->has_left, 1, __ATOMIC_SEQ_CST);
@@ -500,7 +516,7 @@ static void announce(struct group *group, struct operation *operation) {
     mine->slot->announcements[parity].call = operation->call;
     mine->slot->announcements[parity].source = (uint64_t)operation->source;
     mine->slot->announcements[parity].result = (uint64_t)operation->result - operation->first;
-    arrive(group, operation);
+    operation->announced = arrive(group, operation);
 }
 
 /* Returns DONE if all ranks have announced the same call; else sets failed_rank. */
@@ -531,10 +547,11 @@ static enum outcome transfer(const struct group *group, struct operation *operat
 /*
  * Whether all tensors were as announced until now, after this rank's last read. A rank that gives up says so before its
  * program can change a tensor, perhaps while it waits at the barrier that this rank is about to reach. One that exited
- * is noticed by the read, except if its process id is in use again, which takes longer than poll_nanoseconds.
+ * is noticed by the read, except if its process id is in use again, which takes longer than poll_nanoseconds. If it exited
+ * before this rank's announcement, it never reaches the last barrier, which other ranks reach after that only.
  */
 static enum outcome check_read(const struct group *group, struct operation *operation) {
-    int is_slow = now() + group->timeout_nanoseconds > operation->deadline + group->poll_nanoseconds;
+    int is_slow = now() > operation->announced + group->poll_nanoseconds;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     for (uint32_t other = 0; other < group->size; other++) {
         const struct rank *rank = &group->ranks[other];

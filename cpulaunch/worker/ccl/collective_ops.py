@@ -26,13 +26,13 @@ def without_autograd(function: Method) -> Method:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The elements as a flat tensor without autograd; a copy if the tensor is not contiguous."""
-    return tensor.data.contiguous().view(-1)
+    """The elements as a flat tensor without autograd; a copy if the tensor is not contiguous or negates on reading."""
+    return tensor.data.resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def restore(tensor: Tensor, flat: Tensor) -> None:
     """Effect: copies the elements back to the tensor, if `dense` had to copy them."""
-    if not tensor.is_contiguous():
+    if flat.data_ptr() != tensor.data_ptr():
         tensor.data.copy_(flat.view(tensor.shape))
 
 
@@ -67,7 +67,7 @@ class CollectiveOps:
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
         """Effect: the tensor is reduced over all ranks."""
         call = packed_call("all_reduce", tensor.dtype, tensor.numel(), reduced=reduction.number)
-        if tensor.is_contiguous():
+        if tensor.is_contiguous() and not tensor.is_neg():
             self.path.all_reduce(call, tensor, reduction)
         else:
             self._all_reduce_copied(call, tensor, reduction)

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import mmap
 import os
 import signal
 import threading
@@ -21,7 +22,15 @@ from ccl_threads import SECONDS, groups_of, together
 from torch.distributed import ReduceOp
 
 from cpulaunch.worker.ccl.collective_ops import CollectiveOps, apart
-from cpulaunch.worker.ccl.memory.library import CHUNK_BYTES, LIBRARY, READ_BYTES, load, payload_bytes
+from cpulaunch.worker.ccl.memory.library import (
+    CHUNK_BYTES,
+    LIBRARY,
+    READ_BYTES,
+    SharedGroup,
+    bytes_needed,
+    load,
+    payload_bytes,
+)
 from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 from cpulaunch.worker.ccl.wire.reductions import TYPES, find_reduction, packed_call
@@ -108,13 +117,21 @@ def bool_reduced(operation, one, other):
     return one | other if operation in ("SUM", "MAX") else one & other
 
 
-def test_every_half_is_converted_as_torch_does():
+@pytest.mark.parametrize("flushes", [False, True])
+def test_every_half_is_converted_as_torch_does(flushes):
+    """Also in a thread that counts subnormal floats as zero, among which halves below 2**-14 were."""
     halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
     one = torch.ones_like(halves)
     for scale in (1.0, 3.0, 1 / 3, 2.0**-12):
         factor = (one * scale).half()
         expected = halves * factor
-        results = together(2, all_reduced(lambda rank, factor=factor: (halves, factor)[rank].clone(), "PRODUCT"))
+        reduce = all_reduced(lambda rank, factor=factor: (halves, factor)[rank].clone(), "PRODUCT")
+
+        def rank_does(path, rank, reduce=reduce):
+            assert torch.set_flush_denormal(flushes)  # It is for this thread alone.
+            return reduce(path, rank)
+
+        results = together(2, rank_does)
         assert torch.equal(bits(results[0]), bits(expected)), scale
 
 
@@ -235,6 +252,35 @@ def test_a_late_rank_wakes_the_waiting_one_and_its_data_is_reduced():
     assert together(2, rank_does) == [[3.0] * 5] * 2
 
 
+def test_a_rank_that_sleeps_until_the_last_barrier_is_woken_by_a_rank_that_was_stopped_at_the_first():
+    """The stopped rank then cleared the flag by which the other one had asked to be woken."""
+    waiting, stopped = groups_of(2)
+    waiting.native.poll_nanoseconds = 10**11
+    tensor, call = torch.ones(READ_BYTES), packed_call("reduce", torch.float32, READ_BYTES, root=1)
+    stopped.slot(1).announcements[1][:3] = [*numbers_of(call), tensor.data_ptr()]
+    stopped.slot(1).count = 1
+    reduction = find_reduction(ReduceOp.SUM, torch.float32)
+    thread = threading.Thread(
+        target=lambda: MemoryPath(waiting).reduce(call, tensor, reduction, root=1),
+        daemon=True,  # Its sleep would keep the tests from ending.
+    )
+    thread.start()
+    deadline = time.monotonic() + SECONDS
+    while waiting.slot(0).count < 3 or not any(stopped.slot(1).sleepers):
+        assert time.monotonic() < deadline
+    time.sleep(0.05)
+    stopped.slot(1).sleepers[1] = 0  # As it clears the flag of barrier 1.
+    stopped.slot(1).count = stopped.native.number = 2
+    MemoryPath(stopped).barrier(call)
+    thread.join(SECONDS / 2)
+    assert not thread.is_alive()
+
+
+def numbers_of(call):
+    """A packed call as the two numbers of a slot's announcement."""
+    return [int.from_bytes(call[at : at + 8], "little") for at in (0, 8)]
+
+
 def test_another_thread_can_abort_a_wait():
     group = groups_of(2)[0]
     group.native.poll_nanoseconds = 10**7
@@ -346,7 +392,7 @@ def test_data_of_a_rank_that_gave_up_while_it_was_read_is_not_returned(name):
     waiting, late = groups_of(2, seconds=0.2)
     call = packed_call(name, torch.float32, 0 if name == "all_to_all" else count)
     tensors = torch.full((count,), 1.0), torch.zeros(2 * count)
-    late.slot(1).announcements[1][:2] = [int.from_bytes(call[at : at + 8], "little") for at in (0, 8)]
+    late.slot(1).announcements[1][:2] = numbers_of(call)
     if name == "all_to_all":
         (ctypes.c_uint64 * 4).from_address(late.native.ranks[1].splits[1])[:] = [4 * count] * 4
     if name != "broadcast":
@@ -369,15 +415,67 @@ def test_a_late_rank_is_lost_at_the_timeout_and_not_at_the_next_look():
     assert time.monotonic() - started < SECONDS / 4
 
 
-def test_a_closed_descriptor_of_a_process_does_not_mean_that_it_has_exited():
-    """A program may close all descriptors, as daemons do."""
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_a_closed_descriptor_of_a_process_does_not_mean_that_it_has_exited(is_reused):
+    """A program may close all descriptors, as daemons do, and open files with the same numbers."""
     group = groups_of(2, seconds=0.3)[0]
     group.native.poll_nanoseconds = 10**7
     pidfd = os.pidfd_open(os.getpid())
     group.native.ranks[1].pidfd = pidfd
-    os.close(pidfd)
+    if is_reused:
+        with open(os.devnull) as other:
+            os.dup2(other.fileno(), pidfd)
+    else:
+        os.close(pidfd)
     with pytest.raises(PeerLostError, match="did not reach this collective"):
         MemoryPath(group).barrier(BARRIER)
+    if is_reused:
+        os.close(pidfd)
+
+
+def test_a_program_that_closed_all_descriptors_can_leave_its_group():
+    pidfd = os.pidfd_open(os.getpid())
+    memory = mmap.mmap(-1, bytes_needed(2))
+    group = SharedGroup(memory, rank=0, processes=[os.getpid()] * 2, pidfds=[-1, pidfd], seconds=SECONDS)
+    os.close(pidfd)
+    group.close()
+
+
+def test_the_id_of_an_exited_rank_may_be_in_use_again_before_a_slow_rank_has_read_its_share():
+    """It had copied the slow one's share, and waited at the last barrier, which the slow rank then found complete."""
+    count = 8 * READ_BYTES
+    slow = groups_of(2)[0]
+    slow.native.poll_nanoseconds = 10**5  # The reduction takes longer, and no other process gets the id before.
+    exited = os.fork()
+    if exited == 0:
+        os._exit(0)
+    slow.native.ranks[1].pidfd = pidfd = os.pidfd_open(exited)
+    os.waitpid(exited, 0)
+    call, other = packed_call("all_reduce", torch.float32, count, reduced=1), torch.zeros(count)
+    slow.slot(1).announcements[1][:] = [*numbers_of(call), other.data_ptr(), other.data_ptr()]
+    slow.slot(1).count, slow.slot(1).reduced = 3, 4 * count
+    with pytest.raises(PeerLostError, match="exited"):
+        MemoryPath(slow).all_reduce(call, torch.ones(count), find_reduction(ReduceOp.SUM, torch.float32))
+    os.close(pidfd)
+
+
+def test_views_that_negate_or_conjugate_what_they_show():
+    """Their memory has the elements that they are views of, which other ranks would read."""
+
+    def rank_does(path, rank):
+        ops = CollectiveOps(path, rank=rank, size=2)
+        negative = torch._neg_view(torch.arange(5.0) + rank)
+        assert negative.is_neg()
+        assert negative.is_contiguous()
+        ops.all_reduce(negative, find_reduction(ReduceOp.SUM, torch.float32))
+        gathered, conjugate = torch.empty(6, dtype=torch.complex64), torch.full((3,), 1 + 2j).conj()
+        assert conjugate.is_conj()
+        ops.all_gather(gathered, conjugate)
+        received = torch.full((3,), 5j).conj() if rank else conjugate
+        ops.broadcast(received, root=0)
+        return negative.tolist(), gathered.tolist(), received.tolist()
+
+    assert together(2, rank_does) == [([-1.0, -3.0, -5.0, -7.0, -9.0], [1 - 2j] * 6, [1 - 2j] * 3)] * 2
 
 
 def test_the_exit_of_a_rank_is_noticed_by_a_program_that_is_interrupted_again_and_again():

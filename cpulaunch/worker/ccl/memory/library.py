@@ -43,7 +43,7 @@ class Slot(Structure):
     _fields_ = (
         ("count", c_uint32),
         ("has_left", c_uint32),
-        ("sleepers", c_uint32 * 2),
+        ("sleepers", c_uint32 * 4),
         ("announcements", c_uint64 * 4 * 2),
         ("reduced", c_uint64),
     )
@@ -103,6 +103,7 @@ class Operation(Structure):
         ("bytes", c_uint64),
         ("target", c_void_p),
         ("splits", POINTER(c_uint64)),
+        ("announced", c_uint64),
         ("deadline", c_uint64),
         ("phase", c_uint32),
         ("parity", c_uint32),
@@ -157,7 +158,7 @@ def _payload_offset(size: int, rank: int, parity: int) -> int:
 
 def _close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
-        if descriptor >= 0:
+        with suppress(OSError):  # -1, or one that the program has closed, as daemons do.
             os.close(descriptor)
 
 
