@@ -27,7 +27,7 @@ from cpulaunch.worker.ccl.collective_ops import CollectiveOps
 from cpulaunch.worker.ccl.delegate import open_gloo
 from cpulaunch.worker.ccl.executor import Executor, GroupQueue, shared_executor
 from cpulaunch.worker.ccl.memory.path import MemoryPath
-from cpulaunch.worker.ccl.methods import call_of, calls_of, collective, listed, options
+from cpulaunch.worker.ccl.methods import by_gloo, call_of, calls_of, collective, listed, options
 from cpulaunch.worker.ccl.thread_setup import thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import find_reduction
@@ -344,17 +344,7 @@ class CclGroup(ProcessGroup):
         """As torch.distributed.barrier."""
         return call_of([], self._open_ops.barrier), options(BarrierOptions, opts, timeout=timeout)
 
-    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Any:
-        """As torch.distributed.send, by gloo."""
-        return self.gloo.send(tensors, dst, tag)
-
-    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Any:
-        """As torch.distributed.recv, by gloo."""
-        return self.gloo.recv(tensors, src, tag)
-
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        """As torch.distributed.recv without a source, by gloo."""
-        return self.gloo.recv_anysource(tensors, tag)
+    send, recv, recv_anysource = by_gloo("send"), by_gloo("recv"), by_gloo("recv_anysource")
 
     def shutdown(self) -> None:
         """Effect: finishes all submitted works, then leaves the group; does nothing the second time."""

@@ -71,6 +71,11 @@ def collective(prepare: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def by_gloo(name: str) -> Callable[..., Any]:
+    """The method of gloo's group of the same ranks."""
+    return lambda group, *arguments, **named: getattr(group.gloo, name)(*arguments, **named)
+
+
 def _hide_from_dynamo(function: Any) -> None:
     """Effect: a compiled program calls the function as it is, as it does the methods of torch's own groups."""
     function._torchdynamo_disable = True

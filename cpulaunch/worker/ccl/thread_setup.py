@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import threading
 
 import torch
@@ -45,21 +46,8 @@ def own_cpus(environ: Mapping[str, str]) -> frozenset[int]:
     return frozenset(cpus[rank * count : (rank + 1) * count])
 
 
-class _Attributes(ctypes.Structure):
-    """struct sched_attr, first version."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("policy", ctypes.c_uint32),
-        ("flags", ctypes.c_uint64),
-        ("nice", ctypes.c_int32),
-        ("priority", ctypes.c_uint32),
-        ("runtime_ns", ctypes.c_uint64),
-        ("deadline_ns", ctypes.c_uint64),
-        ("period_ns", ctypes.c_uint64),
-    )
-
-
+_ATTRIBUTES = struct.Struct("=IIQiIQQQ")
+"""struct sched_attr, first version: size, policy, flags, nice, priority; slice, deadline and period in nanoseconds."""
 SLICE_NS = 100_000
 """The shortest time slice that the kernel grants, in nanoseconds."""
 _SYSCALL_SCHED_SETATTR = 314
@@ -74,8 +62,8 @@ def request_short_slices() -> None:
     """
     if os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
-    attributes = _Attributes(size=ctypes.sizeof(_Attributes), runtime_ns=SLICE_NS, nice=os.nice(0))
-    ctypes.CDLL(None).syscall(_SYSCALL_SCHED_SETATTR, 0, ctypes.byref(attributes), 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, os.nice(0), 0, SLICE_NS, 0, 0)
+    ctypes.CDLL(None).syscall(_SYSCALL_SCHED_SETATTR, 0, attributes, 0)
 
 
 def configure_thread(cpus: frozenset[int]) -> None:

@@ -159,6 +159,8 @@ class CclWork(Work):
             raise self._error
         return True
 
+    synchronize = wait
+
     def _await(self, seconds: float) -> None:
         left, polls = seconds, 0
         while not self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))):
@@ -194,10 +196,6 @@ class CclWork(Work):
         """The tensors that the collective has written. Raises: as wait."""
         self.wait()
         return self._result
-
-    def synchronize(self) -> None:
-        """Effect: as wait."""
-        self.wait()
 
     def get_future(self) -> Any:
         """A future of the tensors that the collective writes."""
@@ -237,13 +235,7 @@ class DoneWork(Work):
         """True."""
         return True
 
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
-    def is_success(self) -> bool:
-        """True."""
-        return True
+    is_completed = is_success = wait
 
     def result(self) -> Any:
         """The tensors that the collective has written."""

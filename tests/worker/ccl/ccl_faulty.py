@@ -15,8 +15,8 @@ from ccl_filter import forbid_reading_others
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 
 LARGE = 1 << 22
-SHORT_TIMEOUT_SECONDS, TIMEOUT_SECONDS = 8, 60
-"""Timeout of a group in the fault "late", before which all ranks have started, and of other groups."""
+SHORT_TIMEOUT_SECONDS, TIMEOUT_SECONDS = 1, 60
+"""Timeouts of groups: in the fault "late" once the group is set up, and else."""
 
 
 @cache
@@ -119,6 +119,7 @@ def late(rank):
         with suppress(RuntimeError):  # The store ends with rank 0.
             store().wait(["seen"])
         return
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SHORT_TIMEOUT_SECONDS))
     try:
         collective()
     finally:
@@ -206,8 +207,7 @@ def main(fault):
     if fault in ("late", "own_timeout"):
         store().set(f"started/{os.environ['RANK']}", "1")
         store().wait(["started/0", "started/1"])
-    seconds = SHORT_TIMEOUT_SECONDS if fault == "late" else TIMEOUT_SECONDS
-    dist.init_process_group("ccl", timeout=timedelta(seconds=seconds))
+    dist.init_process_group("ccl", timeout=timedelta(seconds=TIMEOUT_SECONDS))
     try:
         globals()[fault](dist.get_rank())
     except (RuntimeError, KeyboardInterrupt) as error:

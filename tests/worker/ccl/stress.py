@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from tests.worker.ccl.stress_calls import Call
 
-LIMIT_SECONDS, STOP_SECONDS, SLACK_SECONDS = 4.0, 9.0, 10.0
+LIMIT_SECONDS, STOP_SECONDS, SLACK_SECONDS = 2.0, 5.0, 10.0
 """The group's timeout in runs with the fault "timeout"; how long a rank is stopped; what a loaded machine adds."""
 
 

@@ -90,7 +90,7 @@ def test_a_measurement_that_hangs_is_ended_with_its_children(tmp_path):
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     interpreter = stub(tmp_path, f"sleep 600 > {fifo} & wait")
-    assert measured(unbound(), interpreter=interpreter, seconds=5.0).failure == "no answer within 5 s"
+    assert measured(unbound(), interpreter=interpreter, seconds=2.0).failure == "no answer within 2 s"
     closed = select.poll()
     closed.register(reader, 0)  # Only POLLHUP, when the last writer has closed. Source: poll(2), fifo(7).
     assert closed.poll(30_000)

@@ -53,6 +53,7 @@ class MemoryPath:
         self._pointer = ctypes.byref(self._operation)
         self._start, self._continue = group.functions["all_reduce"], group.functions["run"]
         self._reductions: dict[Reduction, Any] = {}
+        self.set_timeout, self.leave, self.close = group.set_timeout, group.leave, group.close
 
     def barrier(self, call: bytes) -> None:
         """Effect: returns when all ranks have called it."""
@@ -99,22 +100,29 @@ class MemoryPath:
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
         """Effect: the root's tensor is copied to all ranks."""
-        is_root = root == self._rank
-        self._copy(call, flat if is_root else None, flat.nbytes, flat, sender=NO_RANK if is_root else root)
+        size = flat.nbytes
+        if root == self._rank:
+            self._run(call, flat, size)
+        else:
+            self._run(call, None, size, sender=root, bytes=size, target=flat.data_ptr())
 
     def all_gather(self, call: bytes, target: Tensor, source: Tensor) -> None:
         """Effect: the target holds the sources of all ranks, in rank order."""
-        self._copy(call, source, source.nbytes, target, size=source.nbytes)
+        size = source.nbytes
+        self._run(call, source, size, sender=ALL_RANKS, bytes=size, target=target.data_ptr())
 
     def gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
         """Effect: the root's target holds the sources of all ranks, in rank order. It is None in other ranks."""
-        sender = NO_RANK if target is None else ALL_RANKS
-        self._copy(call, source, source.nbytes, target, sender=sender, size=source.nbytes)
+        if target is None:
+            self._run(call, source, source.nbytes)
+        else:
+            self.all_gather(call, target, source)
 
     def scatter(self, call: bytes, target: Tensor, source: Tensor | None, *, root: int) -> None:
         """Effect: the target is this rank's part of the root's source, which is None in other ranks."""
         size = target.nbytes
-        self._copy(call, source, size * self._size, target, sender=root, offset=self._rank * size)
+        place = {"sender": root, "offset": self._rank * size, "bytes": size, "target": target.data_ptr()}
+        self._run(call, source, size * self._size, **place)
 
     def all_to_all(self, call: bytes, target: Tensor, source: Tensor, splits: Sequence[Sequence[int]]) -> None:
         """Effect: the target holds the parts of all ranks' sources for this rank.
@@ -124,14 +132,6 @@ class MemoryPath:
         sent, expected = ([count * source.itemsize for count in counts] for counts in splits)
         table = (ctypes.c_uint64 * (2 * self._size))(*sent, *expected)
         self._run(call, source, 0, target=target.data_ptr(), splits=table)
-
-    def _copy(self, call: bytes, source: Tensor | None, largest: int, target: Tensor | None, **more: int) -> None:
-        """Effect: as `struct operation` in ccl_memory.c says of copies; by default from all ranks."""
-        if target is not None:
-            more = {"sender": ALL_RANKS, "bytes": target.nbytes, "target": target.data_ptr()} | more
-        if "size" in more:
-            more["bytes"] = more.pop("size")
-        self._run(call, source, largest, **more)
 
     def _run(self, call: bytes, source: Tensor | None = None, largest: int = 0, **more: Any) -> None:
         """Effect: runs the operation with these fields of `struct operation` in ccl_memory.c."""
@@ -197,17 +197,5 @@ class MemoryPath:
             known = self._reductions[reduction] = NativeReduction(reduction.kind, reduction.operation, divisor)
         return known
 
-    def set_timeout(self, seconds: float) -> None:
-        """Effect: a rank that is later than this by `seconds` is lost."""
-        self._group.set_timeout(seconds)
-
     def lost_peer(self) -> None:
         """None: a collective itself detects the loss of a peer."""
-
-    def leave(self) -> None:
-        """Effect: notifies the other ranks that this one has left."""
-        self._group.leave()
-
-    def close(self) -> None:
-        """Effect: leaves the group and frees its resources."""
-        self._group.close()

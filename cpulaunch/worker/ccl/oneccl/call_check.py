@@ -61,5 +61,3 @@ class CallCheck:
     def leave(self) -> None:
         """Effect: notifies the other ranks that this one has left."""
         self._connections.close()
-
-    close = leave

@@ -98,11 +98,11 @@ def load() -> ctypes.CDLL:
 
 
 def _load(libraries: str) -> ctypes.CDLL:
-    api = _open(libraries, API)
-    open_all([path for name in NEEDED if os.path.exists(path := os.path.join(libraries, name))])
-    for name in (ENGINE, PLUGIN):
-        _open(libraries, name)
-    return api
+    api, engine, plugin = (os.path.join(libraries, name) for name in (API, ENGINE, PLUGIN))
+    needed = [path for name in NEEDED if os.path.exists(path := os.path.join(libraries, name))]
+    for paths in ([api], needed, [engine], [plugin]):
+        open_all(paths)
+    return ctypes.CDLL(api)
 
 
 def open_all(paths: Sequence[str]) -> None:
@@ -150,10 +150,3 @@ def quiet() -> Iterator[None]:
             for line in written:
                 if LOG_LEVEL_WARNING not in line:
                     os.write(1, line)
-
-
-def _open(libraries: str, name: str) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(os.path.join(libraries, name), mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise CclError(f"oneCCL cannot be loaded: {error}\n{HINT}") from None
