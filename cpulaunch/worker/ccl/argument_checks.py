@@ -92,6 +92,6 @@ def split_elements(tensor: Tensor, rows: Sequence[int], size: int) -> list[int]:
     if not rows and total % size:
         raise ValueError(f"{total} rows cannot be divided evenly among {size} ranks")
     parts = list(rows) or [total // size] * size
-    if len(parts) != size or sum(parts) != total:
+    if len(parts) != size or sum(parts) != total or min(parts) < 0:
         raise ValueError(f"the splits {parts} do not add up to {total} rows for {size} ranks")
     return [part * (tensor.numel() // total if total else 0) for part in parts]

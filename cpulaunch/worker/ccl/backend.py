@@ -131,6 +131,13 @@ class CclGroup(ProcessGroup):
             raise CclError("the group was destroyed")
         return self._ops
 
+    def _root(self, options: Any) -> int:
+        """The root's rank. Raises: ValueError unless it is a rank of the group."""
+        root: int = options.rootRank
+        if not 0 <= root < self._size:
+            raise ValueError(f"invalid root rank {root} in a group of {self._size} ranks")
+        return root
+
     @property
     def gloo(self) -> Any:
         """gloo's group of the same ranks. Raises: CclError after shutdown."""
@@ -206,7 +213,7 @@ class CclGroup(ProcessGroup):
         """As torch.distributed.broadcast."""
         opts = options(BroadcastOptions, opts, rootRank=opts if root is None else root, timeout=timeout)
         tensor = checks.single(tensors := listed(tensors))
-        return call_of(tensors, self._open_ops.broadcast, tensor, root=opts.rootRank), opts
+        return call_of(tensors, self._open_ops.broadcast, tensor, root=self._root(opts)), opts
 
     @collective
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: Any = None) -> Any:
@@ -214,7 +221,7 @@ class CclGroup(ProcessGroup):
         opts = options(ReduceOptions, opts, rootRank=opts if root is None else root, reduceOp=op, timeout=timeout)
         tensor = checks.single(tensors := listed(tensors))
         reduction = find_reduction(opts.reduceOp, tensor.dtype)
-        return call_of(tensors, self._open_ops.reduce, tensor, reduction, root=opts.rootRank), opts
+        return call_of(tensors, self._open_ops.reduce, tensor, reduction, root=self._root(opts)), opts
 
     @collective
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *, timeout: Any = None) -> Any:
@@ -262,7 +269,7 @@ class CclGroup(ProcessGroup):
         targets = checks.single_list(outputs, self._size) if opts.rootRank == self._rank else None
         for target in targets or ():
             checks.check_match(target, source, "output", "input")
-        return call_of(targets or [], self._open_ops.gather, targets, source, root=opts.rootRank), opts
+        return call_of(targets or [], self._open_ops.gather, targets, source, root=self._root(opts)), opts
 
     @collective
     def scatter(
@@ -275,7 +282,7 @@ class CclGroup(ProcessGroup):
         sources = checks.single_list(inputs, self._size) if opts.rootRank == self._rank else None
         for source in sources or ():
             checks.check_match(source, target, "input", "output")
-        return call_of(outputs, self._open_ops.scatter, target, sources, root=opts.rootRank), opts
+        return call_of(outputs, self._open_ops.scatter, target, sources, root=self._root(opts)), opts
 
     @collective
     def reduce_scatter(

@@ -45,7 +45,7 @@ GRACE_POLLS = 3
 
 _future_lock = threading.Lock()
 _ending: list[int] = []
-_MAX_KEPT, _RECENT, _RECENT_BYTES = 1000, 64, 4096
+MAX_KEPT, _RECENT, _RECENT_BYTES = 1000, 64, 4096
 _kept: dict[int, CclWork] = {}
 """Works that are not finished, by id: see keep_alive."""
 _recent: deque[CclWork] = deque(maxlen=_RECENT)
@@ -78,8 +78,9 @@ def keep_alive(work: CclWork) -> None:
     is kept until it is waited for, unless there are many finished ones.
     """
     _kept[id(work)] = work
-    if len(_kept) > _MAX_KEPT:
-        _kept.pop(next((key for key, each in _kept.items() if each.is_completed()), -1), None)
+    if len(_kept) > MAX_KEPT:
+        works = list(_kept.items())  # A copy, because another thread may finish a work meanwhile.
+        _kept.pop(next((key for key, each in works if each.is_completed()), -1), None)
 
 
 def _release(work: CclWork) -> None:

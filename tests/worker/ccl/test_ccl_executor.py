@@ -1,6 +1,7 @@
 """The executor that runs a group's collectives in order, and the set-up of its thread."""
 
 import os
+import sys
 import threading
 from datetime import timedelta
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from cpulaunch.worker.ccl.executor import Executor, GroupQueue
 from cpulaunch.worker.ccl.group_setup import check_machine
 from cpulaunch.worker.ccl.thread_setup import own_cpus, request_short_slices, thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.work import CclWork
+from cpulaunch.worker.ccl.work import MAX_KEPT, CclWork
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -105,6 +106,19 @@ def test_works_run_in_order():
     assert first.is_completed()
     assert one.do_now(lambda: done.append("at once")).wait()
     assert done == ["first", "second", "at once"]
+
+
+def test_many_works_may_be_pending_while_another_thread_finishes_some():
+    one, gate, before = queue(), threading.Event(), sys.getswitchinterval()
+    works = [one.submit(lambda: gate.wait(SECONDS), SECONDS)]
+    sys.setswitchinterval(1e-6)
+    try:
+        works += [one.submit(lambda: None, SECONDS) for _ in range(MAX_KEPT + 500)]
+        gate.set()
+        works += [one.submit(lambda: None, SECONDS) for _ in range(500)]
+    finally:
+        sys.setswitchinterval(before)
+    assert all(work.wait() for work in works)
 
 
 def test_a_callback_of_a_future_may_wait_for_works():

@@ -25,6 +25,7 @@ from ccl_filter import forbid_reading_others
 from torch.distributed import distributed_c10d
 
 from cpulaunch.worker.ccl import group_setup
+from cpulaunch.worker.ccl.argument_checks import split_elements
 from cpulaunch.worker.ccl.backend import CclGroup
 from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
 from cpulaunch.worker.ccl.memory import setup
@@ -234,6 +235,23 @@ def test_rank_zero_serves_the_store_as_long_as_others_need_it_to_join():
         store = SlowStore("127.0.0.1", port.result(SECONDS), 2, is_master=False)
         assert open_gloo(store, 1, 2, timedelta(seconds=SECONDS)).size() == 2
         served.result(SECONDS)
+
+
+def test_a_root_must_be_a_rank_of_the_group():
+    group = CclGroup(dist.HashStore(), 0, 1, timedelta(seconds=SECONDS))
+    for root in (1, -1, -2):
+        for call in (group.broadcast, group.reduce):
+            with pytest.raises(ValueError, match="invalid root rank"):
+                call(torch.ones(2), root=root)
+        for call in (group.gather, group.scatter):
+            with pytest.raises(ValueError, match="invalid root rank"):
+                call([], torch.ones(2), root=root) if call == group.gather else call(torch.ones(2), [], root=root)
+    group.shutdown()
+
+
+def test_splits_must_not_be_negative():
+    with pytest.raises(ValueError, match="do not add up"):
+        split_elements(torch.ones(2), [-1, 3], 2)
 
 
 def test_a_timeout_that_torch_sets_later_is_that_of_all_collectives():
