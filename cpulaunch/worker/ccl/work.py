@@ -160,8 +160,6 @@ class CclWork(Work):
             raise self._error
         return True
 
-    synchronize = wait
-
     def _await(self, seconds: float) -> None:
         left, polls = seconds, 0
         while not self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))):
@@ -197,6 +195,10 @@ class CclWork(Work):
         """The tensors that the collective has written. Raises: as wait."""
         self.wait()
         return self._result
+
+    def synchronize(self) -> None:
+        """Effect: as wait."""
+        self.wait()
 
     def get_future(self) -> Any:
         """A future of the tensors that the collective writes."""
