@@ -118,17 +118,14 @@ static inline uint16_t narrowed(float value) { /* round to nearest, ties to even
     return value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* Half precision to float and back, without branches, so that compilers vectorize it. No intermediate float is subnormal,
- * which a thread may count as zero (torch.set_flush_denormal). Source: IEEE 754, binary16. */
+/* Half precision to float and back, without branches, so that compilers vectorize it. Source: IEEE 754, binary16. */
 static inline float half_to_float(uint16_t half) {
-    uint32_t magnitude = half & 0x7FFF, sign = (uint32_t)(half & 0x8000) << 16;
-    uint32_t bits = (magnitude << 13) + (magnitude < 0x7C00 ? 0x38000000 : 0x70000000); /* exponents' bias: 15, 127 */
-    uint32_t subnormal = 0x3F000000 | magnitude; /* 0.5, whose last bit is that of a subnormal half, plus the half */
+    uint32_t magnitude = (uint32_t)(half & 0x7FFF) << 13, bits, sign = (uint32_t)(half & 0x8000) << 16;
     float value;
-    memcpy(&value, &subnormal, sizeof value);
-    value -= 0.5f;
-    memcpy(&subnormal, &value, sizeof value);
-    bits = (magnitude < 0x0400 ? subnormal : bits) | sign;
+    memcpy(&value, &magnitude, sizeof value);
+    value *= 0x1p112f; /* moves the exponent's bias from 15 to 127, also for subnormal numbers */
+    memcpy(&bits, &value, sizeof bits);
+    bits = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : bits) | sign;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
@@ -531,6 +528,8 @@ static enum outcome compare(const struct group *group, struct operation *operati
     return operation->splits != NULL ? compare_splits(group, operation) : DONE;
 }
 
+#define DEFAULT_MODE 0x1F80 /* of floating-point arithmetic when a process starts. Source: Intel SDM, MXCSR */
+
 /* Reduces and copies after the first barrier. */
 static enum outcome transfer(const struct group *group, struct operation *operation) {
     int is_small = operation->largest_bytes <= group->payload_bytes;
@@ -538,10 +537,17 @@ static enum outcome transfer(const struct group *group, struct operation *operat
         return copy_splits(group, operation);
     if (operation->reduction == NULL)
         return copy_sources(group, operation, is_small ? PAYLOAD : SOURCE);
-    if (!is_small)
-        return reduce_large(group, operation);
-    reduce_small(group, operation);
-    return DONE;
+    /* The program may have told this thread alone to count subnormal numbers as zero (torch.set_flush_denormal), but all
+     * ranks must compute the same. */
+    unsigned int mode = _mm_getcsr();
+    _mm_setcsr(DEFAULT_MODE);
+    enum outcome outcome = DONE;
+    if (is_small)
+        reduce_small(group, operation);
+    else
+        outcome = reduce_large(group, operation);
+    _mm_setcsr(mode);
+    return outcome;
 }
 
 /*

@@ -117,22 +117,28 @@ def bool_reduced(operation, one, other):
     return one | other if operation in ("SUM", "MAX") else one & other
 
 
-@pytest.mark.parametrize("flushes", [False, True])
-def test_every_half_is_converted_as_torch_does(flushes):
-    """Also in a thread that counts subnormal floats as zero, among which halves below 2**-14 were."""
+def test_every_half_is_converted_as_torch_does():
     halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
     one = torch.ones_like(halves)
     for scale in (1.0, 3.0, 1 / 3, 2.0**-12):
         factor = (one * scale).half()
         expected = halves * factor
-        reduce = all_reduced(lambda rank, factor=factor: (halves, factor)[rank].clone(), "PRODUCT")
-
-        def rank_does(path, rank, reduce=reduce):
-            assert torch.set_flush_denormal(flushes)  # It is for this thread alone.
-            return reduce(path, rank)
-
-        results = together(2, rank_does)
+        results = together(2, all_reduced(lambda rank, factor=factor: (halves, factor)[rank].clone(), "PRODUCT"))
         assert torch.equal(bits(results[0]), bits(expected)), scale
+
+
+@pytest.mark.parametrize("count", [7, READ_BYTES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_subnormal_numbers_are_not_lost_where_a_thread_counts_them_as_zero(dtype, count):
+    """Ranks got different sums, and halves below 2**-14 were lost."""
+    smallest = torch.ones(count, dtype=torch.int16 if dtype.itemsize == 2 else torch.int32)
+
+    def rank_does(path, rank):
+        assert torch.set_flush_denormal(rank == 0)  # It is for this thread alone.
+        return all_reduced(lambda rank: (smallest * (1 + rank)).view(dtype))(path, rank)
+
+    for result in together(2, rank_does):
+        assert torch.equal(result.view(smallest.dtype), 3 * smallest)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
