@@ -70,7 +70,7 @@ class Rank:
 
     def __init__(self, arguments: list[str], environ: dict[str, str]) -> None:
         self.returncode: int | None = None
-        self._out, self._err = (tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2))
+        self._out, self._err = (tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2))  # noqa: SIM115 - closed by communicate
         self._answers, theirs = socket.socketpair()
         with theirs:
             request = json.dumps([arguments, environ, os.getcwd()]).encode()
