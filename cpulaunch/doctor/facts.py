@@ -21,6 +21,7 @@ from cpulaunch.probe.software.oneccl import oneccl_version
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.records.host import Host
 from cpulaunch.records.request import WorkerPython
+from cpulaunch.system.root import natural
 
 OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
 SHM = "dev/shm"
@@ -122,8 +123,7 @@ def read_ptrace_scope(root: Root) -> int | None:
 
     Source: kernel, Documentation/admin-guide/LSM/Yama.rst.
     """
-    text = (root.text(YAMA) or "").strip()
-    return int(text) if text.isascii() and text.isdigit() else None
+    return natural((root.text(YAMA) or "").strip())
 
 
 class _IoVec(ctypes.Structure):
@@ -169,8 +169,9 @@ def read_swap(root: Root) -> Swap | None:
     for line in (root.text("proc/meminfo") or "").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if words and words[0].isdigit():
-            sizes[name] = int(words[0]) * 1024
+        kilobytes = natural(words[0]) if words else None
+        if kilobytes is not None:
+            sizes[name] = kilobytes * 1024
     if "SwapTotal" not in sizes:
         return None
     return Swap(total_bytes=sizes["SwapTotal"], free_bytes=sizes.get("SwapFree", 0))

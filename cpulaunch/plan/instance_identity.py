@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cpulaunch.records.plan import VariableRequest
 
 MAX_PORT = 65535
+MAX_DIGITS, MAX_SHOWN = 20, 40
 PORT = "port:"
 OPENING, CLOSING = "{", "}"
 
@@ -50,13 +51,16 @@ class Instance:
     def _value(self, name: str) -> str | None:
         """What the name between braces stands for; None if it is not one of the four."""
         if name.startswith(PORT) and name[len(PORT) :].isdecimal():
-            return str(_port(int(name[len(PORT) :]) + self.index, name))
+            return str(_port(name[len(PORT) :], name, offset=self.index))
         return {"instance": str(self.index), "instances": str(self.count), "cpus": format_cpulist(self.cpus)}.get(name)
 
 
-def _port(number: int, name: str) -> int:
-    if number > MAX_PORT:
-        raise UsageError("no such port", value=number, source=f"{{{name}}}", hint=f"ports go up to {MAX_PORT}")
+def _port(digits: str, name: str, *, offset: int) -> int:
+    """The port that is so many above the one in these digits. Raises: UsageError if there is none."""
+    number = int(digits[:MAX_DIGITS]) + offset  # int() takes 4,300 digits at most.
+    if number > MAX_PORT or len(digits) > MAX_DIGITS:
+        source = f"{{{name[:MAX_SHOWN]}}}"
+        raise UsageError("no such port", value=number, source=source, hint=f"ports go up to {MAX_PORT}")
     return number
 
 

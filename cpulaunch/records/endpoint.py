@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from cpulaunch.records.errors import UsageError
+from cpulaunch.records.errors import UsageError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
     T = TypeVar("T")
+
+MAX_DIGITS, MAX_SHOWN = 20, 200
 
 
 def split_endpoint(endpoint: str, *, default_port: T) -> tuple[str, int | T]:
@@ -20,9 +22,10 @@ def split_endpoint(endpoint: str, *, default_port: T) -> tuple[str, int | T]:
     host, colon, port = text.rpartition(":")
     if not colon or port.endswith("]") or _is_bare_ipv6(text):
         return text.strip("[]") or "localhost", default_port
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if not (port.isascii() and port.isdigit() and len(port) <= MAX_DIGITS) or int(port) > 65535:
         raise UsageError(
-            f"invalid port {port!r} in rendezvous endpoint {text}", hint="HOST:PORT with a port from 0 to 65535"
+            f"invalid port {quoted(port)} in rendezvous endpoint {text[:MAX_SHOWN]}",
+            hint="HOST:PORT with a port from 0 to 65535",
         )
     return host.strip("[]") or "localhost", int(port)
 

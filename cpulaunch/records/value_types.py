@@ -288,12 +288,16 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, _, value in pairs)
 
 
+def _is_natural(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
 def _streams(text: str) -> int | tuple[tuple[int, int], ...]:
     """One number for all ranks, or (local rank, number) pairs. Source: torchrun --redirects."""
     if text in ("0", "1", "2", "3"):
         return int(text)
     pairs = [part.partition(":") for part in text.split(",")]
-    if not all(rank.isascii() and rank.isdigit() and which in ("0", "1", "2", "3") for rank, _, which in pairs):
+    if not all(_is_natural(rank) and which in ("0", "1", "2", "3") for rank, _, which in pairs):
         raise ValueError("expected 0, 1 (stdout), 2 (stderr), 3 (both) or RANK:N,RANK:N")
     return tuple((int(rank), int(which)) for rank, _, which in pairs)
 

@@ -17,6 +17,7 @@ REMOVAL_SECONDS = 2.0
 """How long killed processes may take to leave a cgroup; a process that the kernel cannot interrupt takes longer."""
 
 FIRST_PAUSE_SECONDS = 0.001
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def choose_cgroup(proc: str = "/proc", mounts: tuple[str, ...] = MOUNTS) -> str | None:
@@ -68,7 +69,7 @@ def _lock(path: str) -> int | None:
     import fcntl
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fd = os.open(path, FOLDER)
     except OSError:
         return None
     try:
@@ -106,15 +107,57 @@ def _is_removed(path: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        for folder, _, _ in os.walk(path, topdown=False):
-            _remove_empty(folder)
+        _remove_below(path)
+        _remove_empty(path)
         return not os.path.exists(path)
     return True
 
 
-def _remove_empty(folder: str) -> None:
+def _remove_below(path: str) -> None:
+    """Effect: removes the cgroups below this one, the lowest first, where empty.
+
+    By descriptors: a worker may have made them deeper than a path may be long, or Python may call functions.
+    """
     try:
-        os.rmdir(folder)
+        fd = os.open(path, FOLDER)
+    except OSError:
+        return
+    names: list[str] = []
+    try:
+        pending = [_folders(fd)]
+        while pending:
+            if pending[-1]:
+                name = pending[-1].pop()
+                fd = _moved(fd, name)
+                names.append(name)
+                pending.append(_folders(fd))
+                continue
+            pending.pop()
+            if names:
+                fd = _moved(fd, "..")
+                _remove_empty(names.pop(), fd)
+    except OSError:
+        return  # A process of another launch removes them too.
+    finally:
+        os.close(fd)
+
+
+def _moved(fd: int, name: str) -> int:
+    """A descriptor of the directory of this name in another one. Effect: closes that one's. Raises: OSError."""
+    moved = os.open(name, FOLDER, dir_fd=fd)
+    os.close(fd)
+    return moved
+
+
+def _folders(fd: int) -> list[str]:
+    """The names of the directories in a directory. Raises: OSError."""
+    with os.scandir(fd) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _remove_empty(folder: str, parent: int | None = None) -> None:
+    try:
+        os.rmdir(folder, dir_fd=parent)
     except OSError:
         return
 

@@ -523,6 +523,12 @@ def test_a_quiet_launch_has_no_notes_but_its_warnings(typed, monkeypatch):
     assert "warning: OMP_DYNAMIC" in quiet
 
 
+def test_a_number_with_more_digits_than_python_reads_is_refused(typed):
+    code, said = typed(f"translate 'accelerate launch --num_machines 2 --num_processes {'8' * 5000} a.py'")
+    assert code == 2
+    assert "cannot be divided among the machines" in said
+
+
 def test_a_brief_plan_is_the_beginning_of_the_whole_one(typed):
     _, whole = typed("plan --instances 2 a.py")
     _, brief = typed("plan --instances 2 --brief a.py")

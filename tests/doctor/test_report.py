@@ -134,6 +134,8 @@ def test_swap_of_a_root(tmp_path):
     meminfo = tmp_path / "proc" / "meminfo"
     root = Root(str(tmp_path))
     assert read_swap(root) is None
+    meminfo.write_text(f"SwapTotal: {'9' * 5000} kB\nSwapFree: \u00b2 kB\n", encoding="utf-8")  # As captured.
+    assert read_swap(root) is None
     meminfo.write_text("MemTotal: 1024 kB\nSwapTotal:       2048 kB\nSwapFree:        1024 kB\n")
     assert read_swap(root) == Swap(total_bytes=2 << 20, free_bytes=1 << 20)
 

@@ -39,6 +39,9 @@ def test_a_port_that_does_not_exist_is_an_error():
     assert SECOND.expand("{port:65534}") == "65535"
     with pytest.raises(UsageError, match="no such port: 65536"):
         SECOND.expand("{port:65535}")
+    with pytest.raises(UsageError, match="no such port: 100000000000000000000 ") as error:
+        SECOND.expand(f"{{port:{'9' * 5000}}}")
+    assert len(str(error.value)) < 200
 
 
 def plan(*words: str, environ=None):

@@ -59,6 +59,7 @@ ABSURD = {
     "a pair that is not UTF-8": (types.PAIRS, "a=\udcff", "expected text in UTF-8"),
     "seconds in a pair": (types.PAIRS, "a=b,timeout=99999999999", "expected timeout of at most 2147483647"),
     "digits in a pair": (types.PAIRS, "timeout=" + "9" * 5000, "expected timeout of at most 2147483647"),
+    "digits of a rank": (types.STREAMS, "9" * 5000 + ":1", "RANK:N"),
     "CPUs": (types.CPULIST, "0-16384," * 16_000, "listed twice"),
     "repetitions": (types.PATTERN, "a{99999999999}(x)", "expected a regular expression"),
     "nested groups": (types.PATTERN, "(" * 900 + "x" + ")" * 900, "too many nested groups"),

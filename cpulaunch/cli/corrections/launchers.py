@@ -9,6 +9,7 @@ from __future__ import annotations
 from cpulaunch.cli.corrections.foreign_options import BINDING, EACH_HOST, INSTANCES, RANKS, WORDS, Equivalent
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.record import record, replace
+from cpulaunch.records.value_types import MAX_DIGITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -242,13 +243,18 @@ def _has_hosts(given: Sequence[Given]) -> bool:
     return bool(_named(given, "-H", "--host", "--hosts", "-f", "--hostfile", "--machinefile"))
 
 
+def _is_count(text: str) -> bool:
+    """Whether the text is a whole number that int() takes."""
+    return text.isdecimal() and len(text) <= MAX_DIGITS
+
+
 def _accelerate(given: tuple[Given, ...]) -> Reading:
     """--num_processes is the number on all machines together."""
     processes, machines = _named(given, "--num-processes"), _named(given, "--num-machines")
     if not processes or not machines or machines[-1].value in ("", "1"):
         return Reading(given)
     total, hosts = (each[-1].value for each in (processes, machines))
-    if not (total.isdecimal() and hosts.isdecimal()) or int(hosts) < 1 or int(total) % int(hosts):
+    if not (_is_count(total) and _is_count(hosts)) or int(hosts) < 1 or int(total) % int(hosts):
         value = f"{processes[-1].typed} {machines[-1].typed}"
         hint = "--nproc-per-node is the number on each"
         raise UsageError("the processes cannot be divided among the machines", value=value, hint=hint)

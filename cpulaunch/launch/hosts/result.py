@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from cpulaunch.launch.hosts.agent.files import agent_report_file
-from cpulaunch.launch.hosts.agent.messages import AgentReport, RankFailure, read_message
+from cpulaunch.launch.hosts.agent.messages import AgentError, AgentReport, RankFailure, read_message
 from cpulaunch.launch.hosts.output import JobOutput
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.descriptors import STDERR
 from cpulaunch.launch.process.run_directory import events_path
-from cpulaunch.launch.supervision.error_file import RankError
+from cpulaunch.launch.supervision.error_file import MAX_SECONDS, RankError
 from cpulaunch.launch.supervision.failure_text import exit_text
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MAX_CODE = 255
+
 ERRORS: dict[int, type[CpulaunchError]] = {
     error.exit_code: error for error in (UsageError, NotExecutableError, NotFoundError)
 }
@@ -30,9 +32,42 @@ ERRORS: dict[int, type[CpulaunchError]] = {
 def read_report(directory: str) -> AgentReport | None:
     """The agent's report in the run's directory; None if it ended without a whole one."""
     try:
-        return read_message(agent_report_file(directory), AgentReport)
+        report = read_message(agent_report_file(directory), AgentReport)
     except (OSError, ValueError, TypeError, RecursionError):  # A rank may have replaced it by anything.
         return None
+    return report if _is_sound(report) else None
+
+
+def _is_sound(report: AgentReport) -> bool:
+    """Whether the values are of the types that an agent writes, and numbers such as there are."""
+    error, failures = report.error, report.failures
+    return (
+        _is_number(report.exit_code, MAX_CODE)
+        and _is_number(report.restarts, MAX_SECONDS)
+        and (error is None or (isinstance(error, AgentError) and _are_texts(error.what, error.value or "")))
+        and (error is None or _are_texts(error.source or "", error.hint or ""))
+        and isinstance(failures, tuple)
+        and all(isinstance(each, RankFailure) and _is_sound_failure(each) for each in failures)
+    )
+
+
+def _is_sound_failure(failure: RankFailure) -> bool:
+    return (
+        _is_number(failure.rank, MAX_SECONDS)
+        and _is_number(failure.local_rank, MAX_SECONDS)
+        and _is_number(failure.pid, MAX_SECONDS)
+        and _is_number(abs(failure.exit_code) if isinstance(failure.exit_code, int) else None, MAX_CODE)
+        and _is_number(failure.timestamp, MAX_SECONDS)
+        and _are_texts(failure.traceback or "", failure.log or "")
+    )
+
+
+def _is_number(value: object, largest: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= largest
+
+
+def _are_texts(*values: object) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def observed_ranks(directory: str, ranks: Iterable[int]) -> tuple[WorkerResult, ...]:
@@ -68,7 +103,8 @@ def job_result(
         raise ERRORS.get(report.exit_code, LaunchError)(
             error.what, value=error.value, source=error.source, hint=error.hint
         )
-    workers = tuple(_failed_rank(failure, job, output) for failure in report.failures)
+    known = [failure for failure in report.failures if failure.local_rank < len(output.ranks)]
+    workers = tuple(_failed_rank(failure, job, output) for failure in known)
     return replace(
         agent,
         workers=succeeded if not workers and agent.exit_code == 0 else workers,

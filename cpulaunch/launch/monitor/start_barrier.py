@@ -26,8 +26,9 @@ class BarrierState:
 
 
 def with_arrivals(state: BarrierState, message: bytes, now: float) -> BarrierState:
-    """The state after workers have written their indexes, one a line."""
-    arrived = frozenset(int(line) for line in message.split() if line.isdigit())
+    """The state after workers have written their indexes, one a line; other lines are those of no worker."""
+    lines = frozenset(message.split())
+    arrived = frozenset(worker for worker in state.missing if b"%d" % worker in lines)
     notice_at = state.notice_at if state.notice_at is not None or state.noticed else now + NOTICE_SECONDS
     return replace(state, missing=state.missing - arrived, notice_at=notice_at)
 

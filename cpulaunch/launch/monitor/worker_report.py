@@ -21,6 +21,8 @@ MAX_BYTES = 1 << 24
 """Read of an event file. Of a larger one both ends count: settings are reported first, and the last metrics last."""
 MAX_LINE = 1 << 20
 """Characters of an event. The largest are snapshots of processes with thousands of threads."""
+MAX_DEPTH = 16
+"""Of lists and objects in an event. Python reads deeper ones than it can write, and recorded ones have at most five."""
 MAX_MALFORMED = 10_000
 """A file with more malformed lines is not one of events, and the rest of it is ignored."""
 PROGRAM_EVENTS = ("metric", "checksum")
@@ -83,9 +85,17 @@ def _parse(line: str) -> dict[str, Any] | None:
         event = json.loads(line, parse_constant=lambda _: None, parse_float=_float, parse_int=_int)
     except (ValueError, RecursionError):  # The latter for lists in lists, a thousand deep.
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("pid"), int):
+    if not isinstance(event, dict) or not isinstance(event.get("pid"), int) or _is_deeper(event, MAX_DEPTH):
         return None
     return event if isinstance(event.get("event"), str) else None
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    """Whether lists and objects are nested in this value more than so many times."""
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return not depth or any(_is_deeper(each, depth - 1) for each in parts)
 
 
 def _float(text: str) -> float | None:

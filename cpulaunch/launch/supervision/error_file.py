@@ -40,7 +40,9 @@ def read_error(path: str) -> RankError | None:
         return None
     extra = message.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
-    text = str(extra.get("py_callstack", message.get("message")))
+    text = extra.get("py_callstack", message.get("message"))
+    if not isinstance(text, str):
+        return None
     return RankError(text=text.rstrip(), timestamp=_seconds(extra.get("timestamp")))
 
 

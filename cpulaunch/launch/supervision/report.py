@@ -160,7 +160,7 @@ def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
     """A line for each metric of the run, and a warning if --metric found none in some worker's output."""
     metrics = totals(_metrics(plan, worker) for worker in result.workers)
     lines = [metric_line(name, total, values) for name, (total, values) in metrics.items()]
-    return (*lines, *_skipped_lines(result), *_missing_metric(plan, result))
+    return (*map(escaped, lines), *_skipped_lines(result), *_missing_metric(plan, result))
 
 
 def _skipped_lines(result: LaunchResult) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from cpulaunch.records.endpoint import split_endpoint
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import LaunchRequest, setting_source
 from cpulaunch.records.settings import setting_specs
+from cpulaunch.records.value_types import MAX_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,4 +175,4 @@ def job_grace(request: LaunchRequest) -> float:
         return float(timeout)
     if request.origin("grace") == "cli" or not (text.isascii() and text.isdigit()):
         return settings.grace
-    return float(text)
+    return min(float(text), MAX_SECONDS)

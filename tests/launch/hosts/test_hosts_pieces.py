@@ -1,5 +1,6 @@
 """The parts that several hosts need and that need no second host."""
 
+import json
 import os
 import socket
 import subprocess
@@ -79,7 +80,7 @@ def test_torch_reads_an_endpoint_as_it_is_read_here(endpoint):
     assert parse_rendezvous_endpoint(with_brackets(endpoint), 7) == split_endpoint(endpoint, default_port=7)
 
 
-@pytest.mark.parametrize("endpoint", ["node0:", "node0:http", "node0:65536", "node0:-1"])
+@pytest.mark.parametrize("endpoint", ["node0:", "node0:http", "node0:65536", "node0:-1", "node0:" + "9" * 5000])
 def test_an_invalid_port_is_a_usage_error(endpoint):
     with pytest.raises(UsageError, match="invalid port"):
         split_endpoint(endpoint, default_port=7)
@@ -173,6 +174,9 @@ def test_hosts_of_a_static_job_agree_or_all_of_them_fail_with_the_reason(differe
         compared = [hosts.submit(compare_hosts, HostRendezvous(each)) for each in jobs]
         errors = [str(each.exception(timeout=60) or "") for each in compared]
     assert [(said or "nothing") in error for error in errors] == [said is not None] * 2, errors
+    if "host_rank" in different:  # As when the host of a rank is started again.
+        assert any(f"where {socket.gethostname()} (pid {os.getpid()}) has it" in error for error in errors), errors
+        assert any("if one was started again, start all of them again" in error for error in errors), errors
 
 
 def filtered(out, err):
@@ -245,6 +249,41 @@ def test_a_message_with_unknown_or_missing_fields_is_an_error(tmp_path, text, re
     (tmp_path / "message").write_text(text)
     with pytest.raises(TypeError, match=reason):
         read_message(str(tmp_path / "message"), AgentReport)
+
+
+FAILED = {"record": "RankFailure", "rank": 0, "local_rank": 0, "pid": 7, "exit_code": -9, "timestamp": 1}
+ENDED = {"record": "AgentReport", "exit_code": 1, "failures": [FAILED]}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ENDED | {"exit_code": "0"},
+        ENDED | {"exit_code": 10**300},
+        ENDED | {"restarts": None},
+        ENDED | {"error": "why"},
+        ENDED | {"error": {"record": "AgentError", "what": 3, "value": None, "source": None, "hint": None}},
+        ENDED | {"failures": [0]},
+        ENDED | {"failures": {"record": "RankPipe", "descriptor": 1, "path": "", "agent_path": ""}},
+        *(
+            ENDED | {"failures": [FAILED | wrong]}
+            for wrong in (
+                {"rank": "0"},
+                {"local_rank": -1},
+                {"exit_code": 10**300},
+                {"timestamp": 10**300},
+                {"log": ["/etc/hosts"]},
+                {"traceback": {"a": 1}},
+            )
+        ),
+    ],
+    ids=lambda forged: json.dumps(forged)[-60:],
+)
+def test_a_report_that_a_rank_forged_counts_as_none(tmp_path, forged):
+    (tmp_path / "report.json").write_text(json.dumps(ENDED))
+    assert read_report(str(tmp_path)).failures[0].exit_code == -9
+    (tmp_path / "report.json").write_text(json.dumps(forged))
+    assert read_report(str(tmp_path)) is None
 
 
 def become(tmp_path, argv, *, changes=(), cpus=(), environ=None, agent=None):

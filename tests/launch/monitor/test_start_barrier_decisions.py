@@ -33,6 +33,7 @@ def missing(*events, workers=3):
         ([b"0\n", 1, 2], set()),
         ([0, b"0\n"], {1, 2}),
         ([b"7\nx\n\n-1\n"], {0, 1, 2}),
+        ([b"9" * 5000 + b"\n0\n"], {1, 2}),  # More digits than int() takes.
     ],
 )
 def test_a_worker_that_arrived_or_ended_is_not_missing(events, left):

@@ -50,6 +50,22 @@ def test_removing_ends_what_runs_in_a_cgroup_and_below_it(cgroup, sleeper):
     assert sleeper.wait() == -signal.SIGKILL
 
 
+def test_cgroups_that_a_worker_nested_deeper_than_a_path_is_long_are_removed(tmp_path):
+    """Directories stand for cgroups, which a worker may make wherever its launch may."""
+    path = tmp_path / "cpulaunch-1"
+    path.mkdir()
+    folder = os.open(path, os.O_RDONLY)
+    for _ in range(25):
+        for name in ("d" * 200, "e"):
+            os.mkdir(name, dir_fd=folder)
+        deeper = os.open("d" * 200, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = deeper
+    os.close(folder)
+    remove_cgroup(str(path))
+    assert not path.exists()
+
+
 def test_a_supervisor_that_was_moved_by_a_killed_guard_leaves_its_cgroup_before_ending_it(cgroup):
     """The guard died before it could say that it had moved the supervisor, which ended itself with its cgroup."""
     os.close(make_cgroup(cgroup))

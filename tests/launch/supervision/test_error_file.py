@@ -31,6 +31,8 @@ RECORDED = {
         ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 20}}}, RankError(text="x")),
         ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 5000}}}, RankError(text="x")),
         ({"message": 3}, None),
+        ({"message": {"message": [["x"]]}}, None),
+        ({"message": {"message": "x", "extraInfo": {"py_callstack": {"a": 1}}}}, None),
         ({}, None),
         ([1], None),
     ],

@@ -5,6 +5,7 @@ import pytest
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.request import Program
+from cpulaunch.records.value_types import MAX_SECONDS
 from tests.plan.machines import SCRIPT, cpuset, machine, plan, quota, replace, request_of
 
 HOST = machine(sockets=2, cores=4)
@@ -131,6 +132,7 @@ def test_streams_by_local_rank(flags: str, redirects: tuple[int, ...], tee: tupl
         (f"{TWO} --grace 5", {}, 5.0),
         (f"{TWO} --shutdown-timeout 4", {}, 4.0),
         (TWO, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, 7.0),
+        (TWO, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9" * 5000}, MAX_SECONDS),
         (f"{TWO} --grace 5", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, 5.0),
         ("", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}, 30.0),
     ],

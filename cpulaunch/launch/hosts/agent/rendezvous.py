@@ -5,6 +5,7 @@ They do so in the store that torch's rendezvous uses: torch shares one server be
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -195,7 +196,7 @@ def _port_error(rendezvous: HostRendezvous, error: Exception) -> LaunchError:
 
 def _compare_option(store: Any, key: str, option: str, value: str) -> None:
     """Effect: none. Raises: LaunchError if an option's value differs from that of the first host to connect."""
-    first = store.compare_set(key, "", value).decode()
+    first = store.compare_set(key, "", value).decode(errors="replace")
     if first != value:
         raise LaunchError(
             f"the hosts disagree on {option}",
@@ -225,12 +226,20 @@ class _RefusedError(LaunchError):
 
 
 def _claim_host_rank(store: Any, rendezvous: HostRendezvous) -> None:
-    if store.add(f"cpulaunch/host/{rendezvous.host_rank}", 1) > 1:
+    """Raises: LaunchError if another host has it, or this one had it before it was started again.
+
+    torch's static rendezvous gives a rank once. Source: torch elastic, StaticTCPRendezvous.
+    """
+    key = f"cpulaunch/host/{rendezvous.host_rank}"
+    name = f"{socket.gethostname()} (pid {os.getpid()})"
+    first = store.compare_set(f"{key}/name", "", name).decode(errors="replace")
+    if store.add(key, 1) > 1:
         raise LaunchError(
             "two hosts have the same --node-rank",
             value=rendezvous.host_rank,
-            source=rendezvous.endpoint,
-            hint=f"give every host its own --node-rank, 0 to {rendezvous.hosts[1] - 1}",
+            source=f"{rendezvous.endpoint}, where {first} has it",
+            hint=f"give every host its own --node-rank, 0 to {rendezvous.hosts[1] - 1}; "
+            "if one was started again, start all of them again",
         )
 
 
