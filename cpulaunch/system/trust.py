@@ -1,4 +1,4 @@
-"""Whether other users can change a file beyond what its owner and mode say: by a POSIX ACL, or by a mount."""
+"""Whether other users can change a file beyond what its owner and mode say: by an ACL, or by a mount."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ ACL_USER, ACL_GROUP_OWNER, ACL_GROUP, ACL_MASK = 0x02, 0x04, 0x08, 0x10
 
 Source: Linux, include/uapi/linux/posix_acl.h and posix_acl_xattr.h."""
 WRITE = 2
+MAX_DIGITS = 10
 ABSENT = tuple(getattr(errno, name) for name in ("ENODATA", "ENOATTR", "EOPNOTSUPP") if hasattr(errno, name))
+
+NFS4_ALLOWS, NFS4_FOR_CHILDREN, NFS4_OF_GROUP = 0, 0x08, 0x40
+NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000
+"""An NFSv4 ACL is a count and entries of a type, flags, permissions, and a name with its length, padded to four bytes.
+
+All are big-endian 32-bit numbers. These permissions change content, remove what is in a folder, or change permissions.
+Source: RFC 7530, 6.2 (nfsace4), and RFC 7531."""
 
 MOUNTS, USER_MOUNTS = "proc/self/mountinfo", "run/mount/utab"
 
@@ -77,6 +85,64 @@ def _acl_entries(acl: bytes) -> Iterator[tuple[int, int, int]]:
 
 def _number(data: bytes) -> int:
     return int.from_bytes(data, "little")
+
+
+def nfs4_writer(acl: bytes, *, owner: int, group: int) -> str | None:
+    """Which user or group an NFSv4 ACL lets write, other than root, this process's user and the owner; None if none.
+
+    What an entry denies is not subtracted from what another allows. The mode shows neither, unlike that of a POSIX ACL.
+    """
+    try:
+        entries = list(_nfs4_entries(acl))
+    except ValueError:
+        return "has an NFSv4 ACL that cannot be read"
+    for kind, flags, permissions, who in entries:
+        if kind != NFS4_ALLOWS or flags & NFS4_FOR_CHILDREN or not permissions & NFS4_WRITES or who == "OWNER@":
+            continue
+        if who == "EVERYONE@":
+            return "may be written by everyone, by its NFSv4 ACL"
+        if who == "GROUP@" or flags & NFS4_OF_GROUP:
+            number = group if who == "GROUP@" else _group_number(who)
+            if number is None or not _own_group(number, owner):
+                return f"may be written by group {group if who == 'GROUP@' else who}, by its NFSv4 ACL"
+        elif not _is_own_user(who, owner):
+            return f"may be written by user {who}, by its NFSv4 ACL"
+    return None
+
+
+def _nfs4_entries(acl: bytes) -> Iterator[tuple[int, int, int, str]]:
+    """Type, flags, permissions and name of each entry. Raises: ValueError."""
+    at = 4
+    for _ in range(int.from_bytes(acl[:4], "big")):
+        if at + 16 > len(acl):
+            raise ValueError("an entry is cut off")
+        kind, flags, permissions, length = (int.from_bytes(acl[at + 4 * i : at + 4 * i + 4], "big") for i in range(4))
+        who = acl[at + 16 : at + 16 + length]
+        if len(who) < length:
+            raise ValueError("a name is cut off")
+        yield kind, flags, permissions, who.decode("utf-8", "replace")
+        at += 16 + (length + 3) // 4 * 4
+
+
+def _is_own_user(who: str, owner: int) -> bool:
+    """Whether a user's name (NAME@DOMAIN) or number is that of root, of the owner or of this process's user."""
+    name = who.partition("@")[0]
+    if name.isascii() and name.isdigit():
+        return name in ("0", str(owner), str(os.geteuid()))
+    return _is_own_name(name)
+
+
+def _group_number(who: str) -> int | None:
+    """The number of a group of this name (NAME@DOMAIN) or number; None if there is none."""
+    name = who.partition("@")[0]
+    if name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS:
+        return int(name)
+    import grp
+
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
 
 
 def foreign_mount(root: Root, device: int) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.libraries import untrusted_part
-from cpulaunch.system.trust import ACL, foreign_mounts
+from cpulaunch.system.trust import ACL, foreign_mounts, nfs4_writer
 from tests.probe.libraries import elf_header
 from tests.strangers import UID, as_other_user, needs_root
 
@@ -132,3 +132,68 @@ def test_a_library_in_such_a_file_system_is_untrusted(library: Path, monkeypatch
     monkeypatch.setattr(Root, "text", lambda self, name: line if name.endswith("mountinfo") else None)
     assert untrusted_part(Root(), str(library)) is None
     assert untrusted_part(Root(), str(shm)) == f"{shm} is in a file system that user 12345 serves (FUSE)"
+
+
+def nfs4_acl(*entries: tuple[int, int, int, str]) -> bytes:
+    """An NFSv4 ACL as the kernel shows it: a count, and type, flags, permissions and name of each entry."""
+    data = struct.pack(">I", len(entries))
+    for kind, flags, permissions, who in entries:
+        name = who.encode()
+        data += struct.pack(">IIII", kind, flags, permissions, len(name)) + name + bytes(-len(name) % 4)
+    return data
+
+
+READ, WRITE, APPEND, DELETE_CHILD, ALL = 0x1, 0x2, 0x4, 0x40, 0x1F01FF
+FROM_MODE = ((0, 0, ALL, "OWNER@"), (0, 0x40, 0x1200A9, "GROUP@"), (0, 0, 0x1200A9, "EVERYONE@"))
+"""What a server makes of mode 0755."""
+
+
+@pytest.mark.parametrize(
+    ("entries", "writer"),
+    [
+        (FROM_MODE, None),
+        ((*FROM_MODE, (0, 0, READ, "eve@example.org")), None),
+        ((*FROM_MODE, (0, 0, WRITE, "eve@example.org")), "user eve@example.org"),
+        ((*FROM_MODE, (0, 0, APPEND, "4711")), "user 4711"),
+        ((*FROM_MODE, (0, 0, DELETE_CHILD, "4711")), "user 4711"),
+        ((*FROM_MODE, (0, 0, 0x40000, "4711")), "user 4711"),
+        ((*FROM_MODE, (1, 0, WRITE, "eve@example.org")), None),  # Denied.
+        ((*FROM_MODE, (0, 0x08 | 0x02, WRITE, "eve@example.org")), None),  # For what is made in the folder.
+        ((*FROM_MODE, (0, 0, WRITE, "EVERYONE@")), "everyone"),
+        ((*FROM_MODE, (0, 0x40, WRITE, "GROUP@")), "group 77"),
+        ((*FROM_MODE, (0, 0x40, WRITE, "staffers@example.org")), "group staffers@example.org"),
+        ((*FROM_MODE, (0, 0x40, WRITE, "0")), None),
+        ((*FROM_MODE, (0, 0, ALL, "root@example.org"), (0, 0, ALL, "0"), (0, 0, ALL, str(os.geteuid()))), None),
+    ],
+)
+def test_who_may_write_by_an_nfsv4_acl(entries: tuple[tuple[int, int, int, str], ...], writer: str | None) -> None:
+    said = None if writer is None else f"may be written by {writer}, by its NFSv4 ACL"
+    assert nfs4_writer(nfs4_acl(*entries), owner=os.geteuid(), group=77) == said
+
+
+@pytest.mark.parametrize("length", [5, 19, 24, 40])
+def test_an_nfsv4_acl_that_is_cut_off_is_not_trusted(length: int) -> None:
+    acl = nfs4_acl(*FROM_MODE)[:length]
+    assert nfs4_writer(acl, owner=os.geteuid(), group=0) == "has an NFSv4 ACL that cannot be read"
+
+
+def test_an_nfsv4_acl_counts_on_every_file_system_but_the_first(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test has a server of NFS: what its client answers is put in place of the call."""
+    if os.stat(library).st_dev == os.stat("/").st_dev:
+        library = Path("/dev/shm") / f"libtcmalloc.so.{os.getpid()}"
+        library.write_bytes(b"")
+    acls = {str(library): nfs4_acl(*FROM_MODE, (0, 0, WRITE, "eve@example.org"))}
+
+    def getxattr(path: str, name: str) -> bytes:
+        if name == "system.nfs4_acl" and path in acls:
+            return acls[path]
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    try:
+        expected = f"{library} may be written by user eve@example.org, by its NFSv4 ACL"
+        assert untrusted_part(Root(), str(library)) == expected
+        acls.clear()
+        assert untrusted_part(Root(), str(library)) is None
+    finally:
+        library.unlink()

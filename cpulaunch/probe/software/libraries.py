@@ -35,6 +35,8 @@ FAMILIES = (
 )
 STEMS = {stem: (family, rank) for family in FAMILIES for rank, stem in enumerate(family.stems)}
 NAMES = tuple(f"{stem}.so" for stem in STEMS)
+NFS4_ACL = "system.nfs4_acl"
+"""The attribute of files of NFS version 4. Source: Linux, fs/nfs/nfs4proc.c, XATTR_NAME_NFSV4_ACL."""
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu", "ppc64le": "powerpc64le-linux-gnu"}
 
 
@@ -73,8 +75,9 @@ def untrusted_part(root: Root, path: str) -> str | None:
 
     A sticky directory (/tmp) is fine: others cannot replace what is there. So is a group-writable one of root's
     group, or of the group that has only its owner in it (group id = user id, as many distributions set up).
-    File systems are checked from the second one on the path: that of / belongs to root.
+    File systems and NFSv4 ACLs are checked from the second file system on the path: that of / belongs to root.
     """
+    first: int | None = None
     device: int | None = None
     for inside in root.resolve_links(path):
         where = f"{root.path.rstrip('/')}{inside}"
@@ -84,11 +87,14 @@ def untrusted_part(root: Root, path: str) -> str | None:
             continue
         except OSError as error:
             return f"{where} cannot be checked ({error.strerror})"
+        first = status.st_dev if first is None else first
         reason = _writable_by(where, status)
         if reason is None and device not in (None, status.st_dev):
             from cpulaunch.system.trust import foreign_mount  # Here and below: most libraries need neither.
 
             reason = foreign_mount(root, status.st_dev)
+        if reason is None and status.st_dev != first:
+            reason = _nfs4_writer(where, status)
         if reason is not None:
             return f"{where} {reason}"
         device = status.st_dev
@@ -99,7 +105,7 @@ def _writable_by(where: str, status: os.stat_result) -> str | None:
     """Which other user or group may change this file or directory; None if none may."""
     if status.st_uid not in (0, os.geteuid()):
         return f"belongs to user {status.st_uid}"
-    if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+    if _is_safe_kind(status.st_mode):
         return None
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everyone"
@@ -108,6 +114,24 @@ def _writable_by(where: str, status: os.stat_result) -> str | None:
     from cpulaunch.system.trust import group_writer
 
     return group_writer(where, owner=status.st_uid, group=status.st_gid)
+
+
+def _is_safe_kind(mode: int) -> bool:
+    """Whether it is a link, whose permissions do not count, or a sticky folder."""
+    return stat.S_ISLNK(mode) or bool(stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
+
+
+def _nfs4_writer(where: str, status: os.stat_result) -> str | None:
+    """Which other user or group an NFSv4 ACL lets change this file or directory; None if none, or there is no ACL."""
+    if _is_safe_kind(status.st_mode) or not hasattr(os, "getxattr"):
+        return None
+    try:
+        acl = os.getxattr(where, NFS4_ACL)
+    except OSError:
+        return None
+    from cpulaunch.system.trust import nfs4_writer
+
+    return nfs4_writer(acl, owner=status.st_uid, group=status.st_gid)
 
 
 def _environment_folders(prefix: str | None, environ: Mapping[str, str]) -> Iterator[str]:
