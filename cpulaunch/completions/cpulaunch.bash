@@ -22,7 +22,9 @@ _cpulaunch_profiles() { # further words; names may be in a list with commas
     for name in "${XDG_CONFIG_HOME:-$HOME/.config}"/cpulaunch/profiles/*.toml ampere container epyc-zen2 epyc-zen3 epyc-zen4 epyc-zen5 gpu-node grace graviton2 graviton3 graviton4 hybrid-desktop latency throughput training xeon-amx xeon-icelake xeon-skylake $1; do
         name=${name##*/}
         name=${name%.toml} # compgen -W would run a name such as "$(command)"
-        [[ $name != '*' && $name == "${cur##*,}"* ]] && COMPREPLY+=("$list$name")
+        [[ $name != '*' && $name == "${cur##*,}"* ]] || continue
+        [[ ! $list ]] || printf -v name %q "$name" # readline quotes the others, as names of files
+        COMPREPLY+=("$list$name")
     done
     [[ $list ]] || _cpulaunch_files '*.toml'
 }
@@ -146,7 +148,11 @@ _cpulaunch_argument() { # of a command that starts nothing
 
 _cpulaunch_program() { # the name of the program
     if [[ $kind == --no-python ]]; then
-        COMPREPLY=($(compgen -c -- "$cur"))
+        local name
+        while IFS= read -r name; do # quoted, as readline does not quote what need not be a file
+            printf -v name %q "$name"
+            COMPREPLY+=("$name")
+        done < <(compgen -c -- "$cur")
     elif [[ $kind != --module ]]; then
         [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "run torchrun plan compare tune diagnose probe calibrate profiles doctor check translate ipexrun run_cpu completion help"
         _cpulaunch_files '*.py'

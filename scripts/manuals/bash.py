@@ -30,7 +30,9 @@ _cpulaunch_profiles() { # further words; names may be in a list with commas
     for name in "${XDG_CONFIG_HOME:-$HOME/.config}"/cpulaunch/profiles/*.toml @profiles@ $1; do
         name=${name##*/}
         name=${name%.toml} # compgen -W would run a name such as "$(command)"
-        [[ $name != '*' && $name == "${cur##*,}"* ]] && COMPREPLY+=("$list$name")
+        [[ $name != '*' && $name == "${cur##*,}"* ]] || continue
+        [[ ! $list ]] || printf -v name %q "$name" # readline quotes the others, as names of files
+        COMPREPLY+=("$list$name")
     done
     [[ $list ]] || _cpulaunch_files '*.toml'
 }
@@ -66,7 +68,11 @@ _cpulaunch_argument() { # of a command that starts nothing
 
 _cpulaunch_program() { # the name of the program
     if [[ $kind == --no-python ]]; then
-        COMPREPLY=($(compgen -c -- "$cur"))
+        local name
+        while IFS= read -r name; do # quoted, as readline does not quote what need not be a file
+            printf -v name %q "$name"
+            COMPREPLY+=("$name")
+        done < <(compgen -c -- "$cur")
     elif [[ $kind != --module ]]; then
         [[ $command || ${COMP_WORDS[COMP_CWORD - 1]} == -- ]] || _cpulaunch_words "@names@"
         _cpulaunch_files '*.py'

@@ -160,6 +160,24 @@ def test_bash_takes_no_name_of_a_file_for_a_command_or_a_pattern(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_bash_quotes_what_it_inserts(tmp_path):
+    """The names of programs in the PATH, and of profiles in a list, are no names of files for readline."""
+    profiles, programs = tmp_path / "cpulaunch/profiles", tmp_path / "bin"
+    for folder in (profiles, programs):
+        folder.mkdir(parents=True)
+    (profiles / "x$(touch ran).toml").touch()
+    (programs / "zz $(touch ran)").touch(mode=0o755)
+    script = 'source "$1"; kind=--no-python cur=$3; COMPREPLY=(); "$2"; eval "printf \'<%s>\' ${COMPREPLY[*]}"'
+    said = []
+    for function, typed in (("_cpulaunch_program", "zz"), ("_cpulaunch_profiles", "a,x$")):
+        words = [*START["bash"], script, "-", COMPLETIONS / "cpulaunch.bash", function, typed]
+        environ = {"PATH": f"{programs}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path)}
+        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+        said.append(done.stdout)
+    assert said == ["<zz $(touch ran)>", "<a,x$(touch ran)>"]
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_completion_for_zsh_can_be_sourced():
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
