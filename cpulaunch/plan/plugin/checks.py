@@ -85,7 +85,7 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
     if missing is not None and chosen:
         flags = ", ".join(_flag(request, name) for name in chosen)
         warnings.append(f"{missing}; not applied: {flags}")
-    warnings += _slow_precision(host, request)
+    warnings += [*_slow_precision(host, request), *_open_stores(request)]
     return TorchChoices(
         values=values,
         not_applied=not_applied,
@@ -125,9 +125,30 @@ def plugin_missing_reason(host: Host, environ: Mapping[str, str], *, interpreter
     return None
 
 
-def _plugin_missing_reason(host: Host, request: LaunchRequest) -> str | None:
+def on_one_host(request: LaunchRequest) -> bool:
+    """Whether this is a job whose ranks are all on this host."""
+    if not request.distributed:
+        return False
+    from cpulaunch.plan.ranks.job import job_hosts  # Only jobs of ranks import it.
+
+    return job_hosts(request.settings)[1] == 1
+
+
+def _open_stores(request: LaunchRequest) -> tuple[str, ...]:
+    """A warning if a variable switches off what keeps the stores of a job on one host from the network."""
+    autoload = _worker_environ(request).get(AUTOLOAD, "1")
+    if autoload == "1" or not on_one_host(request):
+        return ()
+    return (f"{AUTOLOAD}={autoload}: stores that the ranks make listen on all addresses of this host",)
+
+
+def _worker_environ(request: LaunchRequest) -> dict[str, str]:
     profile = {variable.name: variable.value for _, variable in request.profile_env}
-    environ = {**profile, **request.environ, **dict(request.settings.env)}
+    return {**profile, **request.environ, **dict(request.settings.env)}
+
+
+def _plugin_missing_reason(host: Host, request: LaunchRequest) -> str | None:
+    environ = _worker_environ(request)
     interpreter = request.program.interpreter if request.program and host.sysroot is None else ""
     return plugin_missing_reason(host, environ, interpreter=interpreter)
 

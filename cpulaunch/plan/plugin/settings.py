@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.placement.loaders import Loaders
 from cpulaunch.plan.placement.memory import memory_budget
-from cpulaunch.plan.plugin.checks import TorchChoices
+from cpulaunch.plan.plugin.checks import TorchChoices, on_one_host
 from cpulaunch.plan.variables.preloads import Preloads
 from cpulaunch.plan.variables.resolve import per_worker
 from cpulaunch.records.cpulist import format_cpulist
@@ -45,7 +45,7 @@ def torch_settings(
     common = dict(choices.values)
     common["dataloader_workers"] = loaders.dataloader_workers
     common["graph_memory_bytes"] = weight_memory_bytes(host, choices, len(workers))
-    common["loopback_store"] = _on_one_host(request)
+    common["loopback_store"] = on_one_host(request)
     if preloads.ld_preload is not None:
         common |= {"restore_preload": True, "ld_preload": _users_preload(request)}
     return tuple(
@@ -59,15 +59,6 @@ def torch_settings(
         )
         for index, worker in enumerate(workers)
     )
-
-
-def _on_one_host(request: LaunchRequest) -> bool:
-    """Whether this is a job whose ranks are all on this host."""
-    if not request.distributed:
-        return False
-    from cpulaunch.plan.ranks.job import job_hosts  # Only jobs of ranks import it.
-
-    return job_hosts(request.settings)[1] == 1
 
 
 def _users_preload(request: LaunchRequest) -> str | None:

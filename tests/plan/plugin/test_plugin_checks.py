@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpulaunch.plan.plugin.checks import AUTOLOAD
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import CpuInfo, Gpu, Host, Torch
 from cpulaunch.records.plan import Note
@@ -161,6 +162,24 @@ def test_settings_without_the_plugin_are_warned_of(
         assert warning.startswith(reason)
         assert warning.endswith("not applied: --graph onednn, --precision fp32, --no-debug-apis")
     assert not plan(host, environ=environ).warnings
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "warned"),
+    [
+        ("--nproc-per-node 2", {AUTOLOAD: "0"}, True),
+        (f"--nproc-per-node 2 --env {AUTOLOAD}=0", {}, True),
+        (f"--nproc-per-node 2 --env {AUTOLOAD}=1", {AUTOLOAD: "0"}, False),
+        ("--nproc-per-node 2 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a", {AUTOLOAD: "0"}, False),
+        ("--instances 2", {AUTOLOAD: "0"}, False),
+        ("--nproc-per-node 2", {}, False),
+    ],
+)
+def test_stores_that_the_plugin_does_not_keep_from_the_network_are_warned_of(
+    flags: str, environ: dict[str, str], warned: bool
+) -> None:
+    said = f"{AUTOLOAD}=0: stores that the ranks make listen on all addresses of this host"
+    assert (said in plan(HOST, flags, environ=environ).warnings) == warned
 
 
 def test_an_unknown_torch_causes_no_errors_or_warnings() -> None:
