@@ -89,7 +89,8 @@ def _launch_supervised(
     from cpulaunch.launch.process.guard import fork_supervisor
 
     try:
-        link = fork_supervisor(notify, workers=len(specs), grace_seconds=plan.launch.grace_seconds, directory=directory)
+        grace_seconds = plan.launch.grace_seconds
+        link = fork_supervisor(notify, workers=len(specs), grace_seconds=grace_seconds, directory=directory, asks=True)
         if directory is not None:
             from cpulaunch.launch.process.run_directory import make_event_files, make_private_path
 
@@ -104,7 +105,7 @@ def _launch_supervised(
         routing = open_output_routing(plan)
         options = SupervisorOptions(
             inherited=link.inherited,
-            grace_seconds=plan.launch.grace_seconds,
+            grace_seconds=grace_seconds,
             control=link.control,
             memory_events=memory_events,
             notify=notify,

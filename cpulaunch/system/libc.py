@@ -16,6 +16,9 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 """Source: Linux, include/uapi/linux/prctl.h."""
 
+AF_UNIX, SOCK_STREAM, SHUT_WR = 1, 1, 1
+"""Source: Linux, include/linux/socket.h and net.h, where SOCK_CLOEXEC is O_CLOEXEC."""
+
 SIGNAL_SET_BITS = 1024
 """The size of sigset_t in glibc and musl."""
 
@@ -103,6 +106,33 @@ def signal_descriptor(numbers: Iterable[int]) -> int | None:
         return call("signalfd", -1, (word * len(words))(*words), os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
+
+
+def private_pipe() -> tuple[int, int]:
+    """The read and the write end of a pipe that no other process can open; in a sandbox or on macOS, of any pipe.
+
+    The ends of another pipe can be opened through /proc/PID/fd, by any process of the same user: to read what was
+    written, to write, and to keep it from ending. Sockets cannot. Source: Linux, net/socket.c, sock_no_open.
+    """
+    if not is_linux():
+        return os.pipe()
+    try:
+        ends = (ctypes_module().c_int * 2)()
+        call("socketpair", AF_UNIX, SOCK_STREAM | os.O_CLOEXEC, 0, ends)
+    except OSError:
+        return os.pipe()
+    return ends[0], ends[1]
+
+
+def stop_writing(fd: int) -> None:
+    """Effect: the other end of a private pipe reads its end, though it writes the pipe; of any other pipe, nothing.
+
+    Source: shutdown(2).
+    """
+    try:
+        call("shutdown", fd, SHUT_WR)
+    except OSError:
+        return
 
 
 def _control(option: int, value: int) -> bool:

@@ -197,6 +197,7 @@ def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> 
             ending=ending,
             directory=run.directory,
             logs=run.logs,
+            asks=True,
         )
         from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
         from cpulaunch.launch.supervision.supervise import supervise

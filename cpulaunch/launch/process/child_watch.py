@@ -1,19 +1,24 @@
-"""Waiting for signals and for the end of one child, also of one that another process traces."""
+"""Waiting for signals and for the ends of children, also of those that other processes trace."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import time
 
+from cpulaunch.launch.process.processes import ExitedChild, ended_child, has_ended_traced, is_child, traced_status
 from cpulaunch.system.libc import signal_descriptor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MAX_WAIT_SECONDS = float(1 << 20)
 """A wait that poll(2), which takes milliseconds as an int, can express."""
+
+HOLD_SECONDS = 0.3
+"""How long a tracer may take to let go of a child that has ended: debuggers and strace do so at once."""
 
 
 class ChildWatch:
@@ -87,4 +92,83 @@ def _child_descriptor(child: int) -> int | None:
     try:
         return os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
     except OSError:
+        return None
+
+
+class ExitQueue:
+    """Ended children, in the order in which they ended.
+
+    waitid(2) alone returns ended children in the order in which they started, and one that another process traces only
+    when that lets go of it. So it is where there is no pidfd: before Linux 5.3, on other systems, in a sandbox.
+    Source: pidfd_open(2); epoll(7) returns first what became ready first.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._epoll = select.epoll() if hasattr(os, "pidfd_open") else None
+        self._clock = clock
+        self._pid_of: dict[int, int] = {}
+        self._held: dict[int, float] = {}
+        """Children that have ended and are traced, and until when their tracers may let go of them."""
+
+    @property
+    def fd(self) -> int | None:
+        """A descriptor that is readable once an added child has ended, traced or not."""
+        return None if self._epoll is None else self._epoll.fileno()
+
+    @property
+    def deadline(self) -> float | None:
+        """When `first` returns a child that a tracer holds (seconds of the clock); None: never."""
+        return min(self._held.values(), default=None)
+
+    def add(self, pid: int) -> None:
+        """Effect: records when this child ends, relative to the others."""
+        if self._epoll is None:
+            return
+        try:
+            pidfd = os.pidfd_open(pid)
+            self._epoll.register(pidfd, select.EPOLLIN)
+            self._pid_of[pidfd] = pid
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Effect: closes all descriptors."""
+        for pidfd in self._pid_of:
+            os.close(pidfd)
+        self._pid_of.clear()
+        if self._epoll is not None:
+            self._epoll.close()
+
+    def first(self) -> ExitedChild | None:
+        """The added child that ended first, else any other child that has ended; None if none has.
+
+        One that a tracer holds is returned after HOLD_SECONDS, and once more when the tracer has let go of it.
+        """
+        ended = ended_child()
+        while self._epoll is not None and (ready := self._epoll.poll(0, 1)):
+            pid = self._remove(self._epoll, ready[0][0])
+            child = ended_child(pid)
+            if child is not None:
+                return child
+            if is_child(pid):
+                self._held[pid] = self._clock() + HOLD_SECONDS
+        if ended is not None:
+            self._held.pop(ended.pid, None)
+            return ended
+        return self._overdue()
+
+    def _remove(self, epoll: select.epoll, pidfd: int) -> int:
+        """The pid of a child that has ended. Effect: closes its pidfd."""
+        epoll.unregister(pidfd)
+        os.close(pidfd)
+        return self._pid_of.pop(pidfd)
+
+    def _overdue(self) -> ExitedChild | None:
+        """A child that has ended, and that its tracer does not let go of; None if there is none."""
+        now = self._clock()
+        for pid in [pid for pid, until in self._held.items() if until <= now]:
+            del self._held[pid]
+            if has_ended_traced(pid):
+                return ExitedChild(pid=pid, status=traced_status(pid), unreaped=False)
+            self.add(pid)  # While a thread of it executed a program, it seemed to have ended.
         return None

@@ -23,16 +23,18 @@ class Seen:
     start: int
 
 
-def kill_descendants(spared: frozenset[int] = frozenset()) -> None:
+def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = None) -> None:
     """Effect: kills every descendant of this process but the children `spared` and what is below these.
 
+    The process `kept` is not killed either, but what is below it.
     None where there is no /proc or no pidfd.
     """
     if not hasattr(os, "pidfd_open"):
         return
     processes = _processes()
     for pid in descendants(processes, spared):
-        _kill(pid, processes[pid])
+        if pid != kept:
+            _kill(pid, processes[pid])
 
 
 def descendants(processes: dict[int, Seen], spared: frozenset[int]) -> list[int]:

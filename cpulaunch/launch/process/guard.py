@@ -5,6 +5,9 @@ two of the three may be killed at the same moment, and the third ends everything
 the pipe to the supervisor closes; when the supervisor or the inner guard dies, its parent reaps it. All three adopt
 orphans, so every descendant of a worker belongs to the one that is left. A signal arrives only once, through the outer
 guard: each of the three has its own process group, and the other two block every signal they can.
+
+A process that had children before it became the outer guard (`exec cpulaunch` in a shell with background jobs) would
+adopt their orphans too. It adopts none, and another inner guard does so in its place.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import time
 from cpulaunch.launch.process.child_watch import ChildWatch
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
-from cpulaunch.launch.process.processes import kill_children, own_children, signal_process
+from cpulaunch.launch.process.processes import kill_children, own_children, signal_process, traced_status
 from cpulaunch.launch.process.replace import flush_standard_streams
 from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.process.watchdog import Watchdog
@@ -30,12 +33,17 @@ from cpulaunch.system.control_group import (
     remove_cgroup,
     remove_leftovers,
 )
-from cpulaunch.system.libc import adopt_orphans, is_linux
+from cpulaunch.system.libc import adopt_orphans, die_with_parent, is_linux, private_pipe
 from cpulaunch.system.signals import ENDING, passed_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from cpulaunch.launch.process.bind import Notify
+
+ABANDONED_SECONDS = 5.0
+"""How long a supervisor may take to end once the outer guard is gone, after which it kills all workers at once."""
 
 RELEASE_SECONDS, RELEASE_PAUSE_SECONDS = 1.0, 0.01
 """How long a tracer from outside the launch, such as strace, may take to let go of a process that has ended."""
@@ -68,7 +76,7 @@ class _Remains:
     logs: str | None
 
 
-def fork_supervisor(
+def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has to know all this.
     notify: Notify,
     *,
     workers: int,
@@ -76,38 +84,44 @@ def fork_supervisor(
     ending: frozenset[int] = ENDING,
     directory: str | None = None,
     logs: str | None = None,
+    asks: bool = False,
 ) -> GuardLink:
     """The supervisor's link to its guards; only the supervisor, a grandchild, returns.
 
     Effect: raises the limit on open files for this many workers, and forks twice. The calling process becomes the
     outer guard and ends with the supervisor's exit code. Each removes the run's `directory`, and that of its `logs` if
     it is empty, as the others may be killed or out of descriptors. A supervisor that reads none of the `ending`
-    signals within the grace period is killed, with everything.
+    signals within the grace period is killed, with everything. If the guard `asks`, so is one that stops reading later
+    although it has not stopped writing to its end of the pipe, which says that all workers have ended.
     Raises: LaunchError if the limit on open files or on processes is too low.
     """
     open_standard_descriptors()
     descriptor_limit = raise_fd_limit(workers)
     flush_standard_streams()
     signals, mask = _block_signals()
-    earlier_children = own_children()  # `exec cpulaunch` in a shell with background jobs.
-    adopt_orphans()
+    earlier_children = own_children()
+    if not earlier_children:
+        adopt_orphans()
     remains = _Remains(directory=directory, cgroup=choose_cgroup(), logs=logs)
-    read, write = os.pipe()
+    read, write = private_pipe()
+    parent = os.getpid()
     child = _fork()
     if child:
-        os.close(read)
-        watchdog = Watchdog(write, ending=ending, grace_seconds=grace_seconds)
+        watchdog = Watchdog(write, unread=read, ending=ending, grace_seconds=grace_seconds, asks=asks)
         stop = signals & {signal.SIGTSTP} - ending
         urgent = (ending & signals, frozenset({signal.SIGCHLD}))
         watch = ChildWatch(child, urgent=urgent, others=signals - ending - stop, kept=stop)
         code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
         if code < 0:
             _end_everything(remains, earlier_children)
+        if code < 0 or watchdog.complaint is not None:
             notify(watchdog.complaint or _killed_text(code))
         _remove(remains)
         os._exit(watchdog.exit_code or _exit_code(code))
     os.close(write)
-    cgroup = _enter_inner_guard(read, remains, notify) if is_linux() else None
+    if earlier_children and is_linux():
+        parent = _enter_adopting_guard(parent, read, remains, notify)
+    cgroup = _enter_inner_guard(parent, read, remains, notify) if is_linux() else None
     os.setpgid(0, 0)
     adopts = adopt_orphans()
     if is_linux() and not (adopts or cgroup):
@@ -138,7 +152,35 @@ def _fork() -> int:
         raise fork_error(error) from None
 
 
-def _enter_inner_guard(control: int, remains: _Remains, notify: Notify) -> LaunchCgroup | None:
+def _enter_adopting_guard(parent: int, control: int, remains: _Remains, notify: Notify) -> int:
+    """The pid of the calling process, which becomes a guard that only waits; only its child returns.
+
+    Raises: LaunchError.
+    """
+    os.setpgid(0, 0)
+    adopt_orphans()
+    own = os.getpid()
+    child = _fork()
+    if child:
+        os.close(control)
+        _guard(child, parent, remains, notify)
+    return own
+
+
+def _guard(child: int, parent: int, remains: _Remains, notify: Notify) -> NoReturn:
+    """Effect: this process waits until its child ends, ends everything, and ends with the child's exit code.
+
+    If its parent ends first, the child has some seconds to end.
+    """
+    code = _wait_for(child, parent, remains)
+    _end_everything(remains)
+    _remove(remains)
+    if code < 0:
+        notify(_killed_text(code))
+    os._exit(_exit_code(code))
+
+
+def _enter_inner_guard(parent: int, control: int, remains: _Remains, notify: Notify) -> LaunchCgroup | None:
     """The cgroup that the supervisor is in, if any; only the supervisor, the child of this process, returns.
 
     Effect: makes the cgroup. The calling process becomes the inner guard, and ends with the supervisor's exit code.
@@ -164,12 +206,7 @@ def _enter_inner_guard(control: int, remains: _Remains, notify: Notify) -> Launc
             _tell_moved(write)
         remove_leftovers(path)
     os.close(write)
-    code = _wait_for(supervisor, remains)
-    _end_everything(remains)
-    _remove(remains)
-    if code < 0:
-        notify(_killed_text(code))
-    os._exit(_exit_code(code))
+    _guard(supervisor, parent, remains, notify)
 
 
 def _tell_moved(write: int) -> None:
@@ -179,11 +216,24 @@ def _tell_moved(write: int) -> None:
         return  # The supervisor was killed.
 
 
-def _wait_for(child: int, remains: _Remains) -> int:
-    """The child's exit code, or minus the signal that killed it. Effect: see `_end_or_traced_end_of`."""
+def _wait_for(child: int, parent: int, remains: _Remains) -> int:
+    """The child's exit code, or minus the signal that killed it. Effect: see `_end_or_traced_end_of`.
+
+    Kills everything if the child does not end soon after the parent: a worker may have stopped it.
+    """
     watch = ChildWatch(child, urgent=(frozenset({signal.SIGCHLD}),))
+    die_with_parent(signal.SIGCHLD, parent=parent)  # Blocked, so that it only ends a wait.
+    deadline: float | None = None
     while (code := _end_or_traced_end_of(child, watch, remains)) is None:
-        watch.next_signal()
+        now = time.monotonic()
+        if deadline is None and os.getppid() != parent:
+            deadline = now + ABANDONED_SECONDS
+        if deadline is not None and deadline <= now:
+            deadline = now + RELEASE_SECONDS
+            signal_process(child, signal.SIGKILL)
+            _kill_cgroup(remains)
+            kill_descendants()
+        watch.next_signal(None if deadline is None else deadline - now)
     return code
 
 
@@ -202,7 +252,7 @@ def _end_or_traced_end_of(
     deadline = time.monotonic() + RELEASE_SECONDS
     while (code := _end_of(child)) is None and time.monotonic() < deadline:
         time.sleep(RELEASE_PAUSE_SECONDS)
-    return -signal.SIGKILL if code is None else code
+    return traced_status(child) if code is None else code
 
 
 def _end_of(child: int) -> int | None:
@@ -226,12 +276,15 @@ def _forward_signals(
 
     Effect: forwards signals until the inner guard ends; kills everything if the supervisor answers none.
     """
+    kept = child if spared and is_linux() else None  # At first: it adopts what this process does not.
     while True:
         number = watchdog.next_signal(watch)
         if number is None:
-            signal_process(child, signal.SIGKILL)
+            if kept is None:
+                signal_process(child, signal.SIGKILL)
             _kill_cgroup(remains)
-            kill_descendants(spared)
+            kill_descendants(spared, kept)
+            kept = None
         elif number == signal.SIGCHLD:
             code = _end_or_traced_end_of(child, watch, remains, spared)
             if code is not None:

@@ -9,7 +9,7 @@ from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import is_linux
 
-PARENT, GROUP = 1, 2
+PARENT, GROUP, EXIT_CODE = 1, 2, 49
 """Indexes of the fields after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
 
 PAUSES, PAUSE_SECONDS = 50, 0.002
@@ -139,14 +139,14 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
         if rounds:
             kill_descendants(spared)  # A process below them holds them at their end.
         if rounds > MAX_ROUNDS:
-            spared |= frozenset(filter(_has_ended_traced, killed))
+            spared |= frozenset(filter(has_ended_traced, killed))
         before = killed
         left |= _reap_all(killed)
     for pid in left:  # Others that were killed still used it.
         _remove_shared_memory(pid)
 
 
-def _has_ended_traced(pid: int) -> bool:
+def has_ended_traced(pid: int) -> bool:
     """Whether a child has ended that waitid(2) does not show; False without pidfds."""
     try:
         pidfd = os.pidfd_open(pid)
@@ -237,47 +237,19 @@ def ended_child(pid: int | None = None) -> ExitedChild | None:
     return ExitedChild(pid=ended.si_pid, status=status, unreaped=True)
 
 
-class ExitQueue:
-    """Ended children, in the order in which they ended.
+def traced_status(pid: int) -> int:
+    """The exit code of an ended child that is traced, or minus the signal that killed it; SIGKILL if /proc is silent.
 
-    waitid(2) alone returns ended children in the order in which they started. That order is used where there is no
-    pidfd: before Linux 5.3, on other systems, in a sandbox.
-    Source: pidfd_open(2); epoll(7) returns first what became ready first.
+    Source: proc(5), /proc/pid/stat, exit_code, which is 0 for a process that this one may not inspect; namespaces(7).
     """
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll() if hasattr(os, "pidfd_open") else None
-        self._pid_of: dict[int, int] = {}
-
-    def add(self, pid: int) -> None:
-        """Effect: records when this child ends, relative to the others."""
-        if self._epoll is None:
-            return
-        try:
-            pidfd = os.pidfd_open(pid)
-            self._epoll.register(pidfd, select.EPOLLIN)
-            self._pid_of[pidfd] = pid
-        except OSError:
-            return
-
-    def close(self) -> None:
-        """Effect: closes all descriptors."""
-        for pidfd in self._pid_of:
-            os.close(pidfd)
-        self._pid_of.clear()
-        if self._epoll is not None:
-            self._epoll.close()
-
-    def first(self) -> ExitedChild | None:
-        """The added child that ended first, else any other child that has ended; None if none has."""
-        ended = ended_child()
-        if ended is None or self._epoll is None:
-            return ended
-        for pidfd, _ in self._epoll.poll(0, 1):
-            self._epoll.unregister(pidfd)
-            os.close(pidfd)
-            return ended_child(self._pid_of.pop(pidfd)) or ended
-        return ended
+    try:
+        os.readlink(f"/proc/{pid}/ns/user")  # Refused to who may not inspect it.
+    except OSError:
+        return -signal.SIGKILL
+    status = _stat_field(pid, EXIT_CODE)
+    if status is None or _stat_field(pid, PARENT) != os.getpid():  # /proc may be that of another pid namespace.
+        return -signal.SIGKILL
+    return os.waitstatus_to_exitcode(status)
 
 
 def reap(ended: ExitedChild) -> None:

@@ -12,7 +12,7 @@ from cpulaunch.launch.process.program import exec_error
 from cpulaunch.launch.process.replace import reset_dispositions
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.libc import die_with_parent
+from cpulaunch.system.libc import die_with_parent, private_pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SpawnedWorker:
 
 def spawn(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited) -> SpawnedWorker:
     """The forked process, which `confirm_executed` waits for. Effect: closes `stdio.owned`. Raises: LaunchError."""
-    read, write = os.pipe()  # A successful exec closes it.
+    read, write = private_pipe()  # A successful exec closes it, which a worker that runs already cannot prevent.
     parent = os.getpid()
     try:
         pid = os.fork()

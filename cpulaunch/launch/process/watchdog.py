@@ -1,4 +1,4 @@
-"""The outer guard's end of the pipe to the supervisor: forwards signals, and notices one that is never read."""
+"""The outer guard's end of the pipe to the supervisor: forwards signals, and notices when they are not read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 0.7
 """How long after the grace period a supervisor may take to read a signal that ends the launch."""
 
+QUESTION, QUESTION_SECONDS = 0, 5.0
+"""A number that is no signal, and how long the supervisor may take to read it: while it kills thousands, seconds."""
+
 
 class Watchdog:
     """Forwards signals through a pipe, and knows how many of them the supervisor has read.
 
     A worker may stop the supervisor, trace it, or block it otherwise: then the signal that is to end the launch stays
-    in the pipe.
+    in the pipe, or if the worker does so only at that signal, a question that follows it after the grace period.
     """
 
-    def __init__(self, control: int, *, ending: frozenset[int], grace_seconds: float) -> None:
-        """Effect: makes the write end of the pipe, `control`, return at once when it is full."""
+    def __init__(
+        self, control: int, *, unread: int, ending: frozenset[int], grace_seconds: float, asks: bool = False
+    ) -> None:
+        """Effect: makes the write end of the pipe, `control`, return at once when it is full.
+
+        `unread`: its read end, which tells how many bytes are left in it, and is never read here. `asks`: whether the
+        supervisor is asked questions, until it stops writing to its end.
+        """
         os.set_blocking(control, False)
         self._control = control
+        self._unread = unread
         self._ending = ending
         self._grace_seconds = grace_seconds
+        self._asks = asks
         self._written = 0
         self._awaited: int | None = 0
         """How many bytes have to be read for the first unanswered ending signal to be answered; None: it never is."""
@@ -45,10 +56,10 @@ class Watchdog:
             self._expect_answer(number, self._written if written else None)
 
     def _write(self, number: int) -> int:
-        """1; 0 if it will never be read: a worker has filled the pipe with signals, or the supervisor has ended."""
+        """1; 0 if it will never be read: a worker has filled the pipe with signals."""
         try:
             return os.write(self._control, bytes([number]))
-        except (BlockingIOError, BrokenPipeError):
+        except BlockingIOError:
             return 0
 
     def _expect_answer(self, number: int, awaited: int | None) -> None:
@@ -78,12 +89,31 @@ class Watchdog:
         return None
 
     def _is_overdue(self) -> bool:
-        """Whether the deadline has passed without an answer. Effect: there is none any more once it is answered."""
+        """Whether the deadline has passed without an answer. Effect: once it is answered, asks a question, if any."""
         if self._seconds_left() != 0.0:
             return False
-        if self.complaint is None and self._answered():
-            self._deadline = None
-        return self._deadline is not None
+        if self.complaint is not None or not self._answered():
+            return True
+        self._ask()
+        return False
+
+    def _ask(self) -> None:
+        """Effect: the supervisor has to read a question by the next deadline, unless there is nothing to ask."""
+        self._deadline = None
+        if self._asks and self._is_supervising():
+            written = self._write(QUESTION)
+            self._written += written
+            self._awaited = self._written if written else None
+            self._deadline = _now() + QUESTION_SECONDS
+
+    def _is_supervising(self) -> bool:
+        """Whether the supervisor has not stopped writing to its end, to which it writes nothing; False of a pipe."""
+        try:
+            return bool(os.read(self._control, 1))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def _seconds_left(self) -> float | None:
         if self._deadline is None:
@@ -91,14 +121,14 @@ class Watchdog:
         return max(0.0, self._deadline - _now())
 
     def _answered(self) -> bool:
-        """Whether the supervisor has read as many bytes as it has to. Source: ioctl_pipe(2), FIONREAD."""
+        """Whether the supervisor has read as many bytes as it has to. Source: ioctl_pipe(2) and unix(7), FIONREAD."""
         import fcntl
         import sys
         import termios
 
         if self._awaited is None:
             return False
-        unread = fcntl.ioctl(self._control, termios.FIONREAD, bytes(4))
+        unread = fcntl.ioctl(self._unread, termios.FIONREAD, bytes(4))
         return self._written - int.from_bytes(unread, sys.byteorder) >= self._awaited
 
 

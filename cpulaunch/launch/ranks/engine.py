@@ -113,6 +113,7 @@ def _supervised(run: _RankRun) -> LaunchResult:
             ending=ending_signals(run.job.signals),
             directory=run.private,
             logs=run.folder.path if run.folder.private and run.folder.kept else None,
+            asks=True,
         )
         run = _with_directories(run)
         result = _run_attempts(run, link)

@@ -107,7 +107,9 @@ class SupervisionState:
     orphans: frozenset[int] = frozenset()
     orphan_deadline: float | None = None
     last_resort: float | None = None
-    """When every descendant is killed if groups that got SIGKILL still exist: a process may hold one at its end."""
+    """When every descendant is killed if groups or orphans that got SIGKILL still exist.
+
+    A process may hold one at its end, or hide that end, which is then seen only when it is looked for again."""
     ending: bool = False
     killing: bool = False
     killed: frozenset[int] = frozenset()
@@ -175,7 +177,8 @@ def _orphans_found(state: SupervisionState, pids: frozenset[int], now: float) ->
     new = pids - state.orphans
     state = replace(state, orphans=pids, orphan_deadline=state.orphan_deadline if pids else None)
     if state.killing:
-        return state, _signal_orphans(pids, SIGKILL)
+        last_resort = (state.last_resort or now + REACTION_SECONDS) if pids else None
+        return replace(state, last_resort=last_resort), _signal_orphans(pids, SIGKILL)
     if not new:
         return state, ()
     if state.orphan_deadline is None:

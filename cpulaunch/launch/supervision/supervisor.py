@@ -9,14 +9,15 @@ import signal
 from cpulaunch.launch.output.pump import Pump
 from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
 from cpulaunch.launch.output.sink import SinkError
+from cpulaunch.launch.process.child_watch import ExitQueue
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
-    ExitQueue,
     catches,
     endable_children,
     group_exists,
+    has_ended_traced,
     kill_children,
     reap,
     reap_measured,
@@ -42,6 +43,7 @@ from cpulaunch.launch.supervision.state_machine import (
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
+from cpulaunch.system.libc import private_pipe, stop_writing
 from cpulaunch.system.signals import ENDING, SIGKILL
 
 TYPE_CHECKING = False
@@ -109,7 +111,7 @@ class Supervisor:
         self._left_memory: set[int] = set()
         """The pids of killed workers whose shared memory others still used."""
         self._worker_of: dict[int, int] = {}
-        self._exits = ExitQueue()
+        self._exits = ExitQueue(clock)
         self._all_ended = False
         self._abandon_output = False
         self._guard_is_gone = False
@@ -117,8 +119,11 @@ class Supervisor:
         self._notice_at: float | None = None
         self._poll = select.poll()
         self._wakeup, self._wakeup_write = _child_wakeup_pipe()
+        os.set_blocking(self._control, False)
         self._poll.register(self._wakeup, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
+        if self._exits.fd is not None:
+            self._poll.register(self._exits.fd, select.POLLIN)
         if self._watch is not None:
             self._watch.register(self._poll)
         streams = [stream for streams in routing.streams for stream in streams]
@@ -168,6 +173,8 @@ class Supervisor:
             except SinkError as error:
                 self._fail_output(error)
             self._wait()
+        if self.state.end_requested:
+            stop_writing(self._control)  # The guard asks no longer whether this process still reads.
 
     def _wait(self) -> None:
         """Effect: sleeps until the next event or deadline, and handles it."""
@@ -177,17 +184,17 @@ class Supervisor:
                 self._read_control()
             elif self._watch is not None and self._watch.owns(fd):
                 self._watch.serve()
-            elif fd != self._wakeup:
+            elif self._pump.owns(fd):
                 self._move_output(fd)
         if self._wakeup in ready:
             _drain(self._wakeup)
+        if self._wakeup in ready or self._exits.fd in ready or _is_due(self._exits.deadline, self._clock()):
             self._reap()
         if self._watch is not None:
             self._watch.run_due()
-        if self._notice_at is not None and self._notice_at <= self._clock():
+        if _is_due(self._notice_at, self._clock()):
             self._say_what_is_left()
-        due = self.state.next_deadline
-        if due is not None and due <= self._clock():
+        if _is_due(self.state.next_deadline, self._clock()):
             self._handle(TimePassed())
             self._check_groups()
 
@@ -205,7 +212,8 @@ class Supervisor:
     def _poll_milliseconds(self) -> float | None:
         """How long to wait for an event; None: there is no deadline."""
         watch_deadline = None if self._watch is None else self._watch.deadline
-        all_deadlines = (self.state.next_deadline, self._pump.deadline, watch_deadline, self._notice_at)
+        own_deadlines = (self.state.next_deadline, self._exits.deadline, self._notice_at)
+        all_deadlines = (*own_deadlines, self._pump.deadline, watch_deadline)
         deadlines = [at for at in all_deadlines if at is not None]
         if not deadlines:
             return None
@@ -213,12 +221,15 @@ class Supervisor:
 
     def _read_control(self) -> None:
         """Effect: handles the signals that the guard received; ends everything if the guard has died."""
-        numbers = os.read(self._control, 4096)
+        try:
+            numbers = os.read(self._control, 4096)
+        except BlockingIOError:  # Another process has read it, where the pipe is not a private one.
+            return
         if not numbers:
             self._poll.unregister(self._control)
             self._abandon_output = self._guard_is_gone = True
             self._handle(LauncherGone())
-        for number in numbers:
+        for number in filter(None, numbers):
             if self._all_ended and number in self.state.ending_signals:
                 self._abandon_output = True  # Only a slow reader of the output still delays the end.
             if number == signal.SIGINT and not self.state.ending:
@@ -268,6 +279,8 @@ class Supervisor:
         orphans = set[int]()
         while ended := self._exits.first():
             index = self._worker_of.get(ended.pid)
+            if index in self.statuses:
+                index = None  # Its tracer has let go of it, or an orphan has got its pid.
             if index is not None:
                 self.statuses[index] = ended.status
                 self.ended_at[index] = self._wall_clock()
@@ -303,6 +316,8 @@ class Supervisor:
                 self._handle(GroupGone(index))
         if not self.state.groups:
             orphans = endable_children()
+            if self.state.killing and all(map(has_ended_traced, orphans)):
+                orphans = frozenset()  # They have ended, and a tracer from outside the launch does not let go of them.
             self._all_ended = not orphans
             if orphans or self.state.orphans:
                 self._handle(OrphansFound(orphans))
@@ -322,9 +337,13 @@ class Supervisor:
         return self._pump.all_written or self._abandon_output
 
 
+def _is_due(deadline: float | None, now: float) -> bool:
+    return deadline is not None and deadline <= now
+
+
 def _child_wakeup_pipe() -> tuple[int, int]:
     """A pipe whose read end, the first, becomes readable when a child ends. Effect: handles and unblocks SIGCHLD."""
-    read, write = os.pipe()
+    read, write = private_pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
 

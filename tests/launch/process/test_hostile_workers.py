@@ -45,9 +45,28 @@ HOSTILE = {
         while True:
             os.kill(supervisor, signal.SIGSTOP)
     """,
+    "floods the launch with SIGCHLD": """
+    supervisor = os.getppid()
+    targets = supervisor, parent(supervisor), parent(parent(supervisor))
+    if os.fork() == 0:
+        while True:
+            for target in targets:
+                os.kill(target, signal.SIGCHLD)
+    """,
     "stops the inner guard": "os.kill(parent(os.getppid()), signal.SIGSTOP)",
     "traces the supervisor": """
     assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0
+    """,
+    "stops the inner guard again and again": """
+    inner = parent(os.getppid())
+    if os.fork() == 0:
+        while True:
+            os.kill(inner, signal.SIGSTOP)
+    """,
+    "traces the supervisor once that is to end": """
+    def trace(*_):
+        assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0
+    signal.signal(signal.SIGTERM, trace)
     """,
     "stops itself": "say('ready'); os.kill(os.getpid(), signal.SIGSTOP)",
 }

@@ -160,6 +160,27 @@ CASES = {
         ],
         [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 1, 2))],
     ),
+    "orphans that SIGKILL does not end are a reason to kill every descendant, and to look for them again": (
+        [
+            (1, GroupGone(0)),
+            (1, GroupGone(1)),
+            (1, GroupGone(2)),
+            (2, OrphansFound(frozenset({70}))),
+            (12, TimePassed()),
+            (12, OrphansFound(frozenset({70}))),
+            (12.5, TimePassed()),
+            (14.5, TimePassed()),
+            (15, OrphansFound(frozenset())),
+            (17, TimePassed()),
+        ],
+        [
+            (2, orphans(TERM, 70)),
+            (12, orphans(KILL, 70)),
+            (12, orphans(KILL, 70)),
+            (12.5, KillDescendants()),
+            (14.5, KillDescendants()),
+        ],
+    ),
     "orphans get SIGTERM once, then SIGKILL": (
         [
             (1, GroupGone(0)),
