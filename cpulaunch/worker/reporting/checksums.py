@@ -27,6 +27,8 @@ CHUNK = 1 << 20
 ROW = 1 << 10
 BLOCKS = 128
 """An error of a few rows is measured by their block, not by the whole tensor."""
+ALL_BLOCKS = 2048
+"""Of all parts of a value together: an event with more would be too long to be read."""
 DIGITS = 10
 """Of what is kept of a block: enough for the rounding of float64, and short in a report."""
 LARGEST_WHOLE = 1 << 63
@@ -44,7 +46,26 @@ def checksum_parts(value: object) -> list[dict[str, Any]]:
         if len(parts) >= MAX_PARTS:
             raise ValueError(f"a checksum has at most {MAX_PARTS} tensors, texts and vectors; give them several names")
         parts.append({"place": place, **_facts(part)})
-    return parts
+    return _with_fewer_blocks(parts)
+
+
+def _with_fewer_blocks(parts: list[Facts]) -> list[Facts]:
+    """The parts, with so many neighbouring blocks of each joined that all together have about ALL_BLOCKS at most."""
+    count = -(-sum(len(part.get("blocks", ())) for part in parts) // ALL_BLOCKS)
+    if count <= 1:
+        return parts
+    return [part | {"blocks": _joined(part["blocks"], count)} if "blocks" in part else part for part in parts]
+
+
+def _joined(blocks: list[list[float]], count: int) -> list[list[float]]:
+    """Blocks of so many blocks each."""
+    import math
+
+    joined = []
+    for start in range(0, len(blocks), count):
+        largest, norms, *sums = zip(*blocks[start : start + count], strict=True)
+        joined.append([max(largest), math.hypot(*norms), *map(math.fsum, sums)])
+    return _rounded(joined)
 
 
 def positions(count: int) -> list[int]:
@@ -61,11 +82,17 @@ def _leaves(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, Any]]
     if isinstance(value, dict):
         for key in value:
             yield from _leaves(value[key], f"{place}[{str(key)[:80]!r}]", depth + 1)
-    elif isinstance(value, list | tuple) and not _is_vector(value):
-        for number, each in enumerate(value):
+    elif (isinstance(value, list | tuple) and not _is_vector(value)) or _is_nested(value):
+        for number, each in enumerate(value.unbind() if _is_nested(value) else value):
             yield from _leaves(each, f"{place}[{number}]", depth + 1)
     else:
         yield place, value
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether it is a nested tensor, whose parts have shapes of their own."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.is_nested
 
 
 def _is_vector(value: Sequence[object]) -> bool:
@@ -200,6 +227,14 @@ def _rounded(blocks: list[list[float]]) -> list[list[float]]:
 
 
 def _tensor_facts(torch: Any, tensor: Any) -> Facts:
+    try:
+        return _facts_in_memory(torch, tensor)
+    except RuntimeError as error:  # Of a tensor without values (meta), or of a type that torch cannot convert.
+        reason = str(error).partition("\n")[0]
+        raise TypeError(f"a checksum is of tensors with values, not of this one: {reason}") from None
+
+
+def _facts_in_memory(torch: Any, tensor: Any) -> Facts:
     with torch.no_grad():
         flat = _flat(torch, tensor)
         facts = {
@@ -219,7 +254,8 @@ def _flat(torch: Any, tensor: Any) -> Any:
     tensor = tensor.detach()
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    tensor = tensor.resolve_conj().resolve_neg()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.to("cpu").contiguous().reshape(-1)
 
 
@@ -309,7 +345,8 @@ def _blocks(torch: Any, flat: Any, unit: float, *, is_finite: bool) -> list[list
 
 def _rows(torch: Any, flat: Any, unit: float, *, is_finite: bool) -> Iterator[Any]:
     """The elements by `unit` in rows of float64, the last one filled with zeros; each time in the same memory."""
-    memory = torch.empty(CHUNK, dtype=torch.float64, device="cpu")
+    most = min(CHUNK, flat.numel() + -flat.numel() % ROW)
+    memory = torch.empty(most, dtype=torch.float64, device="cpu")
     for chunk in _chunks(flat):
         count = chunk.numel()
         size = count + -count % ROW

@@ -10,9 +10,19 @@ from fractions import Fraction
 
 import pytest
 
+from cpulaunch.launch.monitor.worker_report import MAX_LINE
 from cpulaunch.measure.tuning.outputs.numerics import output_error, part_error, wrong_outputs
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
-from cpulaunch.worker.reporting.checksums import CHUNK, MAX_PARTS, ROW, SAMPLED, SEED, checksum_parts, positions
+from cpulaunch.worker.reporting.checksums import (
+    ALL_BLOCKS,
+    CHUNK,
+    MAX_PARTS,
+    ROW,
+    SAMPLED,
+    SEED,
+    checksum_parts,
+    positions,
+)
 
 torch = pytest.importorskip("torch", reason="tensors need torch")
 
@@ -85,6 +95,60 @@ TENSORS = [
     torch.tensor([True, False]),
     torch.tensor([math.nan, math.inf, 1.0]),
 ]
+
+
+def test_the_most_parts_are_short_enough_to_be_read():
+    parts = checksum_parts([torch.randn(1 << 17).exp()] * MAX_PARTS)
+    assert len(json.dumps({"event": "checksum", "name": "x" * 99, "value": parts})) < MAX_LINE / 2
+    assert 2 * MAX_PARTS < sum(len(part["blocks"]) for part in parts) <= ALL_BLOCKS + MAX_PARTS
+
+
+def test_joined_blocks_are_those_of_larger_ones():
+    value = torch.randn(1 << 17, generator=torch.Generator().manual_seed(4))
+    (alone,) = checksum_parts(value)
+    (joined, *_) = checksum_parts([value] * MAX_PARTS)
+    count = len(alone["blocks"]) // len(joined["blocks"])
+    for number, block in enumerate(joined["blocks"]):
+        own = alone["blocks"][number * count : (number + 1) * count]
+        assert block[0] == max(each[0] for each in own)
+        assert block[1] == pytest.approx(math.hypot(*(each[1] for each in own)))
+        assert block[2:] == pytest.approx([math.fsum(each) for each in zip(*own, strict=True)][2:], abs=1e-9)
+    other = value.clone()
+    other[70_000:70_100] += 3.0
+    assert part_error(joined, checksum_parts([other] * MAX_PARTS)[0]) > 0.1
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_its_parts(layout):
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    found = checksum_parts({"a": torch.nested.nested_tensor(rows, layout=layout)})
+    assert [each.pop("place") for each in found] == ["['a'][0]", "['a'][1]"]
+    assert found == [{name: fact for name, fact in each.items() if name != "place"} for each in checksum_parts(rows)]
+
+
+def test_a_tensor_without_values_is_refused():
+    with pytest.raises(TypeError, match="of tensors with values"):
+        checksum_parts(torch.empty(3, device="meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.int8])
+def test_every_type_of_integers_is_taken(dtype):
+    assert checksum_parts(torch.tensor([1, 0, 1]).to(dtype))[0]["sample"] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("value", [torch.tensor([1 + 2j]), torch.tensor([1 + 2j, 3 - 1j])])
+def test_bits_that_negate_or_conjugate_are_heeded(value):
+    assert checksum_parts(value.conj().imag) == checksum_parts(-value.imag.clone())
+    assert checksum_parts(value.conj()) == checksum_parts(value.conj().resolve_conj())
+
+
+def test_zeros_of_either_sign_and_any_nan_are_the_same():
+    bits = torch.tensor([0x7FC00000, 0x7FC00001, 0x7FFFFFFF], dtype=torch.int32)
+    payloads, plain = bits.view(torch.float32), torch.full((3,), math.nan)
+    for one, other in ((torch.zeros(9), -torch.zeros(9)), (payloads, plain)):
+        first, second = {"a": checksum_parts(one)}, {"a": checksum_parts(other)}
+        assert first != second
+        assert wrong_outputs(first, second, max_error=None) is None
 
 
 @pytest.mark.parametrize("tensor", TENSORS, ids=lambda tensor: f"{tensor.dtype}-{list(tensor.shape)}")
