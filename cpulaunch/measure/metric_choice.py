@@ -20,11 +20,13 @@ TIME_WORDS = frozenset(
 )
 AMOUNTS = frozenset(("memory", "bytes", "kb", "mb", "gb", "kib", "mib", "gib", "rss"))
 """Less of these is better, and several workers need as much as all of them together."""
-LESS_IS_BETTER = TIME_WORDS | AMOUNTS | frozenset(("loss", "error", "errors", "perplexity"))
+LESS_IS_BETTER = TIME_WORDS | AMOUNTS | frozenset(("loss", "error", "errors", "perplexity", "load"))
 QUALITY = frozenset(("accuracy", "score", "precision", "recall", "f1", "auc", "bleu", "ratio", "percent"))
 """More of these is better, but several workers have no more of it than one."""
 PERCENTILE = re.compile(r"p\d\d+")
 WORD = re.compile(r"[^\W_]+")
+UNIT = re.compile(r"\((?![\d\s]*\))[^()\\.\[\]{}*+?|^$]+\)")
+"""A group of a pattern that matches one text alone, which is no number, such as the unit in "latency p99 (ms)"."""
 
 
 def is_rate_or_time(name: str) -> bool:
@@ -100,11 +102,11 @@ def named_choice(name: str, lower: bool | None) -> MetricChoice:
 
 
 def requested_choice(text: str, *, shown_name: str, lower: bool | None) -> MetricChoice:
-    """What --metric asks for: a pattern if the text has a group, else a metric's name.
+    """What --metric asks for: a pattern if the text has a group that can match a number, else a metric's name.
 
     `shown_name`: what the pattern's metric is called. Raises: UsageError for a pattern that cannot be one.
     """
-    if "(" not in text:
+    if _is_name(text):
         return named_choice(text, lower)
     try:
         groups = re.compile(text).groups
@@ -119,6 +121,12 @@ def requested_choice(text: str, *, shown_name: str, lower: bool | None) -> Metri
             hint="--metric 'samples/s: ([0-9.]+)'",
         )
     return MetricChoice(pattern=text, lower_is_better=less_is_better(shown_name) if lower is None else lower)
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text is a name, in which parentheses hold units only."""
+    rest = UNIT.sub("", text)
+    return bool(rest.strip()) and "(" not in rest
 
 
 def choice_name(choice: MetricChoice, *, pattern_name: str) -> str:

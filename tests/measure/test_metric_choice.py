@@ -13,7 +13,10 @@ from cpulaunch.measure.metric_choice import (
 from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.records.errors import UsageError
 
-LESS = ("ms", "latency", "latency p99 (ms)", "seconds per step", "s/step", "ms/token", "p95", "loss", "peak memory")
+LESS = (
+    *("ms", "latency", "latency p99 (ms)", "seconds per step", "s/step", "ms/token", "p95", "loss", "peak memory"),
+    "offered load",
+)
 MORE = ("samples/s", "tokens/sec", "items per second", "tokens/min", "fps", "TFLOPS", "accuracy", "score", "GB/s")
 
 
@@ -79,6 +82,16 @@ def test_a_text_with_a_group_is_a_pattern_and_any_other_a_name():
     assert requested_choice("took ([0-9.]+) ms", shown_name="took ms", lower=None) == MetricChoice(
         pattern="took ([0-9.]+) ms", lower_is_better=True
     )
+
+
+@pytest.mark.parametrize("name", ["latency p99 (ms)", "rss (MiB)", "busy (%)", "speed (images / s) of all"])
+def test_a_unit_in_parentheses_is_part_of_a_name(name):
+    assert requested_choice(name, shown_name="x", lower=None).name == name
+
+
+@pytest.mark.parametrize("text", ["(inf|[0-9]+) ms", "(.*) ms", "(5) ms", r"(\d) ms", "(x?) ms"])
+def test_a_group_that_can_match_a_number_makes_a_pattern(text):
+    assert requested_choice(text, shown_name="ms", lower=None) == MetricChoice(pattern=text, lower_is_better=True)
 
 
 @pytest.mark.parametrize("text", ["(", "(a)(b)", "(?:a)"])
