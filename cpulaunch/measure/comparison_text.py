@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cpulaunch.measure.comparison import ComparisonLimits, ComparisonResult
-    from cpulaunch.measure.samples import MetricChoice
+    from cpulaunch.measure.samples import MetricChoice, Sample
     from cpulaunch.measure.statistics import Estimate
 
 DIGITS = 3
@@ -137,6 +137,7 @@ def remarks(comparison: ComparisonResult, limits: ComparisonLimits) -> Iterator[
         also = f"; also reported: {', '.join(map(escaped, others))}" if others else ""
         yield f"compared: {escaped(metric_label(comparison.choice))}, of which {direction} is better{also}"
     yield from (_ending_text(comparison, limits), *_failure_texts(comparison), *_disturbance_texts(comparison))
+    yield from _switch_text(comparison)
     for number, side in enumerate(comparison.sides):
         change = drift(comparison.values(number))
         if change is not None:
@@ -176,7 +177,7 @@ def _failure_texts(comparison: ComparisonResult) -> Iterator[str]:
 
 
 def _disturbance_texts(comparison: ComparisonResult) -> Iterator[str]:
-    """How many rounds were disturbed and by what, and the context switches that the launches did not ask for."""
+    """How many rounds were disturbed, and by what."""
     found = [
         sorted({_kind(text) for side in range(len(comparison.sides)) for text in each.disturbed_by(side)})
         for each in comparison.rounds
@@ -186,6 +187,22 @@ def _disturbance_texts(comparison: ComparisonResult) -> Iterator[str]:
         kinds = Counter(kind for each in disturbed for kind in each)
         by = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common())
         yield f"{len(disturbed)} of {count_text(len(found), 'round')} disturbed: {by}; these rounds count too"
+
+
+def _switch_text(comparison: ComparisonResult) -> Iterator[str]:
+    """How often threads of each side had to make room for others, in a second of its median launch."""
+    if not comparison.rounds:
+        return
+    sides = [[each.samples[side] for each in comparison.rounds] for side in range(len(comparison.sides))]
+    rates = [median(_switches_per_second(each) for each in samples) for samples in sides]
+    if any(rates):
+        shown = zip(comparison.sides, rates, strict=True)
+        listed = ", ".join(f"{escaped(side.label)} {short_number(rate)}" for side, rate in shown)
+        yield f"involuntary context switches per second, in the median: {listed}"
+
+
+def _switches_per_second(sample: Sample) -> float:
+    return sample.disturbance.involuntary_switches / sample.seconds if sample.seconds else 0.0
 
 
 def _kind(text: str) -> str:

@@ -146,6 +146,13 @@ def test_disturbances_and_drift_are_told():
     assert "A drifted by +45.9%" in " ".join(text.split())
 
 
+def test_context_switches_are_shown_by_side():
+    machine = Machine({"A": steady(1), "B": steady(2)}, disturbance=Disturbance(involuntary_switches=25))
+    shown = "involuntary context switches per second, in the median: A 2.5, B 2.5"
+    assert shown in text_of(machine.compare(rounds=3), width=200)
+    assert "context" not in text_of(Machine({"A": steady(1), "B": steady(2)}).compare(rounds=3))
+
+
 def test_all_lines_fit_narrow_terminals_and_labels_are_escaped():
     long = Side(label="--graph onednn --instances 2 --env NAME=\x1b[31m" + "x" * 100)
     found = Machine({"A": steady(1), long.label: steady(2)}).compare(A, long)
