@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import sys
+import warnings
 from importlib.machinery import PathFinder
 
 from cpulaunch.launch.process.program import find_executable
@@ -29,6 +30,14 @@ OTHERS = frozenset({"torch", "numpy", "cpulaunch"})
 LITERAL = re.compile(rb"""["']([A-Za-z_]\w*)["']|\$\{?([A-Za-z_]\w*)""")
 """A name in quotes, as in os.environ["NAME"], or behind a dollar, as in a shell's $NAME."""
 SHORTEST_PREFIX = 3
+OF_A_SESSION = re.compile(
+    r"_|SHLVL|PWD|OLDPWD|COLUMNS|LINES|TERM|DISPLAY|WINDOWID|STY|TMUX\w*|TMPDIR|INVOCATION_ID|JOURNAL_STREAM"
+    r"|(SSH|DBUS|XDG_SESSION)_\w+|\w*(JOB|STEP|SESSION)_?ID|\w+_PID|\w+_(START|END)_TIME"
+)
+"""Variables that are others in each terminal, or each job of a scheduler, and do not say what is computed."""
+SOURCES = (".py", ".sh")
+CONFIGURATIONS = (".cfg", ".conf", ".ini", ".toml", ".yaml", ".yml")
+"""Ends of the names of files that decide what a program does, and that programs seldom write."""
 
 
 def source_file(kind: ProgramKind, target: str, environ: Mapping[str, str]) -> str | None:
@@ -80,6 +89,13 @@ def own_folders(kind: ProgramKind, path: str, environ: Mapping[str, str]) -> tup
     return tuple(dict.fromkeys((first, *folders)))
 
 
+def argument_files(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The scripts and configuration files that arguments name, by themselves or as in `--config=FILE`."""
+    names = (each.partition("=")[2] if each.startswith("-") else each for each in arguments)
+    files = (each for each in names if each.endswith((*SOURCES, *CONFIGURATIONS)) and os.path.isfile(each))
+    return tuple(dict.fromkeys(map(os.path.realpath, files)))
+
+
 def imported_sources(path: str, folders: Sequence[str], *, first: Iterable[str] = ()) -> tuple[str, ...]:
     """The files of the modules in these folders that a source imports, those that they import, and so on.
 
@@ -101,7 +117,9 @@ def imported_sources(path: str, folders: Sequence[str], *, first: Iterable[str] 
 def _imports(data: bytes) -> Iterator[tuple[str, int]]:
     """Each name that a source imports, and the dots in front of it; none of what is no Python."""
     try:
-        tree = ast.parse(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # It is for the program's own run to say them.
+            tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
@@ -143,8 +161,12 @@ def _files_in(folder: str, parts: Iterable[str]) -> Iterator[str]:
 
 
 def named_variables(sources: Iterable[bytes], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that sources name, each whole or by a beginning that ends with an underscore."""
+    """The variables that sources name, each whole or by a beginning that ends with an underscore.
+
+    Those of a terminal's session or of one job are left out.
+    """
     names = {first or second for data in sources for first, second in LITERAL.findall(data)}
     known = {name.decode() for name in names}
     prefixes = tuple(name for name in known if name.endswith("_") and len(name) >= SHORTEST_PREFIX)
-    return {name: text for name, text in environ.items() if name in known or name.startswith(prefixes)}
+    named = (name for name in environ if name in known or name.startswith(prefixes))
+    return {name: environ[name] for name in named if OF_A_SESSION.fullmatch(name) is None}

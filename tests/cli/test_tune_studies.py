@@ -188,3 +188,48 @@ def test_so_has_a_variable_that_the_program_names(key, tmp_path, words, file, co
     name = "MOD_EL" if "MOD_" in code else "MODEL"
     assert key(*VARY, *words, **{name: "large"}) != key(*VARY, *words)
     assert key(*VARY, *words, **{name: "large"}) == key(*VARY, *words, **{name: "large", "UNNAMED": "1"})
+
+
+SCRIPT = 'import os; print("_".join(os.environ[name] for name in ("SLURM_JOB_ID", "TMPDIR", "SSH_TTY")))'
+
+
+@pytest.mark.parametrize("name", ["_", "SLURM_JOB_ID", "TMPDIR", "SSH_TTY"])
+def test_another_terminal_or_job_goes_on_with_a_study(key, tmp_path, name):
+    (tmp_path / "a.py").write_text(SCRIPT)
+    assert key(*VARY, "a.py", **{name: "1"}) == key(*VARY, "a.py", **{name: "2"})
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (("--no-python", "--", "sh", "run.sh"), "run.sh"),
+        (("--no-python", "--", "env", "python", "train.py"), "train.py"),
+        (("--no-python", "--", "env", "python", "train.py"), "helper.py"),
+        (("a.py", "--config=settings.yaml"), "settings.yaml"),
+        (("a.py", "settings.toml"), "settings.toml"),
+    ],
+)
+def test_so_has_another_text_of_a_script_or_configuration_among_the_arguments(key, tmp_path, words, changed):
+    keys = []
+    for text in ("a: 1", "a: 2", "a: 1"):
+        (tmp_path / "train.py").write_text("import helper")
+        (tmp_path / changed).write_text(text)
+        keys.append(key(*VARY, *words))
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[2]
+
+
+def test_what_the_program_writes_changes_nothing(key, tmp_path):
+    keys = []
+    for text in ("1", "2"):
+        for file in ("out.yaml", "log.txt", "result.json"):
+            (tmp_path / file).write_text(text)
+        keys.append(key(*VARY, "--output", "out.yaml", "a.py", "out.yaml", "log.txt", "--to=result.json"))
+    assert keys[0] == keys[1]
+
+
+def test_modules_are_read_without_their_warnings(tmp_path, recwarn):
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "a.py").write_text('import helper\npattern = "\\d"\n')
+    assert imported_sources(str(tmp_path / "a.py"), [str(tmp_path)]) == (str(tmp_path / "helper.py"),)
+    assert not recwarn.list

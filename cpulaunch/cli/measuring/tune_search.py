@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from cpulaunch.measure.program_source import (
+    argument_files,
     imported_sources,
     named_variables,
     own_folders,
@@ -170,14 +171,21 @@ def _default_plan(planner: Planner) -> dict[str, Any]:
 
 
 def _sources(program: TuneProgram, environ: Mapping[str, str]) -> dict[str, bytes]:
-    """By path the text of the program's script, module or command, and of its own modules that this imports."""
+    """By path the text of the program's script, module or command, first, and of what that depends on.
+
+    That are scripts and configuration files among the arguments, and the program's own modules that these import.
+    """
     found = program.parsed.program
     path = None if found is None else source_file(found.kind, found.target, environ)
     if found is None or path is None:
         return {}
     first = (found.target,) if found.kind == "module" else ()
-    modules = imported_sources(path, own_folders(found.kind, path, environ), first=first)
-    return {each: read_source(each) for each in (path, *modules)}
+    modules = [*imported_sources(path, own_folders(found.kind, path, environ), first=first)]
+    written = None if program.line.output is None else os.path.realpath(program.line.output)
+    given = [each for each in argument_files(found.args) if each != written]
+    for each in given:
+        modules += imported_sources(each, own_folders("script", each, environ))
+    return {each: read_source(each) for each in dict.fromkeys((path, *given, *modules))}
 
 
 def _content(sources: Mapping[str, bytes]) -> str:
