@@ -80,14 +80,16 @@ NEEDED_GOALS = {
 """Settings that --vary may name only with another option, and what that one does."""
 
 
-IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+([\w.]+)|import[ \t]+([\w., \t]+))", re.MULTILINE)
 SELF_CONTAINED = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "cpulaunch"}
 
 
 def script_source(data: bytes) -> str | None:
     """The text of a script that shows all of its program; None if modules of others may build its model or data."""
-    modules = {name.decode() for name in IMPORT.findall(data)}
-    return data.decode(errors="replace") if data and modules <= SELF_CONTAINED else None
+    text = data.decode(errors="replace")
+    names = [name for start, others in IMPORT.findall(text) for name in (start or others).split(",")]
+    modules = {name.split()[0].partition(".")[0] for name in names if name.strip()}
+    return text if text and modules <= SELF_CONTAINED else None
 
 
 def value_text(name: str, value: Any) -> str:

@@ -12,6 +12,7 @@ from cpulaunch.measure.tuning.space import (
     options_of,
     parse_fixed,
     parse_variation,
+    script_source,
     search_space,
     within,
 )
@@ -150,3 +151,20 @@ def test_what_is_known_comes_first():
         past=[{"threads": 2}, {"threads": 9}, {"threads": 2}],
     )
     assert found == ({}, {"threads": 2}, {"graph": "onednn"})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ("import torch, numpy as np\nfrom os.path import join\n", True),
+        ("import torch.nn as nn; from torch import optim\n", True),
+        ("import torch, models\n", False),
+        ("import torch; import models\n", False),
+        ("def f():\n    import torch.nn, models.vision as vision\n", False),
+        ("from .models import build\n", False),
+        ("from . import models\n", False),
+        ("", False),
+    ],
+)
+def test_a_script_that_imports_modules_of_others_does_not_show_all(text, is_whole):
+    assert script_source(text.encode()) == (text if is_whole else None)
