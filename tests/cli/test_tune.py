@@ -198,6 +198,15 @@ def test_a_file_that_no_search_has_written_is_not_replaced(tune, tmp_path, words
     assert (path.read_text(), (tmp_path / "launched").exists()) == (text, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"), [("folder/", "names a directory"), ("program.py/mine.toml", "names a file that cannot be written")]
+)
+def test_a_profile_that_cannot_be_written_is_found_out_before_the_search(tune, tmp_path, words, said):
+    (tmp_path / "folder").mkdir()
+    ran = tune("--vary", "threads=1,2", "--save", words, code="open('launched', 'w')")
+    assert (ran.returncode, said in ran.stderr, (tmp_path / "launched").exists()) == (2, True, False)
+
+
 def test_what_a_search_has_saved_is_replaced_by_the_next_one(tune):
     for _ in range(2):
         data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "here.toml"))
@@ -247,6 +256,14 @@ def test_latencies_under_an_open_loop_load(tune):
     assert data["baseline"][0]["metrics"]["requests/s"] > 20, "five of the program, without --rate"
     refused = tune("--latency", "--vary", "threads=1", code="print(1)")
     assert (refused.returncode, "cpulaunch.requests(20, 500)" in refused.stderr) == (125, True)
+
+
+@pytest.mark.slow
+def test_another_percentile_is_chosen_by_its_name(tune):
+    words = ("--latency", "--rate", "40", "--metric", "latency p99 (ms)", "--vary", "threads=1", "--trials", "1")
+    data = read(tune("--json", *words, code=SERVER))
+    assert data["metric"] == {"name": "latency p99 (ms)", "source": "program", "lower_is_better": True}
+    assert data["trials"][0]["ratio"] > 1
 
 
 @pytest.mark.parametrize(("alone", "other", "said"), [(0.1, 0.005, "its queue grows"), (0.005, 0.1, None)])

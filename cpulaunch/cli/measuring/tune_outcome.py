@@ -120,10 +120,17 @@ def _saved_path(wanted: str, folder: str | None) -> str:
 
 
 def check_save(wanted: str | None, environ: Mapping[str, str]) -> None:
-    """Raises: UsageError if --save names a file with something else than what a search has written."""
+    """Raises: UsageError if --save names no file that can be made, or one that no search has written."""
     if wanted is None:
         return
     path = _saved_path(wanted, user_profile_dir(environ))
+    if os.path.isdir(path):
+        raise UsageError("--save names a directory", value=path, hint="--save NAME, or --save FILE.toml")
+    folder = os.path.dirname(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError("--save names a file that cannot be written", value=path, hint="name another one")
     if os.path.isfile(path) and (_provenance_in(path) or {}).get("tool") != TOOL:
         raise UsageError("--save names a file that no search has written", value=path, hint="name another one")
 
