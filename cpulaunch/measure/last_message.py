@@ -8,7 +8,7 @@ from cpulaunch.records.errors import escaped
 
 MAX_MESSAGE = 300
 OWN, OWN_REPORT = "cpulaunch:", "cpulaunch: report:"
-LIBRARY_LOG = re.compile(r"\[[IW]\d{4} |[IW]\d{4} \d\d:\d\d:|(?!ERROR)[A-Z]+:\d{4}-\d\d-\d\d ")
+LIBRARY_LOG = re.compile(r"\[[IW]\d{4} |[IW]\d{4} \d\d:\d\d:|(?:VERBOSE|INFO|WARNING|STAGE):\d{4}-\d\d-\d\d ")
 """How torch's libraries (c10, glog, Kineto) begin a line of their logs that is no error."""
 
 

@@ -22,6 +22,10 @@ TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\nValueErr
             f"{TRACEBACK}STAGE:2026-11-23 22:57:01 1:1 ActivityProfilerController.cpp:314] done\n",
             "ValueError: bad data",
         ),
+        *[
+            (f"{level}:2026-11-23 22:57:01 no space left\n", f"{level}:2026-11-23 22:57:01 no space left")
+            for level in ("ERROR", "CRITICAL", "FATAL")
+        ],
         ("[E1123 22:57:01.123 a.cpp:1] failed\n", "[E1123 22:57:01.123 a.cpp:1] failed"),
         (f"{TRACEBACK}cpulaunch: worker 0 failed\n", "ValueError: bad data"),
         ("cpulaunch: worker 0 failed\ncpulaunch: report: r.json\n", "cpulaunch: worker 0 failed"),
