@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 from datetime import UTC, datetime
@@ -142,4 +143,4 @@ def parse(output: str) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:
         failures = tuple(map(str, answer["failures"]))
     except (ValueError, KeyError, TypeError):
         return (), ("the measurement printed something else than its result",)
-    return tuple(each for each in figures if each.kind in UNITS and each.value > 0), failures
+    return tuple(each for each in figures if each.kind in UNITS and 0 < each.value < math.inf), failures
