@@ -250,7 +250,8 @@ def _facts_in_memory(torch: Any, tensor: Any) -> Facts:
 
 
 def _flat(torch: Any, tensor: Any) -> Any:
-    """The elements in a row, dense and in this machine's memory."""
+    """The elements in a row, dense and in this machine's memory; of a distributed tensor those of this rank."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     tensor = tensor.detach()
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
@@ -260,11 +261,16 @@ def _flat(torch: Any, tensor: Any) -> Any:
 
 
 def _memory(flat: Any) -> Any:
-    """The bytes of a tensor, which is not copied and has to stay; it has no numpy, which may not be installed."""
+    """The bytes of a tensor, which is not copied and has to stay; it has no numpy, which may not be installed.
+
+    Raises: RuntimeError for a subclass of tensors that consists of other ones.
+    """
     import ctypes
 
-    count = flat.numel() * flat.element_size()
-    return (ctypes.c_char * count).from_address(flat.data_ptr()) if count else b""
+    count, address = flat.numel() * flat.element_size(), flat.data_ptr()
+    if count and not address:
+        raise RuntimeError(f"{type(flat).__name__} has no memory of its own")
+    return (ctypes.c_char * count).from_address(address) if count else b""
 
 
 def _chunks(flat: Any) -> Iterator[Any]:

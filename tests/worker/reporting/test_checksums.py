@@ -25,6 +25,7 @@ from cpulaunch.worker.reporting.checksums import (
 )
 
 torch = pytest.importorskip("torch", reason="tensors need torch")
+from torch.testing._internal.two_tensor import TwoTensor
 
 
 def run(code, **environ):
@@ -126,9 +127,12 @@ def test_a_nested_tensor_is_its_parts(layout):
     assert found == [{name: fact for name, fact in each.items() if name != "place"} for each in checksum_parts(rows)]
 
 
-def test_a_tensor_without_values_is_refused():
+@pytest.mark.parametrize(
+    "make", [lambda: torch.empty(3, device="meta"), lambda: TwoTensor(torch.ones(3), torch.ones(3))]
+)
+def test_a_tensor_without_memory_is_refused(make):
     with pytest.raises(TypeError, match="of tensors with values"):
-        checksum_parts(torch.empty(3, device="meta"))
+        checksum_parts(make())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.int8])
