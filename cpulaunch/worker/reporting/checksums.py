@@ -76,11 +76,11 @@ def positions(count: int) -> list[int]:
 
 
 def _leaves(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The tensors, texts and vectors in a value, each with its place."""
+    """The tensors, texts and vectors in a value, each with its place; of a mapping in the order of its keys' texts."""
     if depth > 20:
         raise ValueError("a checksum's value is nested too deeply")
     if isinstance(value, dict):
-        for key in value:
+        for key in sorted(value, key=str):
             yield from _leaves(value[key], f"{place}[{str(key)[:80]!r}]", depth + 1)
     elif (isinstance(value, list | tuple) and not _is_vector(value)) or _is_nested(value):
         for number, each in enumerate(value.unbind() if _is_nested(value) else value):

@@ -83,6 +83,11 @@ def test_parts_are_named_by_their_place_and_limited():
         checksum_parts([endless])
 
 
+def test_the_order_in_which_a_mapping_was_filled_does_not_count():
+    one, other = {"a": 1.5, "b": [2, 3], 4: "c"}, {4: "c", "b": [2, 3], "a": 1.5}
+    assert checksum_parts(one) == checksum_parts(other)
+
+
 TENSORS = [
     torch.arange(10),
     torch.tensor(0.5),
