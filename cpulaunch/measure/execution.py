@@ -17,6 +17,7 @@ from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read
 from cpulaunch.measure.last_message import last_message
 from cpulaunch.measure.metric_choice import of_all_workers, overload_text
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
+from cpulaunch.records.errors import quoted
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_path
@@ -54,12 +55,13 @@ class LaunchSetup:
 
 @record
 class _Outcome:
-    """What is known of a launch that has ended."""
+    """What is known of a launch that has ended. `rejected`: what the pattern found that is no number, if it is known."""
 
     child: ChildResult
     metrics: Mapping[str, float]
     checksums: Mapping[str, Any]
     report: Mapping[str, Any] | None
+    rejected: str | None = None
 
 
 def take_sample(
@@ -152,7 +154,13 @@ def _launch_plain(
         reader.finish()
     told = read_event_file(events)
     found = {} if metric is None or metric.value is None else {metric_name(choice.pattern or ""): metric.value}
-    return _Outcome(child=child, metrics={**told.metrics, **found}, checksums=told.checksums, report=None)
+    return _Outcome(
+        child=child,
+        metrics={**told.metrics, **found},
+        checksums=told.checksums,
+        report=None,
+        rejected=None if metric is None else metric.rejected,
+    )
 
 
 def _launch_cpulaunch(
@@ -209,6 +217,8 @@ def _value(outcome: _Outcome, choice: MetricChoice) -> tuple[float | None, str |
         return outcome.child.seconds, None
     name = choice.name if choice.pattern is None else metric_name(choice.pattern)
     value = outcome.metrics.get(name or WALL_TIME)
+    if value is None and outcome.rejected is not None:
+        return None, f"it printed {quoted(outcome.rejected)} for {name!r}, which is not a number"
     if value is None:
         return None, f"it {_without(choice)} {name!r}"
     if (missing := _instances_without(outcome.report, name or "")) is not None:

@@ -54,6 +54,11 @@ def test_a_pattern_finds_the_last_number_of_either_stream(sample, side):
     assert sample(code, side, choice=MetricChoice(pattern="rate: ([0-9.]+)")).metrics == {"rate": 2.5}
 
 
+def test_a_match_that_is_no_number_is_named(sample):
+    found = sample("print('rate: 1,234.5')", PYTHON, choice=MetricChoice(pattern="rate: ([0-9.,]+)"))
+    assert (found.value, found.failure) == (None, "it printed '1,234.5' for 'rate', which is not a number")
+
+
 @SIDES
 def test_wall_time_is_the_value_without_a_metric(sample, side):
     found = sample("pass", side)
