@@ -28,7 +28,8 @@ SPECIAL = re.compile(r"[.*+?^$|()\[\]{}\\]")
 
 
 class Metric:
-    """`value`: the last number that the pattern's group matched in one worker's output; None if there is none yet.
+    """`value`: the last number that the pattern's group matched in one worker's output; None if there is none yet, or
+    it is infinite or NaN: of a loss that has diverged, what it was before says nothing.
 
     `rejected`: the last match that is not a finite number. `skipped`: lines that took the pattern too long.
     """
@@ -67,21 +68,15 @@ class Metric:
                 left.pop()
 
     def _accept(self, text: str) -> bool:
-        number = _number(text)
-        if number is None:
+        """Whether the text is a number. Effect: `value` becomes that number, None of one that is not finite."""
+        try:
+            number = float(text)
+        except ValueError:
             self.rejected = text
             return False
-        self.value = number
+        self.value = number if math.isfinite(number) else None
+        self.rejected = text if self.value is None else self.rejected
         return True
-
-
-def _number(text: str) -> float | None:
-    """The finite number that the text stands for; None if it stands for none."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 class LineReader:
