@@ -8,7 +8,8 @@ from __future__ import annotations
 import shlex
 from statistics import median
 
-from cpulaunch.measure.metric_choice import found_choice, is_overloaded
+from cpulaunch.measure.comparison_text import metric_label
+from cpulaunch.measure.metric_choice import found_choice, overload_text
 from cpulaunch.measure.statistics import estimate, fewest_rounds
 from cpulaunch.measure.tuning.finalists import (
     FINALISTS,
@@ -154,7 +155,7 @@ class Tuner:
         means = self._means
         means.progress("first launches, which do not count: the reference")
         reference = means.take(None, choice, self._limit())
-        if reference.failure is not None and not _cannot_bear_the_load(reference):
+        if reference.failure is not None and not _cannot_bear_the_load(reference, choice):
             hint = LATENCY_HINT if self._goal.latency and reference.exit_code == 0 else None
             raise CpulaunchError("the program fails without cpulaunch", value=reference.failure, hint=hint)
         guard = Guard(max_error=self._goal.max_error, output=means.written, by_rank=reference.report is not None)
@@ -171,7 +172,7 @@ class Tuner:
         self._seconds.append(reference.seconds)
         means.progress("first launches, which do not count: cpulaunch's defaults")
         default = means.take({}, choice, self._limit())
-        self._check_default(default)
+        self._check_default(default, choice)
         if choice is None:
             choice = found_choice([reference.metrics, default.metrics], ["python", "cpulaunch"], self._goal.lower)
         _check_throughput(choice, throughput=self._goal.throughput)
@@ -183,12 +184,12 @@ class Tuner:
             choice=choice,
         )
 
-    def _check_default(self, default: Sample) -> None:
+    def _check_default(self, default: Sample, choice: MetricChoice | None) -> None:
         """Raises: CpulaunchError if the default fails, or its outputs are not those of the reference."""
         failure = self._guard.failure(default)
         if failure is None:
             return
-        if _cannot_bear_the_load(default):
+        if _cannot_bear_the_load(default, choice):
             served = default.metrics.get("requests/s")
             below = "" if served is None else f", below the {served:.3g} requests per second that it served"
             raise CpulaunchError("cpulaunch's defaults cannot bear the load", value=failure, hint=f"--rate R{below}")
@@ -301,9 +302,11 @@ class Tuner:
         return run_final_round(setup, chosen)
 
 
-def _cannot_bear_the_load(sample: Sample) -> bool:
+def _cannot_bear_the_load(sample: Sample, choice: MetricChoice | None) -> bool:
     """Whether a launch has no figure only because requests arrived faster than it served them; it has outputs."""
-    return sample.failure is not None and sample.exit_code == 0 and is_overloaded(sample.metrics)
+    if choice is None or sample.failure is None:
+        return False
+    return sample.failure == overload_text(metric_label(choice), sample.metrics)
 
 
 def _check_throughput(choice: MetricChoice, *, throughput: bool) -> None:

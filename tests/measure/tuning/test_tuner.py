@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
 
+from cpulaunch.measure.metric_choice import overload_text
 from cpulaunch.measure.samples import MetricChoice, Sample
 from cpulaunch.measure.tuning.study import Study
 from cpulaunch.measure.tuning.tuner import TuneGoal, TuneLimits, TuneMeans, Tuner
@@ -70,3 +71,22 @@ def test_a_default_that_hangs_does_not_take_all_the_time():
     with pytest.raises(CpulaunchError, match="fails under cpulaunch's defaults"):
         clock.tune()
     assert clock.now < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("latency p95 (ms)", "cannot bear the load"), ("latency p59 (ms)", "fails without cpulaunch")],
+)
+def test_a_metric_that_is_not_reported_is_no_matter_of_the_load(name, said):
+    metrics = {"latency p95 (ms)": 9.0, "offered load": 2.0}
+    failure = overload_text(name, metrics) if name in metrics else f"it reported no metric {name!r}"
+    means = TuneMeans(
+        space=SPACE,
+        take=lambda configuration, choice, limit: Sample(value=None, seconds=1.0, metrics=metrics, failure=failure),
+        effect=lambda configuration: frozenset(configuration.items()),
+        clock=lambda: 0.0,
+        progress=lambda text: None,
+    )
+    study = Study(None, SPACE, seed=1)
+    with pytest.raises(CpulaunchError, match=said):
+        Tuner(means, TuneLimits(), TuneGoal(choice=MetricChoice(name=name), latency=True)).run(study)
