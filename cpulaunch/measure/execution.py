@@ -55,7 +55,7 @@ class LaunchSetup:
 
 @record
 class _Outcome:
-    """What is known of a launch that has ended. `rejected`: what the pattern found that is no number, if it is known."""
+    """What is known of a launch that has ended. `rejected`: what the pattern found that is no number, if known."""
 
     child: ChildResult
     metrics: Mapping[str, float]

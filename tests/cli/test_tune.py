@@ -199,7 +199,8 @@ def test_a_file_that_no_search_has_written_is_not_replaced(tune, tmp_path, words
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [("folder/", "names a directory"), ("program.py/mine.toml", "names a file that cannot be written")]
+    ("words", "said"),
+    [("folder/", "names a directory"), ("program.py/mine.toml", "names a file that cannot be written")],
 )
 def test_a_profile_that_cannot_be_written_is_found_out_before_the_search(tune, tmp_path, words, said):
     (tmp_path / "folder").mkdir()
