@@ -51,6 +51,8 @@ def test_what_varies_and_what_counts():
     assert line.fixed == {"smt", "affinity"}
     assert line.goal.choice == MetricChoice(name="loss", lower_is_better=True)
     assert parse("--wall-time", "a.py").goal.choice == MetricChoice()
+    chosen = parse("--latency", "--metric", "latency p99 (ms)", "a.py").goal
+    assert (chosen.choice, chosen.latency) == (MetricChoice(name="latency p99 (ms)"), True)
     assert parse("--max-error", "0.01", "a.py").goal.max_error == 0.01
 
 
@@ -257,14 +259,6 @@ def test_latencies_under_an_open_loop_load(tune):
     assert data["baseline"][0]["metrics"]["requests/s"] > 20, "five of the program, without --rate"
     refused = tune("--latency", "--vary", "threads=1", code="print(1)")
     assert (refused.returncode, "cpulaunch.requests(20, 500)" in refused.stderr) == (125, True)
-
-
-@pytest.mark.slow
-def test_another_percentile_is_chosen_by_its_name(tune):
-    words = ("--latency", "--rate", "40", "--metric", "latency p99 (ms)", "--vary", "threads=1", "--trials", "1")
-    data = read(tune("--json", *words, code=SERVER))
-    assert data["metric"] == {"name": "latency p99 (ms)", "source": "program", "lower_is_better": True}
-    assert data["trials"][0]["ratio"] > 1
 
 
 @pytest.mark.parametrize(("alone", "other", "said"), [(0.1, 0.005, "its queue grows"), (0.005, 0.1, None)])
