@@ -230,7 +230,7 @@ def _value(outcome: _Outcome, choice: MetricChoice) -> tuple[float | None, str |
 
 
 def _without(choice: MetricChoice) -> str:
-    return "reported no metric" if choice.pattern is None else "printed nothing that --metric matches for"
+    return "reported no metric" if choice.pattern is None else "printed no number that --metric matches for"
 
 
 def _instances_without(report: Mapping[str, Any] | None, name: str) -> str | None:

@@ -83,7 +83,7 @@ def test_rates_of_several_workers_are_summed_and_not_their_times(sample):
     ("choice", "said"),
     [
         (MetricChoice(name="latency p95 (ms)"), "1 of 2 instances reported no metric"),
-        (MetricChoice(pattern="took ([0-9]+)"), "1 of 2 instances printed nothing that --metric matches"),
+        (MetricChoice(pattern="took ([0-9]+)"), "1 of 2 instances printed no number that --metric matches"),
         (MetricChoice(), None),
     ],
 )
