@@ -142,10 +142,10 @@ def test_the_end_of_the_guard_is_seen_while_a_worker_holds_the_pipes_of_the_laun
     eventually(lambda: not alive(worker), "the end of the worker")
 
 
-def test_nothing_is_left_of_a_killed_guard_whose_supervisor_is_traced(launcher, prefix, tracing):
+def test_nothing_is_left_of_a_killed_guard_whose_supervisor_is_traced(launcher, tracing):
     """The supervisor, which would end everything, does not run; the inner guard gives it some seconds."""
     trace = "assert ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0; say('ready'); time.sleep(600)"
-    process = launcher.start(python(f"{SAYING}    {trace}"), prefix=prefix, grace_seconds=GRACE, log_dir="logs")
+    process = launcher.start(python(f"{SAYING}    {trace}"), grace_seconds=GRACE, log_dir="logs")
     worker = launcher.pid("ready")
     process.kill()
     eventually(lambda: not alive(worker), "the end of the worker")

@@ -139,7 +139,7 @@ def test_a_supervisor_is_asked_until_it_has_finished(soon):
 
     supervisor = threading.Thread(target=answer)
     supervisor.start()
-    threading.Timer(3.0, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2)).start()
+    threading.Timer(2.0, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2)).start()
     assert dog.next_signal(NEVER) == signal.SIGUSR2
     dog.forward(signal.SIGUSR1)
     supervisor.join()
