@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -29,6 +30,16 @@ ADDED = {
     "CUDA_VISIBLE_DEVICES": "",
 }
 """There the plugin must not apply itself, GPUs are not needed, and threads must not spin on the worker's CPUs."""
+
+CHECKED_ALLOCATOR, CHECK = "libc_malloc_debug.so.0", "glibc.malloc.check=3"
+"""glibc ends a process that writes beyond a block of memory, when it frees the block. Without glibc they do nothing.
+
+Some graphs write a result to the memory of another tensor, which may be smaller: (x @ y.T @ y) + z + y. Seen with torch
+2.13. By chance such a graph works when it is tried, and ends the worker later. Source: mallopt(3), M_CHECK_ACTION.
+"""
+
+ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "tbbmalloc")
+"""Parts of the names of libraries that replace the allocator."""
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "helper.py")
 CHUNK_BYTES = 1 << 20
@@ -167,7 +178,15 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
         for name, value in variables.items()
         if name in PASSED_ON or (name.startswith(PASSED_ON_PREFIXES) and name not in REMOVED)
     }
-    return passed_on | ADDED
+    preloads = [each for each in re.split("[: ]+", variables.get("LD_PRELOAD", "")) if each and not _allocates(each)]
+    tunables = [each for each in (variables.get("GLIBC_TUNABLES"), CHECK) if each]
+    checked = {"LD_PRELOAD": ":".join([CHECKED_ALLOCATOR, *preloads]), "GLIBC_TUNABLES": ":".join(tunables)}
+    return passed_on | ADDED | checked
+
+
+def _allocates(library: str) -> bool:
+    """Whether a preloaded library is an allocator: memory of two could not be told apart."""
+    return any(name in os.path.basename(library) for name in ALLOCATORS)
 
 
 def _own_pidfd() -> int | None:

@@ -85,6 +85,18 @@ def test_only_the_operation_with_the_defect_is_left_out(trials: Trials, name: st
     assert left_out(trials, frozen(function, value), value) == [kind]
 
 
+@pytest.mark.parametrize("rows", [5, 6, 7])
+def test_a_graph_that_writes_beyond_a_block_of_memory_is_not_fused_as_a_whole(trials: Trials, rows: int) -> None:
+    """One row less than columns: what is written beyond the block is hardly ever noticed without a check."""
+
+    def attended(value: Tensor, other: Tensor) -> tuple[Tensor]:
+        return ((value @ other.T @ other) + torch.log1p(other) + other,)
+
+    value, other = torch.rand(rows, 8), torch.rand(rows, 8)
+    graph = portable(torch.jit.trace(attended, (value, other), check_trace=False))
+    assert left_out(trials, graph, value, other) == ["aten::add", "aten::add"]
+
+
 def test_integers_are_not_fused(trials: Trials) -> None:
     """T5 computes relative positions: oneDNN Graph would multiply integers by a fraction as integers."""
     value, steps = torch.randn(4, 16), torch.arange(16)
@@ -527,6 +539,11 @@ def test_the_helper_gets_what_torch_needs_and_no_secrets() -> None:
     assert needed.items() <= given.items()
     assert not {"AWS_SECRET", "LD_BIND_NOW", "CPULAUNCH_WORKER", "PYTHONPATH"} & set(given)
     assert given["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    preloaded = environment({"LD_PRELOAD": "/lib/libiomp5.so:/a/libjemalloc.so.2 libtcmalloc_minimal.so.4 b.so"})[
+        "LD_PRELOAD"
+    ]
+    assert preloaded.split(":")[1:] == ["/lib/libiomp5.so", "b.so"]
+    assert environment({"GLIBC_TUNABLES": "a=1"})["GLIBC_TUNABLES"].startswith("a=1:")
 
 
 def is_running(pid: int) -> bool:
