@@ -18,7 +18,7 @@ from torch import Tensor
 from cpulaunch.records.record import record
 from cpulaunch.worker.fusion.exclusion import fusible
 from cpulaunch.worker.fusion.portable import PortableGraph, graph_of, results_of, with_results
-from cpulaunch.worker.fusion.ranges.analysis import CHECKED, HALF_OVERFLOW, Analysis
+from cpulaunch.worker.fusion.ranges.analysis import BFLOAT16, CHECKED, HALF, Analysis
 from cpulaunch.worker.fusion.ranges.interval import (
     ANYTHING,
     BOOLEAN,
@@ -67,6 +67,9 @@ LOWEST = float(torch.finfo(torch.float32).min)
 
 UNCHECKED = (ANYTHING, WHOLE, BOOLEAN)
 """What any input is in."""
+
+TYPES = {torch.float16: HALF, torch.bfloat16: BFLOAT16}
+"""The types of inputs that round more than fp32 does."""
 
 ROOM = 100.0
 """By this factor an input may be larger than the one of the capture, at least."""
@@ -186,7 +189,7 @@ class _Search:
         self._analysis = Analysis(graph, has_single_variance=single)
         self._losing = {position: (kind_of(node), _deciding(node)) for position, node in losing.items()}
         self._examples = examples
-        self._overflow = HALF_OVERFLOW if any(each.dtype is torch.float16 for each in examples) else OVERFLOW
+        self._types = frozenset(TYPES[each.dtype] for each in examples if each.dtype in TYPES)
         self._before_last = _values_before_last(graph, list(losing.values()))
 
     def given(self) -> list[Range]:
@@ -195,7 +198,7 @@ class _Search:
 
     def lost(self, given: Sequence[Range], above: float) -> tuple[frozenset[int], tuple[str, ...]]:
         """The positions of operations that would lose NaN, and the names of values to be checked."""
-        found = self._analysis.findings(given, checked_above=above, overflow=self._overflow)
+        found = self._analysis.findings(given, checked_above=above, types=self._types)
         lost = frozenset(
             position
             for position, (kind, names) in self._losing.items()

@@ -10,7 +10,18 @@ from torch import Tensor
 
 from cpulaunch.records.record import record, replace
 from cpulaunch.worker.fusion.ranges.elementwise import ELEMENTWISE
-from cpulaunch.worker.fusion.ranges.interval import ANYTHING, OVERFLOW, WHOLE, Range, rounded
+from cpulaunch.worker.fusion.ranges.interval import (
+    ANYTHING,
+    HALF_OVERFLOW,
+    OVERFLOW,
+    WHOLE,
+    Range,
+    Rounding,
+    rounded,
+    to_bf16,
+    to_fp16,
+    to_fp32,
+)
 from cpulaunch.worker.fusion.ranges.moves import MOVES, fixed
 from cpulaunch.worker.fusion.ranges.operation import Constants, GraphOperation, constant_of, kind_of
 from cpulaunch.worker.fusion.ranges.sums import SUMS
@@ -33,9 +44,16 @@ SHAPE_ONLY = frozenset(
 )
 """Of the first tensor, only the shape matters, which is the same in all calls."""
 
-HALF = 5
-"""fp16, as TorchScript numbers it, and where it overflows. Source: c10/core/ScalarType.h."""
-HALF_OVERFLOW = 65520.0
+HALF, BFLOAT16 = 5, 15
+"""fp16 and bf16, as TorchScript numbers them. Source: c10/core/ScalarType.h."""
+
+ROUNDINGS = {HALF: to_fp16, BFLOAT16: to_bf16}
+
+ALIKE = frozenset({"ListUnpack", "TupleUnpack", "lstm", "gru", "rnn_tanh"})
+"""All results of these are in the range of the first one."""
+
+WITH_MEANS = frozenset({"var_mean", "std_mean"})
+"""The second result of these holds means."""
 
 WITH_POSITIONS = frozenset({"max", "min", "topk", "sort", "max_pool2d_with_indices", "cummax", "median"})
 """The second result of these holds positions."""
@@ -58,19 +76,21 @@ class Analysis:
         self._constants = Constants(has_single_variance=has_single_variance)
         self._written = _written(graph, self._nodes)
         self._inputs = [value.debugName() for value in graph.inputs()]
-        self._overflow = HALF_OVERFLOW if any(map(_makes_half, self._nodes)) else OVERFLOW
+        self._types = frozenset(kind for kind in ROUNDINGS if any(_makes(node, kind) for node in self._nodes))
         self._fixed: set[str] = set()
 
-    def findings(self, given: Sequence[Range], *, checked_above: float = inf, overflow: float = OVERFLOW) -> Findings:
+    def findings(
+        self, given: Sequence[Range], *, checked_above: float = inf, types: frozenset[int] = frozenset()
+    ) -> Findings:
         """What holds for inputs in these ranges.
 
         `checked_above`: where a factor of a product may be NaN or larger, or the product would overflow, the factor
-        is checked at run time. `overflow`: from where on the inputs' type overflows.
+        is checked at run time. `types`: HALF and BFLOAT16, as far as inputs are of them.
         """
         known = dict(zip(self._inputs, given, strict=True))
         checks: dict[str, None] = {}
         self._fixed = set()
-        limit = min(overflow, self._overflow)
+        precision = NumberFormats.of(self._types | types)
         for node in self._nodes:
             outputs = [value.debugName() for value in node.outputs()]
             names = [value.debugName() for value in node.inputs()]
@@ -79,13 +99,13 @@ class Analysis:
                 self._fixed.update(outputs)
             if node.kind() == "prim::Constant":
                 found = None if node.mustBeNone() else self._constants.range_of(outputs[0], node.output().toIValue())
-                known |= {} if found is None else {outputs[0]: found}
+                known |= {} if found is None else {outputs[0]: rounded(found)}
                 continue
             result = self._result(node, known)
             if checked_above < inf:
                 result = self._with_checks(node, known, result, checks, checked_above)
             for position, name in enumerate(outputs):
-                own = WHOLE if position and kind_of(node) in WITH_POSITIONS else _rounded(node, result, limit)
+                own = precision.applied(node, self._of_output(node, position, result, known))
                 known[name] = ANYTHING if name in self._written else fixed(own) if is_fixed else own
         return Findings(ranges=known, checks=tuple(checks))
 
@@ -100,6 +120,15 @@ class Analysis:
         if node.kind() in ("prim::ListUnpack", "prim::TupleUnpack"):
             return known.get(node.inputsAt(0).debugName(), ANYTHING)
         return ANYTHING
+
+    def _of_output(self, node: Any, position: int, first: Range, known: Mapping[str, Range]) -> Range:
+        """The range of the result at this position, of which the first one is known."""
+        kind = kind_of(node)
+        if not position or kind in ALIKE:
+            return first
+        if kind in WITH_MEANS:
+            return RULES["mean"](GraphOperation(node, known, self._fixed, self._constants))
+        return WHOLE if kind in WITH_POSITIONS else ANYTHING
 
     def _with_checks(
         self, node: Any, known: dict[str, Range], result: Range, checks: dict[str, None], above: float
@@ -118,11 +147,24 @@ class Analysis:
         return self._result(node, known) if changed else result
 
 
-def _rounded(node: Any, result: Range, overflow: float) -> Range:
-    """The range in the type of the graph. Sums that overflow may be NaN: parts of them may have both signs."""
-    own = rounded(result, overflow)
-    lost = kind_of(node) in SUMS and own.may_be_infinite and not result.may_be_infinite
-    return replace(own, nan=True) if lost else own
+@record
+class NumberFormats:
+    """Of a graph: from where on numbers are infinite, and what others are rounded to."""
+
+    overflow: float
+    roundings: tuple[Rounding, ...]
+
+    @staticmethod
+    def of(types: frozenset[int]) -> NumberFormats:
+        """Of a graph in fp32 and these types."""
+        roundings = (to_fp32, *(ROUNDINGS[kind] for kind in sorted(types)))
+        return NumberFormats(overflow=HALF_OVERFLOW if HALF in types else OVERFLOW, roundings=roundings)
+
+    def applied(self, node: Any, result: Range) -> Range:
+        """The range of a result. Sums that overflow may be NaN: parts of them may have both signs."""
+        own = rounded(result, self.overflow, self.roundings)
+        lost = kind_of(node) in SUMS and own.may_be_infinite and not result.may_be_infinite
+        return replace(own, nan=True) if lost else own
 
 
 def _writes(node: Any) -> bool:
@@ -139,13 +181,18 @@ def _written(graph: Any, nodes: list[Any]) -> frozenset[str]:
     return frozenset(value.debugName() for value in tensors if memory.has_writers(value))
 
 
-def _makes_half(node: Any) -> bool:
-    """Whether the operation converts to fp16, or is a constant of it."""
+NAMES = {HALF: ("torch.float16", "half"), BFLOAT16: ("torch.bfloat16", "bfloat16")}
+"""By type: its name, and the operation that converts to it."""
+
+
+def _makes(node: Any, kind: int) -> bool:
+    """Whether the operation converts to this type, or is a constant of it."""
+    name, conversion = NAMES[kind]
     if node.kind() == "prim::Constant":
         value = constant_of(node.output())
-        return isinstance(value, Tensor) and str(value.dtype) == "torch.float16"
-    if kind_of(node) == "half":
+        return isinstance(value, Tensor) and str(value.dtype) == name
+    if kind_of(node) == conversion:
         return True
     return kind_of(node) in ("to", "_to_copy") and any(
-        type(number) is int and number == HALF for number in map(constant_of, list(node.inputs())[1:3])
+        type(number) is int and number == kind for number in map(constant_of, list(node.inputs())[1:3])
     )

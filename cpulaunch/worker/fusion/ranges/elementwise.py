@@ -228,16 +228,13 @@ def _wave(operation: GraphOperation) -> Range:
     return symmetric(1.0, nan=value.nan or value.may_be_infinite)
 
 
-@_rule("relu", "relu6", "hardtanh", "clamp", "clip", "clamp_min", "clamp_max", "nan_to_num", "threshold")
+@_rule("relu", "relu6", "hardtanh", "clamp", "clip", "clamp_min", "clamp_max", "threshold")
 def _clamp(operation: GraphOperation) -> Range:
     value = plain(operation.range(0))
     if operation.name == "relu":
         return clamped(value, 0.0, inf)
     if operation.name == "relu6":
         return clamped(value, 0.0, 6.0)
-    if operation.name == "nan_to_num":
-        numbers = [_bound(operation, index, default) for index, default in ((1, 0.0), (2, 3.41e38), (3, -3.41e38))]
-        return clamped(Range(low=min(value.low, numbers[0]), high=max(value.high, numbers[0])), numbers[2], numbers[1])
     if operation.name == "threshold":
         return hull([value, operation.range(2)])
     lower, upper = (1, 2) if operation.name not in ("clamp_min", "clamp_max") else (1, 1)
@@ -303,8 +300,10 @@ def _smooth_sum(operation: GraphOperation) -> Range:
     value = plain(operation.range(0))
     if operation.name == "log_sigmoid":
         return Range(low=min(value.low, 0.0) - 1, high=0.0, nan=value.nan)
-    beta = _bound(operation, 1, 1.0)
-    return Range(low=0.0, high=max(value.high, 0.0) + 1 / beta, nan=value.nan) if beta > 0 else ANYTHING
+    beta, threshold = _bound(operation, 1, 1.0), _bound(operation, 2, 20.0)
+    if beta <= 0 or not 0 <= threshold < EXP_OVERFLOW:  # Numbers beyond the threshold are left as they are.
+        return ANYTHING
+    return Range(low=0.0, high=max(value.high, 0.0) + 1 / beta, nan=value.nan)
 
 
 @_rule("floor", "ceil", "round", "trunc", "fix", "frac")
@@ -324,12 +323,12 @@ def _rounded_to(value: Range, decimals: float | None) -> Range:
     return Range(low=value.low - 1 / scale, high=value.high + 1 / scale, nan=value.nan)
 
 
-@_rule("maximum", "fmax")
+@_rule("maximum")
 def _maximum(operation: GraphOperation) -> Range:
     return larger(operation.range(0), operation.range(1))
 
 
-@_rule("minimum", "fmin")
+@_rule("minimum")
 def _minimum(operation: GraphOperation) -> Range:
     return smaller(operation.range(0), operation.range(1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 from math import inf
 
@@ -10,11 +11,39 @@ from cpulaunch.records.record import record, replace
 OVERFLOW = 3.4028235677973366e38
 """From here on fp32, and bf16 by way of it, round to infinity. Source: IEEE 754, round to nearest."""
 
+HALF_OVERFLOW = 65520.0
+"""The same for fp16."""
+
 SMALLEST = 1e-37
 """Smaller numbers count as zero in fp32: an underflow may have made them so."""
 
 EXP_OVERFLOW = 88.7
 """From here on the exponential of a number is infinite in fp32."""
+
+Rounding = Callable[[float], float]
+"""The number of some type that is nearest to a number. It keeps the order of numbers, so that bounds stay bounds."""
+
+
+def to_fp32(value: float) -> float:
+    """The nearest number of fp32. `value`: smaller than OVERFLOW."""
+    (found,) = struct.unpack("<f", struct.pack("<f", value))
+    return float(found)
+
+
+def to_fp16(value: float) -> float:
+    """The nearest number of fp16; the value itself where fp16 overflows, which `overflow` is for."""
+    if abs(value) >= HALF_OVERFLOW:
+        return value
+    (found,) = struct.unpack("<e", struct.pack("<e", value))
+    return float(found)
+
+
+def to_bf16(value: float) -> float:
+    """The nearest number of bf16: fp32 with 16 bits less. Numbers that only bf16 rounds to infinity stay finite."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    kept = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    (found,) = struct.unpack("<f", struct.pack("<I", kept))
+    return float(found) if abs(found) < OVERFLOW else value
 
 
 @record
@@ -66,17 +95,19 @@ def symmetric(largest: float, *, nan: bool = False) -> Range:
     return Range(low=-largest, high=largest, nan=nan or largest != largest)
 
 
-def rounded(value: Range, overflow: float = OVERFLOW) -> Range:
-    """The range after rounding to fp32, or to a type that overflows from `overflow` on."""
-    low = _rounded(value.low, overflow)
-    high = _rounded(value.high, overflow)
+def rounded(value: Range, overflow: float = OVERFLOW, roundings: tuple[Rounding, ...] = (to_fp32,)) -> Range:
+    """The range of the numbers and of what they are rounded to; from `overflow` on that is infinite."""
+    low = min(_rounded(value.low, overflow, roundings))
+    high = max(_rounded(value.high, overflow, roundings))
+    low, high = 0.0 if 0 < low < SMALLEST else low, 0.0 if -SMALLEST < high < 0 else high
     return value if (low, high) == (value.low, value.high) else replace(value, low=low, high=high)
 
 
-def _rounded(bound: float, overflow: float) -> float:
-    if -SMALLEST < bound < SMALLEST:
-        return 0.0
-    return inf if bound >= overflow else -inf if bound <= -overflow else bound
+def _rounded(bound: float, overflow: float, roundings: tuple[Rounding, ...]) -> list[float]:
+    """The bound and what it is rounded to."""
+    if not -overflow < bound < overflow:
+        return [inf if bound > 0 else -inf if bound < 0 else bound]
+    return [bound, *(rounding(bound) for rounding in roundings)]
 
 
 def hull(values: Iterable[Range]) -> Range:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, floor, isinf
+from math import ceil, floor, inf, isinf
+
+from torch import Tensor
 
 from cpulaunch.records.record import replace
 from cpulaunch.worker.fusion.ranges.elementwise import Rule, larger, smaller
-from cpulaunch.worker.fusion.ranges.interval import ANYTHING, BOOLEAN, COUNT, WHOLE, Range, hull, plain, symmetric
+from cpulaunch.worker.fusion.ranges.interval import (
+    ANYTHING,
+    BOOLEAN,
+    COUNT,
+    WHOLE,
+    Range,
+    clamped,
+    hull,
+    plain,
+    symmetric,
+)
 from cpulaunch.worker.fusion.ranges.operation import GraphOperation
 
 KEPT = (
@@ -66,9 +78,52 @@ def _extreme(operation: GraphOperation) -> Range:
     return operation.range(0)
 
 
-WHOLE_TYPES = (0, 1, 2, 3, 4)
+@_rule("fmax", "fmin")
+def _number_of_two(operation: GraphOperation) -> Range:
+    """The other number where one is NaN."""
+    one, other = plain(operation.range(0)), plain(operation.range(1))
+    choose = larger if operation.name == "fmax" else smaller
+    found = [choose(one, other), *([other] if one.nan else []), *([one] if other.nan else [])]
+    return replace(hull(found), nan=one.nan and other.nan)
+
+
+LARGEST = 3.41e38
+"""No number of fp32 is larger; where torch replaces infinity by its type's largest number, this may be infinite."""
+
+
+@_rule("nan_to_num")
+def _without_nan(operation: GraphOperation) -> Range:
+    """The finite numbers, and those that replace NaN and infinities."""
+    value = plain(operation.range(0))
+    found = [clamped(replace(value, nan=False), -LARGEST, LARGEST)]
+    for index, default, is_replaced in (
+        (1, 0.0, value.nan),
+        (2, LARGEST, value.high == inf),
+        (3, -LARGEST, value.low == -inf),
+    ):
+        if not is_replaced:
+            continue
+        number = default if operation.is_none(index) else operation.number(index)
+        if number is None:
+            return ANYTHING
+        found.append(Range(low=number, high=number))
+    return hull(found)
+
+
+WHOLE_TYPES = {
+    0: (0, 255),
+    1: (-128, 127),
+    2: (-(2**15), 2**15 - 1),
+    3: (-(2**31), 2**31 - 1),
+    4: (-(2**63), 2**63 - 1),
+}
+FLOAT_TYPES = (5, 6, 7, 15)
 BOOL_TYPE = 11
-"""The integer types and bool, as TorchScript numbers them. Source: c10/core/ScalarType.h."""
+"""The integer types with their bounds, those of floating point, and bool, as TorchScript numbers them.
+
+Source: c10/core/ScalarType.h.
+"""
+LONG_TYPE = 4
 
 TYPES = {"to": (1, 2), "_to_copy": (1,), "type_as": (1,)}
 """The places where conversions have their type, or a tensor of the type."""
@@ -81,17 +136,38 @@ def _converted(operation: GraphOperation) -> Range:
         return BOOLEAN
     if operation.name in ("float", "double", "half"):
         return replace(value, boolean=False)
-    places = TYPES.get(operation.name, ())
-    kinds = [operation.constant(place) for place in places]
-    if BOOL_TYPE in [kind for kind in kinds if type(kind) is int]:
+    if operation.name == "long":
+        return _whole(value, LONG_TYPE)
+    given = [operation.constant(place) for place in TYPES[operation.name]]
+    kinds = [kind for kind in given if type(kind) is int]
+    if not kinds:
+        return _like_another(operation, value)
+    if BOOL_TYPE in kinds:
         return BOOLEAN
-    is_whole = any(type(kind) is int and kind in WHOLE_TYPES for kind in kinds) or operation.name == "long"
-    if not is_whole:
-        return replace(value, boolean=False) if any(type(kind) is int for kind in kinds) else value
-    value = plain(value)
-    if value.nan or value.may_be_infinite:
+    if kinds[0] in FLOAT_TYPES:
+        return replace(value, boolean=False)
+    return _whole(value, kinds[0])
+
+
+def _whole(value: Range, kind: int) -> Range:
+    """The range of numbers that become integers of this type. What is out of its bounds may become any."""
+    value, bounds = plain(value), WHOLE_TYPES.get(kind)
+    if bounds is None:
+        return ANYTHING
+    if value.nan or value.low < bounds[0] or value.high > bounds[1]:
         return WHOLE
     return Range(low=floor(value.low), high=ceil(value.high))
+
+
+def _like_another(operation: GraphOperation, value: Range) -> Range:
+    """The range after a conversion to the type of another tensor, if there is one."""
+    other = operation.constant(1)
+    if isinstance(other, Tensor) and other.is_floating_point():
+        return replace(value, boolean=False)
+    if not any(str(each.type()) == "Tensor" for each in operation.inputs[1:]):
+        return value
+    number = BOOLEAN if value.boolean else _whole(value, LONG_TYPE)
+    return replace(hull([value, number, BOOLEAN]), masked=value.masked, boolean=False)
 
 
 @_rule("where")

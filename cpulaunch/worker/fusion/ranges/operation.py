@@ -14,8 +14,11 @@ from cpulaunch.worker.fusion.ranges.interval import ANYTHING, BOOLEAN, Range, nu
 UNKNOWN_COUNT = 2.0**40
 """More elements than a tensor has. Shapes are not known here."""
 
-SKIPPED = ("to", "type_as", "float", "detach", "contiguous", "alias", "expand", "expand_as", "broadcast_to")
+SKIPPED = ("float", "detach", "contiguous", "alias", "expand", "expand_as", "broadcast_to")
 """Operations whose result has the same elements."""
+
+WIDE = (6, 7)
+"""fp32 and fp64, as TorchScript numbers them: conversions to others change elements. Source: c10/core/ScalarType.h."""
 
 
 class Constants:
@@ -146,9 +149,16 @@ def constant_of(value: Any) -> Any:
 
 def origin(value: Any) -> Any:
     """The value of which this one has the elements."""
-    while kind_of(value.node()) in SKIPPED and value.node().inputsSize():
+    while value.node().inputsSize() and _keeps_elements(value.node()):
         value = value.node().inputsAt(0)
     return value
+
+
+def _keeps_elements(node: Any) -> bool:
+    if kind_of(node) not in ("to", "_to_copy"):
+        return kind_of(node) in SKIPPED
+    given = [constant_of(each) for each in list(node.inputs())[1:3]]
+    return next((kind for kind in given if type(kind) is int), None) in WIDE
 
 
 def is_subtracted_maximum(operation: GraphOperation) -> bool:

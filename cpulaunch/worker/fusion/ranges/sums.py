@@ -40,8 +40,10 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 @_rule("sum", "cumsum", "embedding_bag")
 def _sum(operation: GraphOperation) -> Range:
     value = plain(operation.range(0))
-    if operation.name == "embedding_bag" and not operation.is_none(6):  # The weights of the samples.
-        value = multiply(value, plain(operation.range(6)))
+    if operation.name == "embedding_bag":
+        if not operation.is_none(6):  # The weights of the samples.
+            value = multiply(value, plain(operation.range(6)))
+        value = hull([value, symmetric(0.0)])  # A bag may be empty.
     both = value.low == -inf and value.high == inf
     return replace(scaled(value, UNKNOWN_COUNT), nan=value.nan or both or scaled(value, UNKNOWN_COUNT).nan)
 
@@ -60,8 +62,21 @@ def _mean(operation: GraphOperation) -> Range:
         places = plain(operation.range(1))
         if places.nan or places.largest * UNKNOWN_COUNT >= OVERFLOW:
             return ANYTHING
+    divisor = operation.constant(6) if operation.name in ("avg_pool2d", "avg_pool3d") else None
+    if divisor is not None:  # It is a sum divided by this number.
+        return symmetric(value.largest * UNKNOWN_COUNT / max(1, abs(divisor)))
     around = value if operation.name == "mean" else hull([value, symmetric(0.0)])
-    return replace(around, boolean=False)
+    return _inexact(replace(around, boolean=False))
+
+
+INEXACT = 1e-3
+"""By this part of it, a mean or another weighted sum may be beyond its largest term: it is a sum of rounded numbers."""
+
+
+def _inexact(value: Range) -> Range:
+    """The range of weighted sums of such numbers; zero stays the bound that it is."""
+    low, high = value.low - INEXACT * abs(value.low), value.high + INEXACT * abs(value.high)
+    return replace(value, low=low, high=high)
 
 
 @_rule("upsample_bicubic2d", "_upsample_bicubic2d_aa")
@@ -133,7 +148,8 @@ def product(largest: float, *, others: Range | None = None, nan: bool = False) -
 
 
 def _product_of(one: Range, factor: float, bias: Range | None) -> Range:
-    return product(one.largest * factor if one.largest and factor else 0.0, others=bias, nan=one.nan)
+    """Infinity times a weight of zero is NaN."""
+    return product(_limit(one.largest, factor), others=bias, nan=one.nan or one.may_be_infinite)
 
 
 def _bias(operation: GraphOperation, index: int) -> Range | None:
@@ -166,7 +182,7 @@ def _with_weight(operation: GraphOperation, gain: float) -> Range:
     weight = operation.range(1)
     value = plain(operation.range(0))
     result = _product_of(value, gain, _bias(operation, 2))
-    return replace(result, nan=result.nan or weight.nan or weight.masked)
+    return replace(result, nan=result.nan or weight.nan or weight.masked or weight.may_be_infinite)
 
 
 @_rule("matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "dot", "outer", "addmv", "__matmul__")
@@ -174,13 +190,13 @@ def _matrix_product(operation: GraphOperation) -> Range:
     first = 1 if operation.name.startswith("add") or operation.name == "baddbmm" else 0
     one, other = (plain(operation.range(index)) for index in (first, first + 1))
     constant = operation.constant(first + 1)
-    if isinstance(constant, Tensor) and constant.dim() >= 2:
+    if isinstance(constant, Tensor) and constant.dim() >= 2 and operation.name != "addbmm":  # It sums over matrices.
         largest = _limit(one.largest, operation.gain(first + 1, -2))
     elif isinstance(operation.constant(first), Tensor):
         largest = _limit(other.largest, operation.gain(first, -1))
     else:
         largest = _limit(one.largest * other.largest if one.largest and other.largest else 0.0, UNKNOWN_COUNT)
-    nan = one.nan or other.nan
+    nan = one.nan or other.nan or one.may_be_infinite or other.may_be_infinite
     if not first:
         return product(largest, nan=nan)
     beta, alpha = ((operation.number(index) if len(operation.inputs) > index else 1.0) for index in (3, 4))
@@ -217,7 +233,7 @@ def _attention(operation: GraphOperation) -> Range:
         nan = nan or mask.nan or mask.high == inf
     if not operation.is_none(6):
         nan = nan or not (operation.number(6) is not None and abs(operation.number(6) or 0.0) <= 1)
-    return replace(hull([values, symmetric(0.0)]), nan=nan)
+    return replace(_inexact(hull([values, symmetric(0.0)])), nan=nan)
 
 
 def _normalized(operation: GraphOperation, count: float, epsilon: float | None, scale: int, shift: int | None) -> Range:
@@ -262,7 +278,8 @@ def _batch_norm(operation: GraphOperation) -> Range:
     result = multiply(deviation, symmetric((variance.low + epsilon) ** -0.5))
     if not operation.is_none(1):
         result = multiply(result, plain(operation.range(1)))
-    return result if operation.is_none(2) else add(result, plain(operation.range(2)))
+    result = result if operation.is_none(2) else add(result, plain(operation.range(2)))
+    return replace(result, nan=result.nan or result.may_be_infinite)  # Weights and means are put together before.
 
 
 @_rule("lstm", "gru", "rnn_tanh")
@@ -273,4 +290,4 @@ def _recurrent(operation: GraphOperation) -> Range:
         return ANYTHING
     largest = max(each.largest for each in values)
     gates = product(_limit(largest, largest) * UNKNOWN_COUNT)
-    return symmetric(1 + UNKNOWN_COUNT + operation.range(1).largest, nan=gates.nan or largest == inf)
+    return symmetric(1 + UNKNOWN_COUNT * (1 + largest), nan=gates.nan or largest == inf)
