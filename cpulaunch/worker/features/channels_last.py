@@ -53,7 +53,7 @@ class ChannelsLast:
         self._trials: weakref.WeakKeyDictionary[nn.Module, LayoutTrial] = weakref.WeakKeyDictionary()
 
     def trial(self, module: nn.Module) -> LayoutTrial | None:
-        """The trial that the calls of the module are part of; None if it has ended, or without such convolutions."""
+        """The trial that the calls of the module are part of; None if it stays, or is again, in its own layout."""
         try:
             trial = self._trials.get(module)
         except TypeError:  # A class may compare its modules by value, so that they cannot be keys.
@@ -63,7 +63,7 @@ class ChannelsLast:
             trial = LayoutTrial(self._settings, measured=is_measured)
             trial.has_ended = not _can_convert(module)
             trial = self._trials.setdefault(module, trial)  # Another thread may have been faster.
-        return None if trial.has_ended else trial
+        return None if trial.has_ended and not trial.is_converted else trial
 
     def _hooked(self, part: nn.Module | None) -> None:
         """Effect: models with this part (None: all) get their layout back: a hook sees what is inside of them."""
@@ -98,7 +98,7 @@ class LayoutTrial:
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
         self._layouts: set[Layout] = set()
         self._running: set[int] = set()
-        self._is_ending = self.has_ended = self.is_converted = self._runs_converted = False
+        self._is_ending = self.has_ended = self.is_converted = self._runs_converted = self._reorders = False
         self._drained_by = float("inf")
         _trials.add(self)
 
@@ -125,7 +125,7 @@ class LayoutTrial:
             return self._counted(run)
         if not self._measured:
             self._convert(module)
-            result = self._converted(module, args, kwargs, run)
+            result = self.converted(module, args, kwargs, run)
             if self._keep():
                 report_event("applied", setting="channels_last", detail=type(module).__name__)
             return result
@@ -133,10 +133,11 @@ class LayoutTrial:
         counts = self._is_alike((module.training, torch.is_grad_enabled(), self._signatures.of(args, kwargs)), is_step)
         self._end_step(module, started)
         if self._comparison.is_second and not self.has_ended:
-            result = self._converted(module, args, kwargs, run)
+            result = self.converted(module, args, kwargs, run)
         else:
             result = self._counted(run)
-            self._layouts.update(_layouts(result))
+            self._layouts.update(map(_layout, _tensors(result)))
+            self._reorders = self._reorders or any(map(_is_reordered, _tensors(result)))
         if counts and is_step:
             self._step_started = started
         elif counts:
@@ -183,31 +184,44 @@ class LayoutTrial:
         self._give_up(module)
         report_event("eager", module=name, reason=f"channels_last is not faster: {converted}, its own layout {own}")
 
-    def _converted(
+    def converted(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]
     ) -> Any:
-        """The result of a call with converted weights, in a layout that the program knows."""
-        name, state = type(module).__name__, torch.get_rng_state()
-        statistics = [] if self._runs_converted else _statistics(module)
+        """The result of `run`, a call with converted weights, in a layout that the program knows.
+
+        It may be one after the trial: in another mode a model may do what it did not do in that.
+        """
+        name, state, stays = type(module).__name__, torch.get_rng_state(), self.has_ended
+        end = self._withdrawn if stays else self._give_up
+        statistics = _statistics(module) if stays or not self._runs_converted else []
         try:
             result = self._counted(run)
         except RuntimeError as error:
             if _is_programs(error):
                 raise
-            if self._give_up(module):
+            if end(module):
                 degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
             torch.set_rng_state(state)
             _restore(statistics)
             return self._counted(run)
         self._runs_converted = True
-        given = set(map(storage_of, _tensors((args, kwargs))))
+        inputs = _tensors((args, kwargs))
+        given = set(map(storage_of, inputs))
         results = [tensor for tensor in _tensors(result) if storage_of(tensor) not in given]
-        changed = [each for each in results if not each.is_contiguous() and _layout(each) not in self._layouts]
+        changed = [each for each in results if self._is_changed(each, inputs, stays=stays)]
         if not changed:
             return result
-        if self._give_up(module):
+        if end(module):
             degraded(self._settings, "channels_last", f"results of {name} would have another memory layout")
         return _contiguous(result, set(map(id, changed)))
+
+    def _is_changed(self, result: Tensor, inputs: list[Tensor], *, stays: bool) -> bool:
+        """Whether a result has not the layout that it had before, as far as is known of its size after the trial."""
+        if result.is_contiguous() or _layout(result) in self._layouts:
+            return False
+        if not stays:
+            return True
+        return _is_reordered(result) and not (self._reorders or any(map(_is_reordered, inputs)))
 
     def _keep(self) -> bool:
         """Whether the weights stay converted. Effect: the trial ends, unless another thread is about to end it."""
@@ -239,6 +253,15 @@ class LayoutTrial:
     def _give_back(self, module: nn.Module) -> None:
         _reorder(list(filter(_is_own, _weights(module))), torch.contiguous_format)
         self.is_converted = False
+
+    def _withdrawn(self, module: nn.Module) -> bool:
+        """Whether the weights were converted. Effect: they get their own layout back once no call reads them."""
+        was_converted, end = self.is_converted, time.monotonic() + DRAIN_SECONDS
+        self.withdraw(module)
+        while self.is_converted and time.monotonic() < end:
+            time.sleep(0.001)
+            self.withdraw(module)
+        return was_converted
 
     def _return(self, module: nn.Module) -> bool:
         """Whether the trial has ended. Effect: ends it unless a call is running; moves no weight that is held."""
@@ -322,8 +345,9 @@ def _tensors(result: Any) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
 
 
-def _layouts(result: Any) -> list[Layout]:
-    return list(map(_layout, _tensors(result)))
+def _is_reordered(tensor: Tensor) -> bool:
+    """Whether a tensor is in channels_last, and not in torch's own layout too."""
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _contiguous(result: Any, changed: set[int]) -> Any:

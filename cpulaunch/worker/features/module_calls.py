@@ -155,6 +155,8 @@ class CallWrapper:
         trial = None if self._layout is None else self._layout.trial(module)
         if trial is None:
             return self._measured(module, args, kwargs)
+        if trial.has_ended:
+            return trial.converted(module, args, kwargs, lambda: self._measured(module, args, kwargs))
         return trial.call(module, args, kwargs, lambda: self._in_trial(module, args, kwargs))
 
     def _in_trial(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,12 +16,24 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.owners import is_held_elsewhere
 
 _installed: list[bool] = []
 
-_held: weakref.WeakKeyDictionary[Any, list[tuple[Tensor, Any]]] = weakref.WeakKeyDictionary()
-"""By optimizer, parameters whose gradients are copies during a step, and the gradients that they have otherwise."""
+
+@record
+class _Held:
+    """A parameter's gradient, the copy in its place, and the version of that when it was made."""
+
+    parameter: Tensor
+    gradient: Tensor
+    copied: Tensor
+    version: int
+
+
+_held: weakref.WeakKeyDictionary[Any, list[_Held]] = weakref.WeakKeyDictionary()
+"""By optimizer, the gradients that are copies during a step."""
 
 
 def align_optimizers() -> None:
@@ -71,15 +83,28 @@ def _align_gradient(optimizer: Any, parameter: Tensor) -> None:
     if type(gradient) is Tensor and not is_held_elsewhere(gradient):
         gradient.data = _ordered(gradient, parameter)  # The program may hold the tensor itself.
         return
-    _held.setdefault(optimizer, []).append((parameter, gradient))
-    parameter.grad = _ordered(gradient, parameter)
+    copied = _ordered(gradient, parameter)
+    held = _Held(parameter=parameter, gradient=gradient, copied=copied, version=_version(copied))
+    _held.setdefault(optimizer, []).append(held)
+    parameter.grad = copied
 
 
 def _give_back(optimizer: Any, *_: Any) -> None:
-    """Effect: parameters have the gradients again that the program gave them."""
-    for parameter, gradient in _held.pop(optimizer, ()):
-        if parameter.grad is not None:
-            parameter.grad = gradient
+    """Effect: parameters have the gradients again that the program gave them, with what has been written since.
+
+    A closure, or a hook of the step, may have taken them away, made others, or set them to zero.
+    """
+    for held in _held.pop(optimizer, ()):
+        if held.parameter.grad is not held.copied:
+            continue
+        if _version(held.copied) != held.version:
+            with torch.no_grad():
+                held.gradient.copy_(held.copied)
+        held.parameter.grad = held.gradient
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _align_state(parameter: Tensor, state: dict[str, Any]) -> None:

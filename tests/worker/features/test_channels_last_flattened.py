@@ -105,3 +105,42 @@ def test_compiled_code_flattens_parameters(tmp_path: Path) -> None:
         model(torch.randn(4, 3, 8, 8))
         compiled = torch.compile(lambda weight: weight.view(-1).sum(), backend="eager", fullgraph=True)
         close(compiled(model[0].bias), model[0].bias.sum())
+
+
+class OfTwoModes(nn.Module):
+    """Does something in one mode that it does not do in the other."""
+
+    def __init__(self, viewing: bool, *, ends_as_images: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.viewing, self.ends_as_images = viewing, ends_as_images
+
+    def forward(self, value: Tensor) -> Tensor:
+        result = self.norm(self.convolution(value))
+        if self.training is not self.viewing:
+            return result.flatten(1)
+        return result if self.ends_as_images else result.view(len(result), -1)
+
+    @property
+    def is_converted(self) -> bool:
+        return not self.convolution.weight.is_contiguous()
+
+
+@pytest.mark.parametrize("viewing", [False, True])
+@pytest.mark.parametrize("ends_as_images", [False, True])
+def test_a_model_that_stays_converted_may_not_support_it_in_its_other_mode(
+    tmp_path: Path, viewing: bool, ends_as_images: bool
+) -> None:
+    model, plain = (OfTwoModes(viewing, ends_as_images=ends_as_images) for _ in range(2))
+    seen = []
+    with installed(tmp_path, SETTINGS), torch.enable_grad():
+        for training in (not viewing, viewing, not viewing, viewing):
+            value = torch.randn(4, 3, 8, 8)
+            result, expected = model.train(training)(value), Plugin.eager(plain.train(training), value)
+            close(result, expected)
+            assert result.stride() == expected.stride()
+            seen.append(model.is_converted)
+    assert seen == [True, False, False, False]
+    for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+        close(one, other)

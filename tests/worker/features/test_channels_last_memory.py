@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.features import channels_last  # noqa: E402
+from cpulaunch.worker.features.optimizer_layout import align_optimizers  # noqa: E402
 from tests.worker.capturing import close, installed  # noqa: E402
 from tests.worker.features.test_channels_last import SETTINGS, Clock, Images  # noqa: E402
 
@@ -222,3 +223,38 @@ class FasterWhenConverted:
     def __call__(self) -> float:
         self.now += 1.0 if self.part.weight.is_contiguous() else 0.5
         return self.now
+
+
+def in_another_order() -> tuple[nn.Parameter, Tensor]:
+    """A parameter in channels_last and a flat buffer that holds its gradient, all ones."""
+    align_optimizers()
+    weight = nn.Parameter(torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last))
+    flat = torch.ones(weight.numel())
+    weight.grad = flat.view(4, 3, 3, 3)
+    return weight, flat
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_a_closure_computes_stay(set_to_none: bool) -> None:
+    weight, _ = in_another_order()
+    optimizer, expected = torch.optim.SGD([weight], lr=0.1), 2 * weight.detach()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    close(weight.grad, expected)
+
+
+def test_gradients_that_a_hook_of_the_step_sets_to_zero_are_zero() -> None:
+    weight, flat = in_another_order()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad(set_to_none=False))
+    optimizer.step()
+    assert not flat.any()
+    assert weight.grad is not None
+    assert weight.grad.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
