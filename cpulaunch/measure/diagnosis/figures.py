@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+MOST = 1 << 63
+"""From here on a count is none."""
+
 
 @record
 class Places:
@@ -109,8 +112,33 @@ def _checked_window(found: Mapping[str, Any]) -> Mapping[str, Any]:
         values += [int(bits), moved, seconds]
     for _, count, seconds in found["operations"]:
         values += [count, seconds]
+    values += [found["tiny"][name] for name in ("seconds", "synchronization", "outside")]
     if not all(isinstance(each, int | float) and isfinite(each) for each in values):
         raise ValueError("not numbers")
+    return found
+
+
+def _finite(value: Any) -> float:
+    """A number. Raises: ValueError, TypeError, OverflowError if it is none."""
+    found = float(value)
+    if not isfinite(found):
+        raise ValueError("not a number")
+    return found
+
+
+def _amount(value: Any) -> float:
+    """A number that is not negative. Raises: as _finite."""
+    found = _finite(value)
+    if found < 0:
+        raise ValueError("negative")
+    return found
+
+
+def _count(value: Any) -> int:
+    """A whole number that is not negative, nor larger than anything that is counted. Raises: as _finite."""
+    found = int(value)
+    if not 0 <= found < MOST:
+        raise ValueError("not a count")
     return found
 
 
@@ -119,36 +147,36 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
     busy = [each for each in data["busy_threads"] if each["seconds"] > 0]
     total = sum(each["seconds"] for each in busy)
     return ProcessFigures(
-        pid=int(data["pid"]),
-        index=int(data["index"]),
-        rank=None if data["rank"] is None else int(data["rank"]),
-        world_size=int(data["world_size"]),
+        pid=_count(data["pid"]),
+        index=_count(data["index"]),
+        rank=None if data["rank"] is None else _count(data["rank"]),
+        world_size=_count(data["world_size"]),
         step=str(data["step"]),
-        steps=int(data["steps"]),
-        seen_steps=int(data["seen_steps"]),
-        started=float(data["started"]),
-        ended=float(data["ended"]),
-        participants=int(data["participants"]),
-        seconds=float(data["seconds"]),
-        median_seconds=float(data["median_seconds"]),
-        profiled_steps=int(data["profiled_steps"]),
-        profiled_seconds=float(data["profiled_seconds"]),
-        sums={str(name): float(value) for name, value in data["sums"].items()},
+        steps=_count(data["steps"]),
+        seen_steps=_count(data["seen_steps"]),
+        started=_amount(data["started"]),
+        ended=_amount(data["ended"]),
+        participants=_count(data["participants"]),
+        seconds=_amount(data["seconds"]),
+        median_seconds=_amount(data["median_seconds"]),
+        profiled_steps=_count(data["profiled_steps"]),
+        profiled_seconds=_amount(data["profiled_seconds"]),
+        sums={str(name): _finite(value) for name, value in data["sums"].items()},
         window=None if data["window"] is None else _checked_window(data["window"]),
         window_failure=str(data["window_failure"]),
-        slowdowns={str(name): float(value) for name, value in data["slowdowns"].items()},
+        slowdowns={str(name): _amount(value) for name, value in data["slowdowns"].items()},
         has_gradients=bool(data["has_gradients"]),
-        threads=int(data["threads"]),
-        cpus=frozenset(map(int, data["cpus"])),
+        threads=_count(data["threads"]),
+        cpus=frozenset(map(_count, data["cpus"])),
         busy_cpus=frozenset().union(*(parse_cpulist(each["cpus"]) for each in busy if each["seconds"] > total / 50)),
-        loader_workers=None if data["loader_workers"] is None else int(data["loader_workers"]),
-        prefetched=int(data["prefetched"]),
-        batch_bytes=int(data["batch_bytes"]),
-        fetches={str(name): float(value) for name, value in data["fetches"].items()},
+        loader_workers=None if data["loader_workers"] is None else _count(data["loader_workers"]),
+        prefetched=_count(data["prefetched"]),
+        batch_bytes=_count(data["batch_bytes"]),
+        fetches={str(name): _amount(value) for name, value in data["fetches"].items()},
         where=Places(
-            samples=int(where["samples"]),
-            doing={str(name): int(count) for name, count in where["doing"].items()},
-            places=tuple((str(what), str(place), int(count)) for what, place, count in where["places"]),
+            samples=_count(where["samples"]),
+            doing={str(name): _count(count) for name, count in where["doing"].items()},
+            places=tuple((str(what), str(place), _count(count)) for what, place, count in where["places"]),
         ),
-        pages={int(node): int(size) for node, size in data["snapshot"]["pages"].items()},
+        pages={_count(node): _count(size) for node, size in data["snapshot"]["pages"].items()},
     )

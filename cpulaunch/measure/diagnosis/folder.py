@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from math import inf
 
 from cpulaunch.measure.diagnosis.figures import read_figures
 from cpulaunch.records.record import replace
@@ -88,7 +89,7 @@ def _text(path: str) -> str:
 
 def _numbers(text: str) -> dict[str, float]:
     try:
-        data = json.loads(text)
-        return {str(name): float(value) for name, value in data.items()}
-    except (ValueError, TypeError, AttributeError):
+        found = {str(name): float(value) for name, value in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
+    return found if all(0 <= value < inf for value in found.values()) else {}

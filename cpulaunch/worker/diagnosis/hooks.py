@@ -222,17 +222,27 @@ def _timed(activity: Activity, plain: Any) -> Any:
     return timed
 
 
+PROFILERS = {
+    "profile": ("_prepare_trace", "_start_trace"),
+    "emit_itt": ("__enter__",),
+    "emit_nvtx": ("__enter__",),
+}
+"""Classes of torch.autograd.profiler, and the methods that need the profiler for themselves."""
+
+
 def hook_profilers(before: Callable[[], None]) -> None:
     """Effect: `before` is called when a profiler of torch's is about to prepare or start.
 
     Only one can run in a process: another one raises in the program.
     """
-    from torch.autograd.profiler import profile
+    from torch.autograd import profiler
 
-    for name in ("_prepare_trace", "_start_trace"):
-        plain = getattr(profile, name, None)
-        if plain is not None:
-            setattr(profile, name, _announced(plain, before))
+    for kind, names in PROFILERS.items():
+        owner = getattr(profiler, kind, None)
+        for name in names:
+            plain = getattr(owner, name, None)
+            if plain is not None:
+                setattr(owner, name, _announced(plain, before))
 
 
 def _announced(plain: Any, before: Callable[[], None]) -> Any:

@@ -1,5 +1,6 @@
 """From figures to bottlenecks: each kind by figures that show it and nothing else."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of, overhead, senten
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
 from cpulaunch.measure.diagnosis.figures import read_figures
+from cpulaunch.measure.diagnosis.folder import read_folder
 from cpulaunch.measure.diagnosis.rates import NO_CEILINGS, Ceilings, rates
 from cpulaunch.measure.diagnosis.shares import shares_of
 from cpulaunch.records.record import replace
+from cpulaunch.records.torch_settings import FETCHES, FIGURES
 from tests import json_output
 from tests.measure.diagnosis.given import data, figures, window
 
@@ -276,11 +279,20 @@ def test_what_is_no_figures_is_not_read(text):
     assert read_figures(text) is None
 
 
-def test_hostile_figures_are_not_read():
-    import json
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"wall": NaN}', '{"cpu": 1e999}', f'{{"cpu": {"9" * 400}}}', "3"])
+def test_what_is_no_sums_of_a_loaders_worker_is_left_out(text, tmp_path):
+    (tmp_path / f"{FIGURES}7.json").write_text(json.dumps(data(loader_workers=2)))
+    (tmp_path / f"{FETCHES}8.json").write_text(text)
+    [found] = read_folder(str(tmp_path))
+    assert found.fetches == {"busy": 0.0}
 
+
+def test_hostile_figures_are_not_read():
     windows = [3, {}, window(0.1, kinds=[1]), window("much"), window(float("nan")), window(0.1, bytes={"x": [1, 1]})]
+    windows += [window(0.1) | {"tiny": {"seconds": 0.1}}]
     wrong = [("busy_threads", [{"cpus": "x", "seconds": 1}]), ("where", 3), ("snapshot", None)]
+    wrong += [("seconds", float("nan")), ("seconds", -1), ("sums", {"thread_cpu": float("inf")})]
+    wrong += [("steps", 10**400), ("threads", -1), ("slowdowns", {"bf16": float("nan")}), ("profiled_seconds", -0.1)]
     for name, value in [*wrong, *(("window", each) for each in windows)]:
         assert read_figures(json.dumps(data(**{name: value}))) is None
 

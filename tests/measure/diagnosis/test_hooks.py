@@ -155,3 +155,19 @@ def test_a_batch_of_any_class_is_passed_on(tmp_path):
         print(json.dumps(type(found).__name__))
     """
     assert run(code, tmp_path) == "Strange"
+
+
+def test_a_program_may_mark_its_operations_for_another_profiler(tmp_path):
+    code = """
+        from torch.autograd import profiler
+        from cpulaunch.worker.diagnosis.window import ProfilerWindow
+
+        window = ProfilerWindow()
+        hooks.hook_profilers(window.give_way)
+        window.start()
+        with profiler.emit_itt():
+            torch.ones(2).add_(1)
+        window.stop()
+        print(json.dumps([window.failure, window.sums()]))
+    """
+    assert run(code, tmp_path) == ["the program uses torch's profiler itself", None]
