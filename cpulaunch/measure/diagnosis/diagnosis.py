@@ -98,14 +98,22 @@ def diagnosis_of(
 
 
 def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], machine: ProcessLimits) -> ProcessLimits:
-    """What a process was given, with the threads of the others that run on its CPUs."""
+    """What a process was given, with the running threads of the others on its CPUs."""
     own = figures.busy_cpus or figures.cpus
     others = [
         each
         for each in all_figures
         if each is not figures and own & (each.busy_cpus or each.cpus) and _at_the_same_time(each, figures)
     ]
-    return replace(machine, shared_threads=sum(each.threads for each in others))
+    return replace(machine, shared_threads=sum(map(_running_threads, others)))
+
+
+def _running_threads(figures: ProcessFigures) -> int:
+    """How many threads of a process want to run at a time: fewer than it has if it often waits for something else."""
+    wanted = figures.sum("process_cpu") + figures.sum("process_delay")
+    if wanted <= 0 or figures.seconds <= 0:
+        return figures.threads
+    return min(figures.threads, round(wanted / figures.seconds))
 
 
 def _at_the_same_time(one: ProcessFigures, other: ProcessFigures) -> bool:

@@ -248,7 +248,8 @@ def hook_profilers(before: Callable[[], None]) -> None:
 def _announced(plain: Any, before: Callable[[], None]) -> Any:
     @wraps(plain)
     def announced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before()
+        if getattr(self, "enabled", True):
+            before()
         return plain(self, *args, **kwargs)
 
     return announced

@@ -204,6 +204,17 @@ def test_ranks_on_the_same_cpus_take_them_from_one_another():
     assert diagnosis(*ranks).first.kind == "oversubscribed"
 
 
+def test_a_process_that_seldom_computes_takes_no_cpus_from_another():
+    seldom = {"thread_cpu": 0.02, "process_cpu": 0.02}
+    helper = figures(pid=8, window=window(0.1, kinds={"products": 0.002}, pauses=0.098), sums=seldom)
+    busy = figures(sums={"thread_cpu": 1.0, "process_cpu": 1.6, "process_delay": 0.4})
+    found = diagnosis(busy, helper)
+    assert found.first.kind == "waiting"
+    assert found.second is None
+    both = diagnosis(busy, replace(busy, pid=8))
+    assert (both.first.kind, both.first.share) == ("oversubscribed", pytest.approx(0.5))
+
+
 def test_what_other_programs_take_is_left_out_and_said():
     found = diagnosis(figures(sums={"thread_cpu": 0.4, "thread_delay": 0.6}))
     assert found.first is None
