@@ -8,7 +8,7 @@ from cpulaunch.check.source.datasets import loaders, loops_around, loops_over
 from cpulaunch.check.source.flow import inside, is_in_test, is_off
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_open
 
-UNSAFE = "the workers' random numbers are other ones from the second epoch on"
+UNSAFE = "the workers' random numbers, and the order of the samples, are other ones from the second epoch on"
 
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
@@ -71,8 +71,9 @@ RULE = Rule(
     why="Without persistent_workers, the workers end with each pass over the loader and the next pass starts new "
     "ones: new processes, imports, copies of the data set and an empty queue of batches at the start of every "
     "epoch.",
-    fix="Give persistent_workers=True. The workers then keep their random state from epoch to epoch, so --fix changes "
-    "it with --unsafe-fixes only; leave it if the data set is changed between epochs.",
+    fix="Give persistent_workers=True. The workers' random numbers and the order of the samples are then other ones "
+    "from the second epoch on, so --fix changes it with --unsafe-fixes only; leave it if the data set is changed "
+    "between epochs.",
     find=find,
     wrong=(
         "loader = DataLoader(data, num_workers=4)  # <-" + EPOCHS.format("loader"),
