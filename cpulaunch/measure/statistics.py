@@ -5,8 +5,8 @@ such as a processor that grows warm, favours neither side. A round yields one ra
 logarithm is as likely to be positive as negative, whatever the noise: however heavy its tails, and with drift.
 
 The interval may be looked at after every round. It has the level LOOK_ERROR each time: then the probability that any
-of the first MOST_ROUNDS intervals misses the true ratio is below 5 % (4.9 % in 6,000 simulated comparisons of 200
-rounds, 2.3 % in their first 40).
+of the first MOST_ROUNDS intervals misses the true ratio is below 5 % (3.7 % in 6,000 simulated comparisons of 200
+rounds with normal noise, 1.9 % in 6,000 of 40).
 
 Source: Wilcoxon, "Individual comparisons by ranking methods" (1945) for the test; Hodges and Lehmann, "Estimates of
 location based on rank tests" (1963) for its interval; Efron, "Bootstrap methods" (1979), section 3, for the exact
@@ -103,7 +103,7 @@ def _signed_rank_interval(values: Sequence[float], error: float) -> tuple[float,
     count = len(values)
     means = sorted((values[i] + values[j]) / 2 for i in range(count) for j in range(i, count))
     cut = _rejected_sum(count, error)
-    return means[cut + 1], means[-cut - 2]
+    return means[cut], means[-cut - 1]
 
 
 @cache

@@ -41,16 +41,18 @@ def test_too_few_rounds_have_a_ratio_and_no_interval():
 
 
 def brute_interval(values, error):
-    """The interval by trying every assignment of signs: the shifts at which fewer than `error` are as extreme."""
+    """The interval by trying every assignment of signs: the shifts of which at least `error` is as extreme."""
     count = len(values)
-    ranks = range(1, count + 1)
-    sums = sorted(
-        sum(r for r, sign in zip(ranks, signs, strict=True) if sign)
-        for signs in itertools.product((0, 1), repeat=count)
-    )
-    cut = max((s for s in set(sums) if sum(each <= s for each in sums) / len(sums) <= error / 2), default=-1)
+    sums = [sum(itertools.compress(range(1, count + 1), signs)) for signs in itertools.product((0, 1), repeat=count)]
+    chances = {each: sum(other <= each for other in sums) / len(sums) for each in set(sums)}
     means = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
-    return means[cut + 1], means[-cut - 2]
+    kept = []
+    for left, right in itertools.pairwise(means):
+        ordered = sorted((value - (left + right) / 2 for value in values), key=abs)
+        below = sum(rank for rank, value in enumerate(ordered, 1) if value < 0)
+        if min(chances[below], chances[count * (count + 1) // 2 - below]) > error / 2:
+            kept += [left, right]
+    return kept[0], kept[-1]
 
 
 @pytest.mark.parametrize("count", [9, 11, 12])
