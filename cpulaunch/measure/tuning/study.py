@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.files.folders import empty_folder, open_own
+from cpulaunch.system.files.folders import empty_folder, open_lock_beside, open_own
 from cpulaunch.system.files.paths import open_folder
 
 TYPE_CHECKING = False
@@ -81,9 +81,9 @@ class Study:
     def __init__(self, folder: str | None, space: Sequence[Dimension], *, seed: int, fresh: bool = False) -> None:
         """Effect: with `fresh`, what is in the folder is gone. Raises: CpulaunchError if another process uses it."""
         self._space = {dimension.name: dimension for dimension in space}
-        self._lock = None if folder is None else _locked(folder)
-        if fresh and self._lock is not None:
-            empty_folder(self._lock)
+        self._locks = () if folder is None else _locked(folder)
+        if fresh and self._locks:
+            empty_folder(self._locks[0])
         self._running: dict[int, Any] = {}
         optuna.logging.set_verbosity(logging.ERROR)
         try:
@@ -109,8 +109,8 @@ class Study:
 
     def close(self) -> None:
         """Effect: other processes may use the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
+        for lock in self._locks:
+            os.close(lock)
 
     def _retry_unfinished(self) -> None:
         """Effect: trials that a killed process left are failed, and the next ones to be asked for, but not for ever."""
@@ -290,20 +290,40 @@ def make_folder(path: str) -> None:
         ) from None
 
 
-def _locked(folder: str) -> int:
-    """A descriptor that holds the folder for this process. Raises: CpulaunchError."""
+def _locked(folder: str) -> tuple[int, int]:
+    """Descriptors of the folder and of a file beside it, both held for this process. Raises: CpulaunchError.
+
+    The folder's lock is one of this host. On NFS the file's is one of all hosts, two of which may not use the database
+    at once. Source: flock(2), "NFS details"; SQLite, "Write-Ahead Logging".
+    """
+    found: list[int] = []
     try:
-        fd = open_own(folder)
-    except OSError as error:
+        for open_it in (open_own, open_lock_beside):
+            found.append(open_it(folder))
+            hold(found[-1], folder)
+    except BaseException as error:
+        for fd in found:
+            os.close(fd)
+        if not isinstance(error, OSError):
+            raise
         raise CpulaunchError("cannot open the study", value=f"{folder}: {error.strerror}") from None
+    return found[0], found[1]
+
+
+def hold(fd: int, folder: str) -> None:
+    """Effect: this process alone has the lock of the descriptor. Raises: CpulaunchError."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
+    except (BlockingIOError, PermissionError):  # Both mean that it is taken. Source: fcntl(2), F_SETLK.
         raise CpulaunchError(
             "another cpulaunch tune runs this study", value=folder, hint="wait for it, or end it"
         ) from None
-    return fd
+    except OSError as error:
+        raise CpulaunchError(
+            "the study cannot be locked for this search",
+            value=f"{folder}: {error.strerror}",
+            hint="set XDG_STATE_HOME to a folder of a file system with locks",
+        ) from None
 
 
 def _storage(path: str) -> optuna.storages.RDBStorage:

@@ -1,5 +1,6 @@
 """Studies: what survives the end of the process, at any moment, and who may use one."""
 
+import fcntl
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
 
-from cpulaunch.measure.tuning.study import FILE, Study, make_folder
+from cpulaunch.measure.tuning.study import FILE, Study, hold, make_folder
 from cpulaunch.records.errors import CpulaunchError
 from tests.measure.tuning.recorded import SPACE
 
@@ -168,6 +169,24 @@ def test_one_process_at_a_time_uses_a_study(tmp_path):
         Study(str(tmp_path), SPACE, seed=1)
     study.close()
     Study(str(tmp_path), SPACE, seed=1).close()
+
+
+def test_a_study_that_another_host_holds_is_not_used(tmp_path):
+    folder = tmp_path / "key"
+    folder.mkdir()
+    with open(tmp_path / "key.lock", "w") as other:  # On NFS, hosts have the lock of a file in common, not a folder's.
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CpulaunchError, match="another cpulaunch tune runs this study"):
+            Study(str(folder), SPACE, seed=1)
+    assert not list(folder.iterdir())
+    Study(str(folder), SPACE, seed=1, fresh=True).close()
+
+
+def test_a_file_system_without_locks_is_told_from_another_search(tmp_path):
+    fd = os.open(tmp_path, os.O_PATH)
+    with pytest.raises(CpulaunchError, match=r"cannot be locked for this search.*Bad file descriptor"):
+        hold(fd, str(tmp_path))
+    os.close(fd)
 
 
 def test_only_the_user_can_read_it_and_fresh_empties_it(tmp_path):
