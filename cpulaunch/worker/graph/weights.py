@@ -21,8 +21,9 @@ class Weights:
 
     Detected changes: a method of a class is replaced; a tensor or submodule is replaced, added to or removed from a
     module; a tensor is changed in place (autograd's version counter) or gets another storage (`.to`, `.data = …`);
-    `.data` or `.numpy()` is accessed, which allows changes without the version counter. Not detected: writes through
-    pointers, and through what was made by `.data` or `.numpy()` before construction; see `are_held_elsewhere`.
+    `.data` or `.numpy()` is accessed, which allows changes without the version counter; a collective receives into it.
+    Not detected: writes through pointers, and through what was made by `.data` or `.numpy()` before construction; see
+    `are_held_elsewhere`.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,8 +1,13 @@
-"""Detection of accesses to `.data`, `.numpy()` and DLPack, which allow changes without autograd's version counter."""
+"""Detection of what changes tensors, or allows it, without autograd's version counter.
+
+These are accesses to `.data`, `.numpy()` and DLPack, and collectives of torch.distributed that receive into a tensor.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Protocol
 
@@ -42,13 +47,16 @@ def watch_access(watcher: Watcher, tensors: list[Tensor]) -> None:
         _size_to_prune[0] = 2 * max(MIN_PRUNED, len(_watchers))
 
 
-def _record_access(tensor: Tensor) -> None:
-    if _watchers and type(tensor) in (Tensor, nn.Parameter):
-        watchers: Any = _watchers.get(storage_of(tensor))
-        for reference in () if watchers is None else tuple(watchers.data):  # In one step: other threads may add some.
-            watcher = reference()
-            if watcher is not None:
-                watcher.changed = True
+def _record_access(tensor: Tensor) -> bool:
+    """Whether the tensor is watched. Effect: its watchers are told."""
+    if not _watchers or type(tensor) not in (Tensor, nn.Parameter):
+        return False
+    watchers: Any = _watchers.get(storage_of(tensor))
+    for reference in () if watchers is None else tuple(watchers.data):  # In one step: other threads may add some.
+        watcher = reference()
+        if watcher is not None:
+            watcher.changed = True
+    return watchers is not None
 
 
 def _record_array(tensor: Tensor, array: Any) -> None:
@@ -68,11 +76,73 @@ def is_in_array(tensor: Tensor) -> bool:
     return bool(_arrays) and bool(_living_arrays(storage_of(tensor)))
 
 
+RECEIVING = (
+    *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "gather", "scatter"),
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single"),
+    *("all_gather_single_coalesced", "reduce_scatter", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single"),
+)
+"""Methods of process groups that write to tensors. Seen with torch 2.13 and gloo: their versions stay as they are."""
+
+_receiving: list[tuple[Any, int]] = []
+"""The works of collectives that had not ended when they were last looked at, each with a storage that was watched."""
+
+
+def is_receiving(tensor: Tensor) -> bool:
+    """Whether a collective may still write to the tensor's memory, which was watched when that began."""
+    for each in tuple(_receiving):  # Other threads may add some.
+        if each[0].is_completed():
+            with suppress(ValueError):
+                _receiving.remove(each)
+    return bool(_receiving) and storage_of(tensor) in {storage for _, storage in tuple(_receiving)}
+
+
+def _watch_groups() -> None:
+    """Effect: collectives set `changed` for the tensors that they are given, and count as holders until they end."""
+    if not torch.distributed.is_available():
+        return
+    kind: Any = torch.distributed.ProcessGroup
+    for each in (kind, *kind.__subclasses__()):
+        _watch_methods(each)
+    kind.__init_subclass__ = classmethod(lambda later, **named: _watch_methods(later))
+
+
+def _watch_methods(kind: Any) -> None:
+    for name in RECEIVING:
+        if name in vars(kind):
+            setattr(kind, name, _watched_method(vars(kind)[name]))
+
+
+def _watched_method(plain: Any) -> Any:
+    @wraps(plain)
+    def method(group: Any, *given: Any, **named: Any) -> Any:
+        watched: list[Tensor] = []
+        try:
+            work = plain(group, *given, **named)
+        finally:
+            watched += filter(_record_access, _tensors((*given, *named.values())) if _watchers else ())
+        if watched and work is not None and not work.is_completed():
+            _receiving.extend((work, storage_of(tensor)) for tensor in watched)
+        return work
+
+    return method
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
 _installed: list[bool] = []
 
 
 def _install_once() -> None:
     """Effect: wraps torch.Tensor's `data`, `numpy` and `__dlpack__`, so that accesses to watched tensors are detected.
+
+    So are collectives.
 
     Source: torch/csrc/autograd/python_variable.cpp: `data` does not share the version counter.
     """
@@ -80,6 +150,7 @@ def _install_once() -> None:
         return
     _installed.append(True)
     count_fused_writes()
+    _watch_groups()
     plain_data: Any = torch._C.TensorBase.data
     plain_numpy: Any = torch.Tensor.numpy
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from cpulaunch.worker.tensors.access import is_in_array
+from cpulaunch.worker.tensors.access import is_in_array, is_receiving
 from cpulaunch.worker.tensors.mutation import storage_of
 
 OWNERS = 2
@@ -37,10 +37,12 @@ def counts_owners() -> bool:
 
 
 def is_held_elsewhere(weight: Tensor, *, known: int = 0) -> bool:
-    """Whether another tensor or array of the program holds the weight's memory, besides `known` ones.
+    """Whether another tensor or array of the program holds the weight's memory, besides `known` ones, or a collective.
 
     It is so where this torch cannot tell.
     """
     count = getattr(torch._C, "_storage_Use_Count", None)
     storage = weight.untyped_storage()  # It counts as long as it exists; with torch 2.13 afterwards, too.
-    return count is None or count(storage._cdata) > OWNERS + known + len(_living(weight)) or is_in_array(weight)
+    if count is None or count(storage._cdata) > OWNERS + known + len(_living(weight)):
+        return True
+    return is_in_array(weight) or is_receiving(weight)

@@ -18,7 +18,7 @@ from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.tensors.access import watch_access
 from cpulaunch.worker.tensors.foreign import is_foreign
-from cpulaunch.worker.tensors.owners import own_view
+from cpulaunch.worker.tensors.owners import is_held_elsewhere, own_view
 from cpulaunch.worker.tensors.references import allow_swaps, at_end
 from cpulaunch.worker.weights.accuracy import Accuracy
 from cpulaunch.worker.weights.entry import ResidentWeight
@@ -178,7 +178,7 @@ class ResidentWeights:
         cast = self._casts.get(key)
         if cast is None or not cast.holds(weight, dtype):
             self._casts.pop(key, None)
-            if not self._has_room(weight) or is_foreign(weight):
+            if not self._has_room(weight) or is_foreign(weight) or is_held_elsewhere(weight):
                 return None
             self._refer(weight)
             cast = self._casts[key] = Cast(weight, dtype)

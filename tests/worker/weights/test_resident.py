@@ -254,6 +254,33 @@ def test_casts_of_autocast_follow_changes() -> None:
             assert torch.equal(call(weights, module, x), plain(module, x))
 
 
+@pytest.mark.parametrize("how", ["data", "numpy"])
+def test_casts_of_autocast_follow_changes_through_what_the_program_held_before(how: str) -> None:
+    module = nn.Conv2d(32, 64, 3).eval()
+    weights, x = store("bf16"), torch.randn(1, 32, 8, 8)
+    held: Any = module.weight.data if how == "data" else module.weight.detach().numpy()
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(call(weights, module, x), plain(module, x))
+        held *= 2
+    del held
+    assert weights.low(module.weight, torch.bfloat16) is not None
+
+
+def test_weights_follow_what_collectives_receive() -> None:
+    """These write to a tensor without a change of its version."""
+    weights, module, x = store(), nn.Linear(WIDTH, WIDTH).eval(), torch.randn(1, WIDTH)
+    near(weights, module, x)
+    assert forms(weights)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        torch.distributed.scatter(module.weight.detach(), [torch.randn(WIDTH, WIDTH)])
+    finally:
+        torch.distributed.destroy_process_group()
+    near(weights, module, x, calls=8)
+    assert forms(weights)
+
+
 def test_the_programs_view_of_its_model_is_unchanged() -> None:
     weights, module, x = store("int8"), model(), torch.randn(1, WIDTH)
     before, attributes = copy.deepcopy(module.state_dict()), [dict(vars(part)) for part in module.modules()]
