@@ -111,12 +111,13 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         stop = signals & {signal.SIGTSTP} - ending
         urgent = (ending & signals, frozenset({signal.SIGCHLD}))
         watch = ChildWatch(child, urgent=urgent, others=signals - ending - stop, kept=stop)
-        code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
-        if code < 0:
+        try:
+            code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
+        finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
             _end_everything(remains, earlier_children)
+            _remove(remains)
         if code < 0 or watchdog.complaint is not None:
             notify(watchdog.complaint or _killed_text(code))
-        _remove(remains)
         os._exit(watchdog.exit_code or _exit_code(code))
     os.close(write)
     if earlier_children and is_linux():
@@ -171,10 +172,13 @@ def _guard(child: int, parent: int, remains: _Remains, notify: Notify) -> NoRetu
     """Effect: this process waits until its child ends, ends everything, and ends with the child's exit code.
 
     If its parent ends first, the child has some seconds to end.
+    Raises: OSError, after it has ended everything: a worker may take away its descriptors (prlimit).
     """
-    code = _wait_for(child, parent, remains)
-    _end_everything(remains)
-    _remove(remains)
+    try:
+        code = _wait_for(child, parent, remains)
+    finally:
+        _end_everything(remains)
+        _remove(remains)
     if code < 0:
         notify(_killed_text(code))
     os._exit(_exit_code(code))

@@ -179,8 +179,10 @@ def _reap_all(killed: list[int]) -> set[int]:
 
 
 def _named_in_shared_memory() -> frozenset[int]:
-    from cpulaunch.system.files.shared_memory import owners
-
+    try:
+        from cpulaunch.system.files.shared_memory import owners
+    except OSError:  # There is no descriptor left: a worker may have set the limit of this process (prlimit).
+        return frozenset()
     return owners()
 
 

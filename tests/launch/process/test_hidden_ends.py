@@ -151,6 +151,33 @@ def test_nothing_is_left_of_a_killed_guard_whose_supervisor_is_traced(launcher, 
     eventually(lambda: not alive(worker), "the end of the worker")
 
 
+WITHOUT_DESCRIPTORS = """
+    import resource
+    if os.fork() == 0:
+        for _ in range(3):
+            os.setsid()
+            if os.fork():
+                time.sleep(600)
+        say("daemon")
+        time.sleep(600)
+    while not os.path.exists("daemon"):
+        time.sleep(0.01)
+    supervisor = os.getppid()
+    for pid in (supervisor, parent(supervisor), parent(parent(supervisor))):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "codes"), [("os.kill(supervisor, signal.SIGKILL)", (128 + signal.SIGKILL,)), ("sys.exit(3)", (1, 3))]
+)
+def test_a_launch_whose_descriptors_a_worker_takes_away_leaves_no_process(launcher, end, codes):
+    """Any process may set the limits of others of its user. Source: prlimit(2)."""
+    process = launcher.start(python(f"{SAYING}{WITHOUT_DESCRIPTORS}    {end}\n"), SLEEPER, grace_seconds=GRACE)
+    assert process.wait(GRACE + SLACK_SECONDS) in codes
+    assert not alive(launcher.pid("daemon"))
+
+
 STRANGER = """
     while not os.path.exists("ready"):
         time.sleep(0.01)
