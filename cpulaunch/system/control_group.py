@@ -52,9 +52,10 @@ def make_cgroup(path: str) -> int | None:
     """The descriptor that keeps this new cgroup in use; None where it cannot be made. Effect: makes it, and locks it.
 
     The lock belongs to all processes that inherit the descriptor. It tells `remove_leftovers` that one of them lives.
+    Other users could take it, if they could open the directory.
     """
     try:
-        os.mkdir(path)
+        os.mkdir(path, 0o700)
     except OSError:
         return None
     lock = _lock(path)

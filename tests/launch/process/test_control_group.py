@@ -10,6 +10,7 @@ import pytest
 from cpulaunch.system.control_group import choose_cgroup, kill_cgroup, make_cgroup, move_to_cgroup, remove_cgroup
 from tests.launch.launching import alive, eventually, python
 from tests.launch.process.killing import chain
+from tests.strangers import as_other_user, needs_root
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -48,6 +49,13 @@ def test_removing_ends_what_runs_in_a_cgroup_and_below_it(cgroup, sleeper):
     remove_cgroup(cgroup)
     assert not os.path.exists(cgroup)
     assert sleeper.wait() == -signal.SIGKILL
+
+
+@needs_root
+def test_another_user_cannot_take_the_lock_of_a_cgroup(cgroup):
+    """Such a lock says that processes of a launch live, whose cgroup then is left to them."""
+    os.close(make_cgroup(cgroup))
+    assert not as_other_user(lambda: os.open(cgroup, os.O_RDONLY))
 
 
 def test_cgroups_that_a_worker_nested_deeper_than_a_path_is_long_are_removed(tmp_path):
