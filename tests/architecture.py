@@ -14,7 +14,7 @@ TOP_LEVEL = {"__init__", "__main__", "ccl"}
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
     "system.files": {"records"},
-    "system": {"records"},
+    "system": {"records", "system.files"},
     "profile": {"records", ""},
     "schedulers": {"records"},
     "probe.software": {"records", "system"},

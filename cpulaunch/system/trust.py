@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from cpulaunch.system.files.mounts import MOUNTS, USER_MOUNTS, foreign_mounts, is_own_name
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +30,6 @@ NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000
 
 All are big-endian 32-bit numbers. These permissions change content, remove what is in a folder, or change permissions.
 Source: RFC 7530, 6.2 (nfsace4), and RFC 7531."""
-
-MOUNTS, USER_MOUNTS = "proc/self/mountinfo", "run/mount/utab"
 
 
 def group_writer(path: str, *, owner: int, group: int) -> str | None:
@@ -129,7 +129,7 @@ def _is_own_user(who: str, owner: int) -> bool:
     name = who.partition("@")[0]
     if name.isascii() and name.isdigit():
         return name in ("0", str(owner), str(os.geteuid()))
-    return _is_own_name(name)
+    return is_own_name(name)
 
 
 def _group_number(who: str) -> int | None:
@@ -149,48 +149,3 @@ def foreign_mount(root: Root, device: int) -> str | None:
     """Whose file system this device is, if another user mounted it; None if none did."""
     mounts, user_mounts = root.text(MOUNTS) or "", root.text(USER_MOUNTS) or ""
     return next((reason for number, reason in foreign_mounts(mounts, user_mounts) if number == device), None)
-
-
-def foreign_mounts(mountinfo: str, user_mounts: str) -> Iterator[tuple[int, str]]:
-    """Device numbers of the file systems that another user mounted, and the reason as text.
-
-    That user decides what is read there, whatever owner and mode say: by a FUSE server, or through the raw device.
-    Source: proc(5), /proc/pid/mountinfo; Linux, fs/fuse/inode.c, fuse_show_options; libmount, /run/mount/utab, which
-    has the name of the user for mounts that fstab permits to users.
-    """
-    names = _mount_users(user_mounts)
-    for line in mountinfo.splitlines():
-        words = line.split()
-        if "-" not in words[6:]:
-            continue
-        kind, _, options = ([*words[words.index("-", 6) + 1 :], "", "", ""])[:3]
-        major, _, minor = words[2].partition(":")
-        device = os.makedev(int(major), int(minor))
-        user = dict(option.partition("=")[::2] for option in options.split(",")).get("user_id", "0")
-        if kind.startswith("fuse") and user not in ("0", str(os.geteuid())):
-            yield device, f"is in a file system that user {user} serves (FUSE)"
-        elif words[4] in names and not _is_own_name(names[words[4]]):
-            yield device, f"is in a file system that user {names[words[4]]} mounted"
-
-
-def _mount_users(user_mounts: str) -> dict[str, str]:
-    """By mount point: the name of the user who mounted it."""
-    users = {}
-    for line in user_mounts.splitlines():
-        fields = dict(word.partition("=")[::2] for word in line.split())
-        options = dict(option.partition("=")[::2] for option in fields.get("OPTS", "").split(","))
-        if "TARGET" in fields and options.get("user"):
-            users[fields["TARGET"]] = options["user"]
-    return users
-
-
-def _is_own_name(name: str) -> bool:
-    """Whether a user name is root's or that of this process's user."""
-    if name == "root" or os.geteuid() == 0:
-        return name == "root"
-    import pwd  # Only where a library is in a user's mount.
-
-    try:
-        return pwd.getpwnam(name).pw_uid in (0, os.geteuid())
-    except KeyError:
-        return False

@@ -10,7 +10,8 @@ import pytest
 
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.libraries import untrusted_part
-from cpulaunch.system.trust import ACL, foreign_mounts, nfs4_writer
+from cpulaunch.system.files.mounts import foreign_mounts
+from cpulaunch.system.trust import ACL, nfs4_writer
 from tests.probe.libraries import elf_header
 from tests.strangers import UID, as_other_user, needs_root
 

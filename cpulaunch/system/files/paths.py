@@ -155,16 +155,21 @@ def _link_at(folder: int, name: str) -> tuple[str | None, bool]:
 
 
 def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
-    """What a link refers to. Raises: PermissionError if another user made it.
+    """What a link refers to. Raises: PermissionError if another user made it, or mounted the file system that it is in.
 
     On the way to a folder, links of a folder's only owner are followed too, as administrators make them who are not
     root; but not by root.
     """
     status, parent = os.fstat(link), os.fstat(folder)
     of_owner = status.st_uid == parent.st_uid and not parent.st_mode & WRITABLE_BY_OTHERS
-    if is_trusted(status) or (of_owner and not is_last and os.geteuid() != 0):
-        return os.readlink("", dir_fd=link)
-    raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
+    if not (is_trusted(status) or (of_owner and not is_last and os.geteuid() != 0)):
+        raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
+    if status.st_dev != os.stat("/").st_dev:
+        from cpulaunch.system.files.mounts import other_mounter  # Most links are on the first file system.
+
+        if (reason := other_mounter(status.st_dev)) is not None:
+            raise PermissionError(errno.EPERM, f"{name} is a symbolic link that {reason}", name)
+    return os.readlink("", dir_fd=link)
 
 
 def _counted(links: int, name: str) -> int:

@@ -122,3 +122,30 @@ def test_folders_that_others_can_change_are_not_secure(tmp_path, strangers):
         assert is_secure(str(strangers / "below")) is secure
     (strangers / "below").chmod(0o777)
     assert is_secure(str(strangers / "below")), "no other user reaches it"
+
+
+MOUNTED = r"""
+import os, sys
+from pathlib import Path
+from cpulaunch.system.files.outputs import REPORT, save_output
+mount, user = Path(sys.argv[1]), sys.argv[2]
+os.system(f"mount -t tmpfs stick {mount} && mount -t tmpfs run /run")
+os.mkdir("/run/mount")
+Path("/run/mount/utab").write_text(f"SRC=stick TARGET={mount} ROOT=/ OPTS=user={user}\n")
+target = mount.parent / "target"
+target.write_text("root's\n")
+(mount / "report.json").symlink_to(target)
+print(save_output(REPORT, str(mount / "report.json"), "overwritten\n"))
+print(target.read_text())
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(("user", "content"), [("eve", "root's"), ("root", "overwritten")])
+def test_links_in_a_file_system_that_another_user_mounted_are_not_followed(tmp_path, user, content):
+    """As fstab permits it. The links on the user's medium may belong to root."""
+    (tmp_path / "mount").mkdir()
+    command = ["unshare", "--mount", sys.executable, "-c", MOUNTED, str(tmp_path / "mount"), user]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert content in shown
+    assert (f"is in a file system that user {user} mounted" in shown) == (user == "eve")
