@@ -133,7 +133,7 @@ def remarks(comparison: ComparisonResult, limits: ComparisonLimits) -> Iterator[
     """What else there is to know of a comparison, a sentence each."""
     if comparison.choice is not None:
         direction = "less" if comparison.choice.lower_is_better else "more"
-        others = [name for name in _reported(comparison) if name != comparison.choice.name]
+        others = [name for name in _reported(comparison) if name != metric_label(comparison.choice)]
         also = f"; also reported: {', '.join(map(escaped, others))}" if others else ""
         yield f"compared: {escaped(metric_label(comparison.choice))}, of which {direction} is better{also}"
     yield from (_ending_text(comparison, limits), *_failure_texts(comparison), *_disturbance_texts(comparison))

@@ -27,6 +27,16 @@ def test_the_first_launches_do_not_count_and_rounds_alternate():
     )
 
 
+def test_what_is_compared_is_not_also_reported():
+    machine = Machine({"A": steady(1), "B": steady(2)})
+    by_pattern, by_time = (
+        text_of(machine.compare(choice=choice, rounds=1))
+        for choice in (MetricChoice(pattern="items/s: ([0-9.]+)", lower_is_better=False), MetricChoice())
+    )
+    assert "compared: items/s, of which more is better\n" in by_pattern
+    assert "compared: wall time, of which less is better; also reported: items/s\n" in by_time
+
+
 def test_the_table_shows_the_median_of_each_side():
     found = Machine({"A": lambda n: 1.0, "B": lambda n: float(n)}).compare(rounds=4)
     rows = [line.split() for line in text_of(found).splitlines() if line[:2] in ("A ", "B ")]
