@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 FILE = "study.sqlite3"
 BUSY_SECONDS = 30
+OF_THE_PLACE = ("locked", "full", "readonly", "I/O", "unable to open", "locking protocol")
+"""Words of SQLite's errors that say nothing against what is in the database. Source: SQLite, sqlite3ErrStr()."""
+OTHER_PLACE = "free the disk or the file, or set XDG_STATE_HOME to another folder"
 FACTS, FAILURE = "facts", "failure"
 INTERRUPTED = "interrupted"
 """Attribute of a study: the numbers of trials during which the process ended, and that are tried again."""
@@ -368,9 +371,9 @@ def database_errors(folder: str) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason = getattr(error.__cause__ or error, "orig", None) or error
+        reason = next((each.orig for each in (error, error.__cause__) if getattr(each, "orig", None)), error)
         raise CpulaunchError(
             "the database of the trials cannot be used",
             value=f"{os.path.join(folder, FILE)}: {reason}",
-            hint="--fresh begins a new one",
+            hint=OTHER_PLACE if any(each in str(reason) for each in OF_THE_PLACE) else "--fresh begins a new one",
         ) from None

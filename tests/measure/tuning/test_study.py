@@ -11,8 +11,9 @@ import sys
 import pytest
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
+import sqlalchemy
 
-from cpulaunch.measure.tuning.study import FILE, Study, hold, make_folder
+from cpulaunch.measure.tuning.study import FILE, Study, database_errors, hold, make_folder
 from cpulaunch.records.errors import CpulaunchError
 from tests.measure.tuning.recorded import SPACE
 
@@ -119,6 +120,27 @@ def test_a_database_with_tables_of_another_optuna_is_an_error_with_a_way_out(tmp
     study = Study(str(tmp_path), SPACE, seed=1, fresh=True)
     assert study.trials() == ()
     study.close()
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (("PRAGMA max_page_count=1", "CREATE TABLE a (b)"), "disk is full\nhint: free the disk"),
+        (("PRAGMA query_only=1", "CREATE TABLE a (b)"), "readonly database\nhint: free the disk"),
+        (("SELECT * FROM trials",), "no such table: trials\nhint: --fresh"),
+    ],
+    ids=str,
+)
+def test_only_a_broken_database_is_to_be_begun_anew(statements, said):
+    engine = sqlalchemy.create_engine("sqlite://")
+    with (
+        pytest.raises(CpulaunchError, match=said),
+        database_errors("folder"),
+        engine.connect() as connection,
+    ):
+        for each in statements:
+            connection.execute(sqlalchemy.text(each))
+    engine.dispose()
 
 
 def test_an_interrupt_is_no_kill(tmp_path):
