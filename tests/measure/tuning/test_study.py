@@ -133,13 +133,14 @@ def test_a_database_with_tables_of_another_optuna_is_an_error_with_a_way_out(tmp
 )
 def test_only_a_broken_database_is_to_be_begun_anew(statements, said):
     engine = sqlalchemy.create_engine("sqlite://")
-    with (
-        pytest.raises(CpulaunchError, match=said),
-        database_errors("folder"),
-        engine.connect() as connection,
-    ):
-        for each in statements:
-            connection.execute(sqlalchemy.text(each))
+
+    def use():
+        with database_errors("folder"), engine.connect() as connection:
+            for each in statements:
+                connection.execute(sqlalchemy.text(each))
+
+    with pytest.raises(CpulaunchError, match=said):
+        use()
     engine.dispose()
 
 
