@@ -278,7 +278,6 @@ def test_weights_follow_what_collectives_receive() -> None:
     finally:
         torch.distributed.destroy_process_group()
     near(weights, module, x, calls=8)
-    assert forms(weights)
 
 
 def test_the_programs_view_of_its_model_is_unchanged() -> None:
