@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.records.torch_settings import IN_THREADS, LOADED
+from cpulaunch.records.torch_settings import IN_THREADS, LOADED, STEPPING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ def absence(
     if seen:
         least = UNMEASURED + 1 + warm_up
         return f"too few steps: {seen} were seen, and {least} are needed with --warm-up {warm_up}"
+    if STEPPING in states:
+        return (
+            "its steps were not measured: the process that made them ended before enough of them had been seen, by a "
+            "signal, os._exit or os.exec, which leave no time to say how many"
+        )
     if IN_THREADS in states:
         return "no step was seen: modules are called only in other threads than the one that loads torch"
     if LOADED not in states:

@@ -37,6 +37,8 @@ FETCH_PAUSE_SECONDS = 0.5
 """Between two writings of a DataLoader worker's figures."""
 ALWAYS_COUNTED, COUNTING_PART = 20, 100
 """So many steps of a phase read the counters at their end; later ones if 100 times as long has passed as it takes."""
+EXIT_PRIORITY = 1000
+"""Among what multiprocessing runs when a process ends: before whatever may take long."""
 LOW_SHARE = 0.05
 """Of the window, in products of a low precision: from this share on, these are timed against fp32."""
 
@@ -50,7 +52,7 @@ class Session:
         self.activity = Activity()
         self._window = ProfilerWindow()
         self.reset()
-        atexit.register(self._at_exit)
+        write_at_end(self)
 
     def reset(self) -> None:
         """Effect: everything begins anew, as in a forked process."""
@@ -272,7 +274,7 @@ class Session:
             with suppress(OSError):
                 replace(os.path.join(self.request.folder, f"{FETCHES}{os.getpid()}.json"), json.dumps(sums).encode())
 
-    def _at_exit(self) -> None:
+    def at_exit(self) -> None:
         """Effect: a program that ends early leaves figures of the steps there were, not of what it did after them."""
         if self._pid != os.getpid() or self._written or not self._marker.kind:
             return
@@ -284,6 +286,21 @@ class Session:
         self._sampler.stop()
         with suppress(Exception):  # The exit code stays as it is.
             self._write(self._figures())
+
+
+def write_at_end(session: Session) -> None:
+    """Effect: the session leaves its figures when this process ends, or one of multiprocessing's that it forks.
+
+    The latter end by os._exit, and forget what their parent had registered, before functions for after a fork run.
+    """
+    from multiprocessing import util
+
+    def register(session: Session) -> None:
+        util.Finalize(None, session.at_exit, exitpriority=EXIT_PRIORITY)
+
+    atexit.register(session.at_exit)
+    register(session)
+    util.register_after_fork(session, register)
 
 
 def _uses_low_precision(window: dict[str, Any] | None) -> bool:

@@ -1,6 +1,8 @@
 """A session in this process, driven as the hooks drive it: what makes steps, and what it leaves."""
 
 import json
+import multiprocessing
+import os
 import sys
 import threading
 
@@ -59,12 +61,28 @@ def test_what_a_program_does_after_its_last_step_does_not_count(tmp_path):
     for _ in range(10):
         session.ended("module", 1)
     session.activity.totals["data_seconds"] += 1000  # A DataLoader of an evaluation that calls no module again.
-    session._at_exit()
+    session.at_exit()
     (found,) = tmp_path.glob(f"{FIGURES}*")
     written = json.loads(found.read_text())
     assert written["steps"] == 9
     assert written["sums"]["data_seconds"] == 0
     assert 0 <= written["sums"]["thread_cpu"] < 10
+
+
+def test_a_forked_process_of_multiprocessing_that_ends_early_leaves_figures(tmp_path):
+    session = Session(DiagnosisRequest(folder=str(tmp_path), steps=1000, warm_up=1), 0)
+
+    def few_steps():
+        session.reset()  # As the hook on forks does.
+        for _ in range(6):
+            session.ended("module", 1)
+
+    child = multiprocessing.get_context("fork").Process(target=few_steps)
+    child.start()
+    child.join()
+    written = json.loads((tmp_path / f"{FIGURES}{child.pid}.json").read_text())
+    assert (child.exitcode, written["seen_steps"]) == (0, 5)
+    assert not list(tmp_path.glob(f"{FIGURES}{os.getpid()}*"))
 
 
 def test_a_training_after_an_evaluation_is_seen_by_the_profiler(session):
@@ -87,7 +105,7 @@ def test_a_measurement_that_fails_does_not_end_the_program(session, tmp_path, mo
     (found,) = tmp_path.glob(f"{FAILED}*")
     assert found.read_text() == "RuntimeError: no counters"
     assert not torch.autograd._profiler_enabled()
-    session._at_exit()
+    session.at_exit()
     assert list(tmp_path.glob(f"{FIGURES}*")) == []
 
 
