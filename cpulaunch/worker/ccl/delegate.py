@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import torch
 from torch import distributed as dist
 
 from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, decode
-from cpulaunch.worker.ccl.wire.errors import CclError
+from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
 from cpulaunch.worker.reporting.degradation import warned
 
 TYPE_CHECKING = False
@@ -33,6 +34,7 @@ def mention(text: str) -> None:
 
 def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A group over gloo, once all ranks have created it. Raises: CclError as soon as the set-up of a rank fails."""
+    _meet(store, size, timeout)
     made: list[Any] = []
     errors: list[Exception] = []
 
@@ -48,8 +50,8 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     thread.start()
     while thread.is_alive():
         thread.join(POLL_SECONDS)
-        if thread.is_alive() and watched is not None and watched.check([FAILURE_KEY]):
-            raise CclError(f"the group cannot be created: {watched.get(FAILURE_KEY).decode()}")
+        if thread.is_alive() and watched is not None:
+            _check_failure(watched)
     if errors:
         raise errors[0]
     backend = made[0]
@@ -58,6 +60,29 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     group._register_backend(torch.device("cpu"), kind, backend)
     group._set_default_backend(kind)
     return group
+
+
+def _meet(store: Any, size: int, timeout: timedelta) -> None:
+    """Effect: returns once all ranks are about to create gloo's group.
+
+    A thread that waits for a lost rank in gloo itself cannot be ended, and one that wakes while the interpreter shuts
+    down ends the process with SIGABRT (pytorch issue 38228). Raises: CclError if a rank fails; PeerLostError.
+    """
+    if store.add("gloo begun", 1) == size:
+        store.set("gloo begins", "")
+    deadline, pause = time.monotonic() + timeout.total_seconds(), 0.001
+    while not store.check(["gloo begins"]):
+        _check_failure(store)
+        if time.monotonic() > deadline:
+            raise PeerLostError("Timed out waiting for all ranks of the group to join")
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_SECONDS)
+
+
+def _check_failure(store: Any) -> None:
+    """Raises: CclError if the set-up of a rank has failed."""
+    if store.check([FAILURE_KEY]):
+        raise CclError(f"the group cannot be created: {store.get(FAILURE_KEY).decode()}")
 
 
 def _wait_for_all(store: Any, rank: int, size: int, timeout: timedelta) -> None:

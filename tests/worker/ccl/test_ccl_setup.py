@@ -38,6 +38,7 @@ pytestmark = [
     pytest.mark.skipif(not os.path.isfile(LIBRARY), reason="cpulaunch was installed without a C compiler"),
 ]
 SECONDS = 20.0
+NONCE = ctypes.create_string_buffer(b"n" * setup.NONCE_BYTES, setup.NONCE_BYTES)
 
 
 def joined(size, *, store=None, seconds=SECONDS, before=lambda rank: None):
@@ -199,6 +200,28 @@ def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(t
     with pytest.raises(CclError, match="the group cannot be created: rank 1: no"):
         open_gloo(store, 0, 2, timedelta(seconds=5))
     assert time.monotonic() - started < 1.2
+    # A thread that still waited in gloo ended the process with SIGABRT if it woke while the interpreter shut down.
+    assert "gloo set-up" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_rank_that_does_not_create_gloos_group_is_named_as_a_timeout():
+    with pytest.raises(PeerLostError, match="Timed out waiting for all ranks"):
+        open_gloo(dist.HashStore(), 0, 2, timedelta(seconds=0.05))
+
+
+def test_ranks_that_are_sent_to_the_verdict_find_it(monkeypatch):
+    """A TCPStore without libuv does not wake those who wait for it, so they waited until their timeout."""
+
+    class Store(dist.HashStore):
+        def set(self, key, value):
+            found.append((key, self.check([setup.VERDICT_KEY])))
+            super().set(key, value)
+
+    found = []
+    monkeypatch.setattr(setup, "load", lambda: None)
+    with pytest.raises(UnavailableError, match="without a C compiler"):
+        setup.join_memory(Store(), rank=0, size=2, seconds=SECONDS)
+    assert found == [(setup.SOCKET_KEY, True)]
 
 
 def test_an_error_is_raised_although_another_thread_waits_for_the_store():
@@ -336,19 +359,34 @@ def pidfds():
     )
 
 
-def test_a_set_up_that_fails_late_leaves_no_descriptors():
-    store, before = dist.HashStore(), pidfds()
+def joining_by_hand(store, then):
+    """A thread that is rank 1 until it gets the roster, and then calls `then` with its connection to rank 0."""
 
-    def silent_rank():
-        nonce = ctypes.create_string_buffer(b"n" * setup.NONCE_BYTES, setup.NONCE_BYTES)
+    def join():
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(f"\0{store.get(setup.SOCKET_KEY).decode()}")
-            connection.send(setup.MEMBER.pack(1, os.getpid(), ctypes.addressof(nonce), nonce.raw))
+            connection.send(setup.MEMBER.pack(1, os.getpid(), ctypes.addressof(NONCE), NONCE.raw))
             connection.recv(1000)
-            time.sleep(0.5)
+            then(connection)
 
-    thread = threading.Thread(target=silent_rank)
+    thread = threading.Thread(target=join)
     thread.start()
+    return thread
+
+
+def test_a_rank_that_exits_after_its_answer_does_not_change_the_verdict():
+    """The others would use the memory, and rank 0 another path, because of "yes"."""
+    store = dist.HashStore()
+    thread = joining_by_hand(store, lambda connection: (connection.shutdown(socket.SHUT_RD), connection.send(b"-")))
+    group = setup.join_memory(store, rank=0, size=2, seconds=SECONDS)
+    thread.join()
+    assert (type(group), store.get(setup.VERDICT_KEY)) == (SharedGroup, setup.YES.encode())
+    group.close()
+
+
+def test_a_set_up_that_fails_late_leaves_no_descriptors():
+    store, before = dist.HashStore(), pidfds()
+    thread = joining_by_hand(store, lambda connection: time.sleep(0.5))
     with pytest.raises(UnavailableError, match="rank 0: timed out"):
         setup.join_memory(store, rank=0, size=2, seconds=0.2)
     thread.join()

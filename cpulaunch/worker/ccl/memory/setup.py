@@ -82,7 +82,10 @@ def _forbid_reading() -> None:
 
 
 def _agree(store: Any, verdict: str) -> str:
-    """The verdict of the rank that was first: all ranks must act on the same one."""
+    """The verdict of the rank that was first: all ranks must act on the same one.
+
+    A TCPStore without libuv, which was torch's default before 2.4, does not wake those who wait for the key.
+    """
     agreed: bytes = store.compare_set(VERDICT_KEY, "", verdict)
     return agreed.decode()
 
@@ -92,8 +95,9 @@ def _host(store: Any, mine: bytes, *, size: int, deadline: float, resources: Exi
     try:
         return _host_members(store, mine, size, deadline, resources)
     except OSError as error:
-        store.set(SOCKET_KEY, "")  # Ranks that wait for it read the verdict instead.
-        raise UnavailableError(_agree(store, f"rank 0: {error}")) from None
+        verdict = _agree(store, f"rank 0: {error}")
+        store.set(SOCKET_KEY, "")  # Ranks that wait for it read the verdict, which must be there: see _agree.
+        raise UnavailableError(verdict) from None
 
 
 def _host_members(store: Any, mine: bytes, size: int, deadline: float, resources: ExitStack) -> SharedGroup:
@@ -119,7 +123,8 @@ def _host_members(store: Any, mine: bytes, size: int, deadline: float, resources
         reason = reason or answer[1:]
     verdict = _agree(store, reason or YES)
     for connection, _ in members.values():
-        connection.send(verdict.encode())
+        with suppress(OSError):  # The rank has exited, which a collective of the others will show.
+            connection.send(verdict.encode())
     return _decided(group, verdict)
 
 
