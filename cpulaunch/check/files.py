@@ -57,13 +57,15 @@ def read_program(path: str) -> str | Unreadable:
 
 
 def write_program(path: str, text: str) -> str | None:
-    """Why the text could not be written, None if it was. Effect: replaces the file, and keeps its mode and encoding."""
+    """Why the text could not be written, None if it was.
+
+    Effect: replaces the file, at the target of a link unless another user made that, and keeps its mode and encoding.
+    """
     try:
-        target = os.path.realpath(path)
-        with open(target, "rb") as file:
-            encoding = tokenize.detect_encoding(file.readline)[0]
-        write_output(target, text.encode(encoding), mode=os.stat(target).st_mode & 0o777)
-    except (OSError, UnicodeError) as error:
+        data = read_start(os.path.realpath(path), max_bytes=MAX_BYTES)
+        encoding = tokenize.detect_encoding(BytesIO(data).readline)[0]
+        write_output(path, text.encode(encoding), mode=os.stat(path).st_mode & 0o777)
+    except (OSError, UnicodeError, SyntaxError) as error:  # Others may have changed it meanwhile.
         return str(error)
     return None
 

@@ -14,6 +14,9 @@ from cpulaunch.check.inspect_text import findings, mentions_torch
 from cpulaunch.check.table import all_rules
 from cpulaunch.cli.main import run_command_line
 from tests import json_output
+from tests.strangers import as_stranger, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
 
 if any(importlib.util.find_spec(name) is None for name in ("libcst", "torchfix")):
     pytest.skip("the extra `check` is not installed", allow_module_level=True)
@@ -146,6 +149,22 @@ def test_fix_changes_the_finding_and_nothing_else(tmp_path: Path, capfd: pytest.
     wanted = text.replace("torch.ones( 3,4 ).cuda( )", 'torch.ones( 3,4, device="cuda" )')
     assert Path(path).read_bytes() == b"\xef\xbb\xbf" + wanted.encode()
     assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+@needs_root
+def test_fix_does_not_follow_a_link_of_another_user(
+    tmp_path: Path, strangers: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """That user may put it in place of the file after it was read: then its text would be written anywhere."""
+    target = write(tmp_path, "of_root.py", FIXABLE)
+    as_stranger(lambda: (strangers / "train.py").symlink_to(target))
+    code, out, err = check(capfd, "--fix", str(strangers))
+    assert (code, Path(target).read_text()) == (2, FIXABLE)
+    assert "is a symbolic link of another user" in out + err
+    (tmp_path / "own.py").symlink_to(target)
+    assert check(capfd, "--fix", str(tmp_path / "own.py"))[0] == 0
+    assert Path(target).read_text() != FIXABLE
+    assert (tmp_path / "own.py").is_symlink()
 
 
 @pytest.mark.parametrize(
