@@ -36,6 +36,7 @@ CHECKED_ALLOCATOR, CHECK = "libc_malloc_debug.so.0", "glibc.malloc.check=3"
 
 Some graphs write a result to the memory of another tensor, which may be smaller: (x @ y.T @ y) + z + y. Seen with torch
 2.13. By chance such a graph works when it is tried, and ends the worker later. Source: mallopt(3), M_CHECK_ACTION.
+glibc 2.39 and later ignore all tunables where one is malformed: elf/dl-tunables.c, parse_tunables_string.
 """
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc", "tbbmalloc")
@@ -179,8 +180,8 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
         if name in PASSED_ON or (name.startswith(PASSED_ON_PREFIXES) and name not in REMOVED)
     }
     preloads = [each for each in re.split("[: ]+", variables.get("LD_PRELOAD", "")) if each and not _allocates(each)]
-    tunables = [each for each in (variables.get("GLIBC_TUNABLES"), CHECK) if each]
-    checked = {"LD_PRELOAD": ":".join([CHECKED_ALLOCATOR, *preloads]), "GLIBC_TUNABLES": ":".join(tunables)}
+    tunables = [each for each in variables.get("GLIBC_TUNABLES", "").split(":") if each.count("=") == 1]
+    checked = {"LD_PRELOAD": ":".join([CHECKED_ALLOCATOR, *preloads]), "GLIBC_TUNABLES": ":".join([*tunables, CHECK])}
     return passed_on | ADDED | checked
 
 

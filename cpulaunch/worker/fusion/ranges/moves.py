@@ -43,7 +43,7 @@ KEPT = (
 )
 """The result has elements of the first tensor."""
 
-WITH_ZEROS = ("tril", "triu", "diag_embed", "im2col", "dropout", "feature_dropout", "alpha_dropout")
+WITH_ZEROS = ("tril", "triu", "diag_embed", "block_diag", "im2col", "dropout", "feature_dropout", "alpha_dropout")
 """Those, or zeros; dropout in eval mode."""
 
 MOVES: dict[str, Rule] = {}
@@ -118,12 +118,15 @@ WHOLE_TYPES = {
     4: (-(2**63), 2**63 - 1),
 }
 FLOAT_TYPES = (5, 6, 7, 15)
-BOOL_TYPE = 11
+BFLOAT16, BOOL_TYPE = 15, 11
 """The integer types with their bounds, those of floating point, and bool, as TorchScript numbers them.
 
 Source: c10/core/ScalarType.h.
 """
 LONG_TYPE = 4
+
+BFLOAT16_OVERFLOW = 3.3961775292304957e38
+"""From here on fp32 numbers round to infinity in bf16."""
 
 TYPES = {"to": (1, 2), "_to_copy": (1,), "type_as": (1,)}
 """The places where conversions have their type, or a tensor of the type."""
@@ -145,8 +148,14 @@ def _converted(operation: GraphOperation) -> Range:
     if BOOL_TYPE in kinds:
         return BOOLEAN
     if kinds[0] in FLOAT_TYPES:
-        return replace(value, boolean=False)
+        return _in_bf16(replace(value, boolean=False)) if kinds[0] == BFLOAT16 else replace(value, boolean=False)
     return _whole(value, kinds[0])
+
+
+def _in_bf16(value: Range) -> Range:
+    """The range of numbers that become bf16: the largest ones of fp32, such as those that masks add, are infinite."""
+    low = -inf if value.low <= -BFLOAT16_OVERFLOW else value.low
+    return replace(value, low=low, high=inf if value.high >= BFLOAT16_OVERFLOW else value.high)
 
 
 def _whole(value: Range, kind: int) -> Range:
@@ -220,7 +229,7 @@ def fixed(value: Range) -> Range:
     return value if value.low == value.high else _as_mask(value)
 
 
-@_rule("cat", "stack", "concat", "hstack", "vstack", "ListConstruct", "TupleConstruct", "block_diag")
+@_rule("cat", "stack", "concat", "hstack", "vstack", "ListConstruct", "TupleConstruct")
 def _joined(operation: GraphOperation) -> Range:
     return hull(operation.tensors()) if operation.tensors() else COUNT
 

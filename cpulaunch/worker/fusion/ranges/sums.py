@@ -64,7 +64,7 @@ def _mean(operation: GraphOperation) -> Range:
             return ANYTHING
     divisor = operation.constant(6) if operation.name in ("avg_pool2d", "avg_pool3d") else None
     if divisor is not None:  # It is a sum divided by this number.
-        return symmetric(value.largest * UNKNOWN_COUNT / max(1, abs(divisor)))
+        return symmetric(value.largest * UNKNOWN_COUNT / max(1, abs(divisor)), nan=value.nan)
     around = value if operation.name == "mean" else hull([value, symmetric(0.0)])
     return _inexact(replace(around, boolean=False))
 
