@@ -5,11 +5,21 @@ import pytest
 from cpulaunch.measure.last_message import MAX_MESSAGE, last_message
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\nValueError: bad data\n"
+RANKS = "[1] [rank1]: Traceback (most recent call last):\n[1] [rank1]: ValueError: bad data\n"
+WARNING = "/lib/resource_tracker.py:254: UserWarning: resource_tracker: 1 leaked object\n  warnings.warn('1 leaked')\n"
+IGNORED = f"Exception ignored in: <function A.__del__ at 0x7f>\n{TRACEBACK.replace('bad data', 'late')}"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (f"{RANKS}[1] [rank1]:[W1123 22:57:01.123 a.cpp:1] lost\n", "[1] [rank1]: ValueError: bad data"),
+        (f"{TRACEBACK}[rank0]:[W1123 22:57:01.123 a.cpp:1] lost\n", "ValueError: bad data"),
+        (f"{TRACEBACK}{WARNING}", "ValueError: bad data"),
+        (f"{TRACEBACK}{IGNORED}{IGNORED}{WARNING}", "ValueError: bad data"),
+        (f"{IGNORED}{TRACEBACK}", "ValueError: bad data"),
+        (f"{WARNING}{IGNORED}killed\n", "killed"),
+        (WARNING, ""),
         ("", ""),
         ("\n \n", ""),
         (TRACEBACK, "ValueError: bad data"),

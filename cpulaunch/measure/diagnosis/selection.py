@@ -47,4 +47,7 @@ def absence(
         return "no step was seen: modules are called only in other threads than the one that loads torch"
     if LOADED not in states:
         return "no step was seen: no process loaded torch, or none with cpulaunch's plugin (as with python -I or -S)"
-    return "no step was seen: no module was called twice, and no optimizer made a step"
+    return (
+        "no step was seen: no module was called twice, and no optimizer made a step, outside the functions that "
+        "torch.compile or torch.jit compiled"
+    )
