@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 PER_TIME = re.compile(r"/\s*(s|sec|secs|second|min|minute|h|hour)\b|\bper (second|minute|hour)\b|\b\w*(fps|flops)\b")
 """What is done in a time: more is better."""
-TIME_WORDS = frozenset(
-    ("s", "sec", "secs", "second", "seconds", "ms", "us", "µs", "ns", "min", "minutes", "time", "latency", "duration")
-)
-AMOUNTS = frozenset(("memory", "bytes", "kb", "mb", "gb", "kib", "mib", "gib", "rss"))
+TIME_UNITS = frozenset(("s", "sec", "secs", "second", "seconds", "ms", "us", "µs", "ns", "min", "minutes"))
+TIME_WORDS = TIME_UNITS | {"time", "latency", "duration", "elapsed", "runtime"}
+BYTE_UNITS = frozenset(("bytes", "kb", "mb", "gb", "kib", "mib", "gib"))
+AMOUNTS = BYTE_UNITS | {"memory", "rss"}
 """Less of these is better, and several workers need as much as all of them together."""
 LESS_IS_BETTER = TIME_WORDS | AMOUNTS | frozenset(("loss", "error", "errors", "perplexity", "load"))
 QUALITY = frozenset(("accuracy", "score", "precision", "recall", "f1", "auc", "bleu", "ratio", "percent"))
@@ -37,6 +37,14 @@ def is_rate_or_time(name: str) -> bool:
 def less_is_better(name: str) -> bool:
     """Whether less is better of a metric of this name, by the units and words in it; of an unknown one more is."""
     return not _is_rate(name) and (bool(LESS_IS_BETTER & _words(name)) or _has_percentile(name))
+
+
+def less_is_better_with(name: str, unit: str) -> bool:
+    """Whether less is better of a metric of this name; if that says nothing, by the unit behind its number."""
+    if _is_rate(name) or (LESS_IS_BETTER | QUALITY) & _words(name) or _has_percentile(name):
+        return less_is_better(name)
+    first = WORD.findall(unit.lower())[:1]
+    return not _is_rate(unit) and not (TIME_UNITS | BYTE_UNITS).isdisjoint(first)
 
 
 def of_all_workers(name: str, values: Sequence[float], *, lower: bool | None = None) -> float:
@@ -101,10 +109,11 @@ def named_choice(name: str, lower: bool | None) -> MetricChoice:
     return MetricChoice(name=name, lower_is_better=less_is_better(name) if lower is None else lower)
 
 
-def requested_choice(text: str, *, shown_name: str, lower: bool | None) -> MetricChoice:
+def requested_choice(text: str, *, shown_name: str, lower: bool | None, unit: str = "") -> MetricChoice:
     """What --metric asks for: a pattern if the text has a group that can match a number, else a metric's name.
 
-    `shown_name`: what the pattern's metric is called. Raises: UsageError for a pattern that cannot be one.
+    `shown_name`: what the pattern's metric is called; `unit`: the text behind its number.
+    Raises: UsageError for a pattern that cannot be one.
     """
     if _is_name(text):
         return named_choice(text, lower)
@@ -120,7 +129,8 @@ def requested_choice(text: str, *, shown_name: str, lower: bool | None) -> Metri
             value="expected a regular expression with exactly one group, which matches the number",
             hint="--metric 'samples/s: ([0-9.]+)'",
         )
-    return MetricChoice(pattern=text, lower_is_better=less_is_better(shown_name) if lower is None else lower)
+    less = less_is_better_with(shown_name, unit) if lower is None else lower
+    return MetricChoice(pattern=text, lower_is_better=less)
 
 
 def _is_name(text: str) -> bool:

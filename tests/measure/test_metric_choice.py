@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpulaunch.cli.measuring.own_options import metric_choice
 from cpulaunch.measure.metric_choice import (
     found_choice,
     is_rate_or_time,
@@ -82,6 +83,20 @@ def test_a_text_with_a_group_is_a_pattern_and_any_other_a_name():
     assert requested_choice("took ([0-9.]+) ms", shown_name="took ms", lower=None) == MetricChoice(
         pattern="took ([0-9.]+) ms", lower_is_better=True
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lower"),
+    [
+        *[("took ([0-9.]+) s", True), (r"epoch \d+: (\d+)ms$", True), (r"step (\S+)\s*s/it", True)],
+        *[(r"(\d+) sec", True), ("(?i)loss: (.*)", True), ("Elapsed: (.*)", True), ("peak: ([0-9]+) MiB", True)],
+        *[("items (.*) it/s", False), ("images: (.*), 3 s", False), ("accuracy (.*) s", False)],
+        *[("acc (.*) time", False), ("read (.*) MB/s", False), ("speed (.*) images per second", False)],
+        ("samples/s: (.*) in", False),
+    ],
+)
+def test_a_patterns_unit_says_what_is_better_if_its_name_does_not(pattern, lower):
+    assert metric_choice({"--metric": pattern}, None) == MetricChoice(pattern=pattern, lower_is_better=lower)
 
 
 @pytest.mark.parametrize("name", ["latency p99 (ms)", "rss (MiB)", "busy (%)", "speed (images / s) of all"])

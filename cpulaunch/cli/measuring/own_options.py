@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cpulaunch.launch.output.metrics import metric_name
+from cpulaunch.launch.output.metrics import metric_name, metric_unit
 from cpulaunch.measure.metric_choice import requested_choice
 from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.records.errors import UsageError, quoted
@@ -83,7 +83,7 @@ def metric_choice(given: Mapping[str, str], lower: bool | None) -> MetricChoice 
         return None
     if not text.strip() or len(text) > MAX_METRIC:
         raise UsageError("invalid value for --metric", value=quoted(text), hint="--metric NAME|REGEX")
-    return requested_choice(text, shown_name=metric_name(text), lower=lower)
+    return requested_choice(text, shown_name=metric_name(text), lower=lower, unit=metric_unit(text))
 
 
 def number(text: str) -> float | None:

@@ -23,6 +23,8 @@ DEFAULT_NAME = "metric"
 TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<|\(\?|\(|\)", re.DOTALL)
 """Tokens to find a group by: parentheses do not count inside escapes and character classes."""
 
+FLAGS = re.compile(r"^\(\?[aiLmsux]+\)")
+UNIT_END = re.compile(r"[,;]")
 TRIMMED = re.compile(r"(?:\\s|\\b|(?<!\0)[.\s])[*+?]?\??|(?<!\0)[\^$]")
 SPECIAL = re.compile(r"[.*+?^$|()\[\]{}\\]")
 
@@ -110,8 +112,14 @@ def metric_name(pattern: str) -> str:
 
     "samples/s: ([0-9.]+)" is named samples/s, and r"([0-9.]+)\\s*images/s" is named images/s.
     """
-    start, end = _group(pattern)
-    return _plain(pattern[:start]) or _plain(pattern[end:]) or DEFAULT_NAME
+    text = FLAGS.sub("", pattern)
+    start, end = _group(text)
+    return _plain(text[:start]) or _plain(text[end:]) or DEFAULT_NAME
+
+
+def metric_unit(pattern: str) -> str:
+    """The plain text behind a pattern's group up to a comma, where units stand; empty if there is none."""
+    return _plain(UNIT_END.split(pattern[_group(pattern)[1] :])[0])
 
 
 def _group(pattern: str) -> tuple[int, int]:

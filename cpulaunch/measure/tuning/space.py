@@ -81,13 +81,15 @@ NEEDED_GOALS = {
 
 
 IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+([\w.]+)|import[ \t]+([\w., \t]+))", re.MULTILINE)
+CONTINUED = re.compile(r"\\\r?\n")
 SELF_CONTAINED = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "cpulaunch"}
 
 
 def script_source(data: bytes) -> str | None:
     """The text of a script that shows all of its program; None if modules of others may build its model or data."""
     text = data.decode(errors="replace")
-    names = [name for start, others in IMPORT.findall(text) for name in (start or others).split(",")]
+    whole_lines = CONTINUED.sub(" ", text)
+    names = [name for start, others in IMPORT.findall(whole_lines) for name in (start or others).split(",")]
     modules = {name.split()[0].partition(".")[0] for name in names if name.strip()}
     return text if text and modules <= SELF_CONTAINED else None
 

@@ -31,6 +31,7 @@ from cpulaunch.launch.output.metrics import (
         (r"(?P<speed>\d+) it/s", "it/s"),
         (r"samples\.per\.s (\d+)", "samples.per.s"),
         (r"loss \[(\d+)\]", "loss"),
+        (r"(?i)loss: (\d+)", "loss"),
         (r"(\d+)", "metric"),
         (r"(?:a|b) (\d+)", "metric"),
         (r"a|b (\d+)", "metric"),

@@ -160,6 +160,8 @@ def test_what_is_known_comes_first():
         ("import torch.nn as nn; from torch import optim\n", True),
         ("import torch, models\n", False),
         ("import torch; import models\n", False),
+        ("import torch, \\\n    models\n", False),
+        ("import torch, \\\n    numpy\n", True),
         ("def f():\n    import torch.nn, models.vision as vision\n", False),
         ("from .models import build\n", False),
         ("from . import models\n", False),
