@@ -439,6 +439,22 @@ def test_a_closed_descriptor_of_a_process_does_not_mean_that_it_has_exited(is_re
         os.close(pidfd)
 
 
+@pytest.mark.parametrize("has_closed", [False, True])
+def test_a_rank_without_a_descriptor_is_known_to_have_exited(has_closed):
+    """Linux before 5.3 has none. Others learned of the exit at their timeout, by default after half an hour."""
+    group = groups_of(2)[0]
+    group.native.poll_nanoseconds = 10**6
+    group.native.ranks[1].process = exited = os.fork()
+    if exited == 0:
+        os._exit(0)
+    if has_closed:
+        group.native.ranks[1].pidfd = os.pidfd_open(exited)
+        os.close(group.native.ranks[1].pidfd)
+    with pytest.raises(PeerLostError, match="exited before it reached"):
+        MemoryPath(group).barrier(BARRIER)
+    os.waitpid(exited, 0)
+
+
 def test_a_program_that_closed_all_descriptors_can_leave_its_group():
     pidfd = os.pidfd_open(os.getpid())
     memory = mmap.mmap(-1, bytes_needed(2))
