@@ -28,7 +28,7 @@ from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.tensors.foreign import is_foreign
 from cpulaunch.worker.tensors.mutation import storage_of
-from cpulaunch.worker.tensors.owners import is_held_elsewhere
+from cpulaunch.worker.tensors.owners import free_left_memory, is_held_elsewhere, move
 from cpulaunch.worker.tensors.parameter_views import watch_views
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
 
@@ -54,6 +54,7 @@ class ChannelsLast:
 
     def trial(self, module: nn.Module) -> LayoutTrial | None:
         """The trial that the calls of the module are part of; None if it stays, or is again, in its own layout."""
+        free_left_memory()
         try:
             trial = self._trials.get(module)
         except TypeError:  # A class may compare its modules by value, so that they cannot be keys.
@@ -324,9 +325,9 @@ def _reorder(weights: list[Tensor], layout: torch.memory_format) -> None:
     """Effect: the weights get the layout. In inference mode they would become inference tensors, which cannot train."""
     for weight in weights:
         with torch.inference_mode(weight.is_inference()), torch.no_grad():
-            weight.data = weight.detach().contiguous(memory_format=layout)
+            move(weight, layout)
             if weight.grad is not None:
-                weight.grad.data = weight.grad.detach().contiguous(memory_format=layout)
+                move(weight.grad, layout)
 
 
 Layout = tuple[torch.Size, tuple[int, ...]]

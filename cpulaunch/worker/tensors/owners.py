@@ -1,6 +1,11 @@
-"""Which tensors in a weight's memory are the program's: those that captures make themselves are counted here."""
+"""Which tensors in a weight's memory are the program's: those that captures make themselves are counted here.
+
+Weights that cpulaunch moves to other memory leave their own to threads that may be reading it.
+"""
 
 from __future__ import annotations
+
+import time
 
 import torch
 from torch import Tensor
@@ -46,3 +51,30 @@ def is_held_elsewhere(weight: Tensor, *, known: int = 0) -> bool:
     if count is None or count(storage._cdata) > OWNERS + known + len(_living(weight)):
         return True
     return is_in_array(weight) or is_receiving(weight)
+
+
+LEFT_SECONDS = 10.0
+"""So long the memory is kept that a weight has left."""
+
+_left: list[tuple[float, Tensor]] = []
+"""What is in such memory, and since when."""
+
+
+def move(tensor: Tensor, layout: torch.memory_format) -> None:
+    """Effect: the tensor gets the layout, in other memory. Its own is freed later.
+
+    A thread may be reading it of which cpulaunch does not know: it computes gradients, or calls a part of a model.
+    On GPUs memory is freed in the order of the kernels.
+    """
+    old = tensor.detach()
+    tensor.data = old.contiguous(memory_format=layout)
+    if tensor.is_cpu and tensor.data_ptr() != old.data_ptr():
+        _left.append((time.monotonic(), old))
+
+
+def free_left_memory() -> None:
+    """Effect: frees what weights have left long enough ago."""
+    if _left:
+        end = time.monotonic() - LEFT_SECONDS
+        while _left[:1] and _left[0][0] < end:
+            del _left[:1]

@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.graph.trace import trace_call  # noqa: E402
+from cpulaunch.worker.tensors import owners  # noqa: E402
 from cpulaunch.worker.tensors.owners import is_held_elsewhere, own_view  # noqa: E402
 from cpulaunch.worker.weights.entry import ResidentWeight  # noqa: E402
 
@@ -75,3 +76,24 @@ def test_a_packed_weight_is_not_held_by_the_program(kind: str, transposed: bool)
     of_program = weight.data
     assert is_held_elsewhere(weight)
     del of_program
+
+
+def test_memory_that_a_weight_has_left_is_kept_for_threads_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, narrow = torch.nn.Parameter(torch.randn(4, 3, 2, 2)), torch.nn.Parameter(torch.randn(4, 3, 1, 1))
+    expected, address = weight.detach().clone(), weight.data_ptr()
+    monkeypatch.setattr(owners, "_left", [])
+    with torch.no_grad():
+        owners.move(weight, torch.channels_last)
+        owners.move(narrow, torch.channels_last)
+    assert weight.equal(expected)
+    assert not weight.is_contiguous()
+    ((_, left),) = owners._left
+    assert left.data_ptr() == address
+    assert left.equal(expected)
+    assert not owners.is_held_elsewhere(weight)
+    assert not owners.is_held_elsewhere(narrow)
+    owners.free_left_memory()
+    assert owners._left
+    monkeypatch.setattr(owners, "LEFT_SECONDS", -1.0)
+    owners.free_left_memory()
+    assert not owners._left
