@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 GRADIENTS = 1
-"""Index of the only argument of these functions that they do not write to."""
+"""Index of the only argument of these functions that they do not write to, unless they divide it by `grad_scale`."""
 
 _installed: list[bool] = []
 
@@ -37,17 +37,18 @@ def count_fused_writes() -> None:
 def _counting(plain: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(plain)
     def counting(*lists: Any, **named: Any) -> Any:
-        result = plain(*lists, **named)
-        if not torch.compiler.is_compiling():
-            _count(lists)
-        return result
+        try:
+            return plain(*lists, **named)
+        finally:  # A step that fails may have written to some.
+            if not torch.compiler.is_compiling():
+                _count(lists, with_gradients=named.get("grad_scale") is not None)
 
     return counting
 
 
-def _count(lists: tuple[Any, ...]) -> None:
+def _count(lists: tuple[Any, ...], *, with_gradients: bool) -> None:
     for index, tensors in enumerate(lists):
-        if index == GRADIENTS or not isinstance(tensors, list | tuple):
+        if (index == GRADIENTS and not with_gradients) or not isinstance(tensors, list | tuple):
             continue
         try:
             torch.autograd.graph.increment_version(tensors)
