@@ -1,6 +1,7 @@
 """Modules that a program makes: which class or library function made them, and what they consist of."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from cpulaunch.check.source.flow import inside
@@ -17,6 +18,8 @@ CONVOLUTIONAL = (
     *("mobilenet", "mnasnet", "efficientnet", "regnet", "convnext", "squeezenet", "fcn_", "deeplab", "lraspp", "unet"),
 )
 """How torchvision and timm begin the names of convolutional networks."""
+MODEL = re.compile(r"transformers\.(?!DataCollator)(\w*Model|\w+For[A-Z]\w+)(\.from_pretrained|\.from_config)?")
+"""How transformers names its networks, and what makes them; tokenizers and processors have other names."""
 CONV2D = ("torch.nn.Conv2d", "torch.nn.ConvTranspose2d")
 LINEAR = ("torch.nn.Linear",)
 MAX_DEPTH = 4
@@ -26,22 +29,41 @@ def made_by(program: ParsedProgram, node: ast.AST | None) -> ast.Call | None:
     """The call that made a module, without moves between devices, wrappers for several ranks and compilation."""
     for _ in range(8):
         value = program.value(node)
+        value = _first(program, value) if isinstance(value, ast.Name) else value
         if not isinstance(value, ast.Call):
             return None
-        if method(value) in MOVES and not program.called(value):
-            node = receiver(value)
-        elif program.called(value) in WRAPPERS and value.args:
-            node = value.args[0]
-        else:
+        inner = _wrapped(program, value)
+        if inner is None:
             return value
+        node = inner
     return None
+
+
+def _wrapped(program: ParsedProgram, value: ast.AST) -> ast.expr | None:
+    """The module that a call moves or wraps."""
+    if method(value) in MOVES and not program.called(value):
+        return receiver(value)
+    return argument(value, "module", 0) if program.called(value) in WRAPPERS and isinstance(value, ast.Call) else None
+
+
+def _first(program: ParsedProgram, name: ast.Name) -> ast.AST:
+    """What a name is first assigned from, if all other assignments move or wrap what it had before."""
+    found = [each for each in program.values(name) if not _renews(program, each, name)]
+    return found[0] if len(found) == 1 else name
+
+
+def _renews(program: ParsedProgram, value: ast.AST, name: ast.Name) -> bool:
+    inner = _wrapped(program, value)
+    while inner is not None and not isinstance(inner, ast.Name):
+        inner = _wrapped(program, inner)
+    return inner is not None and program.same(inner, name)
 
 
 def called_modules(program: ParsedProgram, loop: ast.AST) -> Iterator[ast.Call]:
     """The calls that made the modules which a loop calls."""
     for node in inside(program, loop):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            made = made_by(program, node.func)
+            made = made_by(program, receiver(node) if method(node) == "forward" else node.func)
             if made is not None and (library_model(program, made) or isinstance(class_of(program, made), ast.ClassDef)):
                 yield made
 
@@ -60,9 +82,8 @@ def library_model(program: ParsedProgram, made: ast.Call) -> str:
         return name.rpartition(".")[2].lower()
     if name in ("timm.create_model", "timm.models.create_model") and isinstance(first, ast.Constant):
         return str(first.value).lower()
-    if name.startswith("transformers.") and name.endswith((".from_pretrained", ".from_config")):
-        return name.split(".")[1].lower()
-    return ""
+    found = MODEL.fullmatch(name)
+    return found[1].lower() if found else ""
 
 
 def layers(program: ParsedProgram, owner: ast.ClassDef, depth: int = MAX_DEPTH) -> Iterator[ast.Call]:

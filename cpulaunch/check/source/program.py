@@ -159,11 +159,11 @@ class ParsedProgram:
         elif isinstance(node, ast.MatchMapping) and node.rest:
             self._add(self.scope(node), node.rest, None)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            self._add(self.scope(node), node.id, self._assigned(node))
+            self._add(self.scope(node), node.id, self.assigned(node))
         elif is_of_self(node) and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             owner = self.class_of(node)
             if owner is not None:
-                self.attributes[owner, node.attr].append(self._assigned(node))
+                self.attributes[owner, node.attr].append(self.assigned(node))
 
     def _bind_import(self, node: ast.Import | ast.ImportFrom) -> None:
         scope = self.scope(node)
@@ -224,7 +224,8 @@ class ParsedProgram:
             return None
         return last_assigned(node, self.around(node), scope, stored=self._stored, before=self._blocks.before)
 
-    def _assigned(self, target: ast.AST) -> ast.AST | None:
+    def assigned(self, target: ast.AST) -> ast.AST | None:
+        """What a statement assigns to a name or an attribute; None if it is not the only target of the statement."""
         parent = self.parents[target]
         return parent.value if isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr) else None
 

@@ -55,10 +55,19 @@ def last_assigned(
             for statement in before(inner):
                 if use.id in stored(statement):
                     return _given(statement, use.id)
-            if outer is scope or use.id in stored(outer):
+            if outer is scope or any(use.id in stored(each) for each in _runs_before(outer)):
                 return None
         inner = outer
     return None
+
+
+def _runs_before(outer: ast.AST) -> Iterable[ast.AST]:
+    """The parts of a statement that may have run before what is in its block: of a branch only its condition."""
+    if isinstance(outer, ast.If):
+        return (outer.test,)
+    if isinstance(outer, ast.With | ast.AsyncWith):
+        return outer.items
+    return (outer,)
 
 
 class Blocks:

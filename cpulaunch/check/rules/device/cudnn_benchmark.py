@@ -4,12 +4,18 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.datasets import loaders, pads_batches
+from cpulaunch.check.source.datasets import collate_function, loaders, pads_batches
 from cpulaunch.check.source.flow import inside, is_in_test, training_loops
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_of_self
 
 SWITCH = "torch.backends.cudnn.benchmark"
 CONVOLUTIONS = {f"torch.nn.{name}{size}" for name in ("Conv", "ConvTranspose") for size in ("1d", "2d", "3d")}
+STACKING = (
+    "torch.stack",
+    "torch.cat",
+    "torch.utils.data.default_collate",
+    "torch.utils.data.dataloader.default_collate",
+)
 RESIZES = ("torch.nn.functional.interpolate", "torch.nn.functional.upsample")
 
 
@@ -27,10 +33,18 @@ def _switches_on(program: ParsedProgram, node: ast.Assign) -> bool:
 
 
 def _pads(program: ParsedProgram) -> bool:
-    """Whether convolutions of this program get batches of changing length."""
+    """Whether convolutions of this program get batches of changing length: what is padded may be the labels only."""
     has_convolutions = any(program.called(call) in CONVOLUTIONS for call in program.calls)
+    if not has_convolutions or program.imports_module("torchvision"):
+        return False
     many = [call for call in loaders(program) if not is_constant(argument(call, "batch_size", 1), 1)]
-    return has_convolutions and any(pads_batches(program, call) for call in many)
+    return any(pads_batches(program, call) and not _stacks(program, call) for call in many)
+
+
+def _stacks(program: ParsedProgram, loader: ast.Call) -> bool:
+    """Whether a loader's batches have tensors of one size beside the padded ones, which may be what is convolved."""
+    function = collate_function(program, loader)
+    return function is not None and any(program.called(node) in STACKING for node in inside(program, function))
 
 
 def _resizes(program: ParsedProgram) -> bool:
@@ -98,6 +112,11 @@ RULE = Rule(
         NET.replace("nn.Conv1d(80, 256, 3)", "nn.Linear(80, 256)") + ON + "\n" + PADDED,
         NET + ON + "\n" + PADDED.replace("32", "1"),
         NET + PADDED,
+        NET
+        + ON
+        + "\ndef collate(batch):\n    return torch.stack(batch[0]), pad_sequence(batch[1])\n\n"
+        + PADDED.replace("lambda x: pad_sequence(x)", "collate"),
+        "import torchvision\n" + NET + ON + "\n" + PADDED,
         ON + "\nimport random\nx = F.interpolate(x, size=random.choice([1, 2]))\n",
         "def test_it():\n    " + ON + "\n\n" + DRAWN,
         "from mine import cudnn\ncudnn.benchmark = True\n" + DRAWN,

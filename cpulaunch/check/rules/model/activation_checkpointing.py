@@ -109,6 +109,8 @@ RULE = Rule(
         BLOCKS + _train("net = Net()  # <-"),
         BLOCKS.replace("Sequential(*[", "ModuleList([") + _train("net = torch.compile(Net().cuda())  # <-"),
         NET.format("nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8), 12)") + _train("net = Net()  # <-"),
+        _train(RESNET + "  # <-\nif torch.cuda.device_count() > 1:\n    net = nn.DataParallel(net)\nnet = net.cuda()"),
+        _train("net = transformers.GPT2LMHeadModel(configuration)  # <-").replace("net(x)", "net.forward(x)"),
     ),
     right=(
         _train(RESNET, told="'nan' in str(error)"),
@@ -116,6 +118,8 @@ RULE = Rule(
         FEW + _train("net = Net()"),
         BLOCKS.replace("12", "2") + _train("net = Net()"),
         _train("net = build()"),
+        _train(RESNET + "\nif small:\n    net = torchvision.models.alexnet()"),
+        _train("net = transformers.AutoTokenizer.from_pretrained('bert-large-cased')"),
         "from torch.utils.checkpoint import checkpoint\n" + _train(RESNET),
         _train(RESNET + "\nnet.gradient_checkpointing_enable()"),
         _train(RESNET).replace("opt.step()", "pass"),

@@ -4,11 +4,27 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
+from cpulaunch.check.source.datasets import methods
 from cpulaunch.check.source.flow import is_in_test
+from cpulaunch.check.source.models import class_of, library_model, made_by
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_of_self
 
 NAMES = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.comprehension, ast.With)
+MODULE = "torch.nn.Module"
+STACKS = {"torch.nn.TransformerEncoder": "encoder_layer", "torch.nn.TransformerDecoder": "decoder_layer"}
+"""Layers that consist of copies of an argument."""
+CLASSIFIERS = (
+    *("alexnet", "vgg", "resnet", "resnext", "wide_resnet", "densenet", "squeezenet", "mobilenet", "mnasnet"),
+    *("shufflenet", "efficientnet", "regnet", "convnext", "vit_", "swin_"),
+)
+"""How torchvision begins the names of networks that use all of their parameters in every step."""
+WITHOUT_PARAMETERS = (
+    *("ReLU", "GELU", "SiLU", "ELU", "SELU", "LeakyReLU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Hardswish"),
+    *("Dropout", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "Flatten", "Identity", "Upsample"),
+    *("CrossEntropyLoss", "MSELoss", "BCE", "NLLLoss", "L1Loss", "ZeroPad", "ReflectionPad", "ReplicationPad"),
+)
+"""How the names of layers begin that have nothing to train."""
 CUTTING = {
     *("detach", "data", "no_grad", "inference_mode", "argmax", "argmin", "argsort", "round", "sign", "requires_grad_"),
     *("long", "int", "short", "bool", "byte", "to", "type", "item", "tolist", "numpy", "max", "min", "topk", "sort"),
@@ -22,42 +38,73 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
     for call in program.calls:
         if program.called(call) not in NAMES or not is_constant(argument(call, "find_unused_parameters"), True):
             continue
-        if not is_in_test(program, call) and _uses_all(program, _class_of(program, argument(call, "module", 0))):
+        if not is_in_test(program, call) and _is_used_wholly(program, argument(call, "module", 0)):
             edit = CallEdit(remove=("find_unused_parameters",))
             yield Hit(node=call, seen="forward uses every submodule, yet find_unused_parameters=True", edit=edit)
 
 
-def _class_of(program: ParsedProgram, node: ast.AST | None) -> ast.ClassDef | None:
-    value = program.value(node)
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in ("to", "cuda"):
-        value = program.value(value.func.value)
-    made = program.value(value.func) if isinstance(value, ast.Call) else None
-    return made if isinstance(made, ast.ClassDef) else None
+def _is_used_wholly(program: ParsedProgram, module: ast.expr | None) -> bool:
+    """Whether a module is a classifier of torchvision, or of a class of this file whose forward uses all it has."""
+    made = made_by(program, module)
+    if made is None:
+        return False
+    if program.called(made).startswith("torchvision.models."):
+        return library_model(program, made).startswith(CLASSIFIERS)
+    owner = class_of(program, made)
+    return owner is not None and _uses_all(program, owner)
 
 
-def _uses_all(program: ParsedProgram, owner: ast.ClassDef | None) -> bool:
-    methods = {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)} if owner else {}
-    if set(methods) != {"__init__", "forward"} or owner is None or len(owner.bases) != 1:
+def _uses_all(program: ParsedProgram, owner: ast.ClassDef) -> bool:
+    by_name = methods(owner)
+    if not {"__init__", "forward"} <= set(by_name) or [program.dotted(each) for each in owner.bases] != [MODULE]:
         return False
-    forward = methods["forward"]
-    if program.dotted(owner.bases[0]) != "torch.nn.Module" or any(isinstance(e, BRANCHES) for e in ast.walk(forward)):
+    forward = by_name["forward"]
+    if any(isinstance(each, BRANCHES) for each in ast.walk(forward)):
         return False
-    stored = [node for node in ast.walk(methods["__init__"]) if is_of_self(node) and _is_stored(node)]
-    values = [program.value(node) for node in stored]
-    if not stored or not all(_is_known(program, value) for value in values):
+    stored = [node for node in ast.walk(owner) if is_of_self(node) and _is_stored(node)]
+    if any(program.function(node) is not by_name["__init__"] for node in stored):
         return False
-    return {node.attr for node in stored if isinstance(node, ast.Attribute)} <= _in_result(forward)
+    values = {node.attr: program.assigned(node) for node in stored if isinstance(node, ast.Attribute)}
+    layers = {name: value for name, value in values.items() if not _is_plain(program, value)}
+    if len(stored) > len(values) or not all(_is_known(program, value) for value in layers.values()):
+        return False
+    trained = {name for name, value in layers.items() if not _is_without_parameters(program, value)}
+    return bool(trained) and trained <= _in_result(forward)
+
+
+def _is_plain(program: ParsedProgram, value: ast.AST | None) -> bool:
+    """Whether a value is a number or a text: a constant, or a parameter whose default is one."""
+    if not isinstance(value, ast.Name):
+        return isinstance(value, ast.Constant)
+    function = program.function(value)
+    if not isinstance(function, ast.FunctionDef):
+        return False
+    given = function.args
+    named = [*given.posonlyargs, *given.args]
+    defaults = [
+        *zip(reversed(named), reversed(given.defaults), strict=False),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
+    return any(
+        each.arg == value.id and isinstance(default, ast.Constant) and default.value is not None
+        for each, default in defaults
+    )
+
+
+def _is_without_parameters(program: ParsedProgram, value: ast.AST | None) -> bool:
+    return program.called(value).rpartition(".")[2].startswith(WITHOUT_PARAMETERS)
 
 
 def _is_known(program: ParsedProgram, value: ast.AST | None) -> bool:
     """Whether a value is a layer of torch, made of nothing but layers of torch: others may leave parameters unused."""
+    value = program.value(value)
     if not isinstance(value, ast.Call) or not program.called(value).startswith("torch.nn."):
         return False
-    made = (each for each in ast.walk(value) if isinstance(each, ast.Call) and each is not value)
-    given = (program.value(each) for each in value.args if isinstance(each, ast.Name | ast.Attribute | ast.Starred))
-    return all(program.called(each).startswith("torch.nn.") for each in made) and all(
-        isinstance(each, ast.Constant) for each in given
-    )
+    if program.called(value) == "torch.nn.Sequential":
+        return all(_is_known(program, each) for each in value.args)
+    if program.called(value) in STACKS:
+        return _is_known(program, argument(value, STACKS[program.called(value)], 0))
+    return program.called(value) not in ("torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.Transformer")
 
 
 def _in_result(forward: ast.FunctionDef) -> set[str]:
@@ -113,8 +160,8 @@ RULE = Rule(
     id="find-unused-parameters",
     summary="DistributedDataParallel looks for unused parameters of a module that has none",
     why="With find_unused_parameters=True every step walks the whole autograd graph before backward. It is needed only "
-    "if some parameters get no gradient in some steps. The rule speaks only where the module's class is in the same "
-    "file and its forward, without a branch, returns one tensor that every submodule has a part in.",
+    "if some parameters get no gradient in some steps. The rule speaks only of torchvision's classifiers, and of "
+    "classes in the same file whose forward, without a branch, returns one tensor that every submodule has a part in.",
     fix="Remove find_unused_parameters=True.",
     find=find,
     wrong=(
@@ -128,6 +175,18 @@ RULE = Rule(
         ALL + "def main():\n    base = Net()\n    " + DDP.format("base") + "  # <-\n",
         ALL + "from torch.nn.parallel import DistributedDataParallel as D\n"
         "net = D(module=Net(), find_unused_parameters=True, bucket_cap_mb=10)  # <-\n",
+        ALL + "net = Net()\nif distributed:\n    net = nn.SyncBatchNorm.convert_sync_batchnorm(net)\n    "
+        "net = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)  # <-\n",
+        ALL.replace("(self):", "(self, size=8):").replace("super", "self.size = size\n        super")
+        + DDP.format("Net()")
+        + "  # <-\n",
+        ALL.replace("nn.Linear(8, 8)", "nn.Sequential(nn.Linear(size(), 8), nn.ReLU())")
+        + DDP.format("Net()")
+        + "  # <-\n",
+        ALL.replace("    def forward", "        self.drop = nn.Dropout()\n\n    def forward")
+        + DDP.format("Net()")
+        + "  # <-\n",
+        "import torchvision\n" + DDP.format("torchvision.models.resnet18(num_classes=10).to(rank)") + "  # <-\n",
     ),
     right=(
         NET.format("self.a(x)") + DDP.format("Net()"),
@@ -152,6 +211,16 @@ RULE = Rule(
         NET.format("self.b((self.a(x) > 0) * x)") + DDP.format("Net()"),
         NET.format("self.b(self.a(x).max(1)[1])") + DDP.format("Net()"),
         ALL.replace("(nn.Module)", "(Base)") + DDP.format("Net()"),
-        ALL.replace("    def forward", "    def other(self):\n        pass\n\n    def forward") + DDP.format("Net()"),
+        ALL.replace("    def forward", "    def add(self):\n        self.c = nn.Linear(8, 8)\n\n    def forward")
+        + DDP.format("Net()"),
+        ALL.replace("(self):", "(self, head=None):").replace("super", "self.head = head\n        super")
+        + DDP.format("Net()"),
+        ALL.replace("(self):", "(self, head):").replace("super", "self.head = head\n        super")
+        + DDP.format("Net(head)"),
+        ALL.replace("nn.Linear(8, 8)", "nn.Linear(8, 8) if a else nn.Identity()") + DDP.format("Net()"),
+        "import torchvision\n" + DDP.format("torchvision.models.inception_v3()"),
+        "import torchvision\n" + DDP.format("torchvision.models.detection.fasterrcnn_resnet50_fpn()"),
+        "from mine import models\n" + DDP.format("models.resnet18()"),
+        ALL + "net = Net()\nif other:\n    net = Other()\n" + DDP.format("net"),
     ),
 )
