@@ -103,7 +103,12 @@ def is_convolutional(program: ParsedProgram, made: ast.Call) -> bool:
     if library_model(program, made).startswith(CONVOLUTIONAL):
         return True
     owner = class_of(program, made)
-    return owner is not None and sum(_is_wide(program, each, CONV2D, 64) for each in layers(program, owner)) >= 4
+    if owner is None:
+        return False
+    inner = [node for node in ast.walk(owner) if isinstance(node, ast.Call)]
+    if any(library_model(program, each).startswith(CONVOLUTIONAL) for each in inner):
+        return True
+    return sum(_is_wide(program, each, CONV2D, 64) for each in layers(program, owner)) >= 4
 
 
 def is_large(program: ParsedProgram, made: ast.Call) -> bool:

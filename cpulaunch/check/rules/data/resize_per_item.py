@@ -25,6 +25,7 @@ FOLDERS = {
 """Data sets of torchvision that decode a file for every item."""
 ONCE = re.compile(r"test|val|eval|infer|predict|demo|query", re.IGNORECASE)
 """Names of data sets that a program goes through once."""
+DRAWS = re.compile(r"(random|numpy\.random|torch\.rand)\b|torch\.rand(n|int|perm)?$|torch\.(bernoulli|multinomial)")
 PARTS = re.compile(r"split|mode|phase|train|test|val", re.IGNORECASE)
 """Names that say for which part of the data a branch is."""
 
@@ -52,6 +53,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
                 and _source(program, image) in decoded
                 and _is_fixed(program, size, function)
                 and not _is_for_a_part(program, node)
+                and not _is_by_chance(program, node)
             ):
                 yield Hit(node=node, seen="every item is decoded and resized to the same size again in every epoch")
 
@@ -59,6 +61,13 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
 def _is_for_a_part(program: ParsedProgram, node: ast.AST) -> bool:
     """Whether a node runs for one part of the data only, which may be the few images of a validation."""
     return any(isinstance(each, ast.If) and PARTS.search(ast.unparse(each.test)) for each in program.around(node))
+
+
+def _is_by_chance(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a node runs for some items only, as a draw decides: the others need the whole image."""
+    tests = [each.test for each in program.around(node) if isinstance(each, ast.If | ast.IfExp)]
+    drawn = [program.value(part) for test in tests for part in ast.walk(test)]
+    return any(DRAWS.match(program.called(each)) for value in drawn if value for each in ast.walk(value))
 
 
 def _trained(program: ParsedProgram) -> list[ast.Call]:
@@ -71,7 +80,8 @@ def _transformed(program: ParsedProgram, function: ast.FunctionDef) -> Iterator[
     """The resize in a transform that a method applies to what it decodes."""
     decoded = {id(node) for node in inside(program, function) if program.called(node) in DECODERS}
     for node in inside(program, function):
-        if isinstance(node, ast.Call) and len(node.args) == 1 and _source(program, node.args[0]) in decoded:
+        is_applied = isinstance(node, ast.Call) and len(node.args) == 1 and not _is_by_chance(program, node)
+        if is_applied and isinstance(node, ast.Call) and _source(program, node.args[0]) in decoded:
             yield from _composed(program, node.func)
 
 
@@ -213,6 +223,16 @@ RULE = Rule(
         FOLDER.format(RESIZE).replace("ImageFolder('train', transform)", "CIFAR10('d', True, transform)") + TRAINED,
         FOLDER.format(RESIZE) + TRAINED.replace("    opt.step()\n", ""),
         OWN.replace("@", "").replace("class Data", "class TestData"),
+        OWN.replace("@", "").replace(
+            "        return self.transform(Image.open(self.paths[index]).convert('RGB'))",
+            "        image = Image.open(self.paths[index])\n        if torch.rand(1) < 0.5:\n"
+            "            image = self.transform(image)\n        return image",
+        ),
+        "import random\n"
+        + _dataset(
+            "image = Image.open(self.paths[index])\nchance = random.random()\nif chance < self.chance:\n"
+            "    image = image.resize((224, 224))\nelse:\n    image = image.crop(box_of(chance))"
+        ),
         OWN.replace("@", "").replace("Image.open(self.paths[index])", "self.images[index]"),
         OWN.replace("@", "") + "\nfor x in DataLoader(Data(paths)):\n    net(x)\n",
         "from PIL import Image\ndef show(path):\n    return Image.open(path).resize((224, 224))\n",

@@ -56,6 +56,9 @@ RULE = Rule(
         _net(4)
         + "class All(nn.Module):\n    def __init__(self):\n        self.net = Net()\n\n"
         + _train("net = All()  # <-"),
+        "import torchvision\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.backbone = torchvision.models.resnet18()\n\n" + _train("net = Net()  # <-\nnet = net.cuda()"),
+        _train("net = torchvision.models.vgg16()  # <-\nif many:\n    net = nn.DataParallel(net)"),
     ),
     right=(
         _train(RESNET, "net = net.to(memory_format=torch.channels_last)\n"),
@@ -63,6 +66,7 @@ RULE = Rule(
         _train("net = timm.create_model('vit_base_patch16_224').cuda()"),
         _train("net = timm.create_model(args.model).cuda()"),
         _net(2) + _train("net = Net().cuda()"),
+        _train("net = torchvision.models.vgg16()\nif small:\n    net = Small()"),
         _train(RESNET).replace("with torch.autocast('cuda', dtype=torch.bfloat16):", "if True:"),
         _train("net = build_model().cuda()"),
         _net(5).replace("Conv2d", "Conv1d") + _train("net = Net().cuda()"),
