@@ -33,7 +33,8 @@ class Hit:
 class Rule:
     """A rule. `wrong`: examples with `# <-` on each line that is found; `right`: examples with no finding.
 
-    `is_default`: whether it counts unless rules are selected; one that is wrong more than once in ten times does not.
+    `is_default`: whether it counts unless rules are selected; one that is wrong more than
+    once in ten times does not, nor one of which no finding was judged.
     """
 
     id: str

@@ -99,7 +99,7 @@ def test_a_rule_that_is_off_by_default_can_be_selected(tmp_path: Path, capfd: py
         path = write(
             tmp_path,
             "a.py",
-            f"import torch\nfrom torch import nn\nfrom torch.utils.data import Dataset\n{rule.wrong[0]}",
+            f"import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, Dataset\n{rule.wrong[0]}",
         )
         for words, is_found in (((), False), (("--select", rule.id), True), (("--select", "all"), True)):
             found = json_output.read("check", check(capfd, "--json", *words, path)[1])["findings"]

@@ -7,7 +7,7 @@ from cpulaunch.check.session import CheckReport
 from cpulaunch.records.errors import escaped
 from cpulaunch.view.text import painter, wrapped
 
-OFF = "Off by default, because it is often wrong: switch it on with --select {}."
+OFF = "Off by default, because it is often wrong, or how often is not known: switch it on with --select {}."
 
 
 def place(finding: SourceFinding) -> str:

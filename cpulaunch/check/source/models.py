@@ -22,6 +22,15 @@ MODEL = re.compile(r"transformers\.(?!DataCollator)(\w*Model|\w+For[A-Z]\w+)(\.f
 """How transformers names its networks, and what makes them; tokenizers and processors have other names."""
 CONV2D = ("torch.nn.Conv2d", "torch.nn.ConvTranspose2d")
 LINEAR = ("torch.nn.Linear",)
+ATTENTION = {
+    "torch.nn.Transformer": "d_model",
+    "torch.nn.TransformerEncoderLayer": "d_model",
+    "torch.nn.TransformerDecoderLayer": "d_model",
+    "torch.nn.MultiheadAttention": "embed_dim",
+}
+"""Layers with attention -> the argument that says how long their vectors are."""
+WIDE_ATTENTION = 256
+"""Shorter vectors leave most of a step to starting operations, whatever the precision."""
 MAX_DEPTH = 4
 
 
@@ -117,10 +126,15 @@ def is_large(program: ParsedProgram, made: ast.Call) -> bool:
         return True
     owner = class_of(program, made)
     return owner is not None and any(
-        program.called(each).startswith(("torch.nn.Transformer", "torch.nn.MultiheadAttention"))
-        or _is_wide(program, each, LINEAR, 2048)
-        for each in layers(program, owner)
+        _is_wide_attention(program, each) or _is_wide(program, each, LINEAR, 2048) for each in layers(program, owner)
     )
+
+
+def _is_wide_attention(program: ParsedProgram, layer: ast.Call) -> bool:
+    """Whether a layer has attention over vectors that are long, and whose length is in the source."""
+    name = ATTENTION.get(program.called(layer))
+    width = program.value(argument(layer, name, 0)) if name else None
+    return isinstance(width, ast.Constant) and isinstance(width.value, int) and width.value >= WIDE_ATTENTION
 
 
 def _is_wide(program: ParsedProgram, layer: ast.Call, names: tuple[str, ...], smallest: int) -> bool:

@@ -130,6 +130,7 @@ RULE = Rule(
     "each epoch. Text files that numpy reads, and its zeros and ones, are float64 unless a dtype is given.",
     fix="Convert once, where the data are read: np.loadtxt(path, dtype=np.float32).",
     find=find,
+    is_default=False,
     wrong=(
         DATA.format("self.x = np.loadtxt(path)  # <-", SINGLE_ITEM),
         DATA.format("self.x = np.load(path).astype(np.float64)  # <-", "torch.from_numpy(self.x[index]).float()"),

@@ -80,8 +80,9 @@ def _transformed(program: ParsedProgram, function: ast.FunctionDef) -> Iterator[
     """The resize in a transform that a method applies to what it decodes."""
     decoded = {id(node) for node in inside(program, function) if program.called(node) in DECODERS}
     for node in inside(program, function):
-        is_applied = isinstance(node, ast.Call) and len(node.args) == 1 and not _is_by_chance(program, node)
-        if is_applied and isinstance(node, ast.Call) and _source(program, node.args[0]) in decoded:
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or _source(program, node.args[0]) not in decoded:
+            continue
+        if not _is_by_chance(program, node) and not _is_for_a_part(program, node):
             yield from _composed(program, node.func)
 
 
@@ -227,6 +228,11 @@ RULE = Rule(
             "        return self.transform(Image.open(self.paths[index]).convert('RGB'))",
             "        image = Image.open(self.paths[index])\n        if torch.rand(1) < 0.5:\n"
             "            image = self.transform(image)\n        return image",
+        ),
+        OWN.replace("@", "").replace(
+            "        return self.transform(Image.open(self.paths[index]).convert('RGB'))",
+            "        image = Image.open(self.paths[index])\n        if self.train:\n            return crop(image)\n"
+            "        else:\n            return self.transform(image)",
         ),
         "import random\n"
         + _dataset(

@@ -96,6 +96,7 @@ RULE = Rule(
     "shapes that change from batch to batch it searches in most steps, which costs more than it gains.",
     fix="Leave it off, or make the shapes few: buckets of lengths, a short list of sizes kept for many steps each.",
     find=find,
+    is_default=False,
     wrong=(
         NET + ON + "  # <-\n" + PADDED,
         NET + "def main():\n    " + ON + "  # <-\n" + PADDED,

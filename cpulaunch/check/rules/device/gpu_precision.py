@@ -66,6 +66,8 @@ RULE = Rule(
         _train(RESNET).replace("    loss = ", "    with torch.autocast('cuda'):\n        loss = "),
         _train(RESNET).replace(".cuda()", ""),
         _train("net = nn.Linear(10, 10).cuda()"),
+        ENCODER.replace("512", "128") + _train("net = Net().cuda()"),
+        ENCODER.replace("512", "width").replace("(self)", "(self, width=64)") + _train("net = Net().cuda()"),
         "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(784, 128)\n\n"
         + _train("net = Net().cuda()"),
         _train("net = build_model(args).cuda()"),

@@ -101,6 +101,7 @@ RULE = Rule(
     fix="Run the blocks under torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), or "
     "checkpoint_sequential; in transformers call net.gradient_checkpointing_enable().",
     find=find,
+    is_default=False,
     wrong=(
         _train(RESNET + "  # <-"),
         _train("net = transformers.BertModel.from_pretrained('bert-large-cased').cuda()  # <-"),

@@ -37,6 +37,7 @@ RULE = Rule(
     "operations by others first, so that there is nothing left to fuse. torch's tuning guide names trace and freeze.",
     fix="Use torch.jit.freeze(torch.jit.trace(net, example)), or `cpulaunch --graph onednn` on the unedited program.",
     find=find,
+    is_default=False,
     wrong=(
         ON + f"net = {FAST}(torch.jit.script(net))  # <-\n",
         ON + f"net = {FAST}(torch.jit.freeze(torch.jit.trace(net, x)))  # <-\n",
