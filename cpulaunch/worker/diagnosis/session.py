@@ -19,7 +19,7 @@ from cpulaunch.system.files.writing import replace
 from cpulaunch.system.process_snapshot import snapshot
 from cpulaunch.worker.diagnosis import phases as phase_names
 from cpulaunch.worker.diagnosis.activity import Activity
-from cpulaunch.worker.diagnosis.counters import busy_threads, growth, read_counters
+from cpulaunch.worker.diagnosis.counters import busy_threads, growth, read_counters, thread_delay
 from cpulaunch.worker.diagnosis.marker import StepMarker
 from cpulaunch.worker.diagnosis.phases import Phases
 from cpulaunch.worker.diagnosis.precision_test import slowdowns
@@ -72,7 +72,7 @@ class Session:
         self._started: dict[str, float] = {}
         self._counted: dict[str, float] = {}
         self._counted_steps = 0
-        self._counted_at = self._counting_seconds = self._counting_cpu = 0.0
+        self._counted_at = self._counting_seconds = self._counting_cpu = self._counting_delay = 0.0
         self._threads: list[dict[str, Any]] = []
         self._fetches = {"seconds": 0.0, "cpu": 0.0, "collate": 0.0, "count": 0.0, "wall": 0.0}
         self._fetches_begun: float | None = None
@@ -167,12 +167,14 @@ class Session:
 
     def _count(self) -> None:
         """Effect: the counters are known at the end of this step, if the program makes no other one."""
-        begun, cpu = perf_counter(), thread_time()
+        begun, cpu, delay = perf_counter(), thread_time(), thread_delay()
         self._counted, self._counted_steps = read_counters() | self.activity.totals, len(self._steps)
         self._counted["thread_cpu"] = cpu - self._counting_cpu
+        self._counted["thread_delay"] = delay - self._counting_delay
         self._counted_at = perf_counter()
         self._counting_seconds = self._counted_at - begun
         self._counting_cpu += thread_time() - cpu
+        self._counting_delay += thread_delay() - delay
 
     def _end_counting(self) -> None:
         self._sampler.pause()

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cpulaunch.records.torch_settings import FAILED, FIGURES, IN_THREADS, LOADED, STEPPING, DiagnosisRequest
-from cpulaunch.worker.diagnosis import phases
+from cpulaunch.worker.diagnosis import counters, phases
+from cpulaunch.worker.diagnosis import session as sessions
 from cpulaunch.worker.diagnosis import window as windows
 from cpulaunch.worker.diagnosis.activity import Activity
 from cpulaunch.worker.diagnosis.sampler import LineSampler
@@ -67,6 +68,26 @@ def test_what_a_program_does_after_its_last_step_does_not_count(tmp_path):
     assert written["steps"] == 9
     assert written["sums"]["data_seconds"] == 0
     assert 0 <= written["sums"]["thread_cpu"] < 10
+
+
+def test_waiting_for_a_cpu_while_counting_is_no_part_of_a_step(tmp_path, monkeypatch):
+    delay = [0.0]
+
+    def take_the_cpu():
+        delay[0] += 1
+        return {}
+
+    monkeypatch.setattr(counters, "_delays", take_the_cpu)
+    monkeypatch.setattr(sessions, "thread_delay", lambda: delay[0])
+    session = Session(DiagnosisRequest(folder=str(tmp_path), steps=1000, warm_up=1), 0)
+    until(session, phases.BEFORE)
+    for _ in range(10):
+        delay[0] += 0.25
+        session.ended("module", 1)
+    session.at_exit()
+    (found,) = tmp_path.glob(f"{FIGURES}*")
+    written = json.loads(found.read_text())
+    assert (written["steps"], written["sums"]["thread_delay"]) == (9, 9 * 0.25)
 
 
 def test_a_forked_process_of_multiprocessing_that_ends_early_leaves_figures(tmp_path):
