@@ -105,6 +105,8 @@ install_system_packages() {
     say "installing ${missing[*]} (apt-get)"
     export DEBIAN_FRONTEND=noninteractive
     quietly apt-get -qq -o Acquire::Retries=3 update || true
-    quietly apt-get -qq -o Acquire::Retries=3 install --yes --no-install-recommends "${missing[@]}" ||
+    # Another apt-get may hold the lock for as long as it installs.
+    quietly apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=600 install --yes --no-install-recommends \
+        "${missing[@]}" ||
         say "apt-get failed; continuing without ${missing[*]}"
 }
