@@ -290,7 +290,8 @@ def _exponential_unit(operation: GraphOperation) -> Range:
 def _smooth(operation: GraphOperation) -> Range:
     value = plain(operation.range(0))
     low = max(value.low, -NEGATIVE_PART) if value.low < 0 else 0.0
-    overflows = operation.name == "hardswish" and 6 * value.largest >= OVERFLOW
+    # hardswish multiplies by up to 6 and gelu, in vectors of AVX-512, by up to 2 before they divide.
+    overflows = {"hardswish": 6.0, "gelu": 2.0}.get(operation.name, 0.0) * value.largest >= OVERFLOW
     lost = value.nan or value.low == -inf or overflows
     return Range(low=low, high=inf if overflows else max(value.high, 0.0), nan=lost)
 
