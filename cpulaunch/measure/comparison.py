@@ -86,7 +86,7 @@ class ComparisonResult:
 
 
 class Comparer:
-    """A comparison in progress. `progress` is called before each launch."""
+    """A comparison in progress. `progress` is called before each launch. `seed`: of the order of launches."""
 
     def __init__(
         self,
@@ -96,12 +96,14 @@ class Comparer:
         take: Take,
         clock: Callable[[], float],
         progress: Callable[[ComparisonResult], None],
+        seed: int,
     ) -> None:
         self._sides = tuple(sides)
         self._limits = limits
         self._take = take
         self._clock = clock
         self._progress = progress
+        self._seed = seed
         self._begun = clock()
         self._choice: MetricChoice | None = None
         self._warm_up: list[Sample] = []
@@ -168,7 +170,7 @@ class Comparer:
 
     def _run_round(self, number: int) -> Round | None:
         """The round; None if a launch failed: what was launched before it has no counterpart."""
-        order = launch_order(number, len(self._sides))
+        order = launch_order(number, len(self._sides), seed=self._seed)
         samples: dict[int, Sample] = {}
         for side in order:
             self._progress(self._result(None, next_side=side))

@@ -1,21 +1,24 @@
 """The statistics of a comparison: the order of launches, the ratio of two sides with its interval, drift. All pure.
 
-Each round launches every side once, and every second round in the opposite order (A B, B A): what changes steadily,
-such as a processor that grows warm, favours neither side. A round yields one ratio. If the sides are equal, its
-logarithm is as likely to be positive as negative, whatever the noise: however heavy its tails, and with drift.
+Each round launches every side once, forwards or backwards (A B or B A) by chance: neither what changes steadily, such
+as a processor that grows warm, nor what comes back with every fourth launch, such as a job of each minute, favours a
+side. A round yields one ratio. If the sides are equal, its logarithm is as likely to be positive as negative, whatever
+the noise: however heavy its tails, with drift, and with any period. A fixed order (A B B A) has a period itself.
 
 The interval may be looked at after every round. It has the level LOOK_ERROR each time: then the probability that any
 of the first MOST_ROUNDS intervals misses the true ratio is below 5 % (3.7 % in 6,000 simulated comparisons of 200
 rounds with normal noise, 1.9 % in 6,000 of 40).
 
-Source: Wilcoxon, "Individual comparisons by ranking methods" (1945) for the test; Hodges and Lehmann, "Estimates of
-location based on rank tests" (1963) for its interval; Efron, "Bootstrap methods" (1979), section 3, for the exact
-bootstrap distribution of a median; Pocock, "Group sequential methods" (1977) for one level at each look.
+Source: Fisher, "The design of experiments" (1935) for an order by chance; Wilcoxon, "Individual comparisons by ranking
+methods" (1945) for the test; Hodges and Lehmann, "Estimates of location based on rank tests" (1963) for its interval;
+Efron, "Bootstrap methods" (1979), section 3, for the exact bootstrap distribution of a median; Pocock, "Group
+sequential methods" (1977) for one level at each look.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 from statistics import NormalDist, median
 
@@ -62,10 +65,10 @@ class Estimate:
         return (self.high - self.low) / 2 / self.ratio
 
 
-def launch_order(number: int, sides: int) -> tuple[int, ...]:
-    """The sides in the order in which round `number`, from 0, launches them."""
+def launch_order(number: int, sides: int, *, seed: int) -> tuple[int, ...]:
+    """The sides in the order in which round `number`, from 0, launches them. `seed`: another one in each comparison."""
     forward = tuple(range(sides))
-    return forward if number % 2 == 0 else forward[::-1]
+    return forward if random.Random(f"{seed} {number}").random() < 0.5 else forward[::-1]
 
 
 def fewest_rounds(sides: int) -> int:

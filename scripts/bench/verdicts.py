@@ -31,14 +31,14 @@ def simulated_verdicts(
     the record's outliers, drifts and spells of load, in their order.
     """
     verdicts: Counter[str] = Counter()
-    for _ in range(comparisons):
+    for seed in range(comparisons):
         start = generator.randrange(len(recorded))
         stretch = [recorded[(start + at) % len(recorded)] for at in range(2 * rounds)]
         if generator.random() < 0.5:
             stretch.reverse()
         sides: tuple[list[float], list[float]] = ([], [])
         for number in range(rounds):
-            for place, side in enumerate(launch_order(number, 2)):
+            for place, side in enumerate(launch_order(number, 2, seed=seed)):
                 sides[side].append(stretch[2 * number + place] * (1 + planted * side))
         verdicts[any_verdict(*sides, lower_is_better=False)] += 1
     return verdicts
@@ -48,10 +48,10 @@ def live_verdicts(launch: Callable[[], float], comparisons: int, *, rounds: int)
     """The verdicts of comparisons of a program with itself, and the figures in the order of the launches."""
     verdicts: Counter[str] = Counter()
     figures: list[float] = []
-    for _ in range(comparisons):
+    for comparison in range(comparisons):
         sides: tuple[list[float], list[float]] = ([], [])
         for number in range(rounds):
-            for side in launch_order(number, 2):
+            for side in launch_order(number, 2, seed=comparison):
                 figures.append(launch())
                 sides[side].append(figures[-1])
         verdicts[any_verdict(*sides, lower_is_better=False)] += 1

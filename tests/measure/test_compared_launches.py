@@ -15,7 +15,7 @@ def text_of(comparison, width=80, **limits):
     return comparison_text(comparison, ComparisonLimits(**limits), width=width, strong=str)
 
 
-def test_the_first_launches_do_not_count_and_rounds_alternate():
+def test_the_first_launches_do_not_count_and_some_rounds_run_backwards():
     machine = Machine({"A": lambda n: 1.0 if n else 99.0, "B": lambda n: 2.0 if n else 1.0})
     found = machine.compare(rounds=3)
     assert "".join(machine.launched) == "AB" + "AB" + "BA" + "AB"

@@ -16,8 +16,12 @@ from cpulaunch.measure.statistics import (
 )
 
 
-def test_every_second_round_runs_backwards():
-    assert [launch_order(number, 3) for number in range(3)] == [(0, 1, 2), (2, 1, 0), (0, 1, 2)]
+def test_chance_decides_whether_a_round_runs_backwards():
+    orders = [[launch_order(number, 3, seed=seed) for number in range(100)] for seed in range(20)]
+    assert {order for each in orders for order in each} == {(0, 1, 2), (2, 1, 0)}
+    assert all(30 <= each.count((2, 1, 0)) <= 70 for each in orders)
+    assert len(set(map(tuple, orders))) == 20
+    assert orders[3] == [launch_order(number, 3, seed=3) for number in range(100)]
 
 
 def test_the_fewest_rounds_are_those_in_which_equal_signs_are_no_chance():
@@ -85,12 +89,19 @@ def noise(generator, count, *, sigma, correlation=0.6, outliers=0.08, trend=0.1)
     return found
 
 
-def peeked_verdict(generator, *, planted, rounds=40, **machine):
+def returning(generator, count, *, period, share=0.1):
+    """Durations of launches beside something that comes back, and makes one launch of a period longer by a share."""
+    first = generator.randrange(period)
+    return [math.exp(generator.gauss(0, 0.01) + share * (at % period == first)) for at in range(count)]
+
+
+def peeked_verdict(generator, *, planted, rounds=40, durations=noise, **machine):
     """The first verdict but "no difference" after any round; a side's figures are in the order of the launches."""
-    times = noise(generator, 2 * rounds, **machine)
+    times = durations(generator, 2 * rounds, **machine)
+    seed = generator.randrange(1 << 32)
     sides = ([], [])
     for number in range(rounds):
-        for place, side in enumerate(launch_order(number, 2)):
+        for place, side in enumerate(launch_order(number, 2, seed=seed)):
             sides[side].append(times[2 * number + place] / (1 + planted * side))
         found = estimate(*sides, lower_is_better=True).verdict
         if found in ("better", "worse"):
@@ -101,6 +112,14 @@ def peeked_verdict(generator, *, planted, rounds=40, **machine):
 @pytest.mark.parametrize("machine", [{}, {"trend": 0.5}, {"correlation": 0.95}, {"outliers": 0.3}], ids=str)
 def test_equal_sides_get_few_false_verdicts_though_each_round_is_looked_at(machine):
     verdicts = [peeked_verdict(random.Random(seed), planted=0, sigma=0.03, **machine) for seed in range(200)]
+    assert sum(verdict != "no difference" for verdict in verdicts) <= 10
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 8])
+def test_what_comes_back_at_regular_times_favours_neither_side(period):
+    verdicts = [
+        peeked_verdict(random.Random(seed), planted=0, durations=returning, period=period) for seed in range(200)
+    ]
     assert sum(verdict != "no difference" for verdict in verdicts) <= 10
 
 

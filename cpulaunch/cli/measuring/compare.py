@@ -137,6 +137,7 @@ def _measured(
         take=take,
         clock=lambda: time.monotonic() - pauses.seconds,
         progress=lambda now: progress.show(progress_text(now, line.limits)),
+        seed=int.from_bytes(os.urandom(4)),
     )
     try:
         return comparer.run(line.choice, lower=line.lower_is_better)

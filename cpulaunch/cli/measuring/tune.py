@@ -111,6 +111,7 @@ def _searched(
         effect=planner.effect,
         clock=lambda: time.monotonic() - pauses.seconds,
         progress=progress.show,
+        seed=int.from_bytes(os.urandom(4)),
         written=None if output is None else output.outputs,
         levels=services.levels(program.host),
         past=past_configurations(past, identity, identity.space),

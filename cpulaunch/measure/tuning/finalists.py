@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cpulaunch.measure.statistics import launch_order
 from cpulaunch.records.record import field, record
 
 TYPE_CHECKING = False
@@ -88,8 +89,8 @@ class FinalRound:
 class FinalSetup:
     """The means of a final round. `estimate`: the ratio of a side to the default, from both figures and the sides.
 
-    `seconds_left`: for another round. Launches are in the order of rounds, every second one reversed. After
-    `least_rounds` (None: all) no more follow once the result is clear.
+    `seconds_left`: for another round. `seed`: of the order of launches. After `least_rounds` (None: all) no more rounds
+    follow once the result is clear.
     """
 
     launch: Callable[[Configuration], Sample]
@@ -98,6 +99,7 @@ class FinalSetup:
     lower_is_better: bool
     rounds: int
     seconds_left: Callable[[], float]
+    seed: int
     least_rounds: int | None = None
     progress: Callable[[int, int], None] = field(default=lambda number, rounds: None)
 
@@ -138,7 +140,7 @@ def run_final_round(setup: FinalSetup, configurations: Sequence[Configuration]) 
             if number >= (setup.least_rounds or setup.rounds) and _is_clear(_finalists(setup, sides, rounds, failures)):
                 break
             setup.progress(number, setup.rounds)
-            rounds.append(_one_round(setup, sides, failures, reverse=bool(number % 2)))
+            rounds.append(_one_round(setup, sides, failures, launch_order(number, len(sides), seed=setup.seed)))
     except KeyboardInterrupt:
         interrupted = True
     return FinalRound(
@@ -166,12 +168,13 @@ def _finalists(
 
 
 def _one_round(
-    setup: FinalSetup, sides: Sequence[Configuration], failures: dict[int, str], *, reverse: bool
+    setup: FinalSetup, sides: Sequence[Configuration], failures: dict[int, str], order: Sequence[int]
 ) -> dict[int, float]:
-    """The figure of each side. Effect: sides that fail are added to `failures`."""
+    """The figure of each side that has not failed yet. Effect: sides that fail are added to `failures`."""
     figures: dict[int, float] = {}
-    order = [side for side in range(len(sides)) if side not in failures]
-    for side in reversed(order) if reverse else order:
+    for side in order:
+        if side in failures:
+            continue
         sample = setup.launch(sides[side])
         failure = setup.guard.failure(sample)
         if failure is None and sample.value is not None:

@@ -80,8 +80,8 @@ class TuneMeans:
     """The effects of a tuning, and what is known before.
 
     `take`: a sample of a configuration (None: of the reference, plain Python), with the figure, None if it is not
-    chosen yet, and a time limit in seconds. `written`: the outputs in the file of --output after a launch, if there is
-    one. `levels`, `past`: what to try first.
+    chosen yet, and a time limit in seconds. `seed`: of the order of launches in the final round. `written`: the outputs
+    in the file of --output after a launch, if there is one. `levels`, `past`: what to try first.
     """
 
     space: Sequence[Dimension]
@@ -89,6 +89,7 @@ class TuneMeans:
     effect: Callable[[Configuration], Hashable]
     clock: Callable[[], float]
     progress: Callable[[str], None]
+    seed: int
     written: Callable[[], Outputs | None] | None = None
     levels: Sequence[Configuration] = ()
     past: Sequence[Configuration] = ()
@@ -297,6 +298,7 @@ class Tuner:
             rounds=FINAL_ROUNDS,
             least_rounds=fewest_rounds(sides),
             seconds_left=self._left,
+            seed=self._means.seed,
             progress=show,
         )
         return run_final_round(setup, chosen)

@@ -49,6 +49,7 @@ def final(values, *, rounds=4, lower=False, guard=None, seconds=None):
         lower_is_better=lower,
         rounds=rounds,
         seconds_left=seconds or (lambda: 1.0),
+        seed=10,
     )
     return run_final_round(setup, (A, B)), launches
 
@@ -61,7 +62,7 @@ def rates(default, a, b):
     return sample
 
 
-def test_rounds_are_interleaved_and_every_second_one_reversed():
+def test_rounds_are_interleaved_and_some_run_backwards():
     _, launches = final(rates(1, 1, 1), rounds=2)
     assert launches == [{}, A, B, B, A, {}]
 

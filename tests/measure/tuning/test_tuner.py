@@ -38,6 +38,7 @@ class Clock:
             effect=lambda configuration: frozenset(configuration.items()),
             clock=lambda: self.now,
             progress=lambda text: None,
+            seed=10,
         )
         study = Study(None, SPACE, seed=1)
         try:
@@ -86,6 +87,7 @@ def test_a_metric_that_is_not_reported_is_no_matter_of_the_load(name, said):
         effect=lambda configuration: frozenset(configuration.items()),
         clock=lambda: 0.0,
         progress=lambda text: None,
+        seed=10,
     )
     study = Study(None, SPACE, seed=1)
     with pytest.raises(CpulaunchError, match=said):
