@@ -58,7 +58,7 @@ ENVIRONMENT = frozenset(
         *("cpus", "numa_nodes", "smt", "e_cores", "reserve", "strategy", "membind", "binder", "oversubscribe"),
         *("instances", "cores_per_instance", "nproc_per_node", "numa_binding", "dist_backend", "ddp_bucket_mb"),
         *("ccl_path", "ccl_workers", "ccl_worker_siblings"),
-        *("inference_mode", "debug_apis", "mmap_weights", "pin_memory"),
+        *("debug_apis", "mmap_weights", "pin_memory"),
     }
 )
 """Settings that compute the same: results differ at most as with another number of threads, or of ranks."""
@@ -69,8 +69,8 @@ LEAST_ERROR: Mapping[str, Mapping[Any, float]] = {
 }
 """By value, the least error that allows settings that change what is computed (docs/inside-torch.md).
 
-ROUNDING allows all others that are not of the environment: other kernels round differently, and workers of a DataLoader
-draw other random numbers, also if they stay alive between epochs.
+ROUNDING allows all others that are not of the environment: other kernels round differently, workers of a DataLoader
+draw other random numbers, also if they stay alive between epochs, and inference mode trains no encoder in eval mode.
 """
 NEEDED_GOALS = {
     "instances": ("--throughput", "sums the metric over instances that begin together"),

@@ -23,7 +23,7 @@ from cpulaunch.records.settings import setting_specs
 HOST = probe_host(Root("/"))
 CHANGES_NUMBERS = {
     *("graph", "weights", "precision", "channels_last", "fused_optimizers", "flush_denormal"),
-    *("dataloader_workers", "persistent_workers"),
+    *("dataloader_workers", "persistent_workers", "inference_mode"),
 }
 SOURCE = "import torch; conv; DataLoader; torch.optim"
 
