@@ -41,6 +41,8 @@ OF_THE_PLACE = ("locked", "full", "readonly", "I/O", "unable to open", "locking 
 """Words of SQLite's errors that say nothing against what is in the database. Source: SQLite, sqlite3ErrStr()."""
 OTHER_PLACE = "free the disk or the file, or set XDG_STATE_HOME to another folder"
 FACTS, FAILURE = "facts", "failure"
+WANTED = "wanted"
+"""Attribute of a trial: its values, which optuna writes one by one when the trial begins."""
 INTERRUPTED = "interrupted"
 """Attribute of a study: the numbers of trials during which the process ended, and that are tried again."""
 KILLED = "killed"
@@ -119,6 +121,9 @@ class Study:
         """Effect: trials that a killed process left are failed, and the next ones to be asked for, but not for ever."""
         kills = dict(self._study.user_attrs.get(KILLED, {}))
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.params.keys() != self._space.keys():  # The kill came before the launch.
+                self._retry(trial)
+                continue
             key = json.dumps(trial.params, sort_keys=True)
             kills[key] = kills.get(key, 0) + 1
             self._study.set_user_attr(KILLED, kills)
@@ -143,8 +148,13 @@ class Study:
         known = self._study.user_attrs.get(INTERRUPTED, [])
         self._study.set_user_attr(INTERRUPTED, [*known, trial.number])
         self._study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params.keys() == self._space.keys():
-            self._study.enqueue_trial(trial.params, skip_if_exists=False)
+        wanted = trial.user_attrs.get(WANTED, trial.params)
+        if wanted.keys() == self._space.keys():
+            self._enqueue(wanted)
+
+    def _enqueue(self, texts: Mapping[str, Any]) -> None:
+        """Effect: the trial of these values is the next one to be asked for. It has all of them before it has begun."""
+        self._study.enqueue_trial(dict(texts), user_attrs={WANTED: dict(texts)}, skip_if_exists=False)
 
     def interrupt(self) -> None:
         """Effect: trials that are running end without a result, and are tried again by the next search."""
@@ -165,7 +175,7 @@ class Study:
         with _quiet():
             if not self.waiting:
                 texts = self._drawn() if configuration is None else self._texts(configuration)
-                self._study.enqueue_trial(texts, skip_if_exists=False)
+                self._enqueue(texts)
             trial = self._study.ask(self._distributions())
         self._running[trial.number] = trial
         return trial.number, self._configuration(trial.params)

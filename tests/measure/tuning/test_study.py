@@ -106,6 +106,19 @@ def test_a_configuration_that_ends_the_search_again_and_again_has_failed(tmp_pat
     study.close()
 
 
+def test_a_kill_before_a_trials_launch_loses_nothing_and_says_nothing_against_it(tmp_path):
+    wanted = {each.name: "-" for each in SPACE} | {"graph": "onednn"}
+    study = Study(str(tmp_path), SPACE, seed=1)
+    study._enqueue(wanted)
+    for _ in range(4):
+        assert study._study.ask().params == {}  # Its values are not written yet.
+        study.close()
+        study = Study(str(tmp_path), SPACE, seed=1)
+        assert (study.trials(), study.waiting) == ((), True)
+    assert study.begin({})[1] == {"graph": "onednn"}
+    study.close()
+
+
 def test_a_database_with_tables_of_another_optuna_is_an_error_with_a_way_out(tmp_path):
     import sqlite3
 
