@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from cpulaunch.charts.model import is_drawable
 from cpulaunch.charts.tune_charts import (
     baseline_chart,
@@ -102,7 +104,7 @@ def _use(winner: Json | None) -> Markup:
     if winner["profile"] is not None:
         parts.append(element("p", "They are in the profile ", code(winner["profile"]), "."))
     if winner["command"] is not None:
-        parts.append(element("p", "Use them: ", code(" ".join(map(str, winner["command"])))))
+        parts.append(element("p", "Use them: ", code(shlex.join(map(str, winner["command"])))))
     return section("What to use", *parts)
 
 

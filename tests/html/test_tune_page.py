@@ -1,6 +1,7 @@
 """The page of a search for settings: what it says and shows, for ordinary searches and for hostile ones."""
 
 import re
+import shlex
 
 import pytest
 
@@ -82,7 +83,8 @@ def test_the_best_so_far_is_that_of_whole_trials():
 
 def test_what_is_used_next():
     search = hostile.search()
-    search["winner"] |= {"command": ["cpulaunch", "--profile", "infer-tuned", "infer.py"], "profile": "/p/x.toml"}
+    command = ["cpulaunch", "--profile", "infer-tuned", "my infer.py", "it's"]
+    search["winner"] |= {"command": command, "profile": "/p/x.toml"}
     text = Reader(hostile.tune_document(search)).text
-    assert "Use them: cpulaunch --profile infer-tuned infer.py" in text
+    assert f"Use them: {shlex.join(command)}" in text
     assert "/p/x.toml" in text
