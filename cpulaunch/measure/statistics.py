@@ -59,10 +59,10 @@ class Estimate:
 
     @property
     def precision(self) -> float:
-        """Half the interval's width, relative to the ratio; infinite if there is no interval."""
+        """How far the farther end of the interval is from the ratio, relative to it; infinite without an interval."""
         if self.low is None or self.high is None:
             return math.inf
-        return (self.high - self.low) / 2 / self.ratio
+        return max(self.high - self.ratio, self.ratio - self.low) / self.ratio
 
 
 def launch_order(number: int, sides: int, *, seed: int) -> tuple[int, ...]:

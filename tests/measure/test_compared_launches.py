@@ -56,7 +56,7 @@ def test_it_runs_on_while_the_interval_is_wide():
 
 def test_equal_sides_show_no_difference():
     found = Machine({"A": steady(100), "B": lambda n: steady(100)(n + 2)}).compare()
-    start = "no difference that this machine can show: B is 1.00 times as fast as A, between 0.99 and 1.02"
+    start = "no difference that this machine can show: B is 1.00 times as fast as A, between 0.99 and 1.01"
     assert text_of(found, width=200).startswith(start)
 
 

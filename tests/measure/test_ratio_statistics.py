@@ -160,6 +160,11 @@ def test_spread_ignores_an_outlier():
     assert spread([1.0, 1.01, 0.99, 1.0, 5.0]) == pytest.approx(0.0148, abs=1e-4)
 
 
+@pytest.mark.parametrize(("low", "high", "precision"), [(0.99, 1.01, 0.01), (0.99, 1.04, 0.04), (0.9, 1.0, 0.1)])
+def test_the_precision_is_that_of_the_farther_end(low, high, precision):
+    assert Estimate(ratio=1.0, low=low, high=high, rounds=9).precision == pytest.approx(precision)
+
+
 def test_an_estimate_is_better_only_if_its_whole_interval_is():
     bounds = {(1.01, 1.1): "better", (0.9, 0.99): "worse", (0.99, 1.01): "no difference"}
     for (low, high), verdict in bounds.items():
