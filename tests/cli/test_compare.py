@@ -197,6 +197,11 @@ def test_sides_of_different_metrics_cannot_be_compared(compare):
     assert (ran.returncode, "no metric in common: python: a; --env NAME=...: b" in ran.stderr) == (2, True)
 
 
+def test_a_comparison_whose_rounds_all_failed_is_a_failure(compare):
+    ran = compare("--rounds", "2", code="import cpulaunch; cpulaunch.metric('items/s', 0)")
+    assert (ran.returncode, "no round was completed" in ran.stdout) == (1, True)
+
+
 LONG = """
     import os, time
     with open("pid.part", "w") as file:

@@ -157,4 +157,5 @@ def _exit_code(comparison: ComparisonResult, line: CompareLine) -> int:
     if comparison.ended == "interrupted":
         return INTERRUPTED
     slower = line.fail_if_slower and any(each.verdict == "worse" for each in comparison.estimates)
-    return FAILED if comparison.ended == "failed" or slower else 0
+    failed = comparison.ended == "failed" or (comparison.failures and not comparison.rounds)
+    return FAILED if failed or slower else 0
