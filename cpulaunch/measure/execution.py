@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from cpulaunch.records.host import Budget
 
 MAX_REPORT_BYTES = 1 << 26
+PATTERN = re.compile(r"[][\\*+?^$|{}]")
+"""What names of metrics seldom have, and regular expressions mostly."""
+LARGEST_FIGURE = 1e100
+"""Of larger figures, and of those below its inverse, neither sums nor ratios need be numbers that a float holds."""
 NAMED_SIGNALS = {SIGKILL: "SIGKILL", 6: "SIGABRT", 11: "SIGSEGV", 15: "SIGTERM", 7: "SIGBUS", 4: "SIGILL", 8: "SIGFPE"}
 
 
@@ -220,17 +225,26 @@ def _value(outcome: _Outcome, choice: MetricChoice) -> tuple[float | None, str |
     if value is None and outcome.rejected is not None:
         return None, f"it printed {quoted(outcome.rejected)} for {name!r}, which is not a number"
     if value is None:
-        return None, f"it {_without(choice)} {name!r}"
+        return None, f"it {_missing(choice, name or '')}"
     if (missing := _instances_without(outcome.report, name or "")) is not None:
         return None, f"{missing} {_without(choice)} {name!r}"
     failure = None if name is None else overload_text(name, outcome.metrics)
     if value <= 0:
         failure = f"its {name!r} is {value:g}, and only positive figures have ratios"
+    elif not 1 / LARGEST_FIGURE <= value <= LARGEST_FIGURE:
+        failure = f"its {name!r} is {value:g}, which is beyond all measure"
     return (value, None) if failure is None else (None, failure)
 
 
 def _without(choice: MetricChoice) -> str:
     return "reported no metric" if choice.pattern is None else "printed no number that --metric matches for"
+
+
+def _missing(choice: MetricChoice, name: str) -> str:
+    """What a program without the figure did. Of a name that looks like a pattern: what would make it one."""
+    is_pattern = choice.pattern is None and PATTERN.search(name) is not None
+    hint = "; as a pattern for the output it lacks parentheses around the number" if is_pattern else ""
+    return f"{_without(choice)} {name!r}{hint}"
 
 
 def _instances_without(report: Mapping[str, Any] | None, name: str) -> str | None:

@@ -140,12 +140,27 @@ def test_a_failed_launch_has_no_value_and_says_why(sample, side, name):
 
 
 @SIDES
-@pytest.mark.parametrize(("value", "text"), [(None, "reported no metric 'rate'"), (-1, "positive")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *[(None, "reported no metric 'rate'"), (-1, "positive"), (0, "positive")],
+        *[("1e250", "beyond all measure"), ("1e-250", "beyond all measure")],
+    ],
+)
 def test_a_launch_without_a_usable_metric_fails(sample, side, value, text):
     code = "pass" if value is None else f"import cpulaunch; cpulaunch.metric('rate', {value})"
     found = sample(code, side, choice=MetricChoice(name="rate"))
     assert found.value is None
     assert text in found.failure
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [(r"rate: [0-9.]+", True), (r"rate: \d+", True), ("rate", False), ("latency p99 (ms)", False)]
+)
+def test_a_pattern_without_a_group_is_told_what_it_lacks(sample, name, hint):
+    found = sample("print('rate: 5')", PYTHON, choice=MetricChoice(name=name))
+    assert f"it reported no metric {name!r}" in found.failure
+    assert ("parentheses around the number" in found.failure) is hint
 
 
 OVERLOADED = """
