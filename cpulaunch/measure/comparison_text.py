@@ -101,21 +101,21 @@ def _are_apart(ends: tuple[float, ...], decimals: int) -> bool:
 
 def _table(comparison: ComparisonResult, choice: MetricChoice, width: int) -> Iterator[str]:
     label = metric_label(choice)
-    room = max(12, width - sum(COLUMNS) - 2)
+    unit = _shortened(escaped(label) + (" (s)" if choice.name is None and choice.pattern is None else ""), 24)
+    medians = [short_number(median(comparison.values(number))) for number in range(len(comparison.sides))]
+    wide = max(COLUMNS[0], *(len(each) + 2 for each in (unit, *medians)))
+    room = max(12, width - wide - sum(COLUMNS[1:]))
     names = [_shortened(escaped(side.label), room) for side in comparison.sides]
     room = max(len("side"), *map(len, names))
-    unit = _shortened(escaped(label) + (" (s)" if choice.name is None and choice.pattern is None else ""), 24)
-    wide = max(COLUMNS[0], len(unit) + 2)
     yield "side".ljust(room) + _cells((unit, "spread", "ratio", "between"), wide)
     for number, name in enumerate(names):
         values = comparison.values(number)
-        middle = short_number(median(values))
         ratio, between = "1", ""
         if number:
             found = comparison.estimates[number - 1]
             ratio = ratio_text(found)
             between = "" if found.low is None else f"{ratio_text(found, found.low)}-{ratio_text(found, found.high)}"
-        yield (name.ljust(room) + _cells((middle, f"{spread(values):.1%}", ratio, between), wide)).rstrip()
+        yield (name.ljust(room) + _cells((medians[number], f"{spread(values):.1%}", ratio, between), wide)).rstrip()
 
 
 def _cells(cells: tuple[str, ...], first: int) -> str:

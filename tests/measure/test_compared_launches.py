@@ -173,6 +173,22 @@ def test_all_lines_fit_narrow_terminals_and_labels_are_escaped():
     )
 
 
+@pytest.mark.parametrize("metric", ["s", "examples that are seen per second"])
+def test_the_table_fits_however_long_names_and_figures_are(metric):
+    long = Side(label="--graph onednn --instances 2 --cores-per-instance 4 --weights int8")
+    found = Machine({"A": steady(1e14), long.label: steady(2e14)}).compare(
+        A, long, choice=MetricChoice(name=metric, lower_is_better=False)
+    )
+    rows = [
+        line
+        for line in text_of(found).splitlines()
+        if line.startswith(("A  ", "side ", "--graph")) and "is" not in line
+    ]
+    assert len(rows) == 3
+    assert all(len(row) <= 80 for row in rows)
+    assert rows[1].split()[1] == "100000000000000"
+
+
 def test_progress_tells_what_runs():
     shown = []
     limits = ComparisonLimits(rounds=12)

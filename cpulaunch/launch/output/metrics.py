@@ -156,6 +156,8 @@ def totals(workers: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, tup
 
 
 MAX_TERMS = 8
+MOST_WRITTEN = 1e15
+"""Numbers from this one on are written with an exponent."""
 
 
 def metric_line(name: str, total: float, values: Iterable[float | None]) -> str:
@@ -171,11 +173,11 @@ def metric_line(name: str, total: float, values: Iterable[float | None]) -> str:
 
 
 def short_number(number: float) -> str:
-    """The number with at most four significant digits, or with all digits before the point: "18.93", "12835"."""
+    """The number with at most four significant digits, or with all up to 15 before the point: "18.93", "12835"."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
     decimals = max(0, 3 - math.floor(math.log10(abs(number))))
-    if decimals > 9:
+    if decimals > 9 or abs(number) >= MOST_WRITTEN:
         return f"{number:.4g}"
     text = f"{number:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
