@@ -18,6 +18,7 @@ from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import adopt_orphans
 from cpulaunch.system.signals import ENDING, SIGCONT, SIGTSTP
+from cpulaunch.system.terminal import leave_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def run_child(
     receive: Sequence[Callable[[bytes], None]] = (),
     enough: Callable[[], bool] | None = None,
 ) -> ChildResult:
-    """How the command ended, which gets no standard input. For the main thread.
+    """How the command ended, which gets neither standard input nor a terminal. For the main thread.
 
     `receive`: take what it writes to stdout and to stderr. `enough`: asked again and again whether the command has
     done all that is wanted; then it is ended like one that ran past its limit. Effect: every process that it started
@@ -85,6 +86,7 @@ def run_child(
     NotExecutableError.
     """
     adopt_orphans()
+    leave_terminal()
     spared = own_children()
     child = _Child(argv, setup, receive)
     try:

@@ -1,6 +1,8 @@
 """Samples of real launches: where the figure comes from, how launches fail, and that nothing is left of them."""
 
+import contextlib
 import os
+import pty
 import signal
 import sys
 import textwrap
@@ -120,6 +122,29 @@ def test_without_reports_a_launch_becomes_its_worker(sample, setup):
         "import os, sys; sys.exit(os.getppid() != int(sys.argv[1]))", DEFAULTS, str(os.getpid()), setup=quick
     )
     assert (found.failure, found.report) == (None, None)
+
+
+ASKS = """
+import os, sys
+from cpulaunch.measure.child_process import ChildSetup, run_child
+open("/dev/tty").close()
+asking = (sys.executable, "-c", "open('/dev/tty').readline()")
+found = run_child(asking, ChildSetup(environ=dict(os.environ)), limit_seconds=20)
+print(found.exit_code, found.stderr_tail[-80:])
+"""
+
+
+def test_a_program_has_no_terminal_to_ask():
+    child, terminal = pty.fork()
+    if child == 0:  # The shell leads the session.
+        os.execv("/bin/sh", ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", ASKS])
+    seen = b""
+    with contextlib.suppress(OSError):  # Its end, once all have closed it.
+        while data := os.read(terminal, 1 << 16):
+            seen += data
+    os.waitpid(child, 0)
+    assert b"1 b" in seen
+    assert b"No such device or address" in seen
 
 
 FAILURES = {
