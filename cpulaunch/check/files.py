@@ -34,9 +34,14 @@ def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[str | Unreadable]:
         folders[:] = sorted(each for each in folders if each not in SKIPPED and not each.startswith("."))
         for name in sorted(names):
             path = os.path.join(place, name)
-            if name.endswith(SUFFIXES) and not any(Path(path).match(each) for each in exclude):
+            if name.endswith(SUFFIXES) and not _is_excluded(Path(path), exclude):
                 yield path
     yield from (Unreadable(path=str(each.filename), reason=each.strerror or "cannot be read") for each in failed)
+
+
+def _is_excluded(path: Path, exclude: tuple[str, ...]) -> bool:
+    """Whether a pattern is one of a file or of a folder above it."""
+    return any(place.match(pattern) for pattern in exclude for place in (path, *path.parents) if place.name)
 
 
 def read_program(path: str) -> str | Unreadable:
@@ -59,12 +64,13 @@ def read_program(path: str) -> str | Unreadable:
 def write_program(path: str, text: str) -> str | None:
     """Why the text could not be written, None if it was.
 
-    Effect: replaces the file, at the target of a link unless another user made that, and keeps its mode and encoding.
+    Effect: replaces the file, at the target of a link unless another user made that, and keeps its owner, mode and
+    encoding.
     """
     try:
         data = read_start(os.path.realpath(path), max_bytes=MAX_BYTES)
         encoding = tokenize.detect_encoding(BytesIO(data).readline)[0]
-        write_output(path, text.encode(encoding), mode=os.stat(path).st_mode & 0o777)
+        write_output(path, text.encode(encoding), like=os.stat(path))
     except (OSError, UnicodeError, SyntaxError) as error:  # Others may have changed it meanwhile.
         return str(error)
     return None

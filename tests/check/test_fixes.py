@@ -13,6 +13,61 @@ if any(importlib.util.find_spec(name) is None for name in ("libcst", "torchfix")
 HEAD = "from torch import nn\nnet = nn.Sequential("
 
 
+IMPORTS = "import torch\nfrom torch import nn\n"
+NET = """class Net(nn.Module):
+    def __init__(self):
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.a(x)
+
+"""
+DDP = f"{NET}net = nn.parallel.DistributedDataParallel("
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def f(n):\n    return(torch.ones(n).cuda())\n", 'def f(n):\n    return(torch.ones(n, device="cuda"))\n'),
+        ("def f(n):\n    return(torch.ones(n)\n      .cuda())", 'def f(n):\n    return(torch.ones(n, device="cuda"))'),
+        (
+            "def f(n):\n    x = \\\n  torch.ones(n)\\\n  .cuda()",
+            'def f(n):\n    x = \\\n  torch.ones(n, device="cuda")',
+        ),
+        ("\x0cdef f(n):\r\treturn torch.ones(n).cuda()\r", '\x0cdef f(n):\r\treturn torch.ones(n, device="cuda")\r'),
+        ("def f(n): return 'ä𝄞', torch.ones(n,).cuda()", "def f(n): return 'ä𝄞', torch.ones(n, device=\"cuda\",)"),
+        (
+            "def f(n):\n    return torch.zeros(len(torch.ones(n).cuda())).cuda()",
+            'def f(n):\n    return torch.zeros(len(torch.ones(n, device="cuda")), device="cuda")',
+        ),
+        (
+            "for n in m:\n  match torch.ones(n).cuda():\n    case x: await y; x = torch.eye(n).cuda()",
+            'for n in m:\n  match torch.ones(n, device="cuda"):\n    case x: await y; x = torch.eye(n, device="cuda")',
+        ),
+        ("def f(n):\n    return (torch.ones(n)  # mask\n        .cuda())", None),
+        ("def f(n):\n    return f'{torch.ones(n).cuda()}'", None),
+        ('def f(n):\n    return f"{torch.ones(n).cuda()}"', None),
+        (f"{DDP}Net(), find_unused_parameters=True)", f"{DDP}Net())"),
+        (f"{DDP}Net(), find_unused_parameters=True, dim=0)", f"{DDP}Net(), dim=0)"),
+        (f"{DDP}\n    Net(),\n    find_unused_parameters=True,\n)", f"{DDP}\n    Net(),\n)"),
+        (f"{DDP}\n    Net(),\n    find_unused_parameters=True\n)", f"{DDP}\n    Net()\n)"),
+        (f"{DDP}\n    Net(),  # kept\n    find_unused_parameters=True,\n)", f"{DDP}\n    Net(),  # kept\n)"),
+        (f"{DDP}\n    Net(),  # kept\n    find_unused_parameters=True\n)", f"{DDP}\n    Net()  # kept\n)"),
+        (f"{DDP}\n    Net(),\n    find_unused_parameters=True,  # kept\n)", f"{DDP}\n    Net(),  # kept\n)"),
+        (f"{DDP}\n    Net(),  # one\n    find_unused_parameters=True,  # two\n)", None),
+    ],
+)
+def test_a_fix_changes_its_call_and_no_character_around_it(before: str, after: str | None) -> None:
+    from cpulaunch.check.fixes import fixed
+
+    rules = [rule_named(name) for name in ("tensor-on-device", "find-unused-parameters")]
+    found = findings(IMPORTS + before, rules)
+    assert found
+    new, count = fixed(IMPORTS + before, found)
+    assert new == IMPORTS + (before if after is None else after)
+    assert (count > 0) is (after is not None)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -6,6 +6,7 @@ except for logs and reports that the user names, where `system/files/paths.py` s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -51,16 +52,29 @@ def claim_name(name: str) -> bool:
     return True
 
 
-def replace(name: str, data: bytes, *, mode: int = 0o600, folder: int | None = None) -> None:
-    """Effect: replaces the file atomically by one with the data. Raises: OSError."""
+def replace(
+    name: str, data: bytes, *, mode: int = 0o600, folder: int | None = None, like: os.stat_result | None = None
+) -> None:
+    """Effect: replaces the file atomically by one with the data. Raises: OSError.
+
+    `like`: the file gets the owner, as far as that is allowed, and the permissions of another, whatever the umask.
+    """
     temporary = _temporary(name)
-    fd = create(temporary, mode=mode, folder=folder)
+    fd = create(temporary, mode=mode if like is None else 0o600, folder=folder)
     try:
+        if like is not None:
+            _make_alike(fd, like)
         _write_all(fd, data)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         remove(temporary, folder=folder)
         raise
+
+
+def _make_alike(fd: int, like: os.stat_result) -> None:
+    with contextlib.suppress(PermissionError):  # Only root may give files away.
+        os.fchown(fd, like.st_uid, like.st_gid)
+    os.fchmod(fd, stat.S_IMODE(like.st_mode) & 0o777)
 
 
 def _temporary(name: str) -> str:
@@ -79,12 +93,15 @@ def remove(name: str, *, folder: int | None = None) -> None:
         return
 
 
-def write_output(path: str, data: bytes, *, mode: int = 0o600) -> None:
-    """Effect: the file at a path that the user gave holds the data; a pipe or device gets it. Raises: OSError."""
+def write_output(path: str, data: bytes, *, mode: int = 0o600, like: os.stat_result | None = None) -> None:
+    """Effect: the file at a path that the user gave holds the data; a pipe or device gets it. Raises: OSError.
+
+    `like`: the file gets the owner, as far as that is allowed, and the permissions of another, whatever the umask.
+    """
     place = locate(path)
     try:
         if not place.is_proc and _is_regular(place):
-            replace(place.name, data, mode=mode, folder=place.folder)
+            replace(place.name, data, mode=mode, folder=place.folder, like=like)
         else:
             _write_all(_open_special(place), data)
     finally:
