@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from cpulaunch.check.source.flow import is_on_gpu
 from cpulaunch.check.source.program import ParsedProgram
 
 
@@ -60,6 +61,8 @@ def last_value(text: str) -> str:
         ("def g(): Net(1, 2)\nclass Net:\n    def __init__(self, a, b):\n        b", "2"),
         ("def g(): Net(1)\nclass Net:\n    def run(self, a):\n        a", "a"),
         ("class Net:\n    def __init__(self):\n        self.a = 1\n    def run(self):\n        self.a", "1"),
+        ("x = f(x)\nx", "f(x)"),
+        ("x = f(x)\ndef g():\n    x", "f(x)"),
         ("import torch as t\nt.nn", "torch.nn"),
         ("from .torch import nn\nfrom torch import nn\nnn", "nn"),
         ("try:\n    from mine import nn\nexcept ImportError:\n    from torch import nn\nnn", "nn"),
@@ -68,3 +71,18 @@ def last_value(text: str) -> str:
 )
 def test_values(text: str, value: str) -> None:
     assert last_value(text) == value
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "device = torch.device(device)",
+        "device = device if ok else 'cuda'",
+        "device = torch.device(other)\nother = torch.device(device)",
+        "device = other if a else b\nother = device if c else d",
+    ],
+)
+def test_a_device_that_is_made_of_itself_is_followed_to_an_end(lines: str) -> None:
+    program = ParsedProgram(f"import torch\nfrom settings import *\n{lines}\ndevice")
+    last = [node for node in program.nodes if isinstance(node, ast.Expr)][-1]
+    assert is_on_gpu(program, last.value) is ("cuda" in lines)

@@ -1,7 +1,8 @@
 """Data sets and loaders in a program: their classes, what collates their batches, the loops that run over them."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from cpulaunch.check.source.flow import LOOPS, inside, iterated
 from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument
@@ -13,11 +14,11 @@ BASES = (
 )
 
 
-def dataset_classes(program: ParsedProgram) -> Iterator[ast.ClassDef]:
+@lru_cache(maxsize=2)
+def dataset_classes(program: ParsedProgram) -> tuple[ast.ClassDef, ...]:
     """Classes of map-style data sets."""
-    for node in program.nodes:
-        if isinstance(node, ast.ClassDef) and any(program.dotted(base) in BASES for base in node.bases):
-            yield node
+    classes = (node for node in program.nodes if isinstance(node, ast.ClassDef))
+    return tuple(each for each in classes if any(program.dotted(base) in BASES for base in each.bases))
 
 
 def methods(owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
@@ -25,18 +26,28 @@ def methods(owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)}
 
 
-def loaders(program: ParsedProgram) -> Iterator[ast.Call]:
+@lru_cache(maxsize=2)
+def loaders(program: ParsedProgram) -> tuple[ast.Call, ...]:
     """Calls that make a DataLoader."""
-    return (
+    return tuple(
         call for call in program.calls if program.called(call) in (LOADER, "torch.utils.data.dataloader.DataLoader")
     )
 
 
-def loops_over(program: ParsedProgram, loader: ast.Call) -> Iterator[ast.AST]:
+def loops_over(program: ParsedProgram, loader: ast.Call) -> Sequence[ast.AST]:
     """The for loops that run over a loader, as far as data flow tells."""
+    return _loops_by_source(program).get(loader, ())
+
+
+@lru_cache(maxsize=2)
+def _loops_by_source(program: ParsedProgram) -> Mapping[ast.AST | None, Sequence[ast.AST]]:
+    """What for loops run over -> these loops."""
+    found: dict[ast.AST | None, list[ast.AST]] = {}
     for loop in program.nodes:
-        if isinstance(loop, ast.For) and any(program.value(each) is loader for each in iterated(loop)):
-            yield loop
+        if isinstance(loop, ast.For):
+            for source in dict.fromkeys(program.value(each) for each in iterated(loop)):
+                found.setdefault(source, []).append(loop)
+    return found
 
 
 def loops_around(program: ParsedProgram, node: ast.AST) -> Iterator[ast.AST]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, is_constant, method, receiver
+from cpulaunch.check.source.program import DEPTH, FUNCTIONS, ParsedProgram, is_constant, method, receiver
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 CONDITIONS = (ast.If, ast.IfExp, ast.Try, ast.Match, ast.ExceptHandler)
@@ -21,7 +21,8 @@ MEASURES = re.compile(r"prof|bench|trace|debug|timing|measure", re.IGNORECASE)
 """Names of functions whose purpose is to measure, or to find errors."""
 
 
-def inside(program: ParsedProgram, node: ast.AST) -> list[ast.AST]:
+@lru_cache(maxsize=64)
+def inside(program: ParsedProgram, node: ast.AST) -> tuple[ast.AST, ...]:
     """The nodes below a node, in the order of the text, without the bodies of functions and classes it defines."""
     found: list[ast.AST] = []
     waiting = [*reversed(program.children[node])]
@@ -30,7 +31,7 @@ def inside(program: ParsedProgram, node: ast.AST) -> list[ast.AST]:
         if not isinstance(each, NESTED):
             found.append(each)
             waiting.extend(reversed(program.children[each]))
-    return found
+    return tuple(found)
 
 
 @lru_cache(maxsize=2)
@@ -92,18 +93,18 @@ def _switches_off(program: ParsedProgram, item: ast.withitem) -> bool:
     return name in NO_GRADIENTS or not name.startswith(("torch.autocast", "torch.amp", "torch.cuda", "torch.profiler"))
 
 
-def is_on_gpu(program: ParsedProgram, node: ast.AST) -> bool:
+def is_on_gpu(program: ParsedProgram, node: ast.AST, depth: int = DEPTH) -> bool:
     """Whether an expression is a CUDA device, or is one on a machine that has one."""
-    return any(_is_cuda(program, each) for each in program.values(node))
+    return depth > 0 and any(_is_cuda(program, each, depth - 1) for each in program.values(node))
 
 
-def _is_cuda(program: ParsedProgram, value: ast.AST) -> bool:
+def _is_cuda(program: ParsedProgram, value: ast.AST, depth: int) -> bool:
     if program.called(value) == "torch.device" and isinstance(value, ast.Call) and value.args:
-        return is_on_gpu(program, value.args[0])
+        return is_on_gpu(program, value.args[0], depth)
     if program.called(value) == "torch.accelerator.current_accelerator":
         return True
     if isinstance(value, ast.IfExp):
-        return is_on_gpu(program, value.body) or is_on_gpu(program, value.orelse)
+        return is_on_gpu(program, value.body, depth) or is_on_gpu(program, value.orelse, depth)
     if isinstance(value, ast.JoinedStr) and value.values:
         value = value.values[0]
     return isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith("cuda")
@@ -171,9 +172,18 @@ def is_measuring(program: ParsedProgram, node: ast.AST) -> bool:
 
 
 def is_in_test(program: ParsedProgram, node: ast.AST) -> bool:
-    """Whether a node is in a test."""
-    names = [getattr(each, "name", "") for each in program.around(node) if isinstance(each, ast.FunctionDef)]
-    return any(name.startswith("test") for name in names)
+    """Whether a node is in a test, by its function's name; `test(net, loader)` measures how good a network is."""
+    return any(
+        each.name.startswith("test") and (each.name != "test" or not _is_given_data(program, each))
+        for each in program.around(node)
+        if isinstance(each, NAMED)
+    )
+
+
+def _is_given_data(program: ParsedProgram, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function has parameters, and nothing in it is asserted."""
+    names = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+    return bool(names) and not any(isinstance(node, ast.Assert) for node in inside(program, function))
 
 
 def is_off(node: ast.AST | None) -> bool:

@@ -1,27 +1,28 @@
 """Where torchfix's performance rules apply: a dependency, so that its rules are not written again."""
 
-from functools import lru_cache
+import ast
+from collections.abc import Sequence
 
-from cpulaunch.check.source.program import lines_of
+HEAD = "from torch.utils.data import DataLoader"
 
 
-@lru_cache(maxsize=4)
-def torchfix_places(text: str, code: str) -> frozenset[tuple[int, int]]:
-    """Lines and columns (from zero, in bytes) of what torchfix finds under a code in a program's text.
+def synchronized_loaders(calls: Sequence[ast.Call]) -> list[ast.Call]:
+    """Those of some calls of DataLoader that torchfix finds to load in the same process (TOR401).
 
-    Empty if libcst, by which torchfix reads programs, cannot parse what Python can.
+    torchfix gets a program of these calls alone: it takes seconds for a large file, and libcst, by which it reads
+    programs, cannot parse all that Python can. None are found if that is so of the calls.
     """
     import libcst
     from torchfix.visitors.performance import TorchSynchronizedDataLoaderVisitor
 
+    lines, by_line = [HEAD], {}
+    for call in calls:
+        by_line[len(lines) + 1] = call
+        lines += ast.unparse(ast.Call(ast.Name("DataLoader"), call.args, call.keywords)).split("\n")
     visitor = TorchSynchronizedDataLoaderVisitor()
     try:
-        libcst.MetadataWrapper(libcst.parse_module(text)).visit_batched([visitor])
-    except libcst.ParserSyntaxError:
-        return frozenset()
-    lines = lines_of(text)
-    return frozenset(
-        (each.line, len(lines[each.line - 1][: each.column].encode()))
-        for each in visitor.violations
-        if each.error_code == code
-    )
+        libcst.MetadataWrapper(libcst.parse_module("\n".join(lines))).visit_batched([visitor])
+    except (libcst.ParserSyntaxError, RecursionError):
+        return []
+    found = {each.line for each in visitor.violations if each.error_code == "TOR401"}
+    return [call for line, call in by_line.items() if line in found]

@@ -85,6 +85,8 @@ class ParsedProgram:
             else:
                 return node
             source = found[0] if len(found) == 1 else self._reaching(node)
+            if isinstance(source, ast.expr) and source in self.around(node):
+                return node  # `x = f(x)`: what it was before is not in the source.
             source = self._argument(source) if isinstance(source, ast.arg) else source
             if source is None:
                 return node

@@ -3,11 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.datasets import dataset_classes, methods
 from cpulaunch.check.source.flow import inside, iterated, training_loops
-from cpulaunch.check.source.performance_visitor import torchfix_places
+from cpulaunch.check.source.performance_visitor import synchronized_loaders
 from cpulaunch.check.source.program import ParsedProgram, argument, is_open, method
 
 IN_MEMORY = ("torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset")
@@ -26,11 +27,12 @@ SELECTING = ("nonzero", "split", "view", "reshape", "to", "cuda", "numpy", "toli
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """DataLoaders that torchfix calls synchronized and that a training loop runs over, but for those of tensors."""
     used = [program.value(each) for loop in training_loops(program) for each in iterated(loop)]
-    loaders = [each for each in used if program.called(each) == "torch.utils.data.DataLoader"]
-    places = torchfix_places(program.text, "TOR401") if loaders else frozenset()
-    for call in loaders:
-        if not isinstance(call, ast.Call) or (call.lineno, call.col_offset) not in places or is_open(call):
-            continue
+    loaders = dict.fromkeys(
+        each
+        for each in used
+        if isinstance(each, ast.Call) and program.called(each) == "torch.utils.data.DataLoader" and not is_open(each)
+    )
+    for call in synchronized_loaders([*loaders]) if loaders else ():
         if not _is_in_memory(program, argument(call, "dataset", 0)):
             yield Hit(node=call, seen="a training loop runs over a DataLoader with num_workers=0")
 
@@ -46,7 +48,7 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
     if isinstance(value, ast.Subscript):
         value = program.value(value.value)
     if isinstance(value, ast.Name | ast.Attribute):
-        return any(program.called(call) in IN_MEMORY for call in program.calls)
+        return _makes_tensor_datasets(program)
     if program.called(value) in IN_MEMORY or isinstance(value, ast.List | ast.ListComp | ast.Tuple):
         return True
     if not isinstance(value, ast.Call) or not depth:
@@ -60,6 +62,11 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
         returned = [node.value for node in inside(program, made) if isinstance(node, ast.Return)]
         return any(program.called(program.value(each)) in IN_MEMORY for each in returned)
     return isinstance(made, ast.ClassDef) and made in dataset_classes(program) and _only_picks(program, made)
+
+
+@lru_cache(maxsize=2)
+def _makes_tensor_datasets(program: ParsedProgram) -> bool:
+    return any(program.called(call) in IN_MEMORY for call in program.calls)
 
 
 def _only_picks(program: ParsedProgram, owner: ast.ClassDef) -> bool:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.datasets import dataset_classes
@@ -46,8 +47,13 @@ def _makes_samples(program: ParsedProgram, call: ast.Call, owners: set[ast.Class
     if program.class_of(call) in owners:
         return True
     functions = [each for each in program.around(call) if isinstance(each, FUNCTIONS)]
-    mapped = [each for node in program.calls if _is_map(node) for each in node.args[:1]]
-    return any(program.value(each) is function for each in mapped for function in functions)
+    return not _mapped(program).isdisjoint(functions)
+
+
+@lru_cache(maxsize=2)
+def _mapped(program: ParsedProgram) -> frozenset[ast.AST | None]:
+    """The functions that map applies to data sets."""
+    return frozenset(program.value(each) for node in program.calls if _is_map(node) for each in node.args[:1])
 
 
 def _is_map(call: ast.Call) -> bool:

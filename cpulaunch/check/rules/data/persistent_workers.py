@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.datasets import loaders, loops_around, loops_over
@@ -33,7 +34,7 @@ def _runs_often(program: ParsedProgram, loader: ast.Call, loop: ast.AST) -> bool
     data = argument(loader, "dataset", 0)
     name = ast.unparse(data) if isinstance(data, ast.Name | ast.Attribute) else ""
     is_used = any(name and _is_of(program, node, name) for node in inside(program, loop))
-    return not is_used and not any(_changes_data_of_loader(program, node) for node in program.nodes)
+    return not is_used and not _changes_data(program)
 
 
 def _is_of(program: ParsedProgram, node: ast.AST, name: str) -> bool:
@@ -44,6 +45,11 @@ def _is_of(program: ParsedProgram, node: ast.AST, name: str) -> bool:
 
 def _is_length(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+
+
+@lru_cache(maxsize=2)
+def _changes_data(program: ParsedProgram) -> bool:
+    return any(_changes_data_of_loader(program, node) for node in program.nodes)
 
 
 def _changes_data_of_loader(program: ParsedProgram, node: ast.AST) -> bool:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.datasets import dataset_classes, loaders, methods
@@ -41,7 +42,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
         function = methods(owner).get("__getitem__")
         if function is None or is_cached(program, function):
             continue
-        if not ONCE.search(owner.name) and (_trained(program) or not any(loaders(program))):
+        if not ONCE.search(owner.name) and (_trained(program) or not loaders(program)):
             yield from _transformed(program, function)
         nodes = list(inside(program, function))
         decoded = {id(node) for node in nodes if program.called(node) in DECODERS}
@@ -70,6 +71,7 @@ def _is_by_chance(program: ParsedProgram, node: ast.AST) -> bool:
     return any(DRAWS.match(program.called(each)) for value in drawn if value for each in ast.walk(value))
 
 
+@lru_cache(maxsize=2)
 def _trained(program: ParsedProgram) -> list[ast.Call]:
     """The DataLoaders that training loops run over, as far as data flow tells."""
     used = [program.value(each) for loop in training_loops(program) for each in iterated(loop)]

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.flow import inside, is_in_test, is_measuring
@@ -37,8 +38,12 @@ def _is_check(program: ParsedProgram, call: ast.Call) -> bool:
     """Whether a call is in a function that measures, or checks what it computes."""
     function = program.function(call)
     is_named = isinstance(function, ast.FunctionDef) and CHECKS.search(function.name) is not None
-    is_asserted = any(isinstance(node, ast.Assert) for node in inside(program, function))
-    return is_named or is_asserted or is_measuring(program, call)
+    return is_named or _asserts(program, function) or is_measuring(program, call)
+
+
+@lru_cache(maxsize=64)
+def _asserts(program: ParsedProgram, function: ast.AST) -> bool:
+    return any(isinstance(node, ast.Assert) for node in inside(program, function))
 
 
 RULE = Rule(

@@ -5,6 +5,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_of_self, is_open
@@ -60,6 +61,7 @@ def _differ(program: ParsedProgram, layer: ast.Call, norm: ast.AST) -> bool:
     return len(sizes) > 1
 
 
+@lru_cache(maxsize=2)
 def _uses_biases(program: ParsedProgram) -> bool:
     """Whether the program uses the biases of layers without asking whether there are any: to initialize them, say."""
     uses = any(isinstance(node, ast.Attribute) and node.attr == "bias" for node in program.nodes)

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.flow import is_in_test
@@ -24,6 +25,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
                 yield Hit(node=node, seen=f"{ast.unparse(node)} is torch.nn.functional.{name} in several operations")
 
 
+@lru_cache(maxsize=8)
 def _is_used(program: ParsedProgram, name: str) -> bool:
     """Whether a program uses torch's function as well, so that the product may be its stand-in for an old torch."""
     return any(isinstance(node, ast.Attribute) and node.attr == name and program.dotted(node) for node in program.nodes)

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.flow import nearest_loop, training_loops
@@ -17,9 +18,9 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
     """zero_grad(set_to_none=False), and zeros written by hand to all gradients, in a training loop."""
     if GRAPHS.search(program.text):
         return
-    loops = training_loops(program)
+    loops = set(training_loops(program))
     for call in program.calls:
-        if not any(loop in program.around(call) for loop in loops):
+        if loops.isdisjoint(program.around(call)):
             continue
         if method(call) == "zero_grad" and is_constant(argument(call, "set_to_none", 0), False):
             if not _reads_gradients(program):
@@ -29,6 +30,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             yield Hit(node=call, seen=f"{ast.unparse(call)} writes zeros to every gradient")
 
 
+@lru_cache(maxsize=2)
 def _reads_gradients(program: ParsedProgram) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in program.nodes)
 
