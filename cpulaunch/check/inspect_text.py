@@ -26,7 +26,7 @@ def findings(text: str, rules: Iterable[Rule], *, path: str = "") -> list[Source
         return []
     comments, lines = ignored(text), lines_of(text)
     found = [
-        _finding(hit, rule, path, lines)
+        _finding(hit, rule, path, lines, is_quoted=_is_quoted(program, hit.node))
         for rule in rules
         for hit in _unique(rule.find(program))
         if not is_ignored(rule.id, _lines(program, hit.node), comments)
@@ -43,17 +43,20 @@ def _unique(hits: Iterable[Hit]) -> Iterator[Hit]:
 
 
 def _lines(program: ParsedProgram, node: ast.expr | ast.stmt) -> tuple[int, int]:
-    """First and last line of a finding, where a comment may be: of a block the line of its head."""
-    if isinstance(node, ast.For | ast.While | ast.With | ast.FunctionDef | ast.ClassDef):
-        return node.lineno, node.lineno
-    statement = next((each for each in program.around(node) if isinstance(each, ast.stmt)), node)
-    last = node.end_lineno or node.lineno
-    is_simple = not hasattr(statement, "body")
-    return node.lineno, max(last, (statement.end_lineno or last) if is_simple else last)
+    """First and last line of a finding's statement, where a comment may be: of a block the lines of its head."""
+    statement = next((each for each in (node, *program.around(node)) if isinstance(each, ast.stmt)), node)
+    body = getattr(statement, "body", None)
+    last = body[0].lineno - 1 if isinstance(body, list) and body else statement.end_lineno or statement.lineno
+    end = (node.end_lineno or 0) if isinstance(node, ast.expr) else 0
+    return min(statement.lineno, node.lineno), max(last, end, statement.lineno)
 
 
-def _finding(hit: Hit, rule: Rule, path: str, lines: list[str]) -> SourceFinding:
-    """A hit's place in characters, where ast counts bytes."""
+def _is_quoted(program: ParsedProgram, node: ast.AST) -> bool:
+    return any(isinstance(each, ast.JoinedStr) for each in program.around(node))
+
+
+def _finding(hit: Hit, rule: Rule, path: str, lines: list[str], *, is_quoted: bool) -> SourceFinding:
+    """A hit's place in characters, where ast counts bytes. Within an f-string an edit may end the string."""
     node = hit.node
     end_line = node.end_lineno or node.lineno
     return SourceFinding(
@@ -64,5 +67,5 @@ def _finding(hit: Hit, rule: Rule, path: str, lines: list[str]) -> SourceFinding
         end_line=end_line,
         end_column=characters(lines[end_line - 1], node.end_col_offset or 0) + 1,
         seen=hit.seen,
-        edit=hit.edit,
+        edit=None if is_quoted else hit.edit,
     )

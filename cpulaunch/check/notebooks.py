@@ -9,7 +9,7 @@ from typing import Any
 from cpulaunch.check.source.program import lines_of
 from cpulaunch.records.record import record
 
-MAGIC = re.compile(r"^\s*[%!?]|^\s*[\w, ]+=\s*[%!]|\?\s*$")
+MAGIC = re.compile(r"^\s*[%!?]|^\s*[\w, ]+=\s*[%!]|^[^#'\"]*\?\s*$")
 ASSIGNED_MAGIC = re.compile(r"^(\s*[\w, ]+=)\s*[%!]")
 PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
 """Magics of a whole cell whose further lines are Python."""
@@ -41,7 +41,7 @@ def notebook(source: str) -> Notebook:
             try:
                 code = _python(cell.get("source"))
             except SyntaxError as error:
-                unreadable.append(f"cell {number}, line {error.lineno}: {error.msg}")
+                unreadable.append(f"cell {number}, line {error.lineno or 1}: {error.msg}")
                 continue
             lines += code
             places += [(number, place) for place in range(1, len(code) + 1)]
@@ -51,9 +51,12 @@ def notebook(source: str) -> Notebook:
 def _is_python(document: Any) -> bool:
     """Whether a notebook's language is Python: if it names none, it is."""
     metadata = document.get("metadata")
-    kernel = metadata.get("kernelspec") if isinstance(metadata, dict) else None
-    language = kernel.get("language") if isinstance(kernel, dict) else None
-    return not isinstance(language, str) or language.lower() in ("", "python")
+    for table, key in (("kernelspec", "language"), ("language_info", "name")):
+        named = metadata.get(table) if isinstance(metadata, dict) else None
+        language = named.get(key) if isinstance(named, dict) else None
+        if isinstance(language, str) and language:
+            return language.lower() in ("python", "ipython")
+    return True
 
 
 def _python(source: Any) -> list[str]:
@@ -62,7 +65,7 @@ def _python(source: Any) -> list[str]:
     lines = lines_of(text)
     if _parses(lines):
         return lines
-    magic = text.split(maxsplit=1)[0]
+    magic = "".join(text.split(maxsplit=1)[:1])
     if magic.startswith("%%") and magic not in PYTHON_CELLS:
         return ["#" for _ in lines]
     replaced = list(_without_magics(lines))

@@ -98,7 +98,7 @@ def _check_file(path: str, rules: Sequence[Rule], fix: str) -> _FileResult:
             found = findings(text, rules, path=path)
             return _after_fixes(path, text, rules, found, fix) if fix != "none" else _FileResult(findings=tuple(found))
     except SyntaxError as error:
-        reason = f"line {error.lineno}: {error.msg}"
+        reason = f"line {error.lineno or 1}: {error.msg}"
     except (RecursionError, MemoryError):
         reason = "nested too deeply"
     except ValueError as error:

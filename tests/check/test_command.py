@@ -67,10 +67,29 @@ def test_a_comment_silences_a_line(comment: str, tmp_path: Path, capfd: pytest.C
     assert [each["line"] for each in found] == [4]
 
 
-@pytest.mark.parametrize("comment", ["ignore[zero-grad]", "ignored", "ignore[]"])
+@pytest.mark.parametrize(
+    "comment", ["ignore[zero-grad]", "ignore [zero-grad]", "ignored", "ignore-next-line", "ignore-files", "ignore[]"]
+)
 def test_another_comment_does_not(comment: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "a.py", f"{SLOW.rstrip()}  # cpulaunch: {comment}\n")
-    assert check(capfd, path)[0] == (0 if comment == "ignored" else 1)
+    assert check(capfd, path)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("net = nn.Sequential(@\n    nn.Linear(2, 2),\n    nn.BatchNorm1d(2),\n)\n", 0),
+        ("net = nn.Sequential(\n    nn.Linear(2, 2),\n    nn.BatchNorm1d(2),\n)@\n", 0),
+        ("for net in (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),\n    other):@\n    pass\n", 0),
+        ("for net in (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),):\n    pass@\n", 1),
+        ("if a:@\n    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))\n", 1),
+        ("@@decorated(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))#\ndef f(): pass\n", 0),
+    ],
+)
+def test_a_comment_may_be_on_any_line_of_the_statement(text: str, count: int) -> None:
+    comment = "  # cpulaunch: ignore[bias-before-norm]"
+    marked = text.replace("@@", "%").replace("@", comment).replace("#\n", f"{comment}\n").replace("%", "@")
+    assert len(findings(f"from torch import nn\n{marked}", all_rules().values())) == count
 
 
 def test_a_comment_silences_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -86,10 +105,40 @@ def test_configuration_and_options(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert check(capfd, str(tmp_path))[0] == 0
     assert check(capfd, "--select", "zero-grad", path)[0] == 0
     assert check(capfd, "--ignore", "data-parallel", path)[0] == 0
-    write(tmp_path, "pyproject.toml", "[tool.cpulaunch.check]\nselected = []\n")
-    code, _, err = check(capfd, path)
+
+
+@pytest.mark.parametrize("pattern", ["old/*.py", "old", "old/", "old/**", "**/old/**", "*.py", "deep/*.py"])
+def test_patterns_of_files_and_folders_to_leave_out(
+    pattern: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old/deep").mkdir(parents=True)
+    write(tmp_path, "old/deep/a.py" if pattern != "old/*.py" else "old/a.py", SLOW)
+    write(tmp_path, "pyproject.toml", f'[tool.cpulaunch.check]\nexclude = ["{pattern}"]\n')
+    assert json_output.read("check", check(capfd, "--json", str(tmp_path))[1])["files"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool.cpulaunch.check]\nselected = []", "unknown key"),
+        ("[tool.cpulaunch.check]\nselect = 'zero-grad'", "is a list of words"),
+        ("[tool.cpulaunch.check]\nselect = ['none']", "no such rule"),
+        ("[tool.cpulaunch.check]\nexclude = ['']", "names nothing"),
+        ("[tool.cpulaunch.check]\nexclude = ['.']", "names nothing"),
+        ("[tool]\ncpulaunch = 1", "cannot read"),
+        (f"a = {'9' * 5000}", "cannot read"),
+        ("a = " + "[" * 5000, "cannot read"),
+        ("a = '\0'", "cannot read"),
+    ],
+)
+def test_a_configuration_that_is_invalid(
+    text: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "pyproject.toml", text)
+    code, _, err = check(capfd, write(tmp_path, "a.py", SLOW))
     assert code == 2
-    assert "unknown key" in err
+    assert said in err
+    assert "Traceback" not in err
 
 
 def test_a_rule_that_is_off_by_default_can_be_selected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +198,25 @@ def test_fix_changes_the_finding_and_nothing_else(tmp_path: Path, capfd: pytest.
     wanted = text.replace("torch.ones( 3,4 ).cuda( )", 'torch.ones( 3,4, device="cuda" )')
     assert Path(path).read_bytes() == b"\xef\xbb\xbf" + wanted.encode()
     assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+def test_fix_keeps_the_mode_whatever_the_umask(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "a.py", FIXABLE)
+    os.chmod(path, 0o666)
+    before = os.umask(0o077)
+    try:
+        check(capfd, "--fix", path)
+    finally:
+        os.umask(before)
+    assert os.stat(path).st_mode & 0o777 == 0o666
+
+
+@needs_root
+def test_fix_keeps_the_owner(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "a.py", FIXABLE)
+    os.chown(path, 12345, 23456)
+    assert check(capfd, "--fix", path)[0] == 0
+    assert (os.stat(path).st_uid, os.stat(path).st_gid) == (12345, 23456)
 
 
 @needs_root
@@ -215,6 +283,7 @@ def notebook_findings(
         "%%bash\nfor x in *; do",
         "x = '''\n%d\n?\n'''",
         "this is not Python",
+        "\u00a0",
         "",
     ],
 )
@@ -227,8 +296,23 @@ def test_ipython_syntax_moves_no_finding(before: str, tmp_path: Path, capfd: pyt
     assert notebook_findings(tmp_path, capfd, cells) == [(3, 3)]
 
 
-def test_a_notebook_of_another_language_has_no_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    other = {"metadata": {"kernelspec": {"language": "julia"}}}
+def test_a_comment_that_asks_is_no_request_for_help(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = "%time 1\nfrom torch import nn\nfor x in y:  # why?\n    net = nn.DataParallel(x)  # all?\nnet.backward()"
+    assert notebook_findings(tmp_path, capfd, [cell(lines)]) == [(1, 4)]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"kernelspec": {"language": "julia"}},
+        {"kernelspec": {"name": "ir"}, "language_info": {"name": "R"}},
+        {"language_info": {"name": "R"}},
+    ],
+)
+def test_a_notebook_of_another_language_has_no_findings(
+    metadata: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = {"metadata": metadata}
     assert notebook_findings(tmp_path, capfd, [cell(SLOW)], **other) == []
     path = write(tmp_path, "b.ipynb", json.dumps({"cells": [cell("using torch; end")], **other}))
     assert check(capfd, path)[0] == 0

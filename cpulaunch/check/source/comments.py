@@ -5,7 +5,7 @@ import re
 import tokenize
 from collections.abc import Mapping
 
-COMMENT = re.compile(r"#\s*cpulaunch:\s*(ignore-file|ignore)(?:\[([^\]]*)\])?")
+COMMENT = re.compile(r"#\s*cpulaunch:\s*(ignore-file|ignore)(?![-\w])(?:\s*\[([^\]]*)\])?")
 ALL = frozenset({"*"})
 
 
