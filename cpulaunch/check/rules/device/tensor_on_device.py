@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.datasets import loops_around
@@ -13,8 +13,8 @@ EXACT = {f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "eye")}
 RANDOM = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm")}
 UNSAFE = "the GPU draws other random numbers from the same seed"
 ONCE = ("__init__", "main", "setup", "build", "export")
-PASSES = re.compile(r"load|epoch|batch|\bdl\b|steps|iters", re.IGNORECASE)
-"""Words of loops that go through data: what is made before one of them is made once for many turns."""
+PASSES = re.compile(r"load|epoch|batch|\bdl\b|steps|iters|data(set)?\b|modules\(|parameters\(", re.IGNORECASE)
+"""Words of loops through data or a whole network: what is made before one of them is made once for many turns."""
 FIXED = ("device", "generator", "requires_grad", "pin_memory", "out", "layout")
 
 
@@ -50,20 +50,30 @@ def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
     """Whether a call runs often, as far as the file tells: in a loop, or whenever a function runs that others call."""
     if is_in_test(program, call):
         return False
-    if next(loops_around(program, call), None) is not None:
-        return True
     function = program.function(call)
+    loop = next(loops_around(program, call), None)
+    if loop is not None and function in program.around(loop):
+        return not _goes_through_data(program.children[loop])
+    if isinstance(function, ast.FunctionDef) and _is_before_pass(function):
+        return False
+    if loop is not None:
+        return True
     if not isinstance(function, ast.FunctionDef) or function.name in ONCE or program.caller(function) is not None:
         return False
     given = [each for each in function.args.args if each.arg not in ("self", "cls")]
-    return bool(given) and is_unconditional(program, call, function) and not _is_before_pass(function)
+    return bool(given) and is_unconditional(program, call, function)
 
 
 def _is_before_pass(function: ast.FunctionDef) -> bool:
     """Whether a function goes through data in a loop, or is given a loader to do so."""
     if any(PASSES.search(each.arg) for each in function.args.args):
         return True
-    loops = (node for node in ast.walk(function) if isinstance(node, ast.For | ast.While))
+    return _goes_through_data([function])
+
+
+def _goes_through_data(parts: Iterable[ast.AST]) -> bool:
+    """Whether there is a loop through data, or through all modules of a network, in one of these parts."""
+    loops = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.For | ast.While))
     return any(PASSES.search(ast.unparse(each.iter if isinstance(each, ast.For) else each.test)) for each in loops)
 
 
@@ -106,6 +116,11 @@ RULE = Rule(
         "class Solver:\n    def train_all(self):\n        self.x = torch.zeros(3).cuda()\n",
         _function("torch.zeros(0).cuda()"),
         "for epoch in range(9):\n    scores = torch.empty(0, 2).cuda()\n    for x in data:\n        pass\n",
+        "for epoch in range(9):\n    total = torch.zeros(1).cuda()\n    for x in loader:\n        total += step(x)\n",
+        "def fit(net, loader):\n    sums = torch.zeros(9).cuda()\n    for x in loader:\n        sums += net(x)\n"
+        "\nfor epoch in range(9):\n    fit(net, loader)\n",
+        "def prune(net, n):\n    weights = torch.zeros(n).cuda()\n    for name, part in net.named_modules():\n"
+        "        weights += part.weight\n",
         "class Score:\n    def __call__(self, net, dl):\n        hist = torch.zeros(9, 9).cuda()\n"
         "        for x in enumerate(dl):\n            hist += net(x)\n",
         "def score(net, loader):\n    hist = torch.zeros(9, 9).cuda()\n    for x in loader:\n        hist += net(x)\n",
