@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
-from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_of_self, is_open
+from cpulaunch.check.source.program import (
+    FUNCTIONS,
+    ParsedProgram,
+    argument,
+    is_constant,
+    is_of_self,
+    is_open,
+    method,
+    receiver,
+)
 
 DIMENSIONS = ("1d", "2d", "3d")
 NORMS = {f"torch.nn.{name}{size}" for name in ("BatchNorm", "LazyBatchNorm") for size in DIMENSIONS}
@@ -19,7 +28,7 @@ LAYERS = CONVOLUTIONS | {LINEAR}
 MAX_POSITIONAL = 6
 """With more, the bias may be one of them."""
 UNSAFE = "the bias is no longer in the model's checkpoints, and trained ones need it subtracted from running_mean"
-GUARD = re.compile(r"\.bias is (not )?None|hasattr\(\w+, .bias.\)|if \w+(\.\w+)*\.bias\b")
+GUARD = re.compile(r"\.bias is (not )?None|^(not )?\w+(\.\w+)*\.bias$")
 """How programs ask whether a layer has a bias."""
 
 
@@ -30,9 +39,49 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
         if is_list or program.called(node) == "torch.nn.Sequential":
             layers = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else []
             for first, second in itertools.pairwise(layers):
-                yield from _hit(program, first, second)
+                yield from _hit(program, _named(first), _named(second))
         elif isinstance(node, ast.ClassDef):
             yield from _in_class(program, node)
+        elif isinstance(node, ast.Expr):
+            yield from _added_in_turn(program, node)
+
+
+def _named(node: ast.AST) -> ast.AST:
+    """The layer of a pair of name and layer, as in an OrderedDict."""
+    return node.elts[1] if isinstance(node, ast.Tuple) and len(node.elts) == 2 else node
+
+
+def _added_in_turn(program: ParsedProgram, first: ast.Expr) -> Iterator[Hit]:
+    """A layer and the next one which two statements in turn add to the same list or Sequential."""
+    before, owner = _added(first)
+    if before is None or owner is None:
+        return
+    block = next((each for each in _blocks(program.parents[first]) if first in each), [])
+    place = block.index(first) + 1 if block else 0
+    second = block[place] if 0 < place < len(block) else None
+    after, other = _added(second)
+    made = program.value(owner)
+    is_list = isinstance(made, ast.List) or program.called(made) == "torch.nn.Sequential"
+    if after is not None and other is not None and is_list and ast.unparse(owner) == ast.unparse(other):
+        yield from _hit(program, before, after)
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.AST]]:
+    for name in ("body", "orelse"):
+        block = getattr(node, name, None)
+        if isinstance(block, list):
+            yield block
+
+
+def _added(statement: ast.AST | None) -> tuple[ast.expr | None, ast.expr | None]:
+    """What `layers.append(layer)` or `net.add_module(name, layer)` adds, and to what."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    count = {"append": 1, "add_module": 2}.get(method(call), 0) if call else 0
+    if not isinstance(call, ast.Call) or not count or len(call.args) != count:
+        return None, None
+    owner = receiver(call)
+    is_self = isinstance(owner, ast.Name) and owner.id == "self"
+    return (None, None) if is_self else (call.args[-1], owner)
 
 
 def _hit(program: ParsedProgram, first: ast.AST, second: ast.AST) -> Iterator[Hit]:
@@ -53,19 +102,38 @@ def _hit(program: ParsedProgram, first: ast.AST, second: ast.AST) -> Iterator[Hi
 
 
 def _differ(program: ParsedProgram, layer: ast.Call, norm: ast.AST) -> bool:
-    """Whether the normalization is over another dimension than the layer's outputs, as far as constants tell."""
+    """Whether the normalization is over another dimension than the layer's outputs, as far as constants tell.
+
+    After a linear layer it may be over the steps of a sequence: then the two sizes are different expressions.
+    """
     name = "out_features" if program.called(layer) == LINEAR else "out_channels"
-    made = program.value(argument(layer, name, 1))
-    normalized = program.value(argument(norm, "num_features", 0)) if isinstance(norm, ast.Call) else None
-    sizes = {each.value for each in (made, normalized) if isinstance(each, ast.Constant)}
-    return len(sizes) > 1
+    given = argument(layer, name, 1), argument(norm, "num_features", 0) if isinstance(norm, ast.Call) else None
+    made, normalized = map(program.value, given)
+    if isinstance(made, ast.Constant) and isinstance(normalized, ast.Constant):
+        return made.value != normalized.value
+    is_named_alike = made is None or normalized is None or ast.unparse(made) == ast.unparse(normalized)
+    return program.called(layer) == LINEAR and not is_named_alike
 
 
 @lru_cache(maxsize=2)
 def _uses_biases(program: ParsedProgram) -> bool:
-    """Whether the program uses the biases of layers without asking whether there are any: to initialize them, say."""
-    uses = any(isinstance(node, ast.Attribute) and node.attr == "bias" for node in program.nodes)
-    return uses and GUARD.search(program.text) is None
+    """Whether the program uses the biases of layers without asking whether there are any: to initialize them, say.
+
+    So may a function from elsewhere that it applies to all layers.
+    """
+    uses = (node for node in program.nodes if isinstance(node, ast.Attribute) and node.attr == "bias")
+    applied = (call.args[0] for call in program.calls if method(call) == "apply" and len(call.args) == 1)
+    known = (*FUNCTIONS, ast.Call)
+    return not all(_is_asked(program, each) for each in uses) or any(
+        isinstance(each, ast.Name | ast.Attribute) and not isinstance(program.value(each), known) for each in applied
+    )
+
+
+def _is_asked(program: ParsedProgram, use: ast.AST) -> bool:
+    """Whether a bias is used only if there is one, or in asking so."""
+    tests = [each.test for each in program.around(use) if isinstance(each, ast.If | ast.IfExp)]
+    tests += [each for each in program.around(use) if isinstance(each, ast.BoolOp | ast.Compare)]
+    return any(GUARD.search(ast.unparse(test)) for test in tests)
 
 
 def _in_class(program: ParsedProgram, owner: ast.ClassDef) -> Iterator[Hit]:
@@ -136,6 +204,12 @@ RULE = Rule(
         FOUND + "        x = self.conv(x)\n        x = self.bn(x)\n        return x.relu()\n",
         FOUND + "        out = self.conv(x)\n        return self.bn(out)\n",
         "net = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.SyncBatchNorm(2))  # <-\n",
+        "from collections import OrderedDict\nnet = nn.Sequential(OrderedDict([\n    ('a', nn.Linear(4, n)),  # <-\n"
+        "    ('b', nn.BatchNorm1d(n)),\n]))\n",
+        "layers = []\nfor a, b in sizes:\n    layers.append(nn.Conv2d(a, b, 3))  # <-\n"
+        "    layers.append(nn.BatchNorm2d(b))\n",
+        "net = nn.Sequential()\nnet.add_module('conv', nn.Conv2d(3, 8, 3))  # <-\n"
+        "net.add_module('norm', nn.BatchNorm2d(8))\n",
         "net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))  # <-\nnn.init.zeros_(net[0].bias)\n",
         "net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))  # <-\nfor each in net:\n"
         "    if each.bias is not None:\n        each.bias.data.zero_()\n",
@@ -146,6 +220,10 @@ RULE = Rule(
         "net = nn.Sequential(nn.Linear(8, 8, bias=bias), nn.BatchNorm1d(8))\n",
         "net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))\n",
         "net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(50))\n",
+        "net = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(steps))\n",
+        "parts = nn.ModuleList()\nparts.append(nn.Linear(8, 8))\nparts.append(nn.BatchNorm1d(8))\n",
+        "a.append(nn.Linear(8, 8))\nb.append(nn.BatchNorm1d(8))\n",
+        "layers.append(nn.Conv2d(3, 8, 3))\nlayers.append(nn.ReLU())\nlayers.append(nn.BatchNorm2d(8))\n",
         "parts = nn.ModuleList([nn.Linear(8, 8), nn.BatchNorm1d(8)])\n",
         "net = nn.Sequential(nn.Conv2d(3, 8, 3, **options), nn.BatchNorm2d(8))\n",
         "net = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3))\n",
