@@ -59,9 +59,16 @@ def is_unconditional(program: ParsedProgram, node: ast.AST, within: ast.AST) -> 
     for each in program.around(node):
         if each is within:
             return True
-        if isinstance(each, (*CONDITIONS, *FUNCTIONS)):
+        if isinstance(each, (*CONDITIONS, *FUNCTIONS)) and not _is_main(each):
             return False
     return False
+
+
+def _is_main(node: ast.AST) -> bool:
+    """Whether a node is `if __name__ == "__main__":`, which holds whenever a program runs."""
+    test = node.test if isinstance(node, ast.If) and not node.orelse else None
+    parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) and len(test.ops) == 1 else []
+    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in parts)
 
 
 def iterated(loop: ast.AST) -> Iterator[ast.expr]:

@@ -18,6 +18,12 @@ CONVOLUTIONAL = (
     *("mobilenet", "mnasnet", "efficientnet", "regnet", "convnext", "squeezenet", "fcn_", "deeplab", "lraspp", "unet"),
 )
 """How torchvision and timm begin the names of convolutional networks."""
+OTHERS = (
+    *("vit_", "swin_", "maxvit", "fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "ssd", "fcos", "raft"),
+    *("r3d_", "mc3_", "r2plus1d", "s3d", "mvit", "visiontransformer", "swintransformer"),
+)
+"""How torchvision begins the names of its other networks; its transforms, weights and tools have other names."""
+CREATE = ("timm.create_model", "timm.models.create_model", "torchvision.models.get_model")
 MODEL = re.compile(r"transformers\.(?!DataCollator)(\w*Model|\w+For[A-Z]\w+)(\.from_pretrained|\.from_config)?")
 """How transformers names its networks, and what makes them; tokenizers and processors have other names."""
 CONV2D = ("torch.nn.Conv2d", "torch.nn.ConvTranspose2d")
@@ -87,10 +93,11 @@ def library_model(program: ParsedProgram, made: ast.Call) -> str:
     """The name of a model that torchvision, timm or transformers makes, "" if it is none of theirs."""
     name = program.called(made)
     first = made.args[0] if made.args else None
+    if name in CREATE:
+        return str(first.value).lower() if isinstance(first, ast.Constant) else ""
     if name.startswith("torchvision.models."):
-        return name.rpartition(".")[2].lower()
-    if name in ("timm.create_model", "timm.models.create_model") and isinstance(first, ast.Constant):
-        return str(first.value).lower()
+        last = name.rpartition(".")[2].lower()
+        return last if last.startswith((*CONVOLUTIONAL, *OTHERS)) else ""
     found = MODEL.fullmatch(name)
     return found[1].lower() if found else ""
 

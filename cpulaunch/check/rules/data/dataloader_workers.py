@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.datasets import dataset_classes, methods
+from cpulaunch.check.source.datasets import methods
 from cpulaunch.check.source.flow import inside, iterated, training_loops
 from cpulaunch.check.source.performance_visitor import synchronized_loaders
 from cpulaunch.check.source.program import ParsedProgram, argument, is_open, method
@@ -14,8 +14,14 @@ from cpulaunch.check.source.program import ParsedProgram, argument, is_open, met
 IN_MEMORY = ("torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset")
 PARTS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split", "dataset.Subset"))
 """Functions and classes that make a data set of the items of others."""
-TENSORS = ("torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.FloatTensor", "torch.LongTensor")
-CASTS = ("float", "long", "to", "astype", "item")
+TENSORS = (
+    *("torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.FloatTensor", "torch.LongTensor", "torch.Tensor"),
+    *("numpy.array", "numpy.asarray", "numpy.float32", "numpy.int64", "torch.unsqueeze", "torch.squeeze"),
+)
+CASTS = (
+    *("float", "long", "int", "double", "bool", "to", "type", "astype", "item", "copy", "clone", "numpy", "to_numpy"),
+    *("view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "flatten"),
+)
 """What takes a microsecond for an item that is in memory."""
 MAX_DEPTH = 4
 INDICES = re.compile(r"(^|_)(idx|ids?|nids?|eids?|indices|index|indexes|perm|seeds)$", re.IGNORECASE)
@@ -61,7 +67,7 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
     if isinstance(made, ast.FunctionDef):
         returned = [node.value for node in inside(program, made) if isinstance(node, ast.Return)]
         return any(program.called(program.value(each)) in IN_MEMORY for each in returned)
-    return isinstance(made, ast.ClassDef) and made in dataset_classes(program) and _only_picks(program, made)
+    return isinstance(made, ast.ClassDef) and _only_picks(program, made)
 
 
 @lru_cache(maxsize=2)
@@ -140,6 +146,10 @@ RULE = Rule(
         "data = torch.utils.data.Subset(torch.utils.data.TensorDataset(a, b), range(9))\nloader = DataLoader(data)"
         + LOOP.format("loader"),
         PICKING + "loader = DataLoader(Data(x, y))" + LOOP.format("loader"),
+        PICKING.replace("(Dataset)", "") + "loader = DataLoader(Data(x, y))" + LOOP.format("loader"),
+        PICKING.replace("self.y[index]", "self.y[index].unsqueeze(0)")
+        + "loader = DataLoader(Data(x, y))"
+        + LOOP.format("loader"),
         "def train(loader):\n    for x in loader:\n        net(x).backward()\n        opt.step()\n",
         "loader = DataLoader(data)\nloader = prepared(loader)" + LOOP.format("loader"),
         "from mine import DataLoader\nloader = DataLoader(data)" + LOOP.format("loader"),

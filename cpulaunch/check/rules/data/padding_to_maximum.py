@@ -10,7 +10,9 @@ from cpulaunch.check.source.datasets import dataset_classes
 from cpulaunch.check.source.flow import is_in_test
 from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument, is_constant, is_of_self, receiver
 
-FIXED_SHAPES = re.compile(r"clip|diffus|xla|tpu|onnx|torch\.compile|cudagraph|reduce-overhead", re.IGNORECASE)
+FIXED_SHAPES = re.compile(
+    r"(?<!_)clip(?!_grad|\()|diffus|xla|tpu|onnx|torch\.compile|cudagraph|reduce-overhead", re.IGNORECASE
+)
 """Words of programs in which a fixed length has its reasons: a text encoder of fixed length, compiled shapes."""
 
 IMAGES = ("PIL", "torchvision", "cv2", "transformers.models.clip")
@@ -105,6 +107,8 @@ RULE = Rule(
         "data = data.map(encode, batched=True)\n",
         "data = data.map(lambda x: tokenizer(x['text'], padding='max_length', truncation=True))  # <-\n",
         DATA.format("ids = self.ids[index]\n        ids = ids + [0] * (self.max_length - len(ids))  # <-"),
+        DATA.format(CALL.format("'max_length'") + "  # <-")
+        + "nn.utils.clip_grad_norm_(net.parameters(), 1.0)\ntrainer = Trainer(gradient_clip_val=1.0)\n",
         "MAX_LEN = 128\n" + DATA.format("ids = self.ids[index]\n        ids += [0] * (MAX_LEN - len(ids))  # <-"),
     ),
     right=(

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
+from cpulaunch.check.source.datasets import collate_function
 from cpulaunch.check.source.flow import inside, is_off, iterated, moves_to_gpu, training_loops
 from cpulaunch.check.source.program import ParsedProgram, argument, is_open
 
@@ -20,8 +21,27 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             call = program.value(each)
             if program.called(call) != "torch.utils.data.DataLoader" or not isinstance(call, ast.Call):
                 continue
-            if not is_open(call) and len(call.args) < PIN_MEMORY and is_off(argument(call, "pin_memory")):
+            if is_open(call) or len(call.args) >= PIN_MEMORY or not is_off(argument(call, "pin_memory")):
+                continue
+            if not any(_is_on_gpu_before(program, part) for part in _makers(program, call)):
                 yield Hit(node=call, seen="batches go to a GPU from a DataLoader without pin_memory")
+
+
+def _makers(program: ParsedProgram, loader: ast.Call) -> Iterator[ast.AST]:
+    """What a loader's batches are made of and by, as far as this file has it."""
+    data = program.value(argument(loader, "dataset", 0))
+    given = data.args if isinstance(data, ast.Call) else ()
+    made = program.value(data.func) if isinstance(data, ast.Call) else None
+    collate = collate_function(program, loader)
+    yield from (each for each in (data, *map(program.value, given), made, collate) if each is not None)
+
+
+def _is_on_gpu_before(program: ParsedProgram, maker: ast.AST) -> bool:
+    """Whether a data set moves its tensors to a GPU itself: only those of the CPU can be pinned."""
+    return any(
+        moves_to_gpu(program, node) or (isinstance(node, ast.keyword) and node.arg == "device")
+        for node in ast.walk(maker)
+    )
 
 
 LOOP = "for x in loader:\n    net(x.{}).backward()\n    opt.step()\n"
@@ -49,6 +69,11 @@ RULE = Rule(
         "loader = DataLoader(data)\n" + LOOP.format("to(device)"),
         "device = torch.device('cpu')\nloader = DataLoader(data)\n" + LOOP.format("to(device)"),
         "loader = open_loader(data)\n" + GPU,
+        "x = read().cuda()\nloader = DataLoader(torch.utils.data.TensorDataset(x))\n" + GPU,
+        "class Data(Dataset):\n    def __getitem__(self, index):\n        return self.x[index].cuda()\n\n"
+        "loader = DataLoader(Data())\n" + GPU,
+        "def collate(batch):\n    return torch.stack(batch).cuda()\n\nloader = DataLoader(data, collate_fn=collate)\n"
+        + GPU,
         "from mine import DataLoader\nloader = DataLoader(data)\n" + GPU,
         "loader = DataLoader(data)\nfor x in loader:\n    net(x.cuda())\n",
         "loader = DataLoader(data)\nloader = prepared(loader)\n" + GPU,

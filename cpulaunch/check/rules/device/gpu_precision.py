@@ -10,7 +10,7 @@ from cpulaunch.check.source.program import ParsedProgram
 
 PRECISIONS = re.compile(
     r"autocast|\bamp\b|\bapex\b|float16|bf16|fp16|\bhalf\b|tf32|float32_matmul_precision|GradScaler|mixed_precision"
-    r"|accelerat|deepspeed|fabric|create_graph|gradient_penalty|float64|\.double\(",
+    r"|dtype=.auto|load_in_[48]bit|bitsandbytes|quantiz|fp8|float8|accelerat|deepspeed|fabric|create_graph|gradient_penalty|float64|\.double\(",
     re.IGNORECASE,
 )
 """Words of programs that choose a precision, leave it to a library, or need second derivatives or more digits."""
@@ -57,6 +57,7 @@ RULE = Rule(
         _train("base = torchvision.models.vit_b_16()  # <-\nnet = nn.parallel.DistributedDataParallel(base.cuda())"),
         "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
         + _train("net = torchvision.models.vgg16().to(device)  # <-", gpu="x.to(device)"),
+        _train("net = torchvision.models.get_model('resnet50').cuda()  # <-"),
         "class Wide(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(4096, 4096)\n\n"
         + _train("net = Wide().cuda()  # <-"),
     ),
@@ -76,5 +77,10 @@ RULE = Rule(
         _train(RESNET.replace("torchvision", "mine")),
         _train(RESNET).replace("    loss.backward()\n", ""),
         _train(BERT + "\nnet = net.bfloat16()"),
+        _train(BERT.replace("cased'", "cased', torch_dtype='auto'")),
+        _train(BERT.replace("cased'", "cased', load_in_8bit=True")),
+        _train("net = build()\nprepare = torchvision.models.ResNet50_Weights.DEFAULT.transforms()").replace(
+            "x.cuda()", "prepare(x).cuda()"
+        ),
     ),
 )

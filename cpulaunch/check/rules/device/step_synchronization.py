@@ -7,11 +7,14 @@ from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.flow import (
     READS,
     inside,
+    is_from_gpu,
     is_in_test,
     is_measuring,
     is_unconditional,
     moves_to_gpu,
+    names_on_gpu,
     nearest_loop,
+    root_name,
     training_loops,
 )
 from cpulaunch.check.source.program import ParsedProgram, is_of_self, method, receiver
@@ -20,6 +23,11 @@ EMPTY = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
 NUMBERS = ("float", "int", "bool")
 TEXTS = ("print", "str", "repr", "format")
 """Built-in functions that read the elements of a tensor, to make a number or a text of it."""
+RECORDS = (
+    *("append", "update", "add", "add_scalar", "log", "info", "debug", "set_postfix", "set_description", "writerow"),
+    *("write", "extend"),
+)
+"""Methods that keep or show numbers."""
 STAYING = ("detach", "mean", "sum", "clone")
 """Methods whose results are on the GPU too."""
 
@@ -32,6 +40,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             continue
         losses = {name for node in body if method(node) == "backward" for name in _differentiated(node)}
         tensors = losses - set(_read_before(body))
+        on_gpu = names_on_gpu(program, loop) - set(_read_before(body))
         for node in body:
             if not isinstance(node, ast.Call | ast.JoinedStr | ast.BinOp) or nearest_loop(program, node) is not loop:
                 continue
@@ -40,10 +49,43 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             name = program.called(node)
             if name in EMPTY and not (is_measuring(program, node) or _is_timed(program, node)):
                 yield Hit(node=node, seen=f"{name} in every training step")
-            elif (method(node) in READS and _read(receiver(node)) in losses and not _is_inner(program, node)) or _shows(
-                program, node, tensors
-            ):
+            elif _reads(program, node, losses, on_gpu) or _shows(program, node, tensors):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} waits for the GPU in every training step")
+
+
+def _reads(program: ParsedProgram, node: ast.AST, losses: set[str], on_gpu: set[str]) -> bool:
+    """Whether a call brings a loss, or a number of anything else on the GPU, to the CPU."""
+    if method(node) not in READS or not isinstance(node, ast.Call) or _is_inner(program, node):
+        return False
+    if _read(receiver(node)) in losses:
+        return True
+    is_number = method(node) == "item" and _is_recorded(program, node)
+    is_of_gpu = is_number and root_name(_innermost(program, node)) in on_gpu
+    return is_of_gpu and is_from_gpu(program, receiver(node), on_gpu)
+
+
+def _is_recorded(program: ParsedProgram, node: ast.AST) -> bool:
+    """Whether a number is added to others, or logged, rather than needed by the next lines as an action is."""
+    for each in program.around(node):
+        if isinstance(each, ast.stmt):
+            return isinstance(each, ast.AugAssign)
+        if isinstance(each, ast.Call) and (method(each) in RECORDS or getattr(each.func, "id", "") == "print"):
+            return True
+    return False
+
+
+def _innermost(program: ParsedProgram, call: ast.Call) -> ast.AST | None:
+    """What the first of a chain of methods is called on, as `(y == z)` in `(y == z).sum().item()`, or a part of it."""
+    node: ast.AST | None = call
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript | ast.Compare | ast.BinOp | ast.UnaryOp):
+        if isinstance(node, ast.Call):
+            is_method = method(node) and not program.called(node)
+            node = receiver(node) if is_method else node.args[0] if program.called(node) and node.args else None
+        elif isinstance(node, ast.Compare | ast.BinOp):
+            node = node.left
+        else:
+            node = node.operand if isinstance(node, ast.UnaryOp) else node.value
+    return node
 
 
 def _is_timed(program: ParsedProgram, node: ast.AST) -> bool:
@@ -157,6 +199,10 @@ RULE = Rule(
         "device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
         + _loop("bar.set_postfix(loss=loss.item())  # <-", gpu="x.to(device)"),
         _loop("total += loss[0].detach().mean().item()  # <-"),
+        "for x, y in loader:\n    x, y = x.cuda(), y.cuda()\n    out = net(x)\n    loss_of(out, y).backward()\n"
+        "    opt.step()\n    hits += (out.argmax(1) == y).sum().item()  # <-\n",
+        "for x, y in loader:\n    y = y.cuda()\n    out = net(x.cuda())\n    loss_of(out, y).backward()\n"
+        "    opt.step()\n    hits += torch.sum(torch.argmax(out, 1) == y).item()  # <-\n",
         _loop("total += loss.cpu().data.numpy()[0].item()  # <-"),
         _loop("print(self.loss)  # <-").replace("loss = net", "self.loss = net").replace("loss.b", "self.loss.b"),
         _loop("print(i, loss)  # <-"),
@@ -190,6 +236,11 @@ RULE = Rule(
         "def benchmark(loader):\n    for x in loader:\n        net(x.cuda()).sum().backward()\n        opt.step()\n"
         "        torch.cuda.synchronize()\n",
         _loop("count += x.size(0)"),
+        _loop("count += y.sum().item()"),
+        _loop("y = loss.detach().cpu().sum()  # cpulaunch: ignore\n    count += y.item()"),
+        _loop("count += score(x).item()"),
+        "for x, y in loader:\n    action = net(x.cuda()).argmax().item()\n    loss_of(world.step(action)).backward()\n"
+        "    opt.step()\n",
         "import time\n" + _loop("torch.cuda.synchronize()\n    end = time.time()"),
         "from time import perf_counter\n" + _loop("start = perf_counter()\n    torch.cuda.synchronize()"),
         "def step(loss):\n    loss.backward()\n    return loss.item()\n",

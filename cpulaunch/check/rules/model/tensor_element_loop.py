@@ -112,8 +112,19 @@ def _reads_elements(program: ParsedProgram, loop: ast.For) -> bool:
             and isinstance(element.value, ast.Name)
             and element.slice.id == loop.target.id
             and LISTS.search(element.value.id) is None
+            and not _is_other(program, element.value)
             and not _changes(program, loop, element.value.id)
         ):
+            return True
+    return False
+
+
+def _is_other(program: ParsedProgram, name: ast.Name) -> bool:
+    """Whether a variable is a list, or an array of numpy, whose elements cost less to read."""
+    for value in program.values(name):
+        if isinstance(value, ast.List | ast.ListComp | ast.Tuple) or method(value) == "numpy":
+            return True
+        if program.called(value).startswith(("numpy.", "pandas.")):
             return True
     return False
 
@@ -185,6 +196,9 @@ RULE = Rule(
         "for i in range(n):\n    losses[name][i].item()\n",
         "for i in range(5):\n    print(names[best[i]], scores[i].item())\n",
         "for i in range(len(losses)):\n    sums[i] += losses[i].item()\n",
+        "import numpy as np\nhits = np.zeros(n)\nfor i in range(n):\n    print(hits[i].item())\n",
+        "hits = net(x).cpu().numpy()\nfor i in range(n):\n    print(hits[i].item())\n",
+        "parts = [net(x) for x in data]\nfor i in range(n):\n    print(parts[i].item())\n",
         "if args.debug:\n    for i in range(n):\n        print(scores[i].item())\n",
         "import time\nstart = time.time()\nfor i in range(x.size(0)):\n    for j in range(x.size(1)):\n"
         "        y[i, j] = x[i, j] * 2\n",

@@ -34,9 +34,16 @@ def _is_every_nth(program: ParsedProgram, step: ast.AST, loop: ast.AST) -> bool:
     for each in program.around(step):
         if each is loop:
             return False
-        if isinstance(each, ast.If) and any(isinstance(node, ast.Mod) for node in ast.walk(each.test)):
+        if isinstance(each, ast.If) and _has_remainder(program, each.test):
             return True
     return False
+
+
+def _has_remainder(program: ParsedProgram, test: ast.expr) -> bool:
+    """Whether a condition, or the value of a name in it, is about a remainder."""
+    parts = [*ast.walk(test)]
+    parts += [node for each in parts if isinstance(each, ast.Name) for node in ast.walk(program.value(each) or each)]
+    return any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in parts)
 
 
 DDP = "net = nn.parallel.DistributedDataParallel(base)\n"
@@ -60,6 +67,7 @@ RULE = Rule(
         DDP + FOUND.replace("(i + 1) % 4 == 0", "i % steps == steps - 1"),
         DDP + FOUND.replace("opt.step", "scaler.step"),
         DDP + FOUND.replace("(i + 1) % 4 == 0", "i % 4 == 3 or i == last"),
+        DDP + FOUND.replace("    if (i + 1) % 4 == 0:", "    is_last = (i + 1) % 4 == 0\n    if is_last:"),
         "from torch.nn.parallel import DistributedDataParallel as DDP\nnet = DDP(base)\n" + FOUND,
         "def main(optimizer):\n    net = nn.parallel.DistributedDataParallel(base)\n    for i, x in enumerate(data):\n"
         "        net(x).backward()  # <-\n        if i % 2:\n            optimizer.step()\n",

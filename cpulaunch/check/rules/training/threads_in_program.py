@@ -18,12 +18,27 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
             is_fixed = len(node.args) == 1 and _is_fixed(node.args[0])
             if is_fixed and _always_runs(program, node):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the number that the launcher chose")
+        elif isinstance(node, ast.Call) and program.called(node) == "os.environ.update":
+            if any(_is_setting(*each) for each in _given(node)) and _always_runs(program, node):
+                yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the environment that the launcher chose")
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
             target = node.targets[0]
-            is_environment = program.dotted(target.value) == "os.environ" and is_constant(target.slice, *VARIABLES)
-            is_fixed = _is_fixed(node.value) and not is_constant(node.value, "disabled", "none")
-            if is_environment and is_fixed and _always_runs(program, node):
+            is_environment = program.dotted(target.value) == "os.environ"
+            if is_environment and _is_setting(target.slice, node.value) and _always_runs(program, node):
                 yield Hit(node=node, seen=f"{ast.unparse(node)} overrides the environment that the launcher chose")
+
+
+def _given(call: ast.Call) -> Iterator[tuple[ast.expr | None, ast.expr]]:
+    """The names and values that a call of update gives."""
+    for each in call.args:
+        if isinstance(each, ast.Dict):
+            yield from zip(each.keys, each.values, strict=True)
+    yield from ((ast.Constant(word.arg), word.value) for word in call.keywords)
+
+
+def _is_setting(name: ast.expr | None, value: ast.expr) -> bool:
+    """Whether a variable for threads gets a constant that switches nothing off."""
+    return is_constant(name, *VARIABLES) and _is_fixed(value) and not is_constant(value, "disabled", "none")
 
 
 def _is_fixed(value: ast.expr) -> bool:
@@ -51,6 +66,9 @@ RULE = Rule(
         "torch.set_num_interop_threads(2)  # <-\n",
         "import os\nos.environ['OMP_NUM_THREADS'] = '4'  # <-\n",
         "from os import environ\nenviron['KMP_AFFINITY'] = 'compact'  # <-\n",
+        "if __name__ == '__main__':\n    torch.set_num_threads(8)  # <-\n    run()\n",
+        "import os\nos.environ.update(OMP_NUM_THREADS='4')  # <-\n",
+        "import os\nos.environ.update({'MKL_NUM_THREADS': '4', 'A': 'b'})  # <-\n",
         "from torch import set_num_threads\nset_num_threads(16)  # <-\n",
     ),
     right=(
@@ -70,6 +88,8 @@ RULE = Rule(
         "environ['OMP_NUM_THREADS'] = '4'\n",
         "import os\nos.environ['KMP_AFFINITY'] = 'disabled'\n",
         "if __name__ == '__main__':\n    run()\n",
+        "if __name__ == '__main__':\n    if args.few:\n        torch.set_num_threads(2)\n",
+        "import os\nos.environ.update({'OMP_NUM_THREADS': str(count), **more})\n",
         "import os\nif 'OMP_NUM_THREADS' not in os.environ:\n    os.environ['OMP_NUM_THREADS'] = '4'\n",
     ),
 )

@@ -38,6 +38,8 @@ def _reads_gradients(program: ParsedProgram) -> bool:
 def _zeroes_by_hand(program: ParsedProgram, call: ast.Call) -> bool:
     """Whether a call is `p.grad.zero_()` for each p of a module's parameters."""
     gradient = receiver(call) if method(call) == "zero_" and not call.args else None
+    if gradient is not None and method(gradient) == "detach":
+        gradient = receiver(gradient)
     if isinstance(gradient, ast.Attribute) and gradient.attr == "data":
         gradient = gradient.value
     if not isinstance(gradient, ast.Attribute) or gradient.attr != "grad" or not isinstance(gradient.value, ast.Name):
@@ -76,6 +78,7 @@ RULE = Rule(
         STEP + "    for p in net.parameters():\n        p.grad.zero_()  # <-\n",
         STEP + "    for p in net.parameters():\n        if p.grad is not None:\n"
         "            p.grad.data.zero_()  # <-\n",
+        STEP + "    for p in net.parameters():\n        p.grad.detach().zero_()  # <-\n",
     ),
     right=(
         STEP + "    opt.zero_grad()\n",
