@@ -171,6 +171,17 @@ def test_invalid_command_lines(words: list[str], said: str, capfd: pytest.Captur
     assert said in err
 
 
+def test_files_of_tests_have_no_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for folder in ("test", "tests/deep", "src"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("test/test_net.py", "test/run.py", "tests/deep/test_net.py", "src/test_net.py", "test.py"):
+        write(tmp_path, name, SLOW)
+    found = json_output.read("check", check(capfd, "--json", str(tmp_path))[1])["findings"]
+    assert sorted(Path(each["file"]).relative_to(tmp_path).as_posix() for each in found) == [
+        *("src/test_net.py", "test.py", "test/run.py")
+    ]
+
+
 def test_explain(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capfd, "--explain", "zero-grad")
     assert code == 0

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from cpulaunch.check.source.flow import LOOPS, inside, iterated
+from cpulaunch.check.source.flow import LOOPS, inside, iterated, moves_to_gpu
 from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument
 
 LOADER = "torch.utils.data.DataLoader"
@@ -45,7 +45,7 @@ def _loops_by_source(program: ParsedProgram) -> Mapping[ast.AST | None, Sequence
     found: dict[ast.AST | None, list[ast.AST]] = {}
     for loop in program.nodes:
         if isinstance(loop, ast.For):
-            for source in dict.fromkeys(program.value(each) for each in iterated(loop)):
+            for source in dict.fromkeys(program.value(each) for each in iterated(program, loop)):
                 found.setdefault(source, []).append(loop)
     return found
 
@@ -66,12 +66,28 @@ def loops_around(program: ParsedProgram, node: ast.AST) -> Iterator[ast.AST]:
 def collate_function(program: ParsedProgram, loader: ast.Call) -> ast.AST | None:
     """The function of this file, or the `__call__` of its class, that makes a loader's batches."""
     given = program.value(argument(loader, "collate_fn", 6))
+    if program.called(given) == "functools.partial" and isinstance(given, ast.Call) and given.args:
+        given = program.value(given.args[0])
     if isinstance(given, ast.Call):
         given = program.value(given.func)
         if isinstance(given, ast.ClassDef):
             return methods(given).get("__call__")
         return None
     return given if isinstance(given, FUNCTIONS) else None
+
+
+def makes_batches_on_gpu(program: ParsedProgram, loader: ast.Call) -> bool:
+    """Whether a loader's batches are on a GPU already: they cannot be pinned, nor made by forked workers."""
+    data = program.value(argument(loader, "dataset", 0))
+    given = data.args if isinstance(data, ast.Call) else ()
+    made = program.value(data.func) if isinstance(data, ast.Call) else None
+    collate = program.value(argument(loader, "collate_fn", 6))
+    parts = (data, made, collate, collate_function(program, loader), *map(program.value, given))
+    return any(_moves_or_makes(program, node) for part in parts if part is not None for node in ast.walk(part))
+
+
+def _moves_or_makes(program: ParsedProgram, node: ast.AST) -> bool:
+    return moves_to_gpu(program, node) or (isinstance(node, ast.keyword) and node.arg == "device")
 
 
 def pads_batches(program: ParsedProgram, loader: ast.Call) -> bool:

@@ -13,6 +13,8 @@ NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad
 NESTED = (*FUNCTIONS, ast.ClassDef)
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef)
 WRAPPERS = {"enumerate", "tqdm", "trange", "track", "iter", "zip", "islice"}
+LONGEST = 100
+"""Parts of a zip, and wrappers in wrappers, that are looked at."""
 READS = ("item", "tolist", "cpu", "numpy")
 """Methods of a tensor that bring it, or its elements, to the CPU."""
 ABOUT = ("shape", "dtype", "device", "size", "dim", "numel", "requires_grad", "ndim")
@@ -71,17 +73,25 @@ def _is_main(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Name) and each.id == "__name__" for each in parts)
 
 
-def iterated(loop: ast.AST) -> Iterator[ast.expr]:
+def iterated(program: ParsedProgram, loop: ast.AST) -> Iterator[ast.expr]:
     """What a for loop runs over, without enumerate, tqdm and the like around it."""
     waiting = [loop.iter] if isinstance(loop, ast.For | ast.AsyncFor) else []
-    while waiting:
+    for _ in range(LONGEST):
+        if not waiting:
+            return
         node = waiting.pop()
-        if isinstance(node, ast.Call) and node.args:
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in WRAPPERS:
-                waiting += node.args
-                continue
-        yield node
+        wrapped = _in_wrapper(node) or _in_wrapper(program.value(node))
+        waiting += wrapped
+        if not wrapped:
+            yield node
+
+
+def _in_wrapper(node: ast.AST | None) -> list[ast.expr]:
+    """What a call of enumerate, tqdm and the like runs over."""
+    if not isinstance(node, ast.Call):
+        return []
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return node.args if name in WRAPPERS else []
 
 
 def is_without_gradients(program: ParsedProgram, node: ast.AST) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.datasets import methods
+from cpulaunch.check.source.datasets import makes_batches_on_gpu, methods
 from cpulaunch.check.source.flow import inside, iterated, training_loops
 from cpulaunch.check.source.performance_visitor import synchronized_loaders
 from cpulaunch.check.source.program import ParsedProgram, argument, is_open, method
@@ -32,21 +32,21 @@ SELECTING = ("nonzero", "split", "view", "reshape", "to", "cuda", "numpy", "toli
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """DataLoaders that torchfix calls synchronized and that a training loop runs over, but for those of tensors."""
-    used = [program.value(each) for loop in training_loops(program) for each in iterated(loop)]
+    used = [program.value(each) for loop in training_loops(program) for each in iterated(program, loop)]
     loaders = dict.fromkeys(
         each
         for each in used
         if isinstance(each, ast.Call) and program.called(each) == "torch.utils.data.DataLoader" and not is_open(each)
     )
     for call in synchronized_loaders([*loaders]) if loaders else ():
-        if not _is_in_memory(program, argument(call, "dataset", 0)):
+        if not (_is_in_memory(program, argument(call, "dataset", 0)) or makes_batches_on_gpu(program, call)):
             yield Hit(node=call, seen="a training loop runs over a DataLoader with num_workers=0")
 
 
 def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX_DEPTH) -> bool:
     """Whether items are only picked from memory: of a list, a TensorDataset, a part of one, a class that does so.
 
-    A name whose value is not certain may be part of any data set that the program makes.
+    A name whose value is not certain may be part of any data set that the program makes, or one that was loaded.
     """
     value = program.value(data)
     if any(INDICES.search(getattr(each, "id", getattr(each, "attr", ""))) for each in (data, value)):
@@ -65,8 +65,8 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
         return bool(value.args) and _is_in_memory(program, value.args[0], depth - 1)
     made = program.value(value.func)
     if isinstance(made, ast.FunctionDef):
-        returned = [node.value for node in inside(program, made) if isinstance(node, ast.Return)]
-        return any(program.called(program.value(each)) in IN_MEMORY for each in returned)
+        returned = [program.values(node.value) for node in inside(program, made) if isinstance(node, ast.Return)]
+        return any(not values or any(program.called(each) in IN_MEMORY for each in values) for values in returned)
     return isinstance(made, ast.ClassDef) and _only_picks(program, made)
 
 
@@ -122,6 +122,7 @@ RULE = Rule(
         "loader = DataLoader(data, 32, True)  # <-\nfor i, (x, y) in enumerate(loader):\n    net(x).backward()\n"
         "    opt.step()\n",
         "loader = torch.utils.data.DataLoader(data)  # <-" + LOOP.format("tqdm(loader)"),
+        "loader = DataLoader(data)  # <-\nbar = tqdm.tqdm(enumerate(loader))" + LOOP.format("bar"),
         "class Trainer:\n    def __init__(self, data):\n        self.loader = DataLoader(data)  # <-\n\n"
         "    def fit(self):\n        for x in self.loader:\n            self.net(x).sum().backward()\n"
         "            self.opt.step()\n",
@@ -139,6 +140,13 @@ RULE = Rule(
         "data = torch.utils.data.TensorDataset(a, b)\nloader = DataLoader(data)" + LOOP.format("loader"),
         "def read():\n    return torch.utils.data.TensorDataset(a, b)\n\nloader = DataLoader(read())"
         + LOOP.format("loader"),
+        "def read(path):\n    loaded = torch.load(path)\n    one, data = loaded['a'], loaded['b']\n    return data\n\n"
+        "loader = DataLoader(read('a.pt'))" + LOOP.format("loader"),
+        "def read(more):\n    data = torch.utils.data.TensorDataset(a)\n    if more:\n"
+        "        data = torch.utils.data.TensorDataset(a, b)\n    return data\n\nloader = DataLoader(read(True))"
+        + LOOP.format("loader"),
+        "import functools\n\ndef collate(batch, device):\n    return torch.stack(batch).to(device)\n\n"
+        "loader = DataLoader(data, collate_fn=functools.partial(collate, device='cuda'))" + LOOP.format("loader"),
         "loader = DataLoader([(a, b), (c, d)])" + LOOP.format("loader"),
         "data = torch.utils.data.TensorDataset(a, b)\n"
         "first, second = torch.utils.data.random_split(data, [8, 2])\nloader = DataLoader(first)"

@@ -92,6 +92,8 @@ RULE = Rule(
         + "    print(total / len(data), total / len(loader.dataset))\n",
         "def main():\n    loader = DataLoader(data, num_workers=1)  # <-\n    epoch = 0\n    while epoch < 9:\n"
         "        for i, x in enumerate(loader):\n            step(x)\n        epoch += 1\n",
+        "loader = DataLoader(data, num_workers=4)  # <-\n"
+        "for epoch in range(9):\n    bar = tqdm(loader)\n    for x in bar:\n        step(x)\n",
         "class Trainer:\n    def __init__(self, data):\n        self.loader = DataLoader(data, num_workers=4)  # <-\n\n"
         "    def fit(self):\n        while self.epoch < 3:\n            for x in self.loader:\n"
         "                step(x)\n",

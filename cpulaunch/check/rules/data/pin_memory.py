@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from cpulaunch.check.findings import Hit, Rule
-from cpulaunch.check.source.datasets import collate_function
+from cpulaunch.check.source.datasets import makes_batches_on_gpu
 from cpulaunch.check.source.flow import inside, is_off, iterated, moves_to_gpu, training_loops
 from cpulaunch.check.source.program import ParsedProgram, argument, is_open
 
@@ -17,31 +17,14 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
     for loop in training_loops(program):
         if not any(moves_to_gpu(program, node) for node in inside(program, loop)):
             continue
-        for each in iterated(loop):
+        for each in iterated(program, loop):
             call = program.value(each)
             if program.called(call) != "torch.utils.data.DataLoader" or not isinstance(call, ast.Call):
                 continue
             if is_open(call) or len(call.args) >= PIN_MEMORY or not is_off(argument(call, "pin_memory")):
                 continue
-            if not any(_is_on_gpu_before(program, part) for part in _makers(program, call)):
+            if not makes_batches_on_gpu(program, call):
                 yield Hit(node=call, seen="batches go to a GPU from a DataLoader without pin_memory")
-
-
-def _makers(program: ParsedProgram, loader: ast.Call) -> Iterator[ast.AST]:
-    """What a loader's batches are made of and by, as far as this file has it."""
-    data = program.value(argument(loader, "dataset", 0))
-    given = data.args if isinstance(data, ast.Call) else ()
-    made = program.value(data.func) if isinstance(data, ast.Call) else None
-    collate = collate_function(program, loader)
-    yield from (each for each in (data, *map(program.value, given), made, collate) if each is not None)
-
-
-def _is_on_gpu_before(program: ParsedProgram, maker: ast.AST) -> bool:
-    """Whether a data set moves its tensors to a GPU itself: only those of the CPU can be pinned."""
-    return any(
-        moves_to_gpu(program, node) or (isinstance(node, ast.keyword) and node.arg == "device")
-        for node in ast.walk(maker)
-    )
 
 
 LOOP = "for x in loader:\n    net(x.{}).backward()\n    opt.step()\n"

@@ -15,7 +15,7 @@ SAMPLERS = (
 
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """DataLoaders of a training loop that shuffle, and whose collate_fn pads each batch to its longest sample."""
-    used = [program.value(each) for loop in training_loops(program) for each in iterated(loop)]
+    used = [program.value(each) for loop in training_loops(program) for each in iterated(program, loop)]
     for call in loaders(program):
         if call not in used or is_open(call) or is_in_test(program, call) or argument(call, "batch_sampler", 4):
             continue

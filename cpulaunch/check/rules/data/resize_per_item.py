@@ -74,7 +74,7 @@ def _is_by_chance(program: ParsedProgram, node: ast.AST) -> bool:
 @lru_cache(maxsize=2)
 def _trained(program: ParsedProgram) -> list[ast.Call]:
     """The DataLoaders that training loops run over, as far as data flow tells."""
-    used = [program.value(each) for loop in training_loops(program) for each in iterated(loop)]
+    used = [program.value(each) for loop in training_loops(program) for each in iterated(program, loop)]
     return [call for call in loaders(program) if call in used]
 
 

@@ -122,7 +122,8 @@ def _uses_biases(program: ParsedProgram) -> bool:
     So may a function from elsewhere that it applies to all layers.
     """
     uses = (node for node in program.nodes if isinstance(node, ast.Attribute) and node.attr == "bias")
-    applied = (call.args[0] for call in program.calls if method(call) == "apply" and len(call.args) == 1)
+    applied = [call.args[0] for call in program.calls if method(call) == "apply" and len(call.args) == 1]
+    applied += [call.func for call in program.calls if any(method(each) == "modules" for each in call.args)]
     known = (*FUNCTIONS, ast.Call)
     return not all(_is_asked(program, each) for each in uses) or any(
         isinstance(each, ast.Name | ast.Attribute) and not isinstance(program.value(each), known) for each in applied
