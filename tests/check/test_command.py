@@ -200,6 +200,20 @@ def test_sarif_and_github(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "a%2Cb.py,line=2,col=7" in line
 
 
+def test_paths_are_written_as_github_matches_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a:100%\n.py", SLOW)
+    write(tmp_path, "b.py", "import torch\nfor\n")
+    monkeypatch.chdir(tmp_path)
+    out = check(capfd, "--format", "github", ".")[1].splitlines()
+    assert out[0].startswith("::warning file=a%3A100%25%0A.py,line=2,")
+    assert out[1].startswith("::error file=b.py::")
+    for path, uri in ((".", "a%3A100%25%0A.py"), (str(tmp_path), f"file://{tmp_path}/a%3A100%25%0A.py")):
+        result = json.loads(check(capfd, "--format", "sarif", path)[1])["runs"][0]["results"][0]
+        assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
+
+
 def test_fix_changes_the_finding_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = FIXABLE.replace("\n", "\r\n").replace("kept", "gehört é")
     path = write(tmp_path, "a.py", b"\xef\xbb\xbf" + text.encode())

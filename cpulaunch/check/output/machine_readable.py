@@ -75,8 +75,7 @@ def _sarif_result(each: SourceFinding) -> dict[str, Any]:
         "endLine": each.end_line,
         "endColumn": each.end_column,
     }
-    uri = quote(each.path.encode("utf-8", "surrogateescape"))
-    location: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    location: dict[str, Any] = {"artifactLocation": {"uri": _uri(each.path)}}
     if each.cell is None:
         location["region"] = region
     return {
@@ -87,14 +86,28 @@ def _sarif_result(each: SourceFinding) -> dict[str, Any]:
     }
 
 
+def _uri(path: str) -> str:
+    """A relative reference, or a URI with a scheme for an absolute path. Source: SARIF 2.1.0, 3.4.3."""
+    quoted = quote(_from_here(path).encode("utf-8", "surrogateescape"))
+    return f"file://{quoted}" if quoted.startswith("/") else quoted
+
+
+def _from_here(path: str) -> str:
+    """A path as git and GitHub write it."""
+    return path.removeprefix("./")
+
+
 def check_github(report: CheckReport) -> str:
     """Workflow commands, one line each. Source: GitHub's documentation of workflow commands."""
     lines = [
-        f"::warning file={_property(each.path)},{_github_place(each)}"
+        f"::warning file={_property(_from_here(each.path))},{_github_place(each)}"
         f"title={_property(f'cpulaunch {each.rule.id}')}::{_data(_message(each))}"
         for each in report.findings
     ]
-    lines += [f"::error file={_property(each.path)}::not checked: {_data(each.reason)}" for each in report.unreadable]
+    lines += [
+        f"::error file={_property(_from_here(each.path))}::not checked: {_data(each.reason)}"
+        for each in report.unreadable
+    ]
     return "\n".join(lines)
 
 
