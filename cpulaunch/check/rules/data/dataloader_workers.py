@@ -9,7 +9,7 @@ from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.datasets import makes_batches_on_gpu, methods
 from cpulaunch.check.source.flow import inside, iterated, training_loops
 from cpulaunch.check.source.performance_visitor import synchronized_loaders
-from cpulaunch.check.source.program import ParsedProgram, argument, is_open, method
+from cpulaunch.check.source.program import ParsedProgram, argument, is_of_self, is_open, method
 
 IN_MEMORY = ("torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset")
 PARTS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split", "dataset.Subset"))
@@ -67,7 +67,7 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
     if isinstance(made, ast.FunctionDef):
         returned = [program.values(node.value) for node in inside(program, made) if isinstance(node, ast.Return)]
         return any(not values or any(program.called(each) in IN_MEMORY for each in values) for values in returned)
-    return isinstance(made, ast.ClassDef) and _only_picks(program, made)
+    return isinstance(made, ast.ClassDef) and _only_picks(program, made, value)
 
 
 @lru_cache(maxsize=2)
@@ -75,14 +75,32 @@ def _makes_tensor_datasets(program: ParsedProgram) -> bool:
     return any(program.called(call) in IN_MEMORY for call in program.calls)
 
 
-def _only_picks(program: ParsedProgram, owner: ast.ClassDef) -> bool:
+def _only_picks(program: ParsedProgram, owner: ast.ClassDef, made: ast.Call) -> bool:
     """Whether `__getitem__` only indexes what the object holds, and makes tensors of it."""
     getter = methods(owner).get("__getitem__")
     nodes = inside(program, getter) if getter else []
     is_straight = not any(isinstance(node, ast.For | ast.While | ast.With | ast.comprehension) for node in nodes)
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    are_small = all(program.called(each) in TENSORS or _is_cast(program, each) for each in calls)
+    are_small = all(_is_small(program, each) or _is_absent_or_small(program, each, owner, made) for each in calls)
     return bool(nodes) and is_straight and are_small and any(isinstance(node, ast.Subscript) for node in nodes)
+
+
+def _is_small(program: ParsedProgram, call: ast.Call) -> bool:
+    return program.called(call) in TENSORS or _is_cast(program, call)
+
+
+def _is_absent_or_small(program: ParsedProgram, call: ast.Call, owner: ast.ClassDef, made: ast.Call) -> bool:
+    """Whether a call is of `self.transform` or the like, and the data set is made without it, or with a small one."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) and is_of_self(call.func) else ""
+    initializer = methods(owner).get("__init__")
+    names = [each.arg for each in initializer.args.args[1:]] if initializer else []
+    if name not in names or name in methods(owner):
+        return False
+    given = program.value(argument(made, name, names.index(name)))
+    if given is None:
+        return any(isinstance(each, ast.If | ast.IfExp) for each in program.around(call))
+    inner = (node for node in ast.walk(given) if isinstance(node, ast.Call))
+    return isinstance(given, ast.Lambda) and all(_is_small(program, each) for each in inner)
 
 
 def _is_cast(program: ParsedProgram, call: ast.Call) -> bool:
@@ -103,6 +121,18 @@ PICKING = """class Data(Dataset):
 
     def __getitem__(self, index):
         return torch.tensor(self.x[index]), self.y[index]
+
+"""
+
+TRANSFORMING = """class Data(Dataset):
+    def __init__(self, x, transform=None):
+        self.x, self.transform = x, transform
+
+    def __getitem__(self, index):
+        x = self.x[index]
+        if self.transform:
+            x = self.transform(x)
+        return x
 
 """
 
@@ -129,6 +159,8 @@ RULE = Rule(
         PICKING.replace("self.y[index]", "read(self.y[index])")
         + "loader = DataLoader(Data(x, y))  # <-"
         + LOOP.format("loader"),
+        TRANSFORMING + "loader = DataLoader(Data(x, augment))  # <-" + LOOP.format("loader"),
+        TRANSFORMING + "loader = DataLoader(Data(x, transform=lambda x: decode(x)))  # <-" + LOOP.format("loader"),
         "def main():\n    for x in DataLoader(open_data()):  # <-\n        net(x).backward()\n        opt.step()\n",
     ),
     right=(
@@ -158,6 +190,8 @@ RULE = Rule(
         PICKING.replace("self.y[index]", "self.y[index].unsqueeze(0)")
         + "loader = DataLoader(Data(x, y))"
         + LOOP.format("loader"),
+        TRANSFORMING + "loader = DataLoader(Data(x, lambda x: x.reshape(-1)))" + LOOP.format("loader"),
+        TRANSFORMING + "loader = DataLoader(Data(x))" + LOOP.format("loader"),
         "def train(loader):\n    for x in loader:\n        net(x).backward()\n        opt.step()\n",
         "loader = DataLoader(data)\nloader = prepared(loader)" + LOOP.format("loader"),
         "from mine import DataLoader\nloader = DataLoader(data)" + LOOP.format("loader"),

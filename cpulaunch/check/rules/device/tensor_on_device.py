@@ -48,7 +48,7 @@ def _device(program: ParsedProgram, call: ast.Call) -> str:
 
 def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
     """Whether a call runs often, as far as the file tells: in a loop, or whenever a function runs that others call."""
-    if is_in_test(program, call):
+    if is_in_test(program, call) or _is_made_if_absent(program, call):
         return False
     function = program.function(call)
     loop = next(loops_around(program, call), None)
@@ -62,6 +62,13 @@ def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
         return False
     given = [each for each in function.args.args if each.arg not in ("self", "cls")]
     return bool(given) and is_unconditional(program, call, function)
+
+
+def _is_made_if_absent(program: ParsedProgram, call: ast.Call) -> bool:
+    """Whether a tensor is made only where there is none yet, as `if queue is None` says."""
+    tests = [each.test for each in program.around(call) if isinstance(each, ast.If)]
+    asked = [part for test in tests for part in ast.walk(test) if isinstance(part, ast.Compare)]
+    return any(isinstance(each.ops[0], ast.Is) and is_constant(each.comparators[0], None) for each in asked)
 
 
 def _is_before_pass(function: ast.FunctionDef) -> bool:
@@ -119,6 +126,8 @@ RULE = Rule(
         "for epoch in range(9):\n    total = torch.zeros(1).cuda()\n    for x in loader:\n        total += step(x)\n",
         "def fit(net, loader):\n    sums = torch.zeros(9).cuda()\n    for x in loader:\n        sums += net(x)\n"
         "\nfor epoch in range(9):\n    fit(net, loader)\n",
+        "for epoch in range(9):\n    if epoch > 3 and queue is None:\n        queue = torch.zeros(9).cuda()\n"
+        "    queue = train(queue)\n",
         "def prune(net, n):\n    weights = torch.zeros(n).cuda()\n    for name, part in net.named_modules():\n"
         "        weights += part.weight\n",
         "class Score:\n    def __call__(self, net, dl):\n        hist = torch.zeros(9, 9).cuda()\n"
