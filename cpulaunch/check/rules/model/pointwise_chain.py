@@ -27,8 +27,9 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
 
 @lru_cache(maxsize=8)
 def _is_used(program: ParsedProgram, name: str) -> bool:
-    """Whether a program uses torch's function as well, so that the product may be its stand-in for an old torch."""
-    return any(isinstance(node, ast.Attribute) and node.attr == name and program.dotted(node) for node in program.nodes)
+    """Whether a program uses torch's function or module as well, so that the product may be its stand-in for an old torch."""
+    uses = (node for node in program.nodes if isinstance(node, ast.Attribute) and node.attr.lower() == name)
+    return any(program.dotted(each) for each in uses)
 
 
 def _activation(program: ParsedProgram, node: ast.BinOp) -> str:
@@ -126,6 +127,7 @@ RULE = Rule(
         _forward("return 0.5 * x * (1.0 + scale)"),
         "def test_silu(x):\n    assert (F.silu(x) == x * torch.sigmoid(x)).all()\n",
         _forward("return x + torch.sigmoid(x)"),
+        _forward("return x * torch.sigmoid(x)") + "\nACTIVATIONS = {'silu': nn.SiLU, 'export': Act}\n",
         _forward("return x * torch.sigmoid(x) if OLD else F.silu(x)"),
     ),
 )
