@@ -8,7 +8,7 @@ from functools import lru_cache
 from cpulaunch.check.source.program import DEPTH, FUNCTIONS, ParsedProgram, is_constant, method, receiver
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
-CONDITIONS = (ast.If, ast.IfExp, ast.Try, ast.Match, ast.ExceptHandler)
+CONDITIONS = (ast.If, ast.IfExp, ast.Try, ast.TryStar, ast.Match, ast.ExceptHandler)
 NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
 NESTED = (*FUNCTIONS, ast.ClassDef)
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef)

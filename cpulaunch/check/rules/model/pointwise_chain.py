@@ -27,7 +27,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
 
 @lru_cache(maxsize=8)
 def _is_used(program: ParsedProgram, name: str) -> bool:
-    """Whether a program uses torch's function or module as well, so that the product may be its stand-in for an old torch."""
+    """Whether a program uses torch's own as well, so that the product may be its stand-in for an old torch."""
     uses = (node for node in program.nodes if isinstance(node, ast.Attribute) and node.attr.lower() == name)
     return any(program.dotted(each) for each in uses)
 
