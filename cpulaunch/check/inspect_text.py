@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from cpulaunch.check.findings import Hit, Rule, SourceFinding
 from cpulaunch.check.source.comments import ignored, is_ignored
-from cpulaunch.check.source.program import ParsedProgram, characters, lines_of
+from cpulaunch.check.source.program import ParsedProgram, characters
 
 TESTS = ("pytest", "unittest")
 """Who imports them is a test, whose speed is of no concern."""
@@ -27,7 +27,7 @@ def findings(text: str, rules: Iterable[Rule], *, path: str = "") -> list[Source
     program = ParsedProgram(text)
     if not program.imports_module("torch") or any(program.imports_module(each) for each in TESTS):
         return []
-    comments, lines = ignored(text), lines_of(text)
+    comments, lines = ignored(text), program.lines
     found = [
         _finding(hit, rule, path, lines, is_quoted=_is_quoted(program, hit.node))
         for rule in rules

@@ -44,6 +44,8 @@ DDP = f"{NET}net = nn.parallel.DistributedDataParallel("
             "for n in m:\n  match torch.ones(n).cuda():\n    case x: await y; x = torch.eye(n).cuda()",
             'for n in m:\n  match torch.ones(n, device="cuda"):\n    case x: await y; x = torch.eye(n, device="cuda")',
         ),
+        ("def f(n): return torch.ones(n).to( 'cuda:0' )", "def f(n): return torch.ones(n, device='cuda:0')"),
+        ('def f(n): return torch.ones(n).to("cuda")', 'def f(n): return torch.ones(n, device="cuda")'),
         ("def f(n):\n    return (torch.ones(n)  # mask\n        .cuda())", None),
         ("def f(n):\n    return f'{torch.ones(n).cuda()}'", None),
         ('def f(n):\n    return f"{torch.ones(n).cuda()}"', None),

@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 
 from cpulaunch.check.source.straight_line import Blocks, StoredNames, last_assigned
 
@@ -38,6 +39,17 @@ class ParsedProgram:
         self._scopes: dict[ast.Name, ast.AST] = {}
         self._stored, self._blocks = StoredNames(), Blocks(self.nodes)
         self._callers = self._direct_calls()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text's lines as Python counts them."""
+        return lines_of(self.text)
+
+    def source(self, node: ast.expr) -> str:
+        """An expression as it is written; over several lines, or in an f-string, as Python writes it."""
+        line = self.lines[node.lineno - 1]
+        written = line.encode()[node.col_offset : node.end_col_offset].decode(errors="replace")
+        return written if node.lineno == node.end_lineno and _is_same(written, node) else ast.unparse(node)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes that contain a node, from the inside out."""
@@ -230,6 +242,14 @@ class ParsedProgram:
         """What a statement assigns to a name or an attribute; None if it is not the only target of the statement."""
         parent = self.parents[target]
         return parent.value if isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr) else None
+
+
+def _is_same(text: str, node: ast.expr) -> bool:
+    """Whether a text is an expression's."""
+    try:
+        return ast.dump(ast.parse(text, mode="eval").body) == ast.dump(node)
+    except SyntaxError:
+        return False
 
 
 def lines_of(text: str) -> list[str]:

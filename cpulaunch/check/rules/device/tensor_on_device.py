@@ -42,7 +42,7 @@ def _device(program: ParsedProgram, call: ast.Call) -> str:
     if method(call) == "cuda" and not call.args and not call.keywords:
         return '"cuda"'
     if method(call) == "to" and len(call.args) == 1 and not call.keywords and is_on_gpu(program, call.args[0]):
-        return ast.unparse(call.args[0])
+        return program.source(call.args[0])
     return ""
 
 
