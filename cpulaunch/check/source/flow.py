@@ -13,6 +13,8 @@ NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad
 NESTED = (*FUNCTIONS, ast.ClassDef)
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef)
 WRAPPERS = {"enumerate", "tqdm", "trange", "track", "iter", "zip", "islice"}
+ITERATORS = {"iter", "islice"}
+"""Those whose result is run over once, however often a loop around goes on with it."""
 LONGEST = 100
 """Parts of a zip, and wrappers in wrappers, that are looked at."""
 READS = ("item", "tolist", "cpu", "numpy")
@@ -80,18 +82,18 @@ def iterated(program: ParsedProgram, loop: ast.AST) -> Iterator[ast.expr]:
         if not waiting:
             return
         node = waiting.pop()
-        wrapped = _in_wrapper(node) or _in_wrapper(program.value(node))
+        wrapped = _in_wrapper(node, WRAPPERS) or _in_wrapper(program.value(node), WRAPPERS - ITERATORS)
         waiting += wrapped
         if not wrapped:
             yield node
 
 
-def _in_wrapper(node: ast.AST | None) -> list[ast.expr]:
+def _in_wrapper(node: ast.AST | None, wrappers: set[str]) -> list[ast.expr]:
     """What a call of enumerate, tqdm and the like runs over."""
     if not isinstance(node, ast.Call):
         return []
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return node.args if name in WRAPPERS else []
+    return node.args if name in wrappers else []
 
 
 def is_without_gradients(program: ParsedProgram, node: ast.AST) -> bool:

@@ -107,6 +107,7 @@ RULE = Rule(
         "loader = DataLoader(data, num_workers=4, **options)" + EPOCHS.format("loader"),
         "loader = DataLoader(data, num_workers=4)\nfor x in loader:\n    step(x)\n",
         "loader = DataLoader(data, num_workers=4)" + EPOCHS.format("loader").replace("10", "1"),
+        "loader = DataLoader(data, num_workers=4)\nbatches = iter(loader)" + EPOCHS.format("batches"),
         "for epoch in range(9):\n    loader = DataLoader(data, num_workers=4)\n    for x in loader:\n        step(x)\n",
         "loader = DataLoader(data, num_workers=4)"
         + EPOCHS.format("loader").replace("    for x", "    data.set_epoch(epoch)\n    for x"),
