@@ -44,13 +44,14 @@ class ProcessLimits:
     """What a process was given. `cpus`: those it may use by the launch. `nodes`: CPU -> its NUMA node.
 
     `threads`: how many can run at a time, which a quota limits; None: as many as there are CPUs. `shared_threads`:
-    those of other processes on these CPUs. `remote_slowdown`: time of a read from another node's memory divided by
-    that of a local one.
+    those of other processes on its CPUs, and `shared_cpus`: the CPUs that these may use. `remote_slowdown`: time of a
+    read from another node's memory divided by that of a local one.
     """
 
     cpus: frozenset[int] = frozenset()
     threads: int | None = None
     shared_threads: int = 0
+    shared_cpus: frozenset[int] = frozenset()
     nodes: Mapping[int, int] = {}
     remote_slowdown: float = 1.5
 
@@ -89,17 +90,41 @@ def diagnosed(figures: ProcessFigures, machine: ProcessLimits) -> ProcessDiagnos
 def binding_kind(figures: ProcessFigures, machine: ProcessLimits) -> str:
     """wrong-binding or oversubscribed, if the process has more threads than CPUs, or fewer CPUs than it was given."""
     given, used = _given(figures, machine), _used(figures)
-    if figures.threads + machine.shared_threads > given:
+    if _threads(figures, machine) > given:
         return "oversubscribed"
     is_alone = figures.world_size == 1 and not machine.shared_threads
     if used < min(figures.threads, given) or (used < given and is_alone and figures.threads <= used):
         return "wrong-binding"
+    if _is_crowded(figures, machine):
+        return "wrong-binding"
     return "oversubscribed" if _loaders_compete(figures, machine) else ""
+
+
+def _threads(figures: ProcessFigures, machine: ProcessLimits) -> int:
+    """How many threads compete for the CPUs: torch's, or all that the process itself keeps busy, and other processes'.
+
+    One that computes in several threads of Python's has torch's threads in each of them. Other threads of a rank
+    mostly move the data of collectives.
+    """
+    wanted = figures.wanted_cpus
+    busy = round(wanted) if figures.world_size == 1 and wanted > figures.threads + SPARE else 0
+    return max(figures.threads, busy) + machine.shared_threads
+
+
+def _is_crowded(figures: ProcessFigures, machine: ProcessLimits) -> bool:
+    """Whether processes share fewer CPUs than they have threads, though the launch has CPUs for all of these."""
+    reachable = _reachable(figures, machine)
+    return machine.shared_threads > 0 and reachable < min(_threads(figures, machine), _given(figures, machine))
+
+
+def _reachable(figures: ProcessFigures, machine: ProcessLimits) -> int:
+    """How many CPUs its busy threads may use, and those of other processes on these CPUs."""
+    return len((figures.busy_cpus or figures.cpus) | machine.shared_cpus)
 
 
 def _loaders_compete(figures: ProcessFigures, machine: ProcessLimits) -> bool:
     """Whether busy workers of DataLoaders have no CPUs of their own."""
-    threads = figures.threads + machine.shared_threads
+    threads = _threads(figures, machine)
     return figures.loader_cpus > 0 and threads + figures.loader_cpus > _given(figures, machine) + SPARE
 
 
@@ -158,9 +183,11 @@ def _placement(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     given, used = _given(figures, machine), _used(figures)
     if kind == "wrong-binding":
         parallel = min(1.0, shares.operations + shares.delayed)
+        if _is_crowded(figures, machine):  # All of the one runs beside all of the other, and they wait for each other.
+            used, parallel = _reachable(figures, machine), 1 - shares.waiting
         yield Bottleneck(kind=kind, share=(1 - used / given) * parallel, detail=f"{used} of {given}")
     elif kind == "oversubscribed":
-        threads = figures.threads + machine.shared_threads
+        threads = _threads(figures, machine)
         lost = max(0.0, 1 - given / threads) * shares.operations
         loaders = f" threads and {count_text(figures.loader_workers or 0, 'worker')} of a DataLoader"
         named = f"{threads}{loaders if threads <= given else ''}"

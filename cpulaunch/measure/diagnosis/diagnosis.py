@@ -105,15 +105,18 @@ def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], mach
         for each in all_figures
         if each is not figures and own & (each.busy_cpus or each.cpus) and _at_the_same_time(each, figures)
     ]
-    return replace(machine, shared_threads=sum(map(_running_threads, others)))
+    running = [(_running_threads(each), each.busy_cpus or each.cpus) for each in others]
+    return replace(
+        machine,
+        shared_threads=sum(threads for threads, _ in running),
+        shared_cpus=frozenset().union(*(cpus for threads, cpus in running if threads)),
+    )
 
 
 def _running_threads(figures: ProcessFigures) -> int:
     """How many threads of a process want to run at a time: fewer than it has if it often waits for something else."""
-    wanted = figures.sum("process_cpu") + figures.sum("process_delay")
-    if wanted <= 0 or figures.seconds <= 0:
-        return figures.threads
-    return min(figures.threads, round(wanted / figures.seconds))
+    wanted = figures.wanted_cpus
+    return figures.threads if wanted <= 0 else min(figures.threads, round(wanted))
 
 
 def _at_the_same_time(one: ProcessFigures, other: ProcessFigures) -> bool:

@@ -82,6 +82,12 @@ class ProcessFigures:
         return self.fetches.get("busy", 0.0) if self.loader_workers else 0.0
 
     @property
+    def wanted_cpus(self) -> float:
+        """How many of the process's threads ran or were ready to run at a time, on average; 0 if it is not known."""
+        wanted, wall = self.sum("process_cpu") + self.sum("process_delay"), self.sum("wall") or self.seconds
+        return wanted / wall if wall > 0 else 0.0
+
+    @property
     def examined_steps(self) -> float:
         """How many steps the sums of the window are of: fewer than the profiled ones if it was cut."""
         part = 1.0 if self.window is None else float(self.window.get("part", 1.0))

@@ -20,7 +20,10 @@ THREAD_FIELDS = ("utime", "stime", "minflt", "majflt", "nvcsw", "nivcsw")
 
 
 def read_counters() -> dict[str, float]:
-    """All that only grows: of this thread, of the process, and of the process's threads together."""
+    """All that only grows: of this thread, of the process, and of the process's threads together.
+
+    `wall`: the time at which it was read, also of reading, in which other threads may run.
+    """
     thread = resource.getrusage(resource.RUSAGE_THREAD)
     process = resource.getrusage(resource.RUSAGE_SELF)
     found = {f"thread_{name}": float(getattr(thread, f"ru_{name}")) for name in THREAD_FIELDS}
@@ -30,6 +33,7 @@ def read_counters() -> dict[str, float]:
     delays = _delays()
     found["thread_delay"] = delays.get(threading.get_native_id(), 0.0)
     found["process_delay"] = sum(delays.values())
+    found["wall"] = time.perf_counter()
     found["rss"] = float(_resident_bytes())
     return found
 

@@ -333,6 +333,33 @@ def test_a_training_without_modules_is_no_loop_over_elements():
     assert diagnosis(figures(window=in_loss, has_gradients=True)).first.kind == "python-loop"
 
 
+def test_threads_of_python_that_compute_take_cpus_from_one_another():
+    sums = {"thread_cpu": 0.3, "thread_delay": 0.7, "process_cpu": 2.0, "process_delay": 5.0}
+    found = diagnosis(figures(sums=sums))
+    assert (found.first.kind, found.first.detail, found.remarks) == ("oversubscribed", "7 on 2", ())
+    waits = diagnosis(figures(sums=sums | {"process_cpu": 1.0, "process_delay": 1.0}))
+    assert (waits.first, waits.main.shares.others) == (None, pytest.approx(0.7))
+    counted_long = diagnosis(figures(sums=sums | {"wall": 4.0}))  # Other threads run while counters are read.
+    assert (counted_long.first, counted_long.main.shares.others) == (None, pytest.approx(0.7))
+
+
+def test_threads_of_a_rank_that_move_data_are_no_compute_threads():
+    sums = {"thread_cpu": 0.9, "process_cpu": 2.6, "collective_seconds": 0.1}
+    assert diagnosis(figures(sums=sums, rank=0, world_size=2)).first is None
+
+
+def crowded_rank(number, cpus):
+    sums = {"thread_cpu": 0.4, "thread_delay": 0.4, "process_cpu": 0.4, "process_delay": 0.5, "collective_seconds": 0.2}
+    return figures(rank=number, pid=number, world_size=2, threads=1, cpus=cpus, sums=sums)
+
+
+def test_ranks_that_are_bound_to_the_same_cpu():
+    found = diagnosis(crowded_rank(0, "0"), crowded_rank(1, "0"))
+    assert (found.first.kind, found.first.detail, found.remarks) == ("wrong-binding", "1 of 2", ())
+    assert found.first.share == pytest.approx(0.5)
+    assert diagnosis(crowded_rank(0, "0"), crowded_rank(1, "0-1")).first is None
+
+
 def test_waiting_beside_samples_that_are_decoded_is_no_python_code():
     sums = {"data_seconds": 0.3, "data_cpu": 0.3, "thread_cpu": 0.4}
     found = diagnosis(figures(sums=sums, loader_workers=0, window=window(0.07, kinds={"products": 0.01}, pauses=0.06)))
