@@ -197,10 +197,15 @@ def loader_memory_notices(processes: Sequence[ProcessDiagnosis], memory_bytes: i
 
 
 def overhead(process: ProcessDiagnosis) -> float | None:
-    """The time that the profiler added, as a share of all measured steps; None if it is not known."""
+    """The time that the profiler added, as a share of all measured steps; None if it is not known.
+
+    What other threads took from the process, in these steps and in the others, is left out.
+    """
     figures = process.figures
-    total = figures.seconds + figures.profiled_seconds
-    if not figures.profiled_steps or not figures.steps or total <= 0:
+    seconds = max(0.0, figures.seconds - min(figures.sum("thread_delay"), 0.99 * figures.seconds))
+    window = figures.window or {}
+    delay = float(window.get("delay", 0.0)) / max(1e-9, float(window.get("part", 1.0)))
+    profiled = max(0.0, figures.profiled_seconds - delay)
+    if not figures.profiled_steps or not figures.steps or seconds + profiled <= 0:
         return None
-    usual = figures.seconds / figures.steps * figures.profiled_steps
-    return max(0.0, figures.profiled_seconds - usual) / total
+    return max(0.0, profiled - seconds / figures.steps * figures.profiled_steps) / (seconds + profiled)

@@ -16,6 +16,9 @@ LEAST_SECONDS = 0.5
 PROFILED_PART = 10
 """The profiler sees one part in this many of the time of the phase before it, but for one whole step."""
 WARM_UP_SECONDS = 60.0
+MOST_ADDED, MOST_TIMES_LONGER = 0.08, 3
+"""Of all steps' time, what the profiler adds: until it is no more, steps are measured without it, but for no more than
+this many times the time of a phase."""
 
 
 @record
@@ -56,6 +59,16 @@ class Phases:
         if self.name == PROFILED:
             return seconds * PROFILED_PART >= sum(self.finished[-1].steps) or count >= self._request.steps
         wanted = max(LEAST_STEPS, self._request.steps // 2)
-        if count >= LEAST_STEPS and seconds >= self._request.phase_seconds:
-            return True
-        return count >= wanted and (seconds >= LEAST_SECONDS or count >= 1000)
+        has_enough = count >= wanted and (seconds >= LEAST_SECONDS or count >= 1000)
+        if not has_enough and (count < LEAST_STEPS or seconds < self._request.phase_seconds):
+            return False
+        return self._added() <= MOST_ADDED or seconds >= MOST_TIMES_LONGER * self._request.phase_seconds
+
+    def _added(self) -> float:
+        """The share of all steps' time by which those under the profiler took longer than the others."""
+        seen = next((each.steps for each in self.finished if each.name == PROFILED), ())
+        if not seen:
+            return 0.0
+        others = [*self.steps, *(second for each in self.finished if each.name == BEFORE for second in each.steps)]
+        usual = sum(others) / max(1, len(others)) * len(seen)
+        return max(0.0, sum(seen) - usual) / max(1e-9, sum(seen) + sum(others))

@@ -264,6 +264,12 @@ def test_the_overhead_of_the_profiler():
     assert overhead(found.processes[0]) == pytest.approx(0.1 / 1.2)
 
 
+def test_what_other_programs_took_was_not_added_by_the_profiler():
+    held_up = {"thread_cpu": 0.5, "thread_delay": 0.5}
+    found = diagnosis(figures(sums=held_up, profiled_seconds=0.2, window=window(0.2, delay=0.15)))
+    assert overhead(found.processes[0]) == pytest.approx(0)
+
+
 def test_the_text_names_first_and_second_and_fits_its_width():
     slow = window(0.04, kinds={"products": 0.008}, tiny={"seconds": 0.032}, calls=TINY)
     found = diagnosis(figures(window=slow, sums={"data_seconds": 0.6, "data_cpu": 0.6}, loader_workers=0))

@@ -115,6 +115,24 @@ def test_the_profiler_sees_a_twentieth_of_the_steps_time_at_most():
         assert counts[PROFILED] <= 1 + (counts[BEFORE] + counts[AFTER]) / 20
 
 
+@pytest.mark.parametrize("seconds", [0.001, 0.02, 0.2])
+def test_steps_are_measured_until_the_profiler_adds_less_than_a_tenth(seconds):
+    phases, spent, added = Phases(DiagnosisRequest(folder="")), 0.0, 0.0
+    while phases.name != DONE:
+        slow = 10 * seconds if phases.name == PROFILED else seconds
+        if phases.name != WARM_UP:
+            spent, added = spent + slow, added + slow - seconds
+        phases.add(slow)
+    assert added <= 0.1 * spent
+
+
+def test_of_long_steps_no_more_are_measured_though_the_profiler_adds_much():
+    phases = Phases(DiagnosisRequest(folder=""))
+    while phases.name != DONE:
+        phases.add(400.0 if phases.name == PROFILED else 4.0)
+    assert [len(each.steps) for each in phases.finished] == [5, 3, 1, 8]
+
+
 def test_a_new_step_begins_with_a_new_warm_up():
     phases = Phases(DiagnosisRequest(folder=""))
     for _ in range(8):
