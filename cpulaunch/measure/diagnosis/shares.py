@@ -2,7 +2,8 @@
 
 Times of loaders and collectives are those of all steps. What is left is divided as the profiler saw it in a few steps.
 The time for which the measured thread was ready to run but had no CPU belongs to nothing that the program does: it is
-left out of the whole, unless the program's own threads are to blame.
+left out of the whole, unless the program's own threads are to blame. So is the time in which an operation waits for
+another of the program's threads that has no CPU.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
     collective = without_delay("collective") + _hidden_collectives(figures, blocked_backward)
     active = max(1e-9, seconds - delay)
     data, collective = _fitted(data, collective, active)
+    held_up = _held_up(figures, active - data - collective)
+    delay, active = delay + held_up, active - held_up
     rest = active - data - collective
     outside_cpu = max(0.0, cpu - figures.sum("data_cpu") - figures.sum("collective_cpu"))
     blocked = max(0.0, active - outside_cpu - data - collective)
@@ -102,6 +105,19 @@ def _hidden_collectives(figures: ProcessFigures, blocked: float) -> float:
     return min(blocked, waits / examined * figures.steps) if waits else 0.0
 
 
+def _held_up(figures: ProcessFigures, rest: float) -> float:
+    """Seconds in which operations wait for other threads of the process that have no CPU, in a busy wait mostly.
+
+    They are what steps take beyond what the profiler saw, in which operations that took too long do not count, and no
+    more than the other compute threads waited for a CPU. `rest`: the seconds outside of loaders and collectives.
+    """
+    if figures.threads < 2 or not interrupted_often(figures) or figures.examined_steps <= 0:
+        return 0.0
+    waited = max(0.0, figures.sum("process_delay") - figures.sum("thread_delay")) / (figures.threads - 1)
+    seen, pauses = _seen(figures)
+    return min(waited, max(0.0, rest - (sum(seen.values()) + pauses) * figures.steps))
+
+
 def _fitted(data: float, collective: float, active: float) -> tuple[float, float]:
     total = data + collective
     scale = min(1.0, active / total) if total > 0 else 1.0
@@ -110,10 +126,28 @@ def _fitted(data: float, collective: float, active: float) -> tuple[float, float
 
 def _divided(figures: ProcessFigures, rest: float, blocked: float) -> dict[str, float]:
     """The seconds of a step without loaders and collectives, by what they were spent on."""
-    window = figures.window
-    count = figures.examined_steps
-    if window is None or count <= 0:
+    if figures.window is None or figures.examined_steps <= 0:
         return {"unknown": rest}
+    seen, pauses = _seen(figures)
+    excess = sum(seen.values()) + pauses - rest
+    if excess > 0 and interrupted_often(figures):  # A pause that other steps do not have was an interruption.
+        pauses, excess = max(0.0, pauses - excess), max(0.0, excess - pauses)
+    small = ("synchronization", "tiny", "overhead")
+    of_small = sum(seen[name] for name in small)
+    if excess > 0 and of_small > 0:  # The profiler's own time is spent where there are many events.
+        left = max(LEAST_LEFT, 1 - excess / of_small)
+        seen |= {name: seen[name] * left for name in small}
+    total = sum(seen.values()) + pauses
+    waiting = min(pauses, blocked)
+    seen |= {"waiting": waiting, "python": pauses - waiting}
+    if total <= 0:
+        return {"unknown": rest}
+    return {name: value * rest / total for name, value in seen.items()}
+
+
+def _seen(figures: ProcessFigures) -> tuple[dict[str, float], float]:
+    """What the profiler saw in a step, in seconds: of operations by kinds, and between them."""
+    window, count = figures.window or {}, figures.examined_steps
     kinds, tiny = window["kinds"], window["tiny"]
     interrupted = max(0.0, float(window.get("delay", 0.0)) - float(window["absorbed"]))
     waits = float(window.get("backward_waits", 0.0)) if figures.world_size > 1 else 0.0
@@ -130,20 +164,7 @@ def _divided(figures: ProcessFigures, rest: float, blocked: float) -> dict[str, 
         "tiny": float(tiny["seconds"]) / count,
         "overhead": float(window["overhead"]) / count,
     }
-    excess = sum(seen.values()) + pauses - rest
-    if excess > 0 and interrupted_often(figures):  # A pause that other steps do not have was an interruption.
-        pauses, excess = max(0.0, pauses - excess), max(0.0, excess - pauses)
-    small = ("synchronization", "tiny", "overhead")
-    of_small = sum(seen[name] for name in small)
-    if excess > 0 and of_small > 0:  # The profiler's own time is spent where there are many events.
-        left = max(LEAST_LEFT, 1 - excess / of_small)
-        seen |= {name: seen[name] * left for name in small}
-    total = sum(seen.values()) + pauses
-    waiting = min(pauses, blocked)
-    seen |= {"waiting": waiting, "python": pauses - waiting}
-    if total <= 0:
-        return {"unknown": rest}
-    return {name: value * rest / total for name, value in seen.items()}
+    return seen, pauses
 
 
 def interrupted_often(figures: ProcessFigures) -> bool:

@@ -215,6 +215,16 @@ def test_a_process_that_seldom_computes_takes_no_cpus_from_another():
     assert (both.first.kind, both.first.share) == ("oversubscribed", pytest.approx(0.5))
 
 
+def test_operations_that_wait_for_a_thread_without_a_cpu_hide_no_other_bottleneck():
+    sums = {"data_seconds": 0.25, "data_cpu": 0.2, "thread_cpu": 0.8, "thread_delay": 0.2, "process_delay": 0.7}
+    seen = window(0.1, kinds={"products": 0.02}, delay=0.06, absorbed=0.06)
+    found = diagnosis(figures(sums=sums, loader_workers=0, window=seen))
+    assert (found.first.kind, found.first.share) == ("decode", pytest.approx(0.5, abs=0.01))
+    assert found.main.shares.others == pytest.approx(0.6)
+    alone = diagnosis(figures(sums=sums, loader_workers=0, window=seen, threads=1))
+    assert alone.first.share == pytest.approx(0.25, abs=0.01)
+
+
 def test_what_other_programs_take_is_left_out_and_said():
     found = diagnosis(figures(sums={"thread_cpu": 0.4, "thread_delay": 0.6}))
     assert found.first is None
