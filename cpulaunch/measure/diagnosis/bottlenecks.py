@@ -25,7 +25,9 @@ GROWING = 0.5
 FAULT_BYTES = 4096
 LEAST_SLOWDOWN = 1.5
 LOOP_ACCESSES = 0.1
-"""Parts taken out of tensors for each operation: more than in a model, one or several for each element."""
+"""Parts taken out of tensors for each operation beside the model, as in a loss: one or several for each element."""
+MODEL_ACCESSES = 0.3
+"""The same in a model, which takes parts of what it computes: heads, gates, and the steps of a sequence."""
 OUTSIDE = 0.5
 SPARE = 0.5
 """CPUs that workers of a DataLoader may use beside those of the threads, and are not said to take them."""
@@ -173,8 +175,15 @@ def _of_process(process: ProcessDiagnosis, *, alone: bool) -> Iterator[Bottlenec
     if alone:
         yield Bottleneck(kind="slow-collective", share=shares.collective, place=where.first("collective"))
     if shares.moving > MOVING:
-        share = shares.moving - fault_share(process)
+        share = shares.moving * _chained_part(process.figures) - fault_share(process)
         yield Bottleneck(kind="memory-bound", share=share, place=where.first("", "backward"))
+
+
+def _chained_part(figures: ProcessFigures) -> float:
+    """Of the time in operations that move data, what they would save if chains of element-wise ones were fused."""
+    window = figures.window or {}
+    moving = float(window.get("kinds", {}).get("other", 0.0))
+    return min(1.0, float(window.get("chained", 0.0)) / moving) if moving > 0 else 0.0
 
 
 def _placement(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
@@ -235,7 +244,6 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
 
     place = figures.where.first("") or figures.where.first("backward")
     forward = max(1, calls.get("forward", 0))
-    accesses = calls.get("accesses", 0) / forward
     reads = calls.get("synchronization", 0)
     computing = max(0, forward - reads - calls.get("accesses", 0))
     is_reading = reads >= LEAST_READS * figures.examined_steps and reads * 5 >= calls.get("all", forward)
@@ -246,13 +254,22 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
         return
     yield Bottleneck(kind="synchronization", share=shares.synchronization, place=place, detail=in_step(reads))
     outside = calls.get("outside", 0)  # A program without modules has all of them outside.
-    in_loss = figures.has_gradients and tiny["outside"] > 0 and OUTSIDE * forward <= outside < forward
+    is_beside = OUTSIDE * forward <= outside < forward
+    in_loss = figures.has_gradients and tiny["outside"] > 0 and is_beside
     count = calls.get("tiny", 0) / max(1e-9, figures.examined_steps)
-    is_loop = count >= LEAST_LOOP and (accesses >= LOOP_ACCESSES or in_loss)
+    small = max(calls.get("tiny", 0), calls.get("accesses", 0)) / max(1e-9, figures.examined_steps)
+    is_loop = small >= LEAST_LOOP and (_takes_apart(calls, is_beside=is_beside) or in_loss)
     called = shares.overhead if calls.get("tiny", 0) * 2 >= calls.get("all", 0) else 0.0
     share = shares.tiny + called + (shares.access if is_loop else 0.0)
     kind = "python-loop" if is_loop else "tiny-operations"
     yield Bottleneck(kind=kind, share=share, place=place, detail=f"{count:.0f}" if count >= 1 else "some")
+
+
+def _takes_apart(calls: Mapping[str, int], *, is_beside: bool) -> bool:
+    """Whether elements are taken out of tensors one by one. `is_beside`: most operations are beside those of models."""
+    if is_beside:
+        return bool(calls.get("outside_accesses", 0) >= LOOP_ACCESSES * calls.get("outside", 0))
+    return bool(calls.get("accesses", 0) >= MODEL_ACCESSES * max(1, calls.get("forward", 0)))
 
 
 def _memory(process: ProcessDiagnosis) -> Iterator[Bottleneck]:

@@ -109,7 +109,7 @@ def read_figures(text: str) -> ProcessFigures | None:
 def _checked_window(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """The sums of a window. Raises: ValueError, TypeError, KeyError, AttributeError if they are of another form."""
     values = [found[name] for name in ("seconds", "pauses", "overhead", "absorbed")]
-    values += [found.get(name, 0.0) for name in ("part", "delay", "backward_waits")]
+    values += [found.get(name, 0.0) for name in ("part", "delay", "backward_waits", "chained")]
     for name in ("kinds", "tiny", "calls", "flops", "timed"):
         values += found[name].values()
     for name in ("low", "communication"):

@@ -61,7 +61,7 @@ def hook_modules(activity: Activity, ended: Callable[[str, object, float], None]
                 return self._call_impl(*args, **kwargs)
             return original(self, *args, **kwargs)
         depth.inside = True
-        region = None if activity.record is None else activity.record("cpulaunch::module")
+        region = None if activity.record is None else activity.record(_region_of(self))
         if region is not None:
             region.__enter__()
         start = perf_counter()
@@ -77,17 +77,45 @@ def hook_modules(activity: Activity, ended: Callable[[str, object, float], None]
     nn.Module.__call__ = __call__
 
 
-def hook_optimizers(ended: Callable[[str, object], None]) -> None:
+def _region_of(module: Any) -> str:
+    """The name of the module's region: one without weights, such as a loss, is a function and no model."""
+    return "cpulaunch::function" if next(module.parameters(), None) is None else "cpulaunch::module"
+
+
+def hook_optimizers(activity: Activity, ended: Callable[[str, object], None]) -> None:
     """Effect: `ended` is called after each step of an optimizer."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     is_compiling = torch.compiler.is_compiling
+
+    def prepared(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if activity.record is None or is_compiling():
+            return None
+        named = {name: _closure(activity, value) for name, value in kwargs.items()}
+        return (*args[:1], *(_closure(activity, each) for each in args[1:])), named
+
+    register_optimizer_step_pre_hook(prepared)
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling():  # A step inside the program's own compiled function belongs to its graph.
             ended("optimizer", id(optimizer))
 
     register_optimizer_step_post_hook(stepped)
+
+
+def _closure(activity: Activity, value: Any) -> Any:
+    """The value; of a closure one that makes a region while it runs: what it computes is no part of the optimizer."""
+    if not callable(value):
+        return value
+
+    @wraps(value)
+    def closure(*args: Any, **kwargs: Any) -> Any:
+        if activity.record is None:
+            return value(*args, **kwargs)
+        with activity.record("cpulaunch::closure"):
+            return value(*args, **kwargs)
+
+    return closure
 
 
 def hook_backward(activity: Activity, ended: Callable[[str, object], None]) -> None:

@@ -14,7 +14,7 @@ def install(settings: TorchSettings) -> str:
     session = Session(decode_request(os.environ[DIAGNOSIS_VARIABLE]), settings.index)
     activity = session.activity
     hooks.hook_modules(activity, session.ended)
-    hooks.hook_optimizers(session.ended)
+    hooks.hook_optimizers(activity, session.ended)
     hooks.hook_backward(activity, session.ended)
     hooks.hook_loaders(activity, session.ended, session.fetched)
     hooks.hook_collectives(activity)

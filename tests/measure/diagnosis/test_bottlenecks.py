@@ -49,7 +49,7 @@ CASES = {
         "sums": {"thread_stime": 0.7, "thread_minflt": 1e5, "process_minflt": 1e5, "rss": 1e5 * 4096},
     },
     "low-precision": {"window": window(0.1, kinds={"low products": 0.1}), "slowdowns": {"bf16": 20.0}},
-    "memory-bound": {"window": window(0.1, kinds={"other": 0.09, "products": 0.01})},
+    "memory-bound": {"window": window(0.1, kinds={"other": 0.09, "products": 0.01}, chained=0.07)},
     "slow-collective": {"sums": {"collective_seconds": 0.8, "thread_cpu": 0.2}},
 }
 
@@ -347,6 +347,37 @@ def test_a_training_without_modules_is_no_loop_over_elements():
     assert diagnosis(figures(window=seen, has_gradients=True)).first.kind == "tiny-operations"
     in_loss = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 900})
     assert diagnosis(figures(window=in_loss, has_gradients=True)).first.kind == "python-loop"
+
+
+LOOPS = {
+    "slices in a model": ({"accesses": 200}, "tiny-operations"),
+    "elements in a model": ({"accesses": 350}, "python-loop"),
+    "elements in a loss": ({"accesses": 150, "outside": 800, "outside_accesses": 150}, "python-loop"),
+    "slices in a model, and a loss without": ({"accesses": 150, "outside": 800}, "tiny-operations"),
+    "steps of a sequence without modules": (
+        {"accesses": 200, "outside": 1000, "outside_accesses": 200},
+        "tiny-operations",
+    ),
+    "pairs of points without modules": ({"accesses": 350, "outside": 1000, "outside_accesses": 350}, "python-loop"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_over_elements_is_told_from_a_model_that_takes_parts(name):
+    calls, kind = LOOPS[name]
+    assert diagnosis(figures(window=window(0.1, tiny={"seconds": 0.09}, calls=TINY | calls))).first.kind == kind
+
+
+def test_a_loop_over_rows_that_are_not_tiny():
+    calls = {"forward": 300, "all": 800, "outside": 290, "accesses": 128, "outside_accesses": 128, "tiny": 20}
+    seen = window(0.1, kinds={"access": 0.08, "other": 0.01}, tiny={"seconds": 0.01, "outside": 0.01}, calls=calls)
+    found = diagnosis(figures(window=seen, has_gradients=True))
+    assert (found.first.kind, found.first.share) == ("python-loop", pytest.approx(0.9))
+
+
+def test_moving_data_in_one_pass_is_no_bottleneck():
+    found = diagnosis(figures(window=window(0.1, kinds={"other": 0.09, "products": 0.01}, chained=0.0)))
+    assert found.first is None
 
 
 def test_threads_of_python_that_compute_take_cpus_from_one_another():

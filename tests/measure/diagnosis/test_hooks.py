@@ -24,7 +24,7 @@ START = """
 
     if sys.argv[1] == "hooked":
         hooks.hook_modules(activity, ended)
-        hooks.hook_optimizers(ended)
+        hooks.hook_optimizers(activity, ended)
         hooks.hook_backward(activity, ended)
         hooks.hook_loaders(activity, ended, lambda *seconds: None)
         hooks.hook_collectives(activity)
@@ -114,6 +114,40 @@ def test_an_exception_of_the_program_passes_through(tmp_path):
         print(json.dumps([seen, activity.now]))
     """
     assert run(code, tmp_path) == run(code, tmp_path, how="plain") == [["KeyError", "IndexError", "RuntimeError"], ""]
+
+
+def test_what_a_closure_computes_is_told_from_the_optimizer(tmp_path):
+    code = """
+        regions = []
+
+        class Region:
+            def __init__(self, name):
+                regions.append(name)
+
+            def __enter__(self):
+                pass
+
+            def __exit__(self, *_):
+                pass
+
+        point = torch.ones(2, requires_grad=True)
+        optimizer = torch.optim.LBFGS([point], max_iter=2)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.MSELoss()(point, torch.zeros(2))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        optimizer.step(closure=closure)
+        assert not regions
+        activity.record = Region
+        first = float(optimizer.step(closure))
+        second = float(optimizer.step(closure=closure))
+        print(json.dumps([sorted(set(regions)), second <= first]))
+    """
+    assert run(code, tmp_path) == [["cpulaunch::backward", "cpulaunch::closure", "cpulaunch::function"], True]
 
 
 def test_the_last_loader_is_the_one_that_is_known(tmp_path):

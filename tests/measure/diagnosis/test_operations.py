@@ -3,6 +3,7 @@
 import pytest
 
 from cpulaunch.worker.diagnosis.events import spans
+from cpulaunch.worker.diagnosis.events.chains import spared
 from cpulaunch.worker.diagnosis.events.kinds import Event, kind_of
 from cpulaunch.worker.diagnosis.events.moved_bytes import bytes_moved
 from cpulaunch.worker.diagnosis.events.operations import add_up, backward_waits, communication
@@ -175,3 +176,43 @@ def test_communication_is_hidden_where_the_process_computes_meanwhile():
     found = communication(events, running, (0, 1000 * US), 50e-6)
     assert found == pytest.approx({"seconds": 500e-6, "hidden": 250e-6})
     assert communication(events, [], (0, 1000 * US), 0.0) == {"seconds": 0, "hidden": 0}
+
+
+def test_the_gradients_of_parts_belong_to_taking_them():
+    node = "autograd::engine::evaluate_function: SelectBackward0"
+    made = [event("SelectBackward0", 10, 500), event("aten::select_backward", 20, 400), event("aten::zeros", 30, 300)]
+    found = summed(event(node, 0, 900), *made, event("aten::add_", 550, 300), event("aten::mul", 1000, 200), end=1200)
+    assert found["kinds"] == pytest.approx({"access": 700e-6, "other": 200e-6})
+
+
+def test_parts_that_a_closure_or_a_function_takes_are_beside_those_of_models():
+    step = [event("Optimizer.step#LBFGS.step", 0, 1000), event("aten::select", 10, 3)]
+    closure = [event("cpulaunch::closure", 100, 500), event("aten::select", 110, 3), event("aten::mul", 120, 3)]
+    loss = [event("cpulaunch::function", 2000, 100), event("aten::select", 2010, 3)]
+    model = [event("cpulaunch::module", 3000, 100), event("aten::select", 3010, 3)]
+    calls = summed(*step, *closure, *loss, *model)["calls"]
+    assert (calls["forward"], calls["outside"], calls["accesses"], calls["outside_accesses"]) == (4, 3, 3, 2)
+
+
+CHAINS = {
+    "a chain": (["mul", "sigmoid", "add"], 2.0),
+    "a chain of gradients": (["mul", "gelu_backward", "native_layer_norm_backward"], 2.0),
+    "an optimizer's": (["_foreach_mul_", "_foreach_addcdiv_", "_foreach_add_"], 2.0),
+    "a sum before a norm": (["add", "native_layer_norm", "mm", "add", "native_layer_norm"], 0.0),
+    "one pass": (["embedding_bag", "_embedding_bag", "index_select"], 0.0),
+    "copies": (["clone", "mm", "cat", "copy_"], 3.0),
+    "chains on both sides": (["mul", "add", "exp", "cat", "add", "div", "tanh"], 5.0),
+    "of an extension": (["mine::add", "mine::add", "mine::add"], 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_what_fused_kernels_would_save(name):
+    names, seconds = CHAINS[name]
+    assert spared([(each if "::" in each else f"aten::{each}", 1.0) for each in names]) == seconds
+
+
+def test_tiny_operations_do_not_break_a_chain():
+    adds = [event("aten::add", 1000 * number, 900) for number in range(3)]
+    found = summed(*adds, event("aten::view", 950, 3), event("aten::mm", 4000, 100))
+    assert found["chained"] == pytest.approx(1800e-6)

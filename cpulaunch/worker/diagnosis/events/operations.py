@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cpulaunch.worker.diagnosis.events.chains import spared
 from cpulaunch.worker.diagnosis.events.kinds import REGIONS, Event, is_container, kind_of, low_type
 from cpulaunch.worker.diagnosis.events.moved_bytes import bytes_moved
 from cpulaunch.worker.diagnosis.events.spans import common, idle_common, length
@@ -30,6 +31,8 @@ WAITS = ("data", "collective")
 """Regions whose time the hooks measure in all steps."""
 MOST_TIMES, SLACK_NS = 2, 5_000
 """An operation that takes longer than this many times the usual, and so many ns, was interrupted."""
+ACCESS_NODES = ("SelectBackward0", "SliceBackward0", "UnbindBackward0", "NarrowBackward0")
+"""Nodes of autograd that make a whole gradient out of that of a part, and add it to those of the other parts."""
 SLOWEST = 2.0
 """Arithmetic operations in a ns below which no product of fp32 matrices stays, but for its first microseconds."""
 LEAST_MEMBERS = 3
@@ -37,13 +40,17 @@ LEAST_MEMBERS = 3
 
 
 class _Open:
-    """An event that has begun, and what is known of it when it ends. `kinds`: the own ns of operations inside it."""
+    """An event that has begun, and what is known of it when it ends. `kinds`: the own ns of operations inside it.
 
-    __slots__ = ("event", "flops", "gap", "inner", "is_operation", "kinds", "region")
+    `of_access`: whether it is, or belongs to, one of ACCESS_NODES.
+    """
 
-    def __init__(self, event: Event, region: str, *, is_operation: bool) -> None:
+    __slots__ = ("event", "flops", "gap", "inner", "is_operation", "kinds", "of_access", "region")
+
+    def __init__(self, event: Event, region: str, above: _Open | None, *, is_operation: bool) -> None:
         self.event = event
         self.region = region
+        self.of_access: bool = event.name.endswith(ACCESS_NODES) or (above is not None and above.of_access)
         self.is_operation = is_operation
         self.inner = 0
         self.gap = 0
@@ -60,10 +67,10 @@ def add_up(events: Iterable[Event], start: int, end: int, *, disturbed: bool = F
 
     Shape: {"seconds", "events": count, "kinds": {kind: own seconds, of operations that are not tiny}, "tiny": {…},
     "pauses": seconds of long times between operations, "overhead": of short ones, "absorbed": seconds by which
-    operations took longer than others of their kind, which count as they usually take, "regions", "calls", "flops",
-    "timed": seconds of the operations with flops, "low": seconds of products of low precision by type, "bytes": of
-    element-wise operations, {bits of an operation's bytes: [bytes, seconds]}, "operations": [[name, count, seconds], …]
-    longest first}.
+    operations took longer than others of their kind, which count as they usually take, "chained": of moving data, what
+    fused kernels would save, "regions", "calls", "flops", "timed": seconds of the operations with flops, "low": seconds
+    of products of low precision by type, "bytes": of element-wise operations, {bits of an operation's bytes: [bytes,
+    seconds]}, "operations": [[name, count, seconds], …] longest first}.
     `disturbed`: other threads often took the CPU, so that the shortest of equal operations are the usual ones.
     """
     walk = _Walk(start, end)
@@ -129,13 +136,13 @@ class _Walk:
         if event.name.startswith(REGIONS):
             self.overhead += self._gap(event.start)
             region = event.name.removeprefix("cpulaunch::") if event.name.startswith("cpulaunch::") else "optimizer"
-            self._stack.append(_Open(event, region, is_operation=False))
+            self._stack.append(_Open(event, region, above, is_operation=False))
         elif is_container(event):
             is_backward = event.name.startswith("autograd::engine::")
             self.backward_nodes += is_backward
-            self._stack.append(_Open(event, "backward" if is_backward else region, is_operation=False))
+            self._stack.append(_Open(event, "backward" if is_backward else region, above, is_operation=False))
         else:
-            opened = _Open(event, region, is_operation=True)
+            opened = _Open(event, region, above, is_operation=True)
             if above is None or not above.is_operation:
                 opened.gap = self._elapsed(event.start)
             self._stack.append(opened)
@@ -191,6 +198,7 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
     names: dict[str, list[float]] = {}
     known_bytes: dict[str, list[float]] = {}
     absorbed = pauses = overhead = 0.0
+    large: list[tuple[str, float]] = []
     for top, (duration, gap) in zip(walk.tops, usual, strict=True):
         kind = kind_of(top.event)
         is_forward = top.region not in ("backward", "optimizer")
@@ -199,7 +207,9 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         if gap > PAUSE_NS:
             pauses += gap
             gap = 0.0
-        calls.update(all=1, forward=is_forward, outside=is_outside, accesses=_accesses(top.event, kind) * is_forward)
+        accesses = _accesses(top.event, kind)
+        calls.update(all=1, forward=is_forward, outside=is_outside)
+        calls.update(accesses=accesses * is_forward, outside_accesses=accesses * is_outside)
         known = names.setdefault(top.event.name, [0, 0.0])
         known[0] += 1
         known[1] += duration * 1e-9
@@ -213,7 +223,8 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         else:
             overhead += gap
             scale = duration / max(1, top.duration) * 1e-9
-            for each, value in _attributed(top.kinds).items():
+            large.append((top.event.name, duration * 1e-9))
+            for each, value in _attributed(top).items():
                 kinds[each] = kinds.get(each, 0.0) + value * scale
             if (moved := bytes_moved(top.event)) > 0:
                 sums = known_bytes.setdefault(str(int(moved).bit_length()), [0.0, 0.0])
@@ -228,6 +239,7 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         "pauses": (walk.pauses + pauses) * 1e-9,
         "overhead": (walk.overhead + overhead) * 1e-9,
         "absorbed": absorbed * 1e-9,
+        "chained": spared(large),
         "regions": {name: value * 1e-9 for name, value in walk.regions.items()},
         "calls": {**calls, "backward": walk.backward_nodes},
         "flops": {kind: values[0] for kind, values in walk.flops.items()},
@@ -238,9 +250,15 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
     }
 
 
-def _attributed(kinds: dict[str, int]) -> dict[str, int]:
-    """The ns of an operation by kind; conversions around a product of low precision belong to it."""
-    return {"low products": sum(kinds.values())} if "low products" in kinds else kinds
+def _attributed(top: _Open) -> dict[str, int]:
+    """The ns of an operation by kind.
+
+    Conversions around a product of low precision belong to it, and to taking a part out of a tensor what it takes to
+    put its gradient back.
+    """
+    if "low products" in top.kinds:
+        return {"low products": sum(top.kinds.values())}
+    return {"access": sum(top.kinds.values())} if top.of_access else top.kinds
 
 
 def _usual_durations(tops: Sequence[_Open], *, disturbed: bool) -> list[tuple[float, float]]:
