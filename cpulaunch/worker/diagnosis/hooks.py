@@ -119,20 +119,22 @@ def _closure(activity: Activity, value: Any) -> Any:
 
 
 def hook_backward(activity: Activity, ended: Callable[[str, object], None]) -> None:
-    """Effect: backward passes are timed."""
-    plain = torch.autograd.backward
+    """Effect: backward passes are timed, those that return their gradients too."""
     is_compiling = torch.compiler.is_compiling
 
-    @wraps(plain)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return plain(*args, **kwargs)
-        try:
-            return activity.timed("backward", plain, args, kwargs)
-        finally:
-            ended("backward", "")
+    def hooked(plain: Any) -> Any:
+        @wraps(plain)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return plain(*args, **kwargs)
+            try:
+                return activity.timed("backward", plain, args, kwargs)
+            finally:
+                ended("backward", "")
 
-    torch.autograd.backward = backward
+        return backward
+
+    torch.autograd.backward, torch.autograd.grad = hooked(torch.autograd.backward), hooked(torch.autograd.grad)
 
 
 def hook_loaders(activity: Activity, ended: Callable[[str, object], None], fetched: Any) -> None:

@@ -28,8 +28,8 @@ PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 class LineSampler:
     """Counts, by what the thread does: `data`, `collective`, `backward` (the hooks'), `getitem`, `generator` or "".
 
-    The last three are those of the program's own code: inside a method __getitem__, inside a generator, elsewhere. A
-    generator in which steps end makes no samples: it trains, or streams what a model makes.
+    The last three are those of the program's own code: inside a method __getitem__, inside a generator or a method
+    __next__, elsewhere. A generator in which steps end makes no samples: it trains, or streams what a model makes.
     """
 
     def __init__(self, activity: Activity) -> None:
@@ -68,7 +68,7 @@ class LineSampler:
         for _ in range(DEEP):
             if frame is None:
                 break
-            if frame.f_code.co_flags & GENERATOR:
+            if _yields(frame.f_code):
                 self._stepping.add(frame.f_code)
             frame = frame.f_back
 
@@ -96,7 +96,7 @@ class LineSampler:
         return doing, place
 
     def _makes_samples(self, code: CodeType) -> bool:
-        return bool(code.co_flags & GENERATOR) and code.co_name != "<genexpr>" and code not in self._stepping
+        return _yields(code) and code.co_name != "<genexpr>" and code not in self._stepping
 
     def _is_program(self, file: str) -> bool:
         known = self._known.get(file)
@@ -117,6 +117,11 @@ class LineSampler:
             if place and kept[what] <= REPORTED:
                 chosen.append((what, place, count))
         return {"samples": doing.total(), "doing": dict(doing), "places": chosen}
+
+
+def _yields(code: CodeType) -> bool:
+    """Whether it is the code of a generator or of an iterator's method."""
+    return bool(code.co_flags & GENERATOR) or code.co_name == "__next__"
 
 
 def _library_folders() -> tuple[str, ...]:

@@ -86,6 +86,17 @@ COMPILED = {
 }
 
 
+COMPILED["gradient"] = """
+    weight = torch.ones(2, requires_grad=True)
+
+    @torch.compile(backend="eager")
+    def gradient(x):
+        return torch.autograd.grad((weight * x).sum(), weight)[0] * 2
+
+    result = gradient(torch.ones(2)).mean() / 2
+"""
+
+
 @pytest.mark.parametrize("how", ["plain", "hooked"])
 @pytest.mark.parametrize("name", COMPILED)
 def test_what_compiles_does_so_with_hooks(name, how, tmp_path):
@@ -114,6 +125,16 @@ def test_an_exception_of_the_program_passes_through(tmp_path):
         print(json.dumps([seen, activity.now]))
     """
     assert run(code, tmp_path) == run(code, tmp_path, how="plain") == [["KeyError", "IndexError", "RuntimeError"], ""]
+
+
+def test_gradients_that_are_returned_are_a_backward_pass_too(tmp_path):
+    code = """
+        weight = torch.ones(2, requires_grad=True)
+        torch.autograd.grad(weight.sum(), weight)
+        weight.sum().backward()
+        print(json.dumps([calls, activity.totals["backward_seconds"] > 0]))
+    """
+    assert run(code, tmp_path) == [["backward", "backward"], True]
 
 
 def test_what_a_closure_computes_is_told_from_the_optimizer(tmp_path):

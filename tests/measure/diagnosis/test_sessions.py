@@ -186,8 +186,28 @@ def test_a_generator_makes_samples_unless_steps_end_in_it():
         sampler.exclude(sys._getframe())
         yield looked()
 
-    assert samples_in(makes_samples) == "generator"
-    assert samples_in(streams) == ""
+    class Reader:
+        def __init__(self, looked):
+            self.looked, self.left = looked, 2
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.left -= 1
+            if not self.left:
+                raise StopIteration
+            return self.looked()
+
+    class Streamed(Reader):
+        def __next__(self):
+            self.left -= 1
+            if not self.left:
+                raise StopIteration
+            self.looked().exclude(sys._getframe())
+
+    assert samples_in(makes_samples) == samples_in(Reader) == "generator"
+    assert samples_in(streams) == samples_in(Streamed) == ""
 
 
 def test_a_window_of_too_many_events_ends_with_the_last_that_is_looked_at(monkeypatch):
