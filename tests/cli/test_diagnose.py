@@ -180,14 +180,22 @@ def test_too_few_steps_are_said(diagnose):
 
 def test_why_there_is_no_step(diagnose):
     assert "no process loaded torch" in diagnose(code="print()").stderr
-    threads = """
-        import threading, torch
-        module = torch.nn.Linear(2, 2)
-        thread = threading.Thread(target=lambda: [module(torch.rand(1, 2)) for _ in range(20)])
-        thread.start()
-        thread.join()
-    """
-    assert "only in other threads" in diagnose(code=threads).stderr
+    assert "too few steps: 3 were seen" in diagnose(code=THREAD.replace("CALLS", "6")).stderr
+
+
+THREAD = """
+    import threading, torch
+    module = torch.nn.Linear(2, 2)
+    thread = threading.Thread(target=lambda: [module(torch.rand(1, 2)) for _ in range(CALLS)])
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_thread_that_serves_requests_is_measured(diagnose):
+    data = json_output.read("diagnose", diagnose("--json", code=THREAD.replace("CALLS", "10**9")).stdout)
+    assert data["first"]["kind"] == "tiny-operations"
+    assert data["processes"][0]["profiled_steps"] >= 1
 
 
 POOL = """

@@ -24,6 +24,7 @@ from cpulaunch.worker.diagnosis.marker import StepMarker
 from cpulaunch.worker.diagnosis.phases import Phases
 from cpulaunch.worker.diagnosis.precision_test import slowdowns
 from cpulaunch.worker.diagnosis.sampler import LineSampler
+from cpulaunch.worker.diagnosis.thread_choice import ThreadChoice
 from cpulaunch.worker.diagnosis.window import ProfilerWindow
 
 TYPE_CHECKING = False
@@ -59,6 +60,7 @@ class Session:
         self.activity.reset()
         self._pid = os.getpid()
         self._marker = StepMarker()
+        self._choice = ThreadChoice()
         self._phases = Phases(self.request)
         self._window.abandon()
         self._window = ProfilerWindow()
@@ -84,13 +86,13 @@ class Session:
         """Effect: where a step ends, its time counts, and the next phase may begin. `seconds`: of the call."""
         if self._busy or self._phases.name == phase_names.DONE or torch.utils.data.get_worker_info() is not None:
             return
-        if threading.get_ident() != self.activity.thread:
-            if kind == "module":
-                self._tell(IN_THREADS)
+        now = perf_counter()
+        if threading.get_ident() != self.activity.thread and not self._is_taken_over(kind, now):
             return
         if self.activity.now == "data" and kind != "loader":  # What prepares samples makes no steps.
             return
-        now, changes = perf_counter(), self._marker.changes
+        self._choice.heard(now)
+        changes = self._marker.changes
         self.has_gradients = self.has_gradients or kind == "backward"
         if not self._marker.ends_step(kind, key, seconds):
             return
@@ -104,6 +106,20 @@ class Session:
         finally:
             self._busy = False
         self._last = perf_counter()
+
+    def _is_taken_over(self, kind: str, now: float) -> bool:
+        """Whether this thread is the measured one from now on. Effect: then measuring begins anew."""
+        if kind not in ("module", "optimizer"):
+            return False
+        self._tell(IN_THREADS)
+        is_stoppable = self._phases.name != phase_names.PROFILED  # By the thread that has started the profiler.
+        thread, measured = threading.get_ident(), self._marker.kind
+        if not is_stoppable or not self._choice.takes_over(thread, kind, measured=measured, now=now):
+            return False
+        self.activity.thread, self.activity.now = thread, ""
+        self._marker = StepMarker()
+        self._restart()
+        return True
 
     def _give_up(self, error: Exception) -> None:
         """Effect: nothing is measured any more, and the command that watches the folder knows why."""

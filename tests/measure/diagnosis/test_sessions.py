@@ -155,12 +155,25 @@ def test_modules_that_prepare_samples_make_no_steps(session, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_calls_in_other_threads_are_known(session, tmp_path):
-    session.loaded()
-    thread = threading.Thread(target=calls_modules, args=(session, 3))
+def in_a_thread(session, count):
+    thread = threading.Thread(target=calls_modules, args=(session, count))
     thread.start()
     thread.join()
+
+
+def test_calls_in_other_threads_are_known(session, tmp_path):
+    session.loaded()
+    in_a_thread(session, 2)
     assert states(tmp_path) == {LOADED, IN_THREADS}
+
+
+def test_steps_of_a_thread_are_measured_where_the_first_thread_makes_none(session, tmp_path):
+    session.ended("module", 1)
+    in_a_thread(session, CALLS)
+    (found,) = tmp_path.glob(f"{FIGURES}*")
+    written = json.loads(found.read_text())
+    assert (written["steps"] > 0, written["window_failure"]) == (True, "")
+    assert written["window"]["calls"]["forward"] > 0
 
 
 def samples_in(generator):

@@ -5,6 +5,7 @@ import pytest
 from cpulaunch.records.torch_settings import DiagnosisRequest, decode_request, encode_request
 from cpulaunch.worker.diagnosis.marker import LOST, LOST_BELOW, StepMarker
 from cpulaunch.worker.diagnosis.phases import AFTER, BEFORE, DONE, PROFILED, WARM_UP, Phases
+from cpulaunch.worker.diagnosis.thread_choice import SILENT_SECONDS, ThreadChoice
 
 
 def ends(calls):
@@ -131,6 +132,30 @@ def test_of_long_steps_no_more_are_measured_though_the_profiler_adds_much():
     while phases.name != DONE:
         phases.add(400.0 if phases.name == PROFILED else 4.0)
     assert [len(each.steps) for each in phases.finished] == [5, 3, 1, 8]
+
+
+THREADS = {
+    "nothing was called before": ("module", "", 3, 0.0, [False, False, True]),
+    "a training beside calls of modules": ("optimizer", "module", 1, 0.0, [True]),
+    "calls of modules beside a training": ("module", "optimizer", 40, 60.0, [False] * 40),
+    "two threads that call modules": ("module", "module", 40, 0.01, [False] * 40),
+    "one that has fallen silent": ("module", "module", 20, SILENT_SECONDS + 1, [False] * 15 + [True] * 5),
+}
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_which_thread_is_measured(name):
+    kind, measured, calls, silent, expected = THREADS[name]
+    choice = ThreadChoice()
+    choice.heard(100.0)
+    assert [choice.takes_over(7, kind, measured=measured, now=100.0 + silent) for _ in range(calls)] == expected
+
+
+def test_a_call_of_the_measured_thread_begins_the_count_anew():
+    choice = ThreadChoice()
+    for _ in range(5):
+        assert [choice.takes_over(7, "module", measured="", now=0.0) for _ in range(2)] == [False, False]
+        choice.heard(0.0)
 
 
 def test_a_new_step_begins_with_a_new_warm_up():
