@@ -216,3 +216,12 @@ def test_tiny_operations_do_not_break_a_chain():
     adds = [event("aten::add", 1000 * number, 900) for number in range(3)]
     found = summed(*adds, event("aten::view", 950, 3), event("aten::mm", 4000, 100))
     assert found["chained"] == pytest.approx(1800e-6)
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_a_sum_inside_an_operation_does_not_make_it_small(disturbed):
+    layers = [(event("aten::lstm", 20_000 * number, 15_000), 20_000 * number) for number in range(4)]
+    sums = [event("aten::add", start + 10, 5, flops=2048) for _, start in layers]
+    found = summed(*[layer for layer, _ in layers], *sums, end=100_000, disturbed=disturbed)
+    assert found["calls"].get("tiny", 0) == 0
+    assert found["kinds"] == pytest.approx({"other": 60_000e-6})

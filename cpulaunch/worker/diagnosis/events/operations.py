@@ -42,6 +42,7 @@ LEAST_MEMBERS = 3
 class _Open:
     """An event that has begun, and what is known of it when it ends. `kinds`: the own ns of operations inside it.
 
+    `flops`: of the products in it. A sum of two biases says nothing of the whole that it is in.
     `of_access`: whether it is, or belongs to, one of ACCESS_NODES.
     """
 
@@ -54,7 +55,7 @@ class _Open:
         self.is_operation = is_operation
         self.inner = 0
         self.gap = 0
-        self.flops = float(event.flops)
+        self.flops = 0.0
         self.kinds: dict[str, int] = {}
 
     @property
@@ -176,6 +177,7 @@ class _Walk:
             name = low_type(event)
             self.low[name] = self.low.get(name, 0) + own
         if event.flops:
+            ended.flops += event.flops if kind in ("products", "low products") else 0.0
             sums = self.flops.setdefault(kind, [0.0, 0.0])
             sums[0] += event.flops
             sums[1] += own
