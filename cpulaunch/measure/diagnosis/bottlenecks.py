@@ -85,8 +85,19 @@ class ProcessDiagnosis:
 
 def diagnosed(figures: ProcessFigures, machine: ProcessLimits) -> ProcessDiagnosis:
     """The process with its shares."""
-    own = bool(binding_kind(figures, machine))
+    own = _own_delay(figures, machine)
     return ProcessDiagnosis(figures=figures, shares=shares_of(figures, own_delay=own), machine=machine)
+
+
+def _own_delay(figures: ProcessFigures, machine: ProcessLimits) -> float:
+    """The share of the time in which a thread has no CPU, though no other program runs: 1 less CPUs by threads."""
+    kind, wanted = binding_kind(figures, machine), float(_threads(figures, machine))
+    if kind == "wrong-binding":
+        cpus = _reachable(figures, machine)
+    else:
+        cpus = _given(figures, machine)
+        wanted += figures.loader_cpus
+    return max(0.0, 1 - cpus / max(1.0, wanted)) if kind else 0.0
 
 
 def binding_kind(figures: ProcessFigures, machine: ProcessLimits) -> str:
@@ -208,7 +219,8 @@ def _data(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     where = figures.where
     if shares.data > 0:
         fetches = figures.fetches
-        used = fetches.get("cpu", 0.0) / fetches["seconds"] if fetches.get("seconds") else 0.0
+        running = max(fetches.get("cpu", 0.0), fetches.get("seconds", 0.0) - fetches.get("delay", 0.0))
+        used = fetches.get("cpu", 0.0) / running if running > 0 else 0.0
         if figures.loader_workers == 0:  # The delays of this process are those of its fetches, too.
             waited = figures.sum("data_seconds") - figures.sum("data_cpu")
             blocked = max(0.0, waited - figures.sum("thread_delay") * figures.sum("data_cpu") / _cpu(figures))

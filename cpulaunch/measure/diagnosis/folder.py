@@ -67,9 +67,9 @@ def read_folder(folder: str) -> tuple[ProcessFigures, ...]:
 
 
 def _with_busy(sums: dict[str, float]) -> dict[str, float]:
-    """The sums of a DataLoader worker, with `busy`: the CPUs that it used on average while it ran, from 0 to 1."""
-    wall, cpu = sums.get("wall", 0.0), sums.get("cpu", 0.0)
-    return sums | {"busy": min(1.0, cpu / wall) if wall > 0 else 0.0}
+    """The sums of a DataLoader worker, with `busy`: the CPUs that it wanted on average while it ran, from 0 to 1."""
+    wall, wanted = sums.get("wall", 0.0), sums.get("cpu", 0.0) + sums.get("delay", 0.0)
+    return sums | {"busy": min(1.0, wanted / wall) if wall > 0 else 0.0}
 
 
 def read_trace(folder: str, pid: int) -> bytes | None:

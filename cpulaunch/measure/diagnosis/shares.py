@@ -55,8 +55,12 @@ class Shares:
         return self.products + self.low_products + self.moving + self.computing
 
 
-def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
-    """The shares of a process. `own_delay`: its own threads are to blame for the time without a CPU."""
+def shares_of(figures: ProcessFigures, *, own_delay: float) -> Shares:
+    """The shares of a process.
+
+    `own_delay`: of the time in which a thread runs or waits for a CPU, the share for which its own threads are to blame
+    that it waits; other programs are for the rest.
+    """
     steps, seconds = max(1, figures.steps), figures.seconds
     delay = min(figures.sum("thread_delay"), 0.99 * seconds)
     cpu = figures.sum("thread_cpu")
@@ -78,14 +82,15 @@ def shares_of(figures: ProcessFigures, *, own_delay: bool) -> Shares:
     outside_cpu = max(0.0, cpu - figures.sum("data_cpu") - figures.sum("collective_cpu"))
     blocked = max(0.0, active - outside_cpu - data - collective)
     parts = _divided(figures, rest / steps, blocked / steps)
-    whole = (seconds if own_delay else active) / steps
+    own = min(delay, own_delay * min(seconds, cpu + delay))
+    whole = (active + own) / steps
     unhooked = parts.pop("collective", 0.0)  # Functional collectives, and those inside compiled graphs.
     per_step = {"data": data / steps, "collective": collective / steps + unhooked, **parts}
     if own_delay:
-        per_step["delayed"] = delay / steps
+        per_step["delayed"] = own / steps
     return Shares(
         seconds=whole,
-        others=0.0 if own_delay else delay / seconds if seconds else 0.0,
+        others=(delay - own) / seconds if seconds else 0.0,
         **{name: value / whole for name, value in per_step.items()},
     )
 

@@ -78,6 +78,7 @@ class Session:
         self._threads: list[dict[str, Any]] = []
         self._fetches = {"seconds": 0.0, "cpu": 0.0, "collate": 0.0, "count": 0.0, "wall": 0.0}
         self._fetches_begun: float | None = None
+        self._fetches_delay = 0.0
         self._fetches_written = 0.0
         self._told: set[str] = set()
         self.has_gradients = False
@@ -279,7 +280,8 @@ class Session:
     def fetched(self, seconds: float, cpu: float, collate: float) -> None:
         """Effect: a DataLoader's fetch in this process counts; a worker writes its sums from time to time."""
         sums, now = self._fetches, perf_counter()
-        self._fetches_begun = now - seconds if self._fetches_begun is None else self._fetches_begun
+        if self._fetches_begun is None:
+            self._fetches_begun, self._fetches_delay = now - seconds, thread_delay()
         sums["wall"] = now - self._fetches_begun
         sums["seconds"] += seconds
         sums["cpu"] += cpu
@@ -289,6 +291,7 @@ class Session:
             return
         if now - self._fetches_written >= FETCH_PAUSE_SECONDS:
             self._fetches_written = now
+            sums["delay"] = thread_delay() - self._fetches_delay
             with suppress(OSError):
                 replace(os.path.join(self.request.folder, f"{FETCHES}{os.getpid()}.json"), json.dumps(sums).encode())
 

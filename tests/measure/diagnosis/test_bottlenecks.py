@@ -448,6 +448,22 @@ def test_busy_workers_of_a_loader_take_cpus_from_the_threads():
     assert (idle.first, idle.main.shares.others) == (None, pytest.approx(0.4))
 
 
+def test_of_a_cpu_that_is_short_the_program_is_to_blame_as_far_as_it_takes_it_itself():
+    sums = {"thread_cpu": 0.2, "thread_delay": 0.8}
+    found = diagnosis(figures(sums=sums, loader_workers=1, fetches={"busy": 1.0, "cpu": 9.0, "seconds": 10.0}))
+    assert found.main.shares.others == pytest.approx(0.8 - 1 / 3)
+    assert found.main.shares.delayed == pytest.approx(1 / 3 / (0.2 + 1 / 3))
+    whole = diagnosis(figures(sums=sums, threads=32))
+    assert (whole.main.shares.others, whole.main.shares.delayed) == (0, pytest.approx(0.8))
+
+
+@pytest.mark.parametrize(("cpu", "kind"), [(2.5, "decode"), (0.3, "data-wait")])
+def test_a_loaders_worker_that_has_no_cpu_decodes_all_the_same(cpu, kind):
+    sums = {"data_seconds": 0.8, "data_cpu": 0.01, "thread_cpu": 0.2}
+    fetches = {"cpu": cpu, "seconds": 10.0, "delay": 6.0}
+    assert diagnosis(figures(sums=sums, loader_workers=1, fetches=fetches)).first.kind == kind
+
+
 def test_computations_that_move_little_are_not_said_to_be_bound_by_memory():
     found = diagnosis(figures(window=window(0.1, kinds={"computing": 0.09, "products": 0.01})))
     assert found.first is None
