@@ -24,10 +24,12 @@ GROWING = 0.5
 """Share of the faulted pages that stay: from this on the program's memory grows, and the allocator returns nothing."""
 FAULT_BYTES = 4096
 LEAST_SLOWDOWN = 1.5
-LOOP_ACCESSES = 0.1
-"""Parts taken out of tensors for each operation beside the model, as in a loss: one or several for each element."""
-MODEL_ACCESSES = 0.3
-"""The same in a model, which takes parts of what it computes: heads, gates, and the steps of a sequence."""
+LOOP_ACCESSES, BARE_ACCESSES, MODEL_ACCESSES = 0.1, 0.3, 0.45
+"""Parts taken out of tensors for each operation, from which on a loop takes one or several for each element.
+
+Beside the model, as in a loss; in a program without modules; and in a model, which takes parts of what it computes:
+heads, gates, and the steps of a sequence.
+"""
 OUTSIDE = 0.5
 SPARE = 0.5
 """CPUs that workers of a DataLoader may use beside those of the threads, and are not said to take them."""
@@ -267,11 +269,12 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     yield Bottleneck(kind="synchronization", share=shares.synchronization, place=place, detail=in_step(reads))
     outside = calls.get("outside", 0)  # A program without modules has all of them outside.
     is_beside = OUTSIDE * forward <= outside < forward
-    in_loss = figures.has_gradients and tiny["outside"] > 0 and is_beside
+    in_loss = tiny["outside"] > 0 and OUTSIDE * forward <= calls.get("loss", 0) < forward
     count = calls.get("tiny", 0) / max(1e-9, figures.examined_steps)
     small = max(calls.get("tiny", 0), calls.get("accesses", 0)) / max(1e-9, figures.examined_steps)
     is_loop = small >= LEAST_LOOP and (_takes_apart(calls, is_beside=is_beside) or in_loss)
-    called = shares.overhead if calls.get("tiny", 0) * 2 >= calls.get("all", 0) else 0.0
+    is_many = calls.get("tiny", 0) * 2 >= calls.get("all", 0)
+    called = shares.overhead if is_many or shares.overhead + shares.tiny >= shares.operations else 0.0
     share = shares.tiny + called + (shares.access if is_loop else 0.0)
     kind = "python-loop" if is_loop else "tiny-operations"
     yield Bottleneck(kind=kind, share=share, place=place, detail=f"{count:.0f}" if count >= 1 else "some")
@@ -279,9 +282,10 @@ def _many_operations(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
 
 def _takes_apart(calls: Mapping[str, int], *, is_beside: bool) -> bool:
     """Whether elements are taken out of tensors one by one. `is_beside`: most operations are beside those of models."""
+    forward, outside = max(1, calls.get("forward", 0)), calls.get("outside", 0)
     if is_beside:
-        return bool(calls.get("outside_accesses", 0) >= LOOP_ACCESSES * calls.get("outside", 0))
-    return bool(calls.get("accesses", 0) >= MODEL_ACCESSES * max(1, calls.get("forward", 0)))
+        return bool(calls.get("outside_accesses", 0) >= LOOP_ACCESSES * outside)
+    return bool(calls.get("accesses", 0) >= (BARE_ACCESSES if outside >= forward else MODEL_ACCESSES) * forward)
 
 
 def _memory(process: ProcessDiagnosis) -> Iterator[Bottleneck]:

@@ -60,7 +60,6 @@ class ProcessFigures:
     window: Mapping[str, Any] | None
     window_failure: str
     slowdowns: Mapping[str, float]
-    has_gradients: bool
     threads: int
     cpus: frozenset[int]
     busy_cpus: frozenset[int]
@@ -171,7 +170,6 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
         window=None if data["window"] is None else _checked_window(data["window"]),
         window_failure=str(data["window_failure"]),
         slowdowns={str(name): _amount(value) for name, value in data["slowdowns"].items()},
-        has_gradients=bool(data["has_gradients"]),
         threads=_count(data["threads"]),
         cpus=frozenset(map(_count, data["cpus"])),
         busy_cpus=frozenset().union(*(parse_cpulist(each["cpus"]) for each in busy if each["seconds"] > total / 50)),

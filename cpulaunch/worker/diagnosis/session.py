@@ -81,7 +81,6 @@ class Session:
         self._fetches_delay = 0.0
         self._fetches_written = 0.0
         self._told: set[str] = set()
-        self.has_gradients = False
 
     def ended(self, kind: str, key: object, seconds: float = 0.0) -> None:
         """Effect: where a step ends, its time counts, and the next phase may begin. `seconds`: of the call."""
@@ -94,7 +93,6 @@ class Session:
             return
         self._choice.heard(now)
         changes = self._marker.changes
-        self.has_gradients = self.has_gradients or kind == "backward"
         if not self._marker.ends_step(kind, key, seconds):
             return
         self._busy = True
@@ -244,7 +242,6 @@ class Session:
             "window": window,
             "window_failure": self._window.failure,
             "slowdowns": slowdowns() if _uses_low_precision(window) else {},
-            "has_gradients": self.has_gradients,
             "threads": torch.get_num_threads(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "busy_threads": _busy_between(self._threads, busy_threads()),

@@ -54,7 +54,6 @@ def data(*, step: float = 0.1, cpus: str = "0-1", sums: Any = None, **changes: A
         "window": window(step, kinds={"products": step}),
         "window_failure": "",
         "slowdowns": {},
-        "has_gradients": False,
         "threads": 2,
         "cpus": [0, 1],
         "busy_threads": [{"seconds": 5.0, "cpus": cpus}, {"seconds": 5.0, "cpus": cpus}],

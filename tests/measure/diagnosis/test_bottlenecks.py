@@ -35,7 +35,7 @@ CASES = {
         "window": window(0.1, tiny={"synchronization": 0.06, "seconds": 0.03}, calls={**TINY, "synchronization": 500})
     },
     "tiny-operations": {"window": window(0.1, tiny={"seconds": 0.09}, calls=TINY)},
-    "python-loop": {"window": window(0.1, tiny={"seconds": 0.09}, calls={**TINY, "accesses": 400})},
+    "python-loop": {"window": window(0.1, tiny={"seconds": 0.09}, calls={**TINY, "accesses": 500})},
     "python-code": {"window": window(0.1, kinds={"products": 0.03}, pauses=0.07)},
     "waiting": {"window": window(0.1, kinds={"products": 0.03}, pauses=0.07), "sums": {"thread_cpu": 0.3}},
     "wrong-binding": {"cpus": "0"},
@@ -343,15 +343,27 @@ def test_one_number_read_in_a_small_step_is_no_synchronization():
 
 
 def test_a_training_without_modules_is_no_loop_over_elements():
-    seen = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 1000})
-    assert diagnosis(figures(window=seen, has_gradients=True)).first.kind == "tiny-operations"
-    in_loss = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 900})
-    assert diagnosis(figures(window=in_loss, has_gradients=True)).first.kind == "python-loop"
+    seen = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 1000, "loss": 1000})
+    assert diagnosis(figures(window=seen)).first.kind == "tiny-operations"
+    in_loss = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 900, "loss": 900})
+    assert diagnosis(figures(window=in_loss)).first.kind == "python-loop"
+
+
+def test_averages_of_weights_are_no_loss():
+    seen = window(0.1, tiny={"seconds": 0.09, "outside": 0.09}, calls=TINY | {"outside": 900, "loss": 3})
+    assert diagnosis(figures(window=seen)).first.kind == "tiny-operations"
+
+
+def test_what_calls_few_operations_that_take_no_longer_than_that():
+    calls = {"tiny": 1, "forward": 3, "all": 3}
+    seen = window(1e-4, kinds={"products": 3e-5}, tiny={"seconds": 2e-5}, overhead=5e-5, calls=calls)
+    found = diagnosis(figures(step=1e-4, window=seen))
+    assert (found.first.kind, found.first.share) == ("tiny-operations", pytest.approx(0.7))
 
 
 LOOPS = {
-    "slices in a model": ({"accesses": 200}, "tiny-operations"),
-    "elements in a model": ({"accesses": 350}, "python-loop"),
+    "slices in a model": ({"accesses": 350}, "tiny-operations"),
+    "elements in a model": ({"accesses": 500}, "python-loop"),
     "elements in a loss": ({"accesses": 150, "outside": 800, "outside_accesses": 150}, "python-loop"),
     "slices in a model, and a loss without": ({"accesses": 150, "outside": 800}, "tiny-operations"),
     "steps of a sequence without modules": (
@@ -371,7 +383,7 @@ def test_a_loop_over_elements_is_told_from_a_model_that_takes_parts(name):
 def test_a_loop_over_rows_that_are_not_tiny():
     calls = {"forward": 300, "all": 800, "outside": 290, "accesses": 128, "outside_accesses": 128, "tiny": 20}
     seen = window(0.1, kinds={"access": 0.08, "other": 0.01}, tiny={"seconds": 0.01, "outside": 0.01}, calls=calls)
-    found = diagnosis(figures(window=seen, has_gradients=True))
+    found = diagnosis(figures(window=seen))
     assert (found.first.kind, found.first.share) == ("python-loop", pytest.approx(0.9))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpulaunch.records.record import replace
 from cpulaunch.worker.diagnosis.events import spans
 from cpulaunch.worker.diagnosis.events.chains import spared
 from cpulaunch.worker.diagnosis.events.kinds import Event, kind_of
@@ -192,6 +193,17 @@ def test_parts_that_a_closure_or_a_function_takes_are_beside_those_of_models():
     model = [event("cpulaunch::module", 3000, 100), event("aten::select", 3010, 3)]
     calls = summed(*step, *closure, *loss, *model)["calls"]
     assert (calls["forward"], calls["outside"], calls["accesses"], calls["outside_accesses"]) == (4, 3, 3, 2)
+
+
+def test_what_follows_a_model_and_precedes_gradients_is_a_loss():
+    backward = "autograd::engine::evaluate_function: X"
+    step = [event("aten::rand", 0, 3), event("cpulaunch::module", 10, 50), event("aten::mul", 20, 3)]
+    step += [event("aten::sub", 70 + number, 1) for number in range(3)]
+    step += [event(backward, 100, 50), event("aten::mul", 110, 3), event("Optimizer.step#SGD.step", 200, 50)]
+    step += [event("aten::add_", 210, 3), event("aten::lerp_", 300, 3), event("aten::lerp_", 310, 3)]
+    later = [replace(each, start=each.start + 1000 * US, end=each.end + 1000 * US) for each in step]
+    calls = summed(*step, *later)["calls"]
+    assert (calls["outside"], calls["loss"]) == (12, 6)
 
 
 CHAINS = {

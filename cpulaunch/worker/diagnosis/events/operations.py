@@ -201,6 +201,7 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
     known_bytes: dict[str, list[float]] = {}
     absorbed = pauses = overhead = 0.0
     large: list[tuple[str, float]] = []
+    since_model = 0
     for top, (duration, gap) in zip(walk.tops, usual, strict=True):
         kind = kind_of(top.event)
         is_forward = top.region not in ("backward", "optimizer")
@@ -212,6 +213,9 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         accesses = _accesses(top.event, kind)
         calls.update(all=1, forward=is_forward, outside=is_outside)
         calls.update(accesses=accesses * is_forward, outside_accesses=accesses * is_outside)
+        if top.region == "backward":  # What came between the last model and the gradients is a loss.
+            calls["loss"] += since_model
+        since_model = since_model + 1 if is_outside else 0
         known = names.setdefault(top.event.name, [0, 0.0])
         known[0] += 1
         known[1] += duration * 1e-9
