@@ -15,6 +15,8 @@ LEAST_SECONDS = 0.5
 """For the steps of one phase without the profiler: counters of the kernel advance in milliseconds."""
 PROFILED_PART = 10
 """The profiler sees one part in this many of the time of the phase before it, but for one whole step."""
+LEAST_DISTURBED = 3
+"""Steps that the profiler sees where other threads often take the CPU: what interrupts one of them spares another."""
 WARM_UP_SECONDS = 60.0
 MOST_ADDED, MOST_TIMES_LONGER = 0.08, 3
 """Of all steps' time, what the profiler adds: until it is no more, steps are measured without it, but for no more than
@@ -30,7 +32,7 @@ class Phase:
 
 
 class Phases:
-    """Goes from phase to phase as steps end. `name`: the current one."""
+    """Goes from phase to phase as steps end. `name`: the current one. `is_disturbed`: others often take the CPU."""
 
     def __init__(self, request: DiagnosisRequest) -> None:
         self._request = request
@@ -39,6 +41,7 @@ class Phases:
     def restart(self) -> None:
         """Effect: begins again with the warm-up."""
         self.name = WARM_UP
+        self.is_disturbed = False
         self.steps: list[float] = []
         self.finished: list[Phase] = []
 
@@ -57,6 +60,8 @@ class Phases:
         if self.name == WARM_UP:
             return count >= self._request.warm_up or (count >= LEAST_STEPS and seconds >= WARM_UP_SECONDS)
         if self.name == PROFILED:
+            if self.is_disturbed and count < LEAST_DISTURBED and seconds < self._request.phase_seconds:
+                return False
             return seconds * PROFILED_PART >= sum(self.finished[-1].steps) or count >= self._request.steps
         wanted = max(LEAST_STEPS, self._request.steps // 2)
         has_enough = count >= wanted and (seconds >= LEAST_SECONDS or count >= 1000)

@@ -25,7 +25,7 @@ from cpulaunch.worker.diagnosis.phases import Phases
 from cpulaunch.worker.diagnosis.precision_test import slowdowns
 from cpulaunch.worker.diagnosis.sampler import LineSampler
 from cpulaunch.worker.diagnosis.thread_choice import ThreadChoice
-from cpulaunch.worker.diagnosis.window import ProfilerWindow
+from cpulaunch.worker.diagnosis.window import DISTURBED, ProfilerWindow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ class Session:
             self._count()
             self._end_counting()
         if ended == phase_names.BEFORE:
+            self._phases.is_disturbed = self._sums.get("thread_delay", 0.0) > DISTURBED * sum(self._steps)
             self._window = self._window.next()
             self._window.start()
             self.activity.record = torch._C._profiler._RecordFunctionFast

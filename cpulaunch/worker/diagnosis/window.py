@@ -19,7 +19,7 @@ MOST_EVENTS = 400_000
 
 OTHER_PROFILER = "the program uses torch's profiler itself"
 DISTURBED = 0.1
-"""Share of the window for which the thread was ready to run and had no CPU."""
+"""Share of the time for which the thread was ready to run and had no CPU, from which on steps are disturbed."""
 
 
 class ProfilerWindow:

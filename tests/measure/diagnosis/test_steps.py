@@ -127,6 +127,16 @@ def test_steps_are_measured_until_the_profiler_adds_less_than_a_tenth(seconds):
     assert added <= 0.1 * spent
 
 
+def test_the_profiler_sees_several_steps_where_others_take_the_cpu():
+    phases = Phases(DiagnosisRequest(folder=""))
+    while phases.name != DONE:
+        phases.add(0.1)
+        phases.is_disturbed = phases.name == PROFILED
+    assert [len(each.steps) for each in phases.finished] == [5, 10, 3, 10]
+    phases.restart()
+    assert not phases.is_disturbed
+
+
 def test_of_long_steps_no_more_are_measured_though_the_profiler_adds_much():
     phases = Phases(DiagnosisRequest(folder=""))
     while phases.name != DONE:
