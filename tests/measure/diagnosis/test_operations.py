@@ -237,3 +237,13 @@ def test_a_sum_inside_an_operation_does_not_make_it_small(disturbed):
     found = summed(*[layer for layer, _ in layers], *sums, end=100_000, disturbed=disturbed)
     assert found["calls"].get("tiny", 0) == 0
     assert found["kinds"] == pytest.approx({"other": 60_000e-6})
+
+
+def test_an_interruption_before_a_region_is_no_code_of_the_programs():
+    events, at = [], 0
+    for gap in (50, 3000, 40, 60):
+        events += [event("cpulaunch::module", at + gap, 100), event("aten::mm", at + gap, 100)]
+        at += gap + 100
+    assert summed(*events, end=at)["pauses"] == pytest.approx(3000e-6)
+    found = summed(*events, end=at, disturbed=True)
+    assert (found["pauses"], found["absorbed"]) == (0, pytest.approx((3000 - 85) * 1e-6))

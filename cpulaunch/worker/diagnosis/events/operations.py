@@ -107,14 +107,15 @@ def communication(
 class _Walk:
     """Goes through the events in the order of their starts, with a stack of those that have not ended.
 
-    `tops`: the top-level operations. `pauses`, `regions`: ns. `low`: ns of products of low precision by their type.
+    `tops`: the top-level operations. `gaps`: the ns before each region, with its name, and at the end. `regions`: ns.
+    `low`: ns of products of low precision by their type.
     """
 
     def __init__(self, start: int, end: int) -> None:
         self.start, self.end = start, end
         self.tops: list[_Open] = []
         self.events = self.backward_nodes = 0
-        self.pauses = self.overhead = 0
+        self.gaps: list[tuple[str, int]] = []
         self.regions: dict[str, int] = {}
         self.flops: dict[str, list[float]] = {}
         self.low: dict[str, int] = {}
@@ -128,14 +129,14 @@ class _Walk:
                 self._close_until(event.start)
                 self._open(event)
         self._close_until(self.end + 1)
-        self.overhead += self._gap(self.end)
+        self.gaps.append(("", self._elapsed(self.end)))
 
     def _open(self, event: Event) -> None:
         above = self._stack[-1] if self._stack else None
         region = above.region if above else ""
         self.events += 1
         if event.name.startswith(REGIONS):
-            self.overhead += self._gap(event.start)
+            self.gaps.append((event.name, self._elapsed(event.start)))
             region = event.name.removeprefix("cpulaunch::") if event.name.startswith("cpulaunch::") else "optimizer"
             self._stack.append(_Open(event, region, above, is_operation=False))
         elif is_container(event):
@@ -152,12 +153,6 @@ class _Walk:
         """The ns since the last operation; 0 while the thread waits for data or other ranks."""
         gap, self._last = max(0, until - self._last), max(self._last, until)
         return 0 if self._stack and self._stack[-1].region in WAITS else gap
-
-    def _gap(self, until: int) -> int:
-        """The ns since the last operation, if they are short. Effect: a long time is a pause."""
-        gap = self._elapsed(until)
-        self.pauses += gap if gap > PAUSE_NS else 0
-        return 0 if gap > PAUSE_NS else gap
 
     def _close_until(self, moment: int) -> None:
         while self._stack and self._stack[-1].event.end <= moment:
@@ -199,7 +194,9 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
     calls: Counter[str] = Counter()
     names: dict[str, list[float]] = {}
     known_bytes: dict[str, list[float]] = {}
-    absorbed = pauses = overhead = 0.0
+    usual_gaps = _usual_gaps(walk.gaps, disturbed=disturbed)
+    pauses, overhead = (float(sum(each for each in usual_gaps if (each > PAUSE_NS) == long)) for long in (True, False))
+    absorbed = sum(gap for _, gap in walk.gaps) - pauses - overhead
     large: list[tuple[str, float]] = []
     since_model = 0
     for top, (duration, gap) in zip(walk.tops, usual, strict=True):
@@ -242,8 +239,8 @@ def _sums(walk: _Walk, *, disturbed: bool) -> dict[str, Any]:
         "events": walk.events,
         "kinds": kinds,
         "tiny": tiny,
-        "pauses": (walk.pauses + pauses) * 1e-9,
-        "overhead": (walk.overhead + overhead) * 1e-9,
+        "pauses": pauses * 1e-9,
+        "overhead": overhead * 1e-9,
         "absorbed": absorbed * 1e-9,
         "chained": spared(large),
         "regions": {name: value * 1e-9 for name, value in walk.regions.items()},
@@ -284,6 +281,18 @@ def _usual_durations(tops: Sequence[_Open], *, disturbed: bool) -> list[tuple[fl
             of_gap = float("inf")
         found.append((min(top.duration, of_duration), min(top.gap, of_gap)))
     return found
+
+
+def _usual_gaps(gaps: Sequence[tuple[str, int]], *, disturbed: bool) -> list[float]:
+    """The time before each region; if other threads `disturbed` this one, at most MOST_TIMES the shortest such time."""
+    groups: dict[str, list[int]] = {}
+    for name, gap in gaps:
+        groups.setdefault(name, []).append(gap)
+    limits = {
+        name: MOST_TIMES * min(found) + SLACK_NS if disturbed and len(found) >= LEAST_MEMBERS else float("inf")
+        for name, found in groups.items()
+    }
+    return [min(gap, limits[name]) for name, gap in gaps]
 
 
 def _limits(members: list[_Open], *, disturbed: bool) -> tuple[float, float]:
