@@ -247,3 +247,21 @@ def test_an_interruption_before_a_region_is_no_code_of_the_programs():
     assert summed(*events, end=at)["pauses"] == pytest.approx(3000e-6)
     found = summed(*events, end=at, disturbed=True)
     assert (found["pauses"], found["absorbed"]) == (0, pytest.approx((3000 - 85) * 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "expected"),
+    [
+        ("aten::gelu", [[64, 1000]], 335),
+        ("aten::add", [[64, 1], [1000]], 335),
+        ("aten::native_layer_norm_backward", [[8, 1000], [8, 1000], [8, 1]], 55),
+        ("aten::gelu", [], 6500),
+        ("aten::_foreach_mul_", [[], []], 6500),
+        ("aten::embedding", [[64, 1000]], 6500),
+    ],
+)
+def test_an_operation_of_each_element_that_was_always_interrupted(name, shapes, expected):
+    waits = [event(name, 10_000 * number, 6500, shapes=shapes) for number in range(2)]
+    found = summed(*waits, end=20_000, disturbed=True)
+    assert sum(found["kinds"].values()) == pytest.approx(2 * expected * 1e-6)
+    assert sum(summed(*waits, end=20_000)["kinds"].values()) == pytest.approx(2 * 6500e-6)

@@ -31,7 +31,7 @@ def spared(operations: Iterable[tuple[str, float]]) -> float:
     total, links = 0.0, list[float]()
     for name, seconds in operations:
         plain = name.rpartition("::")[2].rstrip("_")
-        if _is_fusible(plain) and name.startswith("aten::"):
+        if is_fusible(name):
             links.append(seconds)
             continue
         total += _of_chain(links)
@@ -40,9 +40,12 @@ def spared(operations: Iterable[tuple[str, float]]) -> float:
     return total + _of_chain(links)
 
 
-def _is_fusible(name: str) -> bool:
-    plain = name.removesuffix("_data").removesuffix("_backward")
-    return (plain in FUSIBLE or plain in ELEMENTWISE or name.startswith(FUSIBLE_PREFIX)) and name not in COPIES
+def is_fusible(name: str) -> bool:
+    """Whether an operation computes each element, or each row, by itself, in a time that follows from their number."""
+    family, _, operation = name.rpartition("::")
+    plain = operation.rstrip("_").removesuffix("_data").removesuffix("_backward")
+    is_known = plain in FUSIBLE or plain in ELEMENTWISE or plain.startswith(FUSIBLE_PREFIX)
+    return family == "aten" and is_known and plain not in COPIES
 
 
 def _of_chain(links: list[float]) -> float:

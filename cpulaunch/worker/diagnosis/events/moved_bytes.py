@@ -53,6 +53,12 @@ def bytes_moved(event: Event) -> float:
     return float(sum(prod(shape) * ITEM_BYTES[type_] for shape, type_ in read) + result * ITEM_BYTES[written])
 
 
+def elements(event: Event) -> int | None:
+    """How many elements the shapes of its inputs together have; None if these are not known."""
+    shapes = [tuple(shape) for shape in event.shapes if shape]
+    return prod(_broadcast(shapes)) if shapes and all(map(_is_shape, shapes)) else None
+
+
 def _is_shape(shape: Sequence[object]) -> bool:
     return all(isinstance(each, int) and each >= 0 for each in shape)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cpulaunch.worker.diagnosis.events.chains import spared
+from cpulaunch.worker.diagnosis.events.chains import is_fusible, spared
 from cpulaunch.worker.diagnosis.events.kinds import REGIONS, Event, is_container, kind_of, low_type
-from cpulaunch.worker.diagnosis.events.moved_bytes import bytes_moved
+from cpulaunch.worker.diagnosis.events.moved_bytes import bytes_moved, elements
 from cpulaunch.worker.diagnosis.events.spans import common, idle_common, length
 
 TYPE_CHECKING = False
@@ -35,6 +35,8 @@ ACCESS_NODES = ("SelectBackward0", "SliceBackward0", "UnbindBackward0", "NarrowB
 """Nodes of autograd that make a whole gradient out of that of a part, and add it to those of the other parts."""
 SLOWEST = 2.0
 """Arithmetic operations in a ns below which no product of fp32 matrices stays, but for its first microseconds."""
+ELEMENT_NS, CALL_NS = 5, 15_000
+"""What an operation takes at most for each element, in one thread, and besides: with 1,000 elements it is tiny."""
 LEAST_MEMBERS = 3
 """Of a group in which something is usual."""
 
@@ -268,7 +270,8 @@ def _usual_durations(tops: Sequence[_Open], *, disturbed: bool) -> list[tuple[fl
     """Duration of each operation and gap before it, at most MOST_TIMES what others of the same name and shapes take.
 
     If other threads `disturbed` this one, the shortest of a group is the usual one, an operation of known arithmetic
-    is no slower than SLOWEST, and a pause before an operation that usually follows at once was an interruption.
+    is no slower than SLOWEST, one of each element no slower than ELEMENT_NS, and a pause before an operation that
+    usually follows at once was an interruption.
     """
     groups: dict[object, list[_Open]] = {}
     for top in tops:
@@ -303,6 +306,9 @@ def _limits(members: list[_Open], *, disturbed: bool) -> tuple[float, float]:
         MOST_TIMES * sorted(values)[place] + SLACK_NS if is_group else float("inf")
         for values in ([each.duration for each in members], [each.gap for each in members])
     )
+    count = elements(members[0].event) if disturbed and is_fusible(members[0].event.name) else None
+    if count is not None:
+        duration = min(duration, ELEMENT_NS * count + CALL_NS)
     if disturbed and members[0].flops and "low products" not in members[0].kinds:
         duration = min(duration, max(each.flops for each in members) / SLOWEST + 10 * SLACK_NS)
     return duration, gap
