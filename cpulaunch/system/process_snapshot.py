@@ -60,19 +60,27 @@ def thread_masks(masks: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def page_placement(lines: Iterable[str]) -> dict[str, int]:
-    """Bytes of a process on each NUMA node, from its numa_maps.
+    """Bytes of a process on each NUMA node, from its numa_maps, without those of shared libraries.
 
+    Which node these are on was decided by the process that first read them; each core caches what it runs of them.
     Source: numa(7): "N0=PAGES" counts pages of the mapping's own size, kernelpagesize_kB (since Linux 3.2).
     """
     placed: dict[int, int] = {}
     for line in lines:
         words = dict(word.partition("=")[::2] for word in line.split()[2:])
+        if _is_library(words.get("file", "")):
+            continue
         size = _number(words.get("kernelpagesize_kB")) * 1024
         for name, count in words.items():
             if name.startswith("N") and name[1:].isdigit():
                 node = int(name[1:])
                 placed[node] = placed.get(node, 0) + _number(count) * size
     return {str(node): placed[node] for node in sorted(placed)}
+
+
+def _is_library(path: str) -> bool:
+    """Whether a file is a shared library by its name: libx.so, libx.so.6."""
+    return path.endswith(".so") or ".so." in path.rpartition("/")[2]
 
 
 def loaded_files(lines: Iterable[str]) -> list[str]:

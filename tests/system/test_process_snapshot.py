@@ -117,6 +117,19 @@ def test_odd_lines_place_no_pages(line):
     assert sum(page_placement([line]).values()) == 0
 
 
+LIBRARY = "7f00 default file={} mapped=9 N0=2 N1=7 kernelpagesize_kB=4"
+
+
+@pytest.mark.parametrize("file", ["/lib/libc.so.6", "/a b/torch/lib/libtorch_cpu.so"])
+def test_pages_of_libraries_are_no_memory_of_the_process(file):
+    memory = "55e0 default anon=3 dirty=3 N0=3 kernelpagesize_kB=4"
+    assert page_placement([LIBRARY.format(file.replace(" ", "\\040")), memory]) == {"0": 3 * 4096}
+
+
+def test_pages_of_other_files_are_memory_of_the_process():
+    assert page_placement([LIBRARY.format("/models/a.solo.safetensors")]) == {"0": 2 * 4096, "1": 7 * 4096}
+
+
 @pytest.mark.parametrize("line", ["", "garbage", "7f00-7f01 r-xp 00000000 fe:00 2"])
 def test_odd_lines_load_nothing(line):
     assert loaded_files([line]) == []
