@@ -17,6 +17,8 @@ FUSIBLE = (
     *("ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "dropout"),
     *("native_dropout", "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm"),
     *("rms_norm", "_fused_rms_norm", "mean", "sum", "var", "std", "var_mean", "atan2", "remainder", "nan_to_num"),
+    *("cross_entropy_loss", "nll_loss", "nll_loss_forward", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "argmax", "argmin", "amax", "amin"),
 )
 """Operations beside ELEMENTWISE that a fused kernel takes in: of each element, and over rows."""
 FUSIBLE_PREFIX = "_foreach_"
