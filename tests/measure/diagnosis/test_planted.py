@@ -29,9 +29,13 @@ PLANTED = {
     "allocator": "allocator",
     "low_precision": "low-precision",
     "loss_loop": "python-loop",
+    "closure_loop": "python-loop",
+    "wide_rows": "python-loop",
+    "python_threads": "oversubscribed",
+    "one_cpu_ranks": "wrong-binding",
 }
-TUNED = ("tuned_inference", "tuned_training", "tuned_convolution")
-JOBS = ("slow_collective", "straggler", "straggler_ddp")
+TUNED = ("tuned_inference", "tuned_training", "tuned_convolution", "tuned_embedding", "tuned_recurrent")
+JOBS = ("slow_collective", "straggler", "straggler_ddp", "one_cpu_ranks")
 
 
 def free_port():
