@@ -79,7 +79,10 @@ def hook_modules(activity: Activity, ended: Callable[[str, object, float], None]
 
 def _region_of(module: Any) -> str:
     """The name of the module's region: one without weights, such as a loss, is a function and no model."""
-    return "cpulaunch::function" if next(module.parameters(), None) is None else "cpulaunch::module"
+    with suppress(Exception):  # A program may have a method of its own with this name.
+        if next(module.parameters(), None) is None:
+            return "cpulaunch::function"
+    return "cpulaunch::module"
 
 
 def hook_optimizers(activity: Activity, ended: Callable[[str, object], None]) -> None:

@@ -171,6 +171,27 @@ def test_what_a_closure_computes_is_told_from_the_optimizer(tmp_path):
     assert run(code, tmp_path) == [["cpulaunch::backward", "cpulaunch::closure", "cpulaunch::function"], True]
 
 
+def test_a_module_may_have_other_parameters(tmp_path):
+    code = """
+        from contextlib import nullcontext
+
+        regions = []
+        activity.record = lambda name: regions.append(name) or nullcontext()
+
+        class Own(nn.Module):
+            def parameters(self, unit):
+                return 3
+
+            def forward(self, x):
+                return x
+
+        for module in (Own(), nn.ReLU(), nn.Linear(2, 2)):
+            module(torch.ones(2))
+        print(json.dumps(regions))
+    """
+    assert run(code, tmp_path) == ["cpulaunch::module", "cpulaunch::function", "cpulaunch::module"]
+
+
 def test_the_last_loader_is_the_one_that_is_known(tmp_path):
     code = """
         for _ in DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4):
