@@ -5,6 +5,8 @@ A rule takes what is known of one worker and returns what it found in one senten
 
 from __future__ import annotations
 
+from math import inf
+
 from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
 from cpulaunch.records.host import size_text
 from cpulaunch.records.record import record
@@ -188,7 +190,7 @@ def growing_memory(seen: ObservedWorker) -> str | None:
 def overloaded(seen: ObservedWorker) -> str | None:
     """Requests that arrive faster than they are served: their queue grew to the end of the run."""
     load = seen.observation.report.metrics.get(OFFERED_LOAD, 0.0)
-    if load < 1:
+    if not 1 <= load < inf:
         return None
     return f"its requests need {load:.2f} times the time in which they arrive: latencies depend on how long the run is"
 

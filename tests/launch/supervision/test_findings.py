@@ -102,6 +102,8 @@ SILENT = {
     "weights that are loaded for half a minute": {"memory": [MIB * size for size in (100, 900, 1800, 2700, 3600)]},
     "a quota that is hardly reached": {"quota": Throttling(periods=1000, throttled=10)},
     "a short run under a quota": {"quota": Throttling(periods=5, throttled=5)},
+    "a load that is no number": {"load": float("nan")},
+    "a load without end": {"load": float("inf")},
     "events of another form": {"main": {"openmp": 3, "pages": [1]}, "conditions": {"graph_breaks": [1]}},
 }
 
