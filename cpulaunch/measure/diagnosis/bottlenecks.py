@@ -237,7 +237,8 @@ def _data(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
         kind = "decode" if shares.python >= shares.waiting else "data-wait"
         yield Bottleneck(kind=kind, share=of_data, place=where.first("getitem", "generator"), detail=in_what)
     left = 1 - of_data / max(1e-9, outside)
-    yield Bottleneck(kind="python-code", share=shares.python * left, place=where.first(""))
+    unmapping = max(0.0, fault_share(process) - _outside_python(shares))
+    yield Bottleneck(kind="python-code", share=max(0.0, shares.python * left - unmapping), place=where.first(""))
     yield Bottleneck(kind="waiting", share=shares.waiting * left, place=where.first(""))
 
 
@@ -291,7 +292,7 @@ def _takes_apart(calls: Mapping[str, int], *, is_beside: bool) -> bool:
 def _memory(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
     figures, shares, machine = process.figures, process.shares, process.machine
     faults = figures.sum("thread_minflt") / max(1, figures.steps)
-    share = fault_share(process) + shares.allocation
+    share = min(1.0, fault_share(process) + shares.allocation)
     stays = figures.sum("rss") / max(1.0, figures.sum("process_minflt") * FAULT_BYTES)
     kind = "growing-memory" if faults >= LEAST_FAULTS and stays >= GROWING else "allocator"
     yield Bottleneck(kind=kind, share=share, place=figures.where.first(""), detail=f"{faults:,.0f}")
@@ -303,14 +304,19 @@ def _memory(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
 
 
 def fault_share(process: ProcessDiagnosis) -> float:
-    """The share of the time in which the kernel maps memory for operations."""
+    """The share of the time in which the kernel maps memory for operations, and unmaps it between them."""
     figures, shares = process.figures, process.shares
     steps, faults = max(1, figures.steps), figures.sum("thread_minflt")
     if faults / steps < LEAST_FAULTS:
         return 0.0
     spent = min(figures.sum("thread_stime"), faults * MOST_FAULT_SECONDS)
-    largest = shares.operations + shares.access + shares.allocation + shares.overhead + shares.unknown
+    largest = _outside_python(shares) + shares.python
     return min(spent / max(1e-9, shares.seconds * steps), largest)
+
+
+def _outside_python(shares: Shares) -> float:
+    """The share of what may map memory, without the time between operations."""
+    return shares.operations + shares.access + shares.allocation + shares.overhead + shares.unknown
 
 
 def remote_share(figures: ProcessFigures, machine: ProcessLimits) -> float:

@@ -387,6 +387,16 @@ def test_a_loop_over_rows_that_are_not_tiny():
     assert (found.first.kind, found.first.share) == ("python-loop", pytest.approx(0.9))
 
 
+def test_memory_that_is_unmapped_between_operations_is_no_python_code():
+    sums = {"thread_stime": 0.95, "thread_minflt": 100_000, "process_minflt": 200_000}
+    found = diagnosis(figures(sums=sums, window=window(0.1, kinds={"other": 0.07}, pauses=0.03)))
+    assert (found.first.kind, found.first.share, found.second) == ("allocator", pytest.approx(0.95), None)
+    seen = window(0.1, kinds={"other": 0.06, "allocation": 0.03}, pauses=0.01)
+    assert diagnosis(figures(sums=sums | {"thread_stime": 1.0}, window=seen)).first.share == 1
+    computed = diagnosis(figures(window=window(0.1, kinds={"other": 0.07}, pauses=0.03)))
+    assert (computed.first.kind, computed.first.share) == ("python-code", pytest.approx(0.3))
+
+
 def test_moving_data_in_one_pass_is_no_bottleneck():
     found = diagnosis(figures(window=window(0.1, kinds={"other": 0.09, "products": 0.01}, chained=0.0)))
     assert found.first is None
