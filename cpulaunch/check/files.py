@@ -34,14 +34,15 @@ def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[str | Unreadable]:
         folders[:] = sorted(each for each in folders if each not in SKIPPED and not each.startswith("."))
         for name in sorted(names):
             path = os.path.join(place, name)
-            if name.endswith(SUFFIXES) and not _is_excluded(Path(path), exclude):
+            if name.endswith(SUFFIXES) and not _is_excluded(Path(path), Path(folder), exclude):
                 yield path
     yield from (Unreadable(path=str(each.filename), reason=each.strerror or "cannot be read") for each in failed)
 
 
-def _is_excluded(path: Path, exclude: tuple[str, ...]) -> bool:
-    """Whether a pattern is one of a file or of a folder above it."""
-    return any(place.match(pattern) for pattern in exclude for place in (path, *path.parents) if place.name)
+def _is_excluded(path: Path, folder: Path, exclude: tuple[str, ...]) -> bool:
+    """Whether a pattern is one of a file, or of a folder above it that is below the one to be checked."""
+    below = [each for each in (path, *path.parents) if each != folder and each.is_relative_to(folder)]
+    return any(each.match(pattern.removeprefix("**/")) for pattern in exclude for each in below)
 
 
 def read_program(path: str) -> str | Unreadable:

@@ -117,6 +117,16 @@ def test_patterns_of_files_and_folders_to_leave_out(
     assert json_output.read("check", check(capfd, "--json", str(tmp_path))[1])["files"] == 0
 
 
+@pytest.mark.parametrize("pattern", ["old", "**/old/**"])
+def test_patterns_do_not_look_above_the_folder_that_is_checked(
+    pattern: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old/project/new").mkdir(parents=True)
+    write(tmp_path, "old/project/new/a.py", SLOW)
+    write(tmp_path, "old/project/pyproject.toml", f'[tool.cpulaunch.check]\nexclude = ["{pattern}"]\n')
+    assert json_output.read("check", check(capfd, "--json", str(tmp_path / "old/project"))[1])["files"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

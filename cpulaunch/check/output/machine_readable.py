@@ -1,5 +1,6 @@
 """Findings as JSON, as SARIF 2.1.0 and as annotations of GitHub's workflows."""
 
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -94,7 +95,7 @@ def _uri(path: str) -> str:
 
 def _from_here(path: str) -> str:
     """A path as git and GitHub write it."""
-    return path.removeprefix("./")
+    return str(PurePosixPath(path))
 
 
 def check_github(report: CheckReport) -> str:

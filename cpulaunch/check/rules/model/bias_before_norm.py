@@ -48,7 +48,10 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
 
 def _named(node: ast.AST) -> ast.AST:
     """The layer of a pair of name and layer, as in an OrderedDict."""
-    return node.elts[1] if isinstance(node, ast.Tuple) and len(node.elts) == 2 else node
+    if not isinstance(node, ast.Tuple) or len(node.elts) != 2:
+        return node
+    is_name = isinstance(node.elts[0], ast.Constant | ast.JoinedStr | ast.BinOp | ast.Name)
+    return node.elts[1] if is_name else node
 
 
 def _added_in_turn(program: ParsedProgram, first: ast.Expr) -> Iterator[Hit]:
@@ -219,6 +222,7 @@ RULE = Rule(
         "net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))\n",
         "net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8))\n",
         "net = nn.Sequential(nn.Linear(8, 8, bias=bias), nn.BatchNorm1d(8))\n",
+        "blocks = [(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), (nn.ReLU(), nn.BatchNorm2d(8))]\n",
         "net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))\n",
         "net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(50))\n",
         "net = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(steps))\n",

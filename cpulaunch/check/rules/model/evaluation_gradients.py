@@ -89,6 +89,7 @@ def _switched(program: ParsedProgram, switch: ast.AST) -> ast.expr | None:
     return module if isinstance(parent, ast.Expr) and module is not None and _is_variable(module) else None
 
 
+@lru_cache(maxsize=1024)
 def _called_without(program: ParsedProgram, scope: ast.AST, depth: int = DEPTH) -> bool:
     """Whether a function has a decorator, is called where gradients are off, or may be by the library of its class."""
     if not isinstance(scope, NAMED):
