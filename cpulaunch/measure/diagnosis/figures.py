@@ -84,7 +84,8 @@ class ProcessFigures:
     def wanted_cpus(self) -> float:
         """How many of the process's threads ran or were ready to run at a time, on average; 0 if it is not known."""
         wanted, wall = self.sum("process_cpu") + self.sum("process_delay"), self.sum("wall") or self.seconds
-        return wanted / wall if wall > 0 else 0.0
+        found = wanted / wall if wall > 0 else 0.0
+        return found if found < MOST else 0.0
 
     @property
     def examined_steps(self) -> float:

@@ -77,7 +77,7 @@ def shares_of(figures: ProcessFigures, *, own_delay: float) -> Shares:
     active = max(1e-9, seconds - delay)
     data, collective = _fitted(data, collective, active)
     held_up = _held_up(figures, active - data - collective)
-    delay, active = delay + held_up, active - held_up
+    delay, active = delay + held_up, max(1e-9, active - held_up)
     rest = active - data - collective
     outside_cpu = max(0.0, cpu - figures.sum("data_cpu") - figures.sum("collective_cpu"))
     blocked = max(0.0, active - outside_cpu - data - collective)

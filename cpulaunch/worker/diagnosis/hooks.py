@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from time import perf_counter, thread_time
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ def hook_optimizers(activity: Activity, ended: Callable[[str, object], None]) ->
 
 def _closure(activity: Activity, value: Any) -> Any:
     """The value; of a closure one that makes a region while it runs: what it computes is no part of the optimizer."""
-    if not callable(value):
+    if not isinstance(value, FunctionType | MethodType):  # Others have attributes that the optimizer may use.
         return value
 
     @wraps(value)
@@ -138,6 +139,10 @@ def hook_backward(activity: Activity, ended: Callable[[str, object], None]) -> N
         return backward
 
     torch.autograd.backward, torch.autograd.grad = hooked(torch.autograd.backward), hooked(torch.autograd.grad)
+    with suppress(ImportError, AttributeError):  # torch.jit.script knows what is built in by the function's identity.
+        register = import_module("torch.jit._builtins")._register_builtin
+        register(torch.autograd.backward, "aten::backward")
+        register(torch.autograd.grad, "aten::grad")
 
 
 def hook_loaders(activity: Activity, ended: Callable[[str, object], None], fetched: Any) -> None:

@@ -543,3 +543,9 @@ def test_a_program_that_ended_before_the_profilers_turn_is_told_what_to_do():
 
 def test_a_bottleneck_that_takes_all_of_a_step():
     assert "at most 100 times as fast" in sentence(Bottleneck(kind="waiting", share=1.0), 0.04)
+
+
+def test_figures_without_sense_give_no_error() -> None:
+    """A process may write any figures, and a window may be nothing but an interruption."""
+    huge = figures(sums={"process_cpu": 1e308, "process_delay": 1e308, "wall": 1.0})
+    assert huge.wanted_cpus == 0.0

@@ -247,3 +247,33 @@ def test_a_program_may_mark_its_operations_for_another_profiler(tmp_path):
         print(json.dumps([window.failure, window.sums()]))
     """
     assert run(code, tmp_path) == ["the program uses torch's profiler itself", None]
+
+
+def test_scripts_may_compute_gradients(tmp_path):
+    """torch.jit.script compiles what it does not know as built in."""
+    code = """
+        @torch.jit.script
+        def gradient(x: torch.Tensor):
+            found = torch.autograd.grad([(x * x).sum()], [x])[0]
+            torch.autograd.backward([(x * 3).sum()])
+            return found
+
+        x = torch.ones(3, requires_grad=True)
+        print(json.dumps([gradient(x).tolist(), x.grad.tolist()]))
+    """
+    expected = run(code, tmp_path, how="plain")
+    assert expected == [[2.0] * 3, [3.0] * 3]
+    assert run(code, tmp_path) == expected
+
+
+def test_what_an_optimizer_takes_stays_what_it_is(tmp_path):
+    code = """
+        class Own(torch.optim.SGD):
+            def step(self, model):
+                return [type(model).__name__, len(list(model.parameters()))]
+
+        model = nn.Linear(2, 2)
+        activity.record = torch.autograd.profiler.record_function
+        print(json.dumps(Own(model.parameters(), lr=0.1).step(model)))
+    """
+    assert run(code, tmp_path) == ["Linear", 2]
