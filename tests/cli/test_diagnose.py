@@ -194,7 +194,7 @@ THREAD = """
 
 def test_a_thread_that_serves_requests_is_measured(diagnose):
     data = json_output.read("diagnose", diagnose("--json", code=THREAD.replace("CALLS", "10**9")).stdout)
-    assert data["first"]["kind"] == "tiny-operations"
+    assert data["first"]["kind"] in ("tiny-operations", "python-code")
     assert data["processes"][0]["profiled_steps"] >= 1
 
 

@@ -6,7 +6,6 @@ except for logs and reports that the user names, where `system/files/paths.py` s
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -72,9 +71,11 @@ def replace(
 
 
 def _make_alike(fd: int, like: os.stat_result) -> None:
-    with contextlib.suppress(PermissionError):  # Only root may give files away.
-        os.fchown(fd, like.st_uid, like.st_gid)
     os.fchmod(fd, stat.S_IMODE(like.st_mode) & 0o777)
+    try:
+        os.fchown(fd, like.st_uid, like.st_gid)
+    except OSError:  # Only root may give files away, and to an owner whom its user namespace has.
+        return
 
 
 def _temporary(name: str) -> str:
