@@ -169,10 +169,12 @@ WITHOUT_DESCRIPTORS = """
 
 
 @pytest.mark.parametrize(
-    ("end", "codes"), [("os.kill(supervisor, signal.SIGKILL)", (128 + signal.SIGKILL,)), ("sys.exit(3)", (1, 3))]
+    ("end", "codes"),
+    [("os.kill(supervisor, signal.SIGKILL)", (128 + signal.SIGKILL,)), ("sys.exit(3)", (1, 3, 125))],
+    ids=["supervisor killed", "worker failed"],
 )
 def test_a_launch_whose_descriptors_a_worker_takes_away_leaves_no_process(launcher, end, codes):
-    """Any process may set the limits of others of its user. Source: prlimit(2)."""
+    """Any process may set the limits of others of its user, by which a launcher may fail. Source: prlimit(2)."""
     process = launcher.start(python(f"{SAYING}{WITHOUT_DESCRIPTORS}    {end}\n"), SLEEPER, grace_seconds=GRACE)
     assert process.wait(GRACE + SLACK_SECONDS) in codes
     assert not alive(launcher.pid("daemon"))
