@@ -1,6 +1,5 @@
 """Findings as JSON, as SARIF 2.1.0 and as annotations of GitHub's workflows."""
 
-from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -95,7 +94,8 @@ def _uri(path: str) -> str:
 
 def _from_here(path: str) -> str:
     """A path as git and GitHub write it."""
-    return str(PurePosixPath(path))
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    return "/" * path.startswith("/") + "/".join(parts)
 
 
 def check_github(report: CheckReport) -> str:
