@@ -144,13 +144,18 @@ class Study:
         return str(told or "it has no result")
 
     def _retry(self, trial: optuna.trial.FrozenTrial) -> None:
-        """Effect: the trial has ended without a result, and is the next one to be asked for."""
+        """Effect: the trial has ended without a result, and is the next one to be asked for.
+
+        In this order a kill at any moment leaves it running, or waiting.
+        """
         known = self._study.user_attrs.get(INTERRUPTED, [])
-        self._study.set_user_attr(INTERRUPTED, [*known, trial.number])
-        self._study.tell(trial.number, state=TrialState.FAIL)
+        if trial.number not in known:
+            self._study.set_user_attr(INTERRUPTED, [*known, trial.number])
         wanted = trial.user_attrs.get(WANTED, trial.params)
-        if wanted.keys() == self._space.keys():
+        waiting = [each.user_attrs.get(WANTED) for each in self._waiting()]
+        if wanted.keys() == self._space.keys() and wanted not in waiting:
             self._enqueue(wanted)
+        self._study.tell(trial.number, state=TrialState.FAIL)
 
     def _enqueue(self, texts: Mapping[str, Any]) -> None:
         """Effect: the trial of these values is the next one to be asked for. It has all of them before it has begun."""
@@ -165,7 +170,10 @@ class Study:
     @property
     def waiting(self) -> bool:
         """Whether a trial is to be tried again."""
-        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        return bool(self._waiting())
+
+    def _waiting(self) -> list[optuna.trial.FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
 
     def begin(self, configuration: Configuration | None = None) -> tuple[int, Configuration]:
         """The number and the configuration of a new trial: a waiting one, else the given one, else one that TPE draws.

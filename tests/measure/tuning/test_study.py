@@ -91,6 +91,29 @@ def test_an_unfinished_trial_is_tried_again(tmp_path):
     study.close()
 
 
+@pytest.mark.parametrize("step", ["set_user_attr", "enqueue_trial", "tell"])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_kill_while_an_unfinished_trial_is_put_back_loses_nothing(tmp_path, monkeypatch, step, done):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    study.begin({"graph": "onednn"})
+    effect = getattr(study._study, step)
+
+    def killed(*arguments, **options):
+        if done:
+            effect(*arguments, **options)
+        raise SystemExit
+
+    monkeypatch.setattr(study._study, step, killed)
+    with pytest.raises(SystemExit):
+        study.interrupt()
+    study.close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    assert study.trials() == ()
+    assert study.begin({})[1] == {"graph": "onednn"}
+    assert not study.waiting
+    study.close()
+
+
 def test_a_configuration_that_ends_the_search_again_and_again_has_failed(tmp_path):
     for _ in range(3):
         study = Study(str(tmp_path), SPACE, seed=1)
