@@ -26,6 +26,10 @@ def test_a_script_alone_compares_python_with_the_defaults():
     line = parse_compare(["infer.py", "--batch", "8", "--", "x"])
     assert (line.sides, line.program) == ((None, ()), ("infer.py", "--batch", "8", "--", "x"))
     assert parse_compare(["--", "-m", "package", "a"]).program == ("-m", "package", "a")
+    line = parse_compare(["--rounds", "3", "-m", "package", "-a"])
+    assert (line.sides, line.program, line.limits.rounds) == ((None, ()), ("-m", "package", "-a"), 3)
+    line = parse_compare(["--no-python", "--no-python -O2", "--", "./tool"])
+    assert (line.sides, line.program) == ((("--no-python",), ("--no-python", "-O2")), ("./tool",))
 
 
 def test_sides_come_before_the_two_dashes_and_the_program_behind():

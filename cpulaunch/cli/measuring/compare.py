@@ -9,7 +9,7 @@ import time
 import cpulaunch
 from cpulaunch.charts.compare_charts import compare_charts
 from cpulaunch.cli.help.commands import command_named
-from cpulaunch.cli.measuring.compare_arguments import CompareLine, parse_compare, side_labels
+from cpulaunch.cli.measuring.compare_arguments import BEGINS_PROGRAM, CompareLine, parse_compare, side_labels
 from cpulaunch.cli.measuring.outputs import PageFacts, check_outputs, page_facts, write_outputs
 from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.launch.process.guard import fork_supervisor
@@ -104,7 +104,7 @@ def _check_side(words: tuple[str, ...] | None, parsed: CommandLine, program: tup
     for name, reason in OWN_SETTINGS.items():
         if name in parsed.values and words is not None:
             raise UsageError(f"a side takes no --{name}", hint=reason)
-    target = next((word for word in program if word not in ("-m", "--module", "--no-python")), None)
+    target = next((word for word in program if word not in BEGINS_PROGRAM), None)
     if parsed.program is None or parsed.program.target != target:
         seen = None if parsed.program is None else parsed.program.target
         raise UsageError("a side names a program of its own", value=seen, hint="the program goes behind --")

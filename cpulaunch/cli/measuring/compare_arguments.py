@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 USAGE = "cpulaunch compare 'OPTIONS A' 'OPTIONS B' -- SCRIPT [ARGS...]"
 PLAIN, DEFAULTS = "python", "cpulaunch"
 """Words for a side: Python alone, and cpulaunch without options."""
+BEGINS_PROGRAM = frozenset({"-m", "--module", "--no-python"})
+"""Words in front of a program, as in a launch."""
 OWN = OwnOptions("compare", COMPARE)
 
 
@@ -89,9 +91,12 @@ def _sides_and_program(words: list[str]) -> tuple[list[str], list[str]]:
     A `--` in front ends the options of compare itself, and stays in front of the sides.
     """
     start = 1 if words[:1] == ["--"] else 0
-    if (start and "--" not in words[1:]) or (words[start:] and not _is_side(words[start])):
+    divided = "--" in words[start:]
+    if not divided and (start or (words[:1] and words[0] in BEGINS_PROGRAM)):
         return [], _checked_program(words[start:])
-    if "--" not in words[start:]:
+    if words[start:] and not _is_side(words[start]):
+        return [], _checked_program(words[start:])
+    if not divided:
         what = "no -- between the sides and the program" if words else "no script given"
         raise UsageError(what, value=words[0] if words else None, hint=USAGE)
     at = words.index("--", start)
