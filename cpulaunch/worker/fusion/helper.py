@@ -24,8 +24,11 @@ def start(requests: int, worker: int) -> None:
     """Effect: forks the helper, reports its process id and, where there are any, its pidfd, and ends this process.
 
     `requests`: descriptor of the socket. `worker`: a pidfd of the worker; -1 if there is none.
+    The helper leaves the worker's process group, whose signals are not meant for it, but not its session: the kernel
+    may schedule each session as a group with the same share of the CPUs, within which alone a low priority counts.
+    Source: sched(7), The autogroup feature.
     """
-    os.setsid()
+    os.setpgid(0, 0)
     pid = os.fork()
     if pid == 0:
         help_until_end(requests, worker)

@@ -261,6 +261,25 @@ def test_a_user_without_a_home_has_no_folder(monkeypatch) -> None:
     assert not os.path.exists("/~")
 
 
+def test_its_low_priority_counts_against_the_worker(tmp_path: Path) -> None:
+    """In another session it would have half of a CPU that a thread of the worker computes on, whatever its priority."""
+    helper = HelperProcess(str(tmp_path))
+    while not (children := psutil.Process(helper.pid).children()):
+        time.sleep(0.01)
+    pid = children[0].pid
+    deadline = time.monotonic() + 30
+    while os.sched_getscheduler(pid) != os.SCHED_IDLE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert os.getsid(pid) == os.getsid(0)
+    assert os.getpgid(pid) != os.getpgid(0)
+    group = Path("/proc/self/autogroup")
+    if group.exists():
+        assert Path(f"/proc/{pid}/autogroup").read_text().split()[0] == group.read_text().split()[0]
+    helper.close()
+    wait_for_end(helper.pid)
+
+
 def test_a_descriptor_that_the_program_has_replaced_stays_open(tmp_path: Path) -> None:
     """As daemons do, which close all descriptors."""
     helper = HelperProcess(str(tmp_path))
