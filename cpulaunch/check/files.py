@@ -1,12 +1,13 @@
 """Programs and notebooks in files and folders: found and read; what cannot be read is said."""
 
 import os
+import re
 import tokenize
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 
-from cpulaunch.check.findings import Unreadable
+from cpulaunch.check.findings import ProgramFile, Unreadable
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.writing import write_output
 
@@ -14,28 +15,39 @@ SUFFIXES = (".py", ".ipynb")
 MAX_BYTES = 4 << 20
 """Of a larger file, no person has written the source."""
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"}
+TEST_FILE = re.compile(r"(^|/)tests?/(.*/)?test_[^/]*$")
+"""Such a name in a folder of tests is a test's, whose speed is of no concern."""
 
 
-def programs(paths: Iterable[str], exclude: Iterable[str] = ()) -> Iterator[str | Unreadable]:
-    """Every file named, and every program in the folders named; links to folders are not followed."""
+def programs(paths: Iterable[str], exclude: Iterable[str] = ()) -> Iterator[ProgramFile | Unreadable]:
+    """Every file named, and every program in the folders named; links to folders are not followed.
+
+    Whether it is a test is said by the folders below the one named; for a file, by those below the working directory.
+    """
     patterns = tuple(exclude)
     for path in paths:
         if os.path.isdir(path):
             yield from _below(path, patterns)
         elif os.path.lexists(path):
-            yield path
+            yield ProgramFile(path=path, is_test=_is_test(path, os.curdir))
         else:
             yield Unreadable(path=path, reason="no such file or folder")
 
 
-def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[str | Unreadable]:
+def _is_test(path: str, folder: str) -> bool:
+    """Whether a file is a test by the part of its path below a folder: what is above says where a checkout lies."""
+    below = os.path.relpath(path, folder)
+    return not below.startswith(os.pardir) and TEST_FILE.search(below) is not None
+
+
+def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[ProgramFile | Unreadable]:
     failed: list[OSError] = []
     for place, folders, names in os.walk(folder, onerror=failed.append):
         folders[:] = sorted(each for each in folders if each not in SKIPPED and not each.startswith("."))
         for name in sorted(names):
             path = os.path.join(place, name)
             if name.endswith(SUFFIXES) and not _is_excluded(Path(path), Path(folder), exclude):
-                yield path
+                yield ProgramFile(path=path, is_test=_is_test(path, folder))
     yield from (Unreadable(path=str(each.filename), reason=each.strerror or "cannot be read") for each in failed)
 
 

@@ -63,6 +63,14 @@ class SourceFinding:
 
 
 @record
+class ProgramFile:
+    """A file to be checked; `is_test`: by its name and folder, so that it has no findings."""
+
+    path: str
+    is_test: bool
+
+
+@record
 class Unreadable:
     """A file or a folder that could not be checked, and why."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cpulaunch.check.configuration import CheckConfiguration, configuration
 from cpulaunch.check.files import programs, read_configuration, read_program, write_program
-from cpulaunch.check.findings import Rule, SourceFinding, Unreadable
+from cpulaunch.check.findings import ProgramFile, Rule, SourceFinding, Unreadable
 from cpulaunch.check.inspect_text import findings, mentions_torch
 from cpulaunch.check.notebooks import notebook
 from cpulaunch.check.table import selected
@@ -65,12 +65,12 @@ def check_paths(
     rules = selected(select or settings.select, (*ignore, *settings.ignore))
     results: list[_FileResult] = []
     seen: set[str] = set()
-    for path in programs(paths, settings.exclude):
-        if isinstance(path, Unreadable):
-            results.append(_FileResult(unreadable=(path,), is_file=False))
-        elif (target := os.path.realpath(path)) not in seen:
+    for file in programs(paths, settings.exclude):
+        if isinstance(file, Unreadable):
+            results.append(_FileResult(unreadable=(file,), is_file=False))
+        elif (target := os.path.realpath(file.path)) not in seen:
             seen.add(target)
-            results.append(_check_file(path, rules, fix))
+            results.append(_check_file(file, rules, fix))
     return CheckReport(
         files=sum(each.is_file for each in results),
         rules=rules,
@@ -86,10 +86,12 @@ def _configuration(paths: Sequence[str]) -> CheckConfiguration:
     return CheckConfiguration() if read is None else configuration(*read)
 
 
-def _check_file(path: str, rules: Sequence[Rule], fix: str) -> _FileResult:
-    text = read_program(path)
+def _check_file(file: ProgramFile, rules: Sequence[Rule], fix: str) -> _FileResult:
+    path, text = file.path, read_program(file.path)
     if isinstance(text, Unreadable):
         return _FileResult(unreadable=(text,))
+    if file.is_test:
+        return _FileResult()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # About the program's text, such as "\d" in a string.

@@ -192,6 +192,29 @@ def test_files_of_tests_have_no_findings(tmp_path: Path, capfd: pytest.CaptureFi
     ]
 
 
+@pytest.mark.parametrize("path", [".", "{}", "net/test_net.py", "{}/net/test_net.py"])
+def test_folders_above_the_checked_one_do_not_make_a_test(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkout = tmp_path / "tests/checkout"
+    (checkout / "net").mkdir(parents=True)
+    write(tmp_path, "tests/checkout/net/test_net.py", SLOW)
+    monkeypatch.chdir(checkout)
+    assert check(capfd, path.format(checkout))[0] == 1
+    monkeypatch.chdir("/")
+    assert check(capfd, str(checkout))[0] == 1
+
+
+def test_a_test_that_is_given_by_name_has_no_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tests").mkdir()
+    path = write(tmp_path, "tests/test_net.py", SLOW)
+    monkeypatch.chdir(tmp_path)
+    assert check(capfd, "tests/test_net.py")[0] == check(capfd, path)[0] == 0
+    assert check(capfd, "tests")[0] == 1
+
+
 def test_explain(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capfd, "--explain", "zero-grad")
     assert code == 0
