@@ -6,15 +6,19 @@ from collections.abc import Iterable, Iterator
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
 from cpulaunch.check.source.datasets import loops_around
-from cpulaunch.check.source.flow import is_in_test, is_on_gpu, is_unconditional
+from cpulaunch.check.source.flow import is_in_test, is_on_gpu, is_unconditional, iterated
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_open, method
 
 EXACT = {f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "eye")}
 RANDOM = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm")}
 UNSAFE = "the GPU draws other random numbers from the same seed"
 ONCE = ("__init__", "main", "setup", "build", "export")
+BATCHES = re.compile(r"(loader|(\b|_)dl)$", re.IGNORECASE)
+"""What a loop runs over in whose every turn there is another batch."""
 PASSES = re.compile(r"load|epoch|batch|\bdl\b|steps|iters|data(set)?\b|modules\(|parameters\(", re.IGNORECASE)
 """Words of loops through data or a whole network: what is made before one of them is made once for many turns."""
+SETS = re.compile(r"load|epoch|\bdl\b|data(set)?\b", re.IGNORECASE)
+"""Those of them that may be long within one turn with a batch, as a validation is."""
 FIXED = ("device", "generator", "requires_grad", "pin_memory", "out", "layout")
 
 
@@ -53,7 +57,8 @@ def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
     function = program.function(call)
     loop = next(loops_around(program, call), None)
     if loop is not None and function in program.around(loop):
-        return not _goes_through_data(program.children[loop])
+        words = SETS if _is_turn_of_batch(program, loop) else PASSES
+        return not _goes_through_data(program.children[loop], words)
     if isinstance(function, ast.FunctionDef) and _is_before_pass(function):
         return False
     if loop is not None:
@@ -66,9 +71,25 @@ def _is_repeated(program: ParsedProgram, call: ast.Call) -> bool:
 
 def _is_made_if_absent(program: ParsedProgram, call: ast.Call) -> bool:
     """Whether a tensor is made only where there is none yet, as `if queue is None` says."""
-    tests = [each.test for each in program.around(call) if isinstance(each, ast.If)]
-    asked = [part for test in tests for part in ast.walk(test) if isinstance(part, ast.Compare)]
-    return any(isinstance(each.ops[0], ast.Is) and is_constant(each.comparators[0], None) for each in asked)
+    inner: ast.AST = call
+    for outer in program.around(call):
+        if isinstance(outer, ast.If | ast.IfExp) and _asks_if_absent(outer, inner):
+            return True
+        inner = outer
+    return False
+
+
+def _asks_if_absent(branch: ast.If | ast.IfExp, within: ast.AST) -> bool:
+    """Whether the part of a branch that a node is in runs where something is None."""
+    is_else = within is branch.orelse or (isinstance(branch.orelse, list) and within in branch.orelse)
+    wanted = ast.IsNot if is_else else ast.Is
+    asked = (part for part in ast.walk(branch.test) if isinstance(part, ast.Compare))
+    return any(isinstance(each.ops[0], wanted) and is_constant(each.comparators[0], None) for each in asked)
+
+
+def _is_turn_of_batch(program: ParsedProgram, loop: ast.AST) -> bool:
+    """Whether each turn of a loop is a step with a batch, in which loops over steps and parameters are short."""
+    return any(BATCHES.search(ast.unparse(each)) for each in iterated(program, loop))
 
 
 def _is_before_pass(function: ast.FunctionDef) -> bool:
@@ -78,10 +99,10 @@ def _is_before_pass(function: ast.FunctionDef) -> bool:
     return _goes_through_data([function])
 
 
-def _goes_through_data(parts: Iterable[ast.AST]) -> bool:
+def _goes_through_data(parts: Iterable[ast.AST], words: re.Pattern[str] = PASSES) -> bool:
     """Whether there is a loop through data, or through all modules of a network, in one of these parts."""
     loops = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.For | ast.While))
-    return any(PASSES.search(ast.unparse(each.iter if isinstance(each, ast.For) else each.test)) for each in loops)
+    return any(words.search(ast.unparse(each.iter if isinstance(each, ast.For) else each.test)) for each in loops)
 
 
 def _function(text: str) -> str:
@@ -103,6 +124,9 @@ RULE = Rule(
         "for i in range(9):\n    x = torch.eye(i).cuda()  # <-\n",
         _function("torch.zeros(n).cuda()  # <-") + "\nfor i in range(9):\n    noise(i)\n",
         "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n" + _function("torch.rand(n).to(device)  # <-"),
+        "for x in loader:\n    if x is None:\n        break\n    else:\n        y = torch.zeros(9).cuda()  # <-\n",
+        "for i, x in enumerate(train_loader):\n    state = torch.zeros(9).cuda()  # <-\n    for t in range(steps):\n"
+        "        state = cell(x[t], state)\n",
     ),
     right=(
         _function("torch.zeros(n, device='cuda')"),
@@ -128,6 +152,13 @@ RULE = Rule(
         "\nfor epoch in range(9):\n    fit(net, loader)\n",
         "for epoch in range(9):\n    if epoch > 3 and queue is None:\n        queue = torch.zeros(9).cuda()\n"
         "    queue = train(queue)\n",
+        "for x in data:\n    if pool is not None:\n        use(pool)\n"
+        "    else:\n        pool = torch.zeros(9).cuda()\n",
+        "for x in data:\n    pool = torch.zeros(9).cuda() if pool is None else pool\n",
+        "for i, x in enumerate(loader):\n    if i % 100 == 0:\n        hits = torch.zeros(1).cuda()\n"
+        "        for y in other_loader:\n            hits += score(y)\n",
+        "for loader in (first_loader, second_loader):\n    total = torch.zeros(1).cuda()\n    for x in loader:\n"
+        "        total += step(x)\n",
         "def prune(net, n):\n    weights = torch.zeros(n).cuda()\n    for name, part in net.named_modules():\n"
         "        weights += part.weight\n",
         "class Score:\n    def __call__(self, net, dl):\n        hist = torch.zeros(9, 9).cuda()\n"
