@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from cpulaunch.check.source.flow import is_on_gpu
+from cpulaunch.check.source.flow import is_on_gpu, is_unconditional
 from cpulaunch.check.source.program import ParsedProgram
 
 
@@ -86,3 +86,19 @@ def test_a_device_that_is_made_of_itself_is_followed_to_an_end(lines: str) -> No
     program = ParsedProgram(f"import torch\nfrom settings import *\n{lines}\ndevice")
     last = [node for node in program.nodes if isinstance(node, ast.Expr)][-1]
     assert is_on_gpu(program, last.value) is ("cuda" in lines)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_certain"),
+    [
+        ("__name__ == '__main__'", True),
+        ("'__main__' == __name__", True),
+        ("__name__ != '__main__'", False),
+        ("__name__ == 'worker'", False),
+        ("__name__ in names", False),
+        ("name == '__main__'", False),
+    ],
+)
+def test_only_the_main_branch_runs_whenever_the_program_does(test: str, is_certain: bool) -> None:
+    program = ParsedProgram(f"if {test}:\n    run()")
+    assert is_unconditional(program, program.calls[0], program.tree) is is_certain

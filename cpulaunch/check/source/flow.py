@@ -71,8 +71,11 @@ def is_unconditional(program: ParsedProgram, node: ast.AST, within: ast.AST) -> 
 def _is_main(node: ast.AST) -> bool:
     """Whether a node is `if __name__ == "__main__":`, which holds whenever a program runs."""
     test = node.test if isinstance(node, ast.If) and not node.orelse else None
-    parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) and len(test.ops) == 1 else []
-    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in parts)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+        return False
+    parts = (test.left, test.comparators[0])
+    is_name = any(isinstance(each, ast.Name) and each.id == "__name__" for each in parts)
+    return is_name and any(is_constant(each, "__main__") for each in parts)
 
 
 def iterated(program: ParsedProgram, loop: ast.AST) -> Iterator[ast.expr]:
