@@ -280,6 +280,39 @@ def is_open(call: ast.Call) -> bool:
     return any(word.arg is None for word in call.keywords) or any(isinstance(each, ast.Starred) for each in call.args)
 
 
+def spread(program: ParsedProgram, call: ast.Call) -> ast.Call | None:
+    """A call with the words of its ** arguments written out; None if it has * arguments, or some are not certain."""
+    words: list[ast.keyword] = []
+    for word in call.keywords:
+        known = [word] if word.arg is not None else _words(program, word.value)
+        if known is None:
+            return None
+        words += known
+    whole = ast.Call(func=call.func, args=call.args, keywords=words)
+    return None if is_open(whole) else ast.copy_location(whole, call)
+
+
+def _words(program: ParsedProgram, given: ast.expr) -> list[ast.keyword] | None:
+    """The words of a dictionary that is written where it is given, or kept in a name that is only used to give it."""
+    value = program.value(given)
+    if isinstance(given, ast.Name):
+        uses = (node for node in program.nodes if isinstance(node, ast.Name) and node.id == given.id)
+        if not all(_is_spread(program.parents[node]) or program.assigned(node) is value for node in uses):
+            return None
+    elif value is not given:
+        return None
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict" and not value.args:
+        return value.keywords
+    if not isinstance(value, ast.Dict) or not all(isinstance(key, ast.Constant) for key in value.keys):
+        return None
+    keys = [key.value for key in value.keys if isinstance(key, ast.Constant)]
+    return [ast.keyword(arg=str(key), value=each) for key, each in zip(keys, value.values, strict=True)]
+
+
+def _is_spread(node: ast.AST) -> bool:
+    return isinstance(node, ast.keyword) and node.arg is None
+
+
 def is_constant(node: ast.AST | None, *values: object) -> bool:
     """Whether an expression is one of these constants, of the same type."""
     return isinstance(node, ast.Constant) and any(

@@ -9,7 +9,7 @@ from cpulaunch.check.findings import Hit, Rule
 from cpulaunch.check.source.datasets import makes_batches_on_gpu, methods
 from cpulaunch.check.source.flow import inside, iterated, training_loops
 from cpulaunch.check.source.performance_visitor import synchronized_loaders
-from cpulaunch.check.source.program import ParsedProgram, argument, is_of_self, is_open, method
+from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_of_self, method, spread
 
 IN_MEMORY = ("torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset")
 PARTS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split", "dataset.Subset"))
@@ -33,14 +33,15 @@ SELECTING = ("nonzero", "split", "view", "reshape", "to", "cuda", "numpy", "toli
 def find(program: ParsedProgram) -> Iterator[Hit]:
     """DataLoaders that torchfix calls synchronized and that a training loop runs over, but for those of tensors."""
     used = [program.value(each) for loop in training_loops(program) for each in iterated(program, loop)]
-    loaders = dict.fromkeys(
-        each
-        for each in used
-        if isinstance(each, ast.Call) and program.called(each) == "torch.utils.data.DataLoader" and not is_open(each)
-    )
-    for call in synchronized_loaders([*loaders]) if loaders else ():
-        if not (_is_in_memory(program, argument(call, "dataset", 0)) or makes_batches_on_gpu(program, call)):
-            yield Hit(node=call, seen="a training loop runs over a DataLoader with num_workers=0")
+    loaders = {
+        whole: call
+        for call in dict.fromkeys(used)
+        if isinstance(call, ast.Call) and program.called(call) == "torch.utils.data.DataLoader"
+        if (whole := spread(program, call)) is not None
+    }
+    for whole in synchronized_loaders([*loaders]) if loaders else ():
+        if not (_is_in_memory(program, argument(whole, "dataset", 0)) or makes_batches_on_gpu(program, whole)):
+            yield Hit(node=loaders[whole], seen="a training loop runs over a DataLoader with num_workers=0")
 
 
 def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX_DEPTH) -> bool:
@@ -65,7 +66,8 @@ def _is_in_memory(program: ParsedProgram, data: ast.AST | None, depth: int = MAX
         return bool(value.args) and _is_in_memory(program, value.args[0], depth - 1)
     made = program.value(value.func)
     if isinstance(made, ast.FunctionDef):
-        returned = [program.values(node.value) for node in inside(program, made) if isinstance(node, ast.Return)]
+        results = [node.value for node in inside(program, made) if isinstance(node, ast.Return)]
+        returned = [program.values(each) for each in results if each is not None]
         return any(not values or any(program.called(each) in IN_MEMORY for each in values) for values in returned)
     return isinstance(made, ast.ClassDef) and _only_picks(program, made, value)
 
@@ -94,13 +96,23 @@ def _is_absent_or_small(program: ParsedProgram, call: ast.Call, owner: ast.Class
     name = call.func.attr if isinstance(call.func, ast.Attribute) and is_of_self(call.func) else ""
     initializer = methods(owner).get("__init__")
     names = [each.arg for each in initializer.args.args[1:]] if initializer else []
-    if name not in names or name in methods(owner):
+    if initializer is None or name not in names or name in methods(owner):
         return False
-    given = program.value(argument(made, name, names.index(name)))
-    if given is None:
+    whole = spread(program, made)
+    if whole is None:
+        return True
+    given = program.value(argument(whole, name, names.index(name)) or _default(initializer, name))
+    if given is None or is_constant(given, None):
         return any(isinstance(each, ast.If | ast.IfExp) for each in program.around(call))
     inner = (node for node in ast.walk(given) if isinstance(node, ast.Call))
     return isinstance(given, ast.Lambda) and all(_is_small(program, each) for each in inner)
+
+
+def _default(function: ast.FunctionDef, name: str) -> ast.expr | None:
+    """What a parameter is if it is not given."""
+    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+    defaults = function.args.defaults
+    return dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)).get(name)
 
 
 def _is_cast(program: ParsedProgram, call: ast.Call) -> bool:
@@ -160,6 +172,14 @@ RULE = Rule(
         + "loader = DataLoader(Data(x, y))  # <-"
         + LOOP.format("loader"),
         TRANSFORMING + "loader = DataLoader(Data(x, augment))  # <-" + LOOP.format("loader"),
+        TRANSFORMING.replace("=None", "=augment") + "loader = DataLoader(Data(x))  # <-" + LOOP.format("loader"),
+        TRANSFORMING
+        + "options = dict(transform=augment)\nloader = DataLoader(Data(x, **options))  # <-"
+        + LOOP.format("loader"),
+        "options = {'batch_size': 32, 'shuffle': True}\nloader = DataLoader(data, **options)  # <-"
+        + LOOP.format("loader"),
+        "def read(path):\n    if path is None:\n        return\n    return open_data(path)\n\n"
+        "loader = DataLoader(read('a'))  # <-" + LOOP.format("loader"),
         TRANSFORMING + "loader = DataLoader(Data(x, transform=lambda x: decode(x)))  # <-" + LOOP.format("loader"),
         "def main():\n    for x in DataLoader(open_data()):  # <-\n        net(x).backward()\n        opt.step()\n",
     ),
@@ -192,6 +212,15 @@ RULE = Rule(
         + LOOP.format("loader"),
         TRANSFORMING + "loader = DataLoader(Data(x, lambda x: x.reshape(-1)))" + LOOP.format("loader"),
         TRANSFORMING + "loader = DataLoader(Data(x))" + LOOP.format("loader"),
+        TRANSFORMING + "loader = DataLoader(Data(x, transform=None))" + LOOP.format("loader"),
+        TRANSFORMING + "loader = DataLoader(Data(x, **options))" + LOOP.format("loader"),
+        TRANSFORMING.replace("=None", "=lambda x: x.float()") + "loader = DataLoader(Data(x))" + LOOP.format("loader"),
+        "options = {'batch_size': 32, 'num_workers': 4}\nloader = DataLoader(data, **options)" + LOOP.format("loader"),
+        "options = {'batch_size': 32}\noptions['num_workers'] = 4\nloader = DataLoader(data, **options)"
+        + LOOP.format("loader"),
+        "options = {'batch_size': 32}\nadd_workers(to=options)\nloader = DataLoader(data, **options)"
+        + LOOP.format("loader"),
+        "options = {'batch_size': 32} if small else more\nloader = DataLoader(data, **options)" + LOOP.format("loader"),
         "def train(loader):\n    for x in loader:\n        net(x).backward()\n        opt.step()\n",
         "loader = DataLoader(data)\nloader = prepared(loader)" + LOOP.format("loader"),
         "from mine import DataLoader\nloader = DataLoader(data)" + LOOP.format("loader"),
