@@ -21,6 +21,8 @@ from cpulaunch.check.source.program import ParsedProgram, is_of_self, method, re
 
 EMPTY = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
 NUMBERS = ("float", "int", "bool")
+SHAPING = (*NUMBERS, "round", "abs", "min", "max", "sum", "len", "dict", "list", "tuple", "str", "repr", "format")
+"""Functions and methods that only make another number, text or list of numbers."""
 TEXTS = ("print", "str", "repr", "format")
 """Built-in functions that read the elements of a tensor, to make a number or a text of it."""
 RECORDS = (
@@ -41,15 +43,18 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
         losses = {name for node in body if method(node) == "backward" for name in _differentiated(node)}
         tensors = losses - set(_read_before(body))
         on_gpu = names_on_gpu(program, loop) - set(_read_before(body))
+        found: set[ast.AST] = set()
         for node in body:
             if not isinstance(node, ast.Call | ast.JoinedStr | ast.BinOp) or nearest_loop(program, node) is not loop:
                 continue
-            if not is_unconditional(program, node, loop):
-                continue
+            if not is_unconditional(program, node, loop) or not found.isdisjoint(program.around(node)):
+                continue  # Within a finding another one says nothing new.
             name = program.called(node)
             if name in EMPTY and not (is_measuring(program, node) or _is_timed(program, node)):
+                found.add(node)
                 yield Hit(node=node, seen=f"{name} in every training step")
             elif _reads(program, node, losses, on_gpu) or _shows(program, node, tensors):
+                found.add(node)
                 yield Hit(node=node, seen=f"{ast.unparse(node)} waits for the GPU in every training step")
 
 
@@ -65,12 +70,15 @@ def _reads(program: ParsedProgram, node: ast.AST, losses: set[str], on_gpu: set[
 
 
 def _is_recorded(program: ParsedProgram, node: ast.AST) -> bool:
-    """Whether a number is added to others, or logged, rather than needed by the next lines as an action is."""
+    """Whether a number is added to others, or logged, rather than needed by another call as an action is."""
     for each in program.around(node):
         if isinstance(each, ast.stmt):
             return isinstance(each, ast.AugAssign)
-        if isinstance(each, ast.Call) and (method(each) in RECORDS or getattr(each.func, "id", "") == "print"):
+        name = method(each) or getattr(getattr(each, "func", None), "id", "")
+        if isinstance(each, ast.Call) and (method(each) in RECORDS or name == "print"):
             return True
+        if isinstance(each, ast.Call) and name not in SHAPING:
+            return False
     return False
 
 
@@ -210,6 +218,9 @@ RULE = Rule(
         _loop("bar.set_description(f'loss {loss:.3f}')  # <-"),
         _loop("print('step %d: %f' % (i, loss.detach()))  # <-"),
         _loop("log.info('loss {:.3f}'.format(loss.data))  # <-"),
+        _loop("print(f'{loss:.3f}', loss)  # <-"),
+        "for x, y in loader:\n    y = y.cuda()\n    out = net(x.cuda())\n    loss_of(out, y).backward()\n"
+        "    opt.step()\n    hits.append(round(float((out.argmax(1) == y).sum().item()), 3))  # <-\n",
         _loop("loss = loss.item()  # <-\n    print(f'{loss:.3f}')"),
         _loop("total += loss.item()  # <-").replace("loss.backward()", "scaler.scale(loss / 4).backward()"),
     ),
@@ -241,6 +252,8 @@ RULE = Rule(
         _loop("count += score(x).item()"),
         "for x, y in loader:\n    action = net(x.cuda()).argmax().item()\n    loss_of(world.step(action)).backward()\n"
         "    opt.step()\n",
+        "for x, y in loader:\n    out = net(x.cuda())\n    loss_of(out, y).backward()\n    opt.step()\n"
+        "    rewards.append(world.act(out.argmax().item()))\n    total += world.act(out.argmin().item())\n",
         "import time\n" + _loop("torch.cuda.synchronize()\n    end = time.time()"),
         "from time import perf_counter\n" + _loop("start = perf_counter()\n    torch.cuda.synchronize()"),
         "def step(loss):\n    loss.backward()\n    return loss.item()\n",
