@@ -26,6 +26,8 @@ LIBRARIES = ("torch.autograd.", "torch.func.", "functorch.")
 SWITCHES = ("torch.set_grad_enabled", "torch.autograd.set_grad_enabled", "torch.autograd.grad_mode.set_grad_enabled")
 OTHERWISE = re.compile(r"volatile=|_set_grad_enabled|quantiz|\btorch\.ao\b")
 """Words of programs for an old torch, and of those whose modules have no parameters any more."""
+FREEZES = re.compile(r"requires_grad|freez|frozen", re.IGNORECASE)
+"""Names of what makes a module record no gradients."""
 DEPTH = 4
 """Callers of callers that are asked whether they switch gradients off."""
 
@@ -55,13 +57,26 @@ def _in_scope(program: ParsedProgram, scope: ast.AST) -> Iterator[Hit]:
         module = _switched(program, node)
         if module is not None and not is_in_test(program, node):
             switches.setdefault(ast.unparse(module), getattr(node, "end_lineno", 0))
+    is_frozen = _may_be_frozen(program, scope)
     for name, line in switches.items():
+        if is_frozen and name.startswith("self."):
+            continue
         for call in sorted(calls[name], key=lambda each: (each.lineno, each.col_offset)):
             if any(line < each <= call.lineno for each in stored[name]):
                 break  # It has another value: a traced and frozen module records no gradients, say.
             if call.lineno > line and not is_without_gradients(program, call):
                 yield Hit(node=call, seen=f"{name} is in eval mode and called without no_grad or inference_mode")
                 break
+
+
+def _may_be_frozen(program: ParsedProgram, scope: ast.AST) -> bool:
+    """Whether any method of a scope's class, or a function of this file that one of them calls, freezes a module."""
+    owner = program.class_of(scope)
+    nodes = [] if owner is None else [*ast.walk(owner)]
+    called = [program.value(node.func) for node in nodes if isinstance(node, ast.Call)]
+    parts = [*nodes, *(part for each in called if isinstance(each, NAMED) for part in ast.walk(each))]
+    names = (getattr(node, "attr", getattr(node, "id", "")) for node in parts)
+    return any(isinstance(name, str) and FREEZES.search(name) for name in names)
 
 
 def _uses_gradients(program: ParsedProgram, node: ast.AST) -> bool:
@@ -138,8 +153,9 @@ RULE = Rule(
     summary="A module in eval mode is called without no_grad or inference_mode",
     why="eval() switches dropout and batch normalization, not autograd: the forward still records a graph and keeps "
     "its activations, which costs memory and time for gradients that are not used. The rule is silent in functions "
-    "that use gradients anywhere, have decorators, or are called in the file where gradients are off, and in methods "
-    "of classes with a base, which may be called so from elsewhere.",
+    "that use gradients anywhere, have decorators, or are called in the file where gradients are off, in methods of "
+    "classes with a base, which may be called so from elsewhere, and about modules of an object whose class "
+    "freezes one.",
     fix="Call the module under `with torch.inference_mode():` (or torch.no_grad()), or run the program with "
     "`cpulaunch --inference-mode`.",
     find=find,
@@ -154,6 +170,8 @@ RULE = Rule(
         "def score(net, x):\n    net.to('cpu').eval()\n    return net(x=x)  # <-\n",
         "def test(net, loader):\n    net.eval()\n    for x, y in loader:\n        hits += (net(x) == y).sum()  # <-\n",
         "class Predictor:\n    def __call__(self, x):\n        self.net.eval()\n        return self.net(x)  # <-\n",
+        "class Predictor:\n    def __init__(self, net):\n        self.net = net\n        self.net.eval()\n\n"
+        "    def warm_up(self):\n        self.net.eval()\n        self.net(torch.ones(1))  # <-\n",
         "async def predict(net, x):\n    net.eval()\n    return net(x)  # <-\n",
     ),
     right=(
@@ -183,6 +201,16 @@ RULE = Rule(
         "@torch.no_grad()\ndef main():\n    score(net, x)\n",
         EVAL + "torch.quantization.convert(net, inplace=True)\ny = net(x)\n",
         "def test():\n    net = build()\n    net.eval()\n    print(net(torch.ones(1)).size())\n",
+        "class Judge:\n    def __init__(self, net):\n        self.net = net.requires_grad_(False)\n\n"
+        "    def __call__(self, x):\n        self.net.eval()\n        return self.net(x)\n",
+        "class Judge:\n    def __init__(self, net):\n        self.net = net\n"
+        "        for each in self.net.parameters():\n            each.requires_grad = False\n\n"
+        "    def __call__(self, x):\n        self.net.eval()\n        return self.net(x)\n",
+        "def still(net):\n    for each in net.parameters():\n        each.requires_grad = False\n\n"
+        "class Judge:\n    def __init__(self, net):\n        self.net = net\n        still(self.net)\n\n"
+        "    def __call__(self, x):\n        self.net.eval()\n        return self.net(x)\n",
+        "class Judge:\n    def __init__(self, net):\n        self.net = freeze(net)\n\n"
+        "    def __call__(self, x):\n        self.net.eval()\n        return self.net(x)\n",
         "value = formula.eval()\nprint(value)\n",
     ),
 )
