@@ -41,9 +41,21 @@ def _is_every_nth(program: ParsedProgram, step: ast.AST, loop: ast.AST) -> bool:
 
 def _has_remainder(program: ParsedProgram, test: ast.expr) -> bool:
     """Whether a condition, or the value of a name in it, is about a remainder."""
-    parts = [*ast.walk(test)]
-    parts += [node for each in parts if isinstance(each, ast.Name) for node in ast.walk(program.value(each) or each)]
-    return any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in parts)
+    parts = [test, *inside(program, test)]
+    values = [program.value(each) for each in parts if isinstance(each, ast.Name)]
+    parts += [
+        node
+        for each in values
+        if isinstance(each, ast.expr) and not isinstance(each, ast.Lambda)
+        for node in (each, *inside(program, each))
+    ]
+    return any(_is_remainder(node) for node in parts)
+
+
+def _is_remainder(node: ast.AST) -> bool:
+    """Whether a node is `a % b` of numbers: that of a text formats it."""
+    is_text = isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not is_text
 
 
 DDP = "net = nn.parallel.DistributedDataParallel(base)\n"
@@ -79,6 +91,12 @@ RULE = Rule(
         DDP + "for i, x in enumerate(loader):\n    net(x).backward()\n    opt.step()\n    if i % 4 == 0:\n"
         "        print(i)\n",
         DDP + PLAIN.replace("(i + 1) % 4 == 0", "ready"),
+        "def has_room(at):\n    return ring[at % 9] is None\n\n"
+        + DDP
+        + PLAIN.replace("(i + 1) % 4 == 0", "has_room(i)"),
+        "has_room = lambda at: ring[at % 9] is None\n" + DDP + PLAIN.replace("(i + 1) % 4 == 0", "has_room(i)"),
+        DDP + PLAIN.replace("(i + 1) % 4 == 0", "any(map(lambda at: at % 9, ring))"),
+        DDP + PLAIN.replace("(i + 1) % 4 == 0", "'turn %d' % i in wanted"),
         DDP + PLAIN.replace("    (net", "    net.require_backward_grad_sync = i % 4 == 3\n    (net"),
         "net = nn.DataParallel(base)\n" + PLAIN,
         "from mine import DistributedDataParallel\nnet = DistributedDataParallel(base)\n" + PLAIN,
