@@ -35,8 +35,13 @@ def _is_every_nth(program: ParsedProgram, step: ast.AST, loop: ast.AST) -> bool:
         if each is loop:
             return False
         if isinstance(each, ast.If) and _has_remainder(program, each.test):
-            return True
+            return not (_steps(each.body) and _steps(each.orelse))
     return False
+
+
+def _steps(block: list[ast.stmt]) -> bool:
+    """Whether a branch has an optimizer's step."""
+    return any(method(node) == "step" and _is_optimizers(node) for each in block for node in ast.walk(each))
 
 
 def _has_remainder(program: ParsedProgram, test: ast.expr) -> bool:
@@ -98,6 +103,7 @@ RULE = Rule(
         DDP + PLAIN.replace("(i + 1) % 4 == 0", "any(map(lambda at: at % 9, ring))"),
         DDP + PLAIN.replace("(i + 1) % 4 == 0", "'turn %d' % i in wanted"),
         DDP + PLAIN.replace("    (net", "    net.require_backward_grad_sync = i % 4 == 3\n    (net"),
+        DDP + PLAIN + "    else:\n        other_opt.step()\n",
         "net = nn.DataParallel(base)\n" + PLAIN,
         "from mine import DistributedDataParallel\nnet = DistributedDataParallel(base)\n" + PLAIN,
         DDP + "for i, x in enumerate(loader):\n    net(x).backward()\n    if i % 4 == 0:\n        schedule.step()\n",
