@@ -142,10 +142,16 @@ def _as_last(new: cst.Arg, old: cst.Arg) -> cst.Arg:
 
 
 def _appended(call: cst.Call, args: list[cst.Arg], new: cst.Arg) -> list[cst.Arg]:
-    """Arguments and one more, on a line of its own if the others are, and with a comma behind it if they have one."""
+    """Arguments and one more, on a line of its own if the others are, and with a comma behind it if they have one.
+
+    A comment behind the last argument stays there.
+    """
     if not args:
         return [new]
     last, is_alone = args[-1], _breaks(call.whitespace_before_args)
+    space = last.comma.whitespace_after if isinstance(last.comma, cst.Comma) else last.whitespace_after_arg
+    if isinstance(space, cst.ParenthesizedWhitespace) and matchers.findall(space, matchers.Comment()):
+        return [*args[:-1], *_behind_comment(call, last, new, space)]
     space = call.whitespace_before_args if is_alone else cst.SimpleWhitespace(" ")
     comma = cst.Comma(whitespace_after=space)
     if isinstance(last.comma, cst.Comma):
@@ -154,6 +160,22 @@ def _appended(call: cst.Call, args: list[cst.Arg], new: cst.Arg) -> list[cst.Arg
         new = new.with_changes(whitespace_after_arg=last.whitespace_after_arg)
     last = last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace(""))
     return [*args[:-1], last, new]
+
+
+def _behind_comment(
+    call: cst.Call, last: cst.Arg, new: cst.Arg, space: cst.ParenthesizedWhitespace
+) -> tuple[cst.Arg, cst.Arg]:
+    """The last argument with the comment in the space behind it, and a new one on the next line."""
+    before = call.whitespace_before_args
+    next_line = before.last_line if isinstance(before, cst.ParenthesizedWhitespace) else space.last_line
+    end = space.with_changes(first_line=space.first_line.with_changes(comment=None), empty_lines=())
+    end = end.with_changes(first_line=end.first_line.with_changes(whitespace=cst.SimpleWhitespace("")))
+    if isinstance(last.comma, cst.Comma):
+        new = new.with_changes(comma=last.comma.with_changes(whitespace_after=end))
+    else:
+        new = new.with_changes(whitespace_after_arg=end)
+    comma = cst.Comma(whitespace_after=space.with_changes(last_line=next_line))
+    return last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace("")), new
 
 
 def _breaks(space: cst.BaseParenthesizableWhitespace) -> bool:

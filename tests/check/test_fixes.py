@@ -46,6 +46,10 @@ DDP = f"{NET}net = nn.parallel.DistributedDataParallel("
         ),
         ("def f(n): return torch.ones(n).to( 'cuda:0' )", "def f(n): return torch.ones(n, device='cuda:0')"),
         ('def f(n): return torch.ones(n).to("cuda")', 'def f(n): return torch.ones(n, device="cuda")'),
+        (
+            "def f(n):\n    return torch.ones(\n        n,  # rows\n    ).cuda()",
+            'def f(n):\n    return torch.ones(\n        n,  # rows\n        device="cuda",\n    )',
+        ),
         ("def f(n):\n    return (torch.ones(n)  # mask\n        .cuda())", None),
         ("def f(n):\n    return f'{torch.ones(n).cuda()}'", None),
         ('def f(n):\n    return f"{torch.ones(n).cuda()}"', None),
@@ -81,7 +85,17 @@ def test_a_fix_changes_its_call_and_no_character_around_it(before: str, after: s
         ("nn.Linear(\n    2,\n    2,\n)", "nn.Linear(\n    2,\n    2,\n    bias=False,\n)"),
         ("nn.Linear(\n    2,\n    2\n)", "nn.Linear(\n    2,\n    2,\n    bias=False\n)"),
         ("nn.Linear(2,\n          2)", "nn.Linear(2,\n          2, bias=False)"),
-        ("nn.Linear(  # in\n    2,\n    2,  # out\n)", "nn.Linear(  # in\n    2,\n    2, bias=False,  # out\n)"),
+        (
+            "nn.Linear(  # in\n    2,\n    2,  # out\n)",
+            "nn.Linear(  # in\n    2,\n    2,  # out\n    bias=False,\n)",
+        ),
+        ("nn.Linear(\n    2,\n    2  # out\n)", "nn.Linear(\n    2,\n    2,  # out\n    bias=False\n)"),
+        ("nn.Linear(2, 2,  # out\n          )", "nn.Linear(2, 2,  # out\n          bias=False,\n          )"),
+        ("nn.Linear(2, 2  # out\n          )", "nn.Linear(2, 2,  # out\n          bias=False\n          )"),
+        (
+            "nn.Linear(\n    2,\n    2,\n    # more\n)",
+            "nn.Linear(\n    2,\n    2,\n    # more\n    bias=False,\n)",
+        ),
         ("nn.Linear(\r\n    2,\r\n    2,\r\n)", "nn.Linear(\r\n    2,\r\n    2,\r\n    bias=False,\r\n)"),
     ],
 )
