@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from cpulaunch.check.source.flow import LOOPS, inside, iterated, moves_to_gpu
+from cpulaunch.check.source.flow import LOOPS, inside, moves_to_gpu, passes
 from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument
 
 LOADER = "torch.utils.data.DataLoader"
@@ -34,19 +34,19 @@ def loaders(program: ParsedProgram) -> tuple[ast.Call, ...]:
     )
 
 
-def loops_over(program: ParsedProgram, loader: ast.Call) -> Sequence[ast.AST]:
-    """The for loops that run over a loader, as far as data flow tells."""
-    return _loops_by_source(program).get(loader, ())
+def passes_over(program: ParsedProgram, loader: ast.Call) -> Sequence[ast.AST]:
+    """What begins the passes of for loops over a loader, as far as data flow tells: a loop, or a call before it."""
+    return _passes_by_source(program).get(loader, ())
 
 
 @lru_cache(maxsize=2)
-def _loops_by_source(program: ParsedProgram) -> Mapping[ast.AST | None, Sequence[ast.AST]]:
-    """What for loops run over -> these loops."""
+def _passes_by_source(program: ParsedProgram) -> Mapping[ast.AST | None, Sequence[ast.AST]]:
+    """What for loops run over -> what begins the passes."""
     found: dict[ast.AST | None, list[ast.AST]] = {}
     for loop in program.nodes:
         if isinstance(loop, ast.For):
-            for source in dict.fromkeys(program.value(each) for each in iterated(program, loop)):
-                found.setdefault(source, []).append(loop)
+            for source, start in dict.fromkeys((program.value(each), start) for each, start in passes(program, loop)):
+                found.setdefault(source, []).append(start)
     return found
 
 

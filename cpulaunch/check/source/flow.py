@@ -13,7 +13,7 @@ NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad
 NESTED = (*FUNCTIONS, ast.ClassDef)
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef)
 WRAPPERS = {"enumerate", "tqdm", "trange", "track", "iter", "zip", "islice"}
-ITERATORS = {"iter", "islice"}
+ITERATORS = {"iter", "islice", "enumerate", "zip", "track"}
 """Those whose result is run over once, however often a loop around goes on with it."""
 LONGEST = 100
 """Parts of a zip, and wrappers in wrappers, that are looked at."""
@@ -80,23 +80,30 @@ def _is_main(node: ast.AST) -> bool:
 
 def iterated(program: ParsedProgram, loop: ast.AST) -> Iterator[ast.expr]:
     """What a for loop runs over, without enumerate, tqdm and the like around it."""
-    waiting = [loop.iter] if isinstance(loop, ast.For | ast.AsyncFor) else []
+    return (node for node, _ in passes(program, loop))
+
+
+def passes(program: ParsedProgram, loop: ast.AST) -> Iterator[tuple[ast.expr, ast.AST]]:
+    """What a for loop runs over, each with what begins a pass: the loop, or the call that made an iterator before."""
+    waiting: list[tuple[ast.expr, ast.AST]] = [(loop.iter, loop)] if isinstance(loop, ast.For | ast.AsyncFor) else []
     for _ in range(LONGEST):
         if not waiting:
             return
-        node = waiting.pop()
-        wrapped = _in_wrapper(node, WRAPPERS) or _in_wrapper(program.value(node), WRAPPERS - ITERATORS)
-        waiting += wrapped
-        if not wrapped:
-            yield node
+        node, start = waiting.pop()
+        call = next((each for each in (node, program.value(node)) if _wrapper(each)), None)
+        if not isinstance(call, ast.Call):
+            yield node, start
+            continue
+        is_before = _wrapper(call) in ITERATORS and loop not in program.around(call)
+        waiting += [(each, call if is_before else start) for each in call.args]
 
 
-def _in_wrapper(node: ast.AST | None, wrappers: set[str]) -> list[ast.expr]:
-    """What a call of enumerate, tqdm and the like runs over."""
-    if not isinstance(node, ast.Call):
-        return []
+def _wrapper(node: ast.AST | None) -> str:
+    """The name of enumerate, tqdm and the like that a call calls with what it runs over; empty if it is none."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return ""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return node.args if name in wrappers else []
+    return name if name in WRAPPERS else ""
 
 
 def is_without_gradients(program: ParsedProgram, node: ast.AST) -> bool:

@@ -165,6 +165,7 @@ RULE = Rule(
         "    opt.step()\n",
         "loader = torch.utils.data.DataLoader(data)  # <-" + LOOP.format("tqdm(loader)"),
         "loader = DataLoader(data)  # <-\nbar = tqdm.tqdm(enumerate(loader))" + LOOP.format("bar"),
+        "loader = DataLoader(data)  # <-\nbatches = iter(loader)" + LOOP.format("batches"),
         "class Trainer:\n    def __init__(self, data):\n        self.loader = DataLoader(data)  # <-\n\n"
         "    def fit(self):\n        for x in self.loader:\n            self.net(x).sum().backward()\n"
         "            self.opt.step()\n",

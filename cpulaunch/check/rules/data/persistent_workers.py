@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from cpulaunch.check.findings import CallEdit, Hit, Rule
-from cpulaunch.check.source.datasets import loaders, loops_around, loops_over
+from cpulaunch.check.source.datasets import loaders, loops_around, passes_over
 from cpulaunch.check.source.flow import inside, is_in_test, is_off
 from cpulaunch.check.source.program import ParsedProgram, argument, is_constant, is_open
 
@@ -19,7 +19,7 @@ def find(program: ParsedProgram) -> Iterator[Hit]:
         count = workers.value if isinstance(workers, ast.Constant) and isinstance(workers.value, int) else 0
         if count < 1 or is_open(call) or not is_off(argument(call, "persistent_workers")) or is_in_test(program, call):
             continue
-        repeating = [next(loops_around(program, loop), None) for loop in loops_over(program, call)]
+        repeating = [next(loops_around(program, each), None) for each in passes_over(program, call)]
         if any(each is not None and _runs_often(program, call, each) for each in repeating):
             edit = CallEdit(set={"persistent_workers": "True"}, unsafe=UNSAFE)
             yield Hit(node=call, seen=f"{count} workers are started again in every epoch", edit=edit)
@@ -94,6 +94,8 @@ RULE = Rule(
         "        for i, x in enumerate(loader):\n            step(x)\n        epoch += 1\n",
         "loader = DataLoader(data, num_workers=4)  # <-\n"
         "for epoch in range(9):\n    bar = tqdm(loader)\n    for x in bar:\n        step(x)\n",
+        "loader = DataLoader(data, num_workers=4)  # <-\n"
+        "for epoch in range(9):\n    batches = enumerate(loader)\n    for i, x in tqdm(batches):\n        step(x)\n",
         "class Trainer:\n    def __init__(self, data):\n        self.loader = DataLoader(data, num_workers=4)  # <-\n\n"
         "    def fit(self):\n        while self.epoch < 3:\n            for x in self.loader:\n"
         "                step(x)\n",
@@ -108,6 +110,8 @@ RULE = Rule(
         "loader = DataLoader(data, num_workers=4)\nfor x in loader:\n    step(x)\n",
         "loader = DataLoader(data, num_workers=4)" + EPOCHS.format("loader").replace("10", "1"),
         "loader = DataLoader(data, num_workers=4)\nbatches = iter(loader)" + EPOCHS.format("batches"),
+        "loader = DataLoader(data, num_workers=4)\nbatches = enumerate(loader)" + EPOCHS.format("batches"),
+        "loader = DataLoader(data, num_workers=4)\nbatches = zip(loader, names)" + EPOCHS.format("tqdm(batches)"),
         "for epoch in range(9):\n    loader = DataLoader(data, num_workers=4)\n    for x in loader:\n        step(x)\n",
         "loader = DataLoader(data, num_workers=4)"
         + EPOCHS.format("loader").replace("    for x", "    data.set_epoch(epoch)\n    for x"),
