@@ -44,7 +44,11 @@ def absence(
             "signal, os._exit or os.exec, which leave no time to say how many"
         )
     if IN_THREADS in states:
-        return "no step was seen: modules are called only in other threads than the one that loads torch"
+        return (
+            "no step was seen: modules are called only in other threads than the one that loads torch, and none of "
+            "these makes enough calls, as in a server with a new thread for each request; measure it with a pool of "
+            "threads"
+        )
     if LOADED not in states:
         return "no step was seen: no process loaded torch, or none with cpulaunch's plugin (as with python -I or -S)"
     return (

@@ -31,16 +31,27 @@ class Activity:
         self.loader_workers: int | None = None
         self.prefetched = 0
         self.batch_bytes = 0
-        self.now = ""
         self.record: Any = None
-        self.thread = threading.get_ident()
+        self.measure_this_thread()
+
+    def measure_this_thread(self) -> None:
+        """Effect: it is the measured one.
+
+        Python gives the identifier of a thread that has ended to a new one; the kernel's is free again much later.
+        """
+        self.now = ""
+        self.thread, self.native_thread = threading.get_ident(), threading.get_native_id()
+
+    def is_measured_thread(self) -> bool:
+        """Whether this thread is the measured one."""
+        return threading.get_ident() == self.thread and threading.get_native_id() == self.native_thread
 
     def timed(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's result. Effect: adds its time to the sums of this name, unless it is inside another of them.
 
         Only the thread whose steps are measured counts.
         """
-        if self.now == name or threading.get_ident() != self.thread:
+        if self.now == name or not self.is_measured_thread():
             return function(*args, **kwargs)
         before, self.now = self.now, name
         region = None if self.record is None else self.record(f"cpulaunch::{name}")

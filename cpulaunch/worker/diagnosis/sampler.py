@@ -75,9 +75,13 @@ class LineSampler:
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_SECONDS):
             self._running.wait()  # A thread that wakes up takes the interpreter's lock from the measured one.
-            frame = sys._current_frames().get(self._activity.thread)
+            frame = sys._current_frames().get(self._activity.thread) if self._is_alive() else None
             if frame is not None and len(self._counts) < MOST_PLACES and not self._stop.is_set():
                 self._counts[self._place(frame)] += 1
+
+    def _is_alive(self) -> bool:
+        """Whether the measured thread has not ended: its identifier may then be that of another one."""
+        return os.path.exists(f"/proc/self/task/{self._activity.native_thread}")
 
     def _place(self, innermost: FrameType) -> tuple[str, str]:
         doing, place = self._activity.now, ""

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from statistics import median
 from time import perf_counter, thread_time
 
@@ -29,6 +29,7 @@ from cpulaunch.worker.diagnosis.window import DISTURBED, ProfilerWindow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from cpulaunch.records.torch_settings import DiagnosisRequest
@@ -86,8 +87,13 @@ class Session:
         """Effect: where a step ends, its time counts, and the next phase may begin. `seconds`: of the call."""
         if self._busy or self._phases.name == phase_names.DONE or torch.utils.data.get_worker_info() is not None:
             return
-        now = perf_counter()
-        if threading.get_ident() != self.activity.thread and not self._is_taken_over(kind, now):
+        try:
+            self._call_ended(kind, key, seconds, perf_counter())
+        except Exception as error:  # noqa: BLE001  The program goes on without the measurement.
+            self._give_up(error)
+
+    def _call_ended(self, kind: str, key: object, seconds: float, now: float) -> None:
+        if not self.activity.is_measured_thread() and not self._is_taken_over(kind, now):
             return
         if self.activity.now == "data" and kind != "loader":  # What prepares samples makes no steps.
             return
@@ -95,15 +101,10 @@ class Session:
         changes = self._marker.changes
         if not self._marker.ends_step(kind, key, seconds):
             return
-        self._busy = True
-        try:
+        with self._alone():
             self._end_step(now, is_new=self._marker.changes != changes)
             if self._phases.name == phase_names.WARM_UP and kind != "loader":
                 self._sampler.exclude(sys._getframe())
-        except Exception as error:  # noqa: BLE001  The program goes on without the measurement.
-            self._give_up(error)
-        finally:
-            self._busy = False
         self._last = perf_counter()
 
     def _is_taken_over(self, kind: str, now: float) -> bool:
@@ -112,13 +113,23 @@ class Session:
             return False
         self._tell(IN_THREADS)
         is_stoppable = self._phases.name != phase_names.PROFILED  # By the thread that has started the profiler.
-        thread, measured = threading.get_ident(), self._marker.kind
+        thread, measured = threading.get_native_id(), self._marker.kind
         if not is_stoppable or not self._choice.takes_over(thread, kind, measured=measured, now=now):
             return False
-        self.activity.thread, self.activity.now = thread, ""
-        self._marker = StepMarker()
-        self._restart()
+        with self._alone():
+            self.activity.measure_this_thread()
+            self._marker = StepMarker()
+            self._restart()
         return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Effect: calls that end meanwhile, in other threads or in what runs here in between, do not count."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
 
     def _give_up(self, error: Exception) -> None:
         """Effect: nothing is measured any more, and the command that watches the folder knows why."""

@@ -8,6 +8,8 @@ LEAST_CALLS = 3
 """Of a thread, before its steps are measured, where the measured one has made none."""
 SILENT_SECONDS = 2.0
 """Without a call of the measured thread: from then on another one may have taken its place."""
+MOST_THREADS = 1000
+"""Whose calls are counted: a server may start one for each request."""
 
 
 class ThreadChoice:
@@ -28,6 +30,8 @@ class ThreadChoice:
 
         `measured`: what ends the steps of the measured thread; empty if it made none.
         """
+        if len(self._calls) >= MOST_THREADS and thread not in self._calls:
+            self._calls.clear()
         count = self._calls[thread] = self._calls.get(thread, 0) + 1
         if not measured:
             return count >= LEAST_CALLS

@@ -176,6 +176,57 @@ def test_steps_of_a_thread_are_measured_where_the_first_thread_makes_none(sessio
     assert written["window"]["calls"]["forward"] > 0
 
 
+def test_threads_of_one_call_each_are_not_taken_for_one(session, tmp_path):
+    """Python gives the identifier of a thread that has ended to the next one."""
+    identifiers = set()
+    for _ in range(50):
+        thread = threading.Thread(target=calls_modules, args=(session, 1))
+        thread.start()
+        identifiers.add(thread.ident)
+        thread.join()
+    assert len(identifiers) < 50
+    assert states(tmp_path) == {IN_THREADS}
+
+
+def test_threads_after_the_measured_one_add_no_steps_to_it(tmp_path):
+    session = Session(DiagnosisRequest(folder=str(tmp_path), steps=1000, warm_up=1), 0)
+    in_a_thread(session, 20)
+    seen = session._seen
+    for _ in range(20):
+        in_a_thread(session, 1)
+    assert 0 < session._seen == seen
+    assert not session._sampler._is_alive()
+
+
+def test_a_failure_in_another_thread_does_not_end_the_program(session, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no choice")
+
+    monkeypatch.setattr(session._choice, "takes_over", fail)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(session.ended("module", 1)))
+    thread.start()
+    thread.join()
+    assert found == [None]
+    (written,) = tmp_path.glob(f"{FAILED}*")
+    assert written.read_text() == "RuntimeError: no choice"
+
+
+def test_a_call_while_another_thread_is_chosen_does_not_count(session, monkeypatch):
+    restart, calls = session._restart, []
+
+    def calls_a_module():
+        calls.append(session._seen)
+        if len(calls) == 1:
+            for _ in range(10):
+                session.ended("optimizer", 2)
+        restart()
+
+    monkeypatch.setattr(session, "_restart", calls_a_module)
+    in_a_thread(session, 3)
+    assert (calls, session._seen, session._marker.kind) == ([0], 0, "")
+
+
 def samples_in(generator):
     """What the sampler says that the innermost frame of the generator does."""
     sampler = LineSampler(Activity())

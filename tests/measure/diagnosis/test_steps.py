@@ -5,7 +5,7 @@ import pytest
 from cpulaunch.records.torch_settings import DiagnosisRequest, decode_request, encode_request
 from cpulaunch.worker.diagnosis.marker import LOST, LOST_BELOW, StepMarker
 from cpulaunch.worker.diagnosis.phases import AFTER, BEFORE, DONE, PROFILED, WARM_UP, Phases
-from cpulaunch.worker.diagnosis.thread_choice import SILENT_SECONDS, ThreadChoice
+from cpulaunch.worker.diagnosis.thread_choice import MOST_THREADS, SILENT_SECONDS, ThreadChoice
 
 
 def ends(calls):
@@ -166,6 +166,13 @@ def test_a_call_of_the_measured_thread_begins_the_count_anew():
     for _ in range(5):
         assert [choice.takes_over(7, "module", measured="", now=0.0) for _ in range(2)] == [False, False]
         choice.heard(0.0)
+
+
+def test_a_server_may_start_any_number_of_threads():
+    choice = ThreadChoice()
+    for thread in range(3 * MOST_THREADS):
+        assert not choice.takes_over(thread, "module", measured="", now=0.0)
+    assert len(choice._calls) <= MOST_THREADS
 
 
 def test_a_new_step_begins_with_a_new_warm_up():
