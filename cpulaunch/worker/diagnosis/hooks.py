@@ -44,6 +44,10 @@ Source: torch/nn/modules/module.py, Module._wrapped_call_impl.
 """
 
 
+LOSSES = ("loss", "criterion")
+"""How names of classes end that compute losses."""
+
+
 class _Depth(threading.local):
     inside = False
 
@@ -81,9 +85,26 @@ def hook_modules(activity: Activity, ended: Callable[[str, object, float], None]
 def _region_of(module: Any) -> str:
     """The name of the module's region: one without weights, such as a loss, is a function and no model."""
     with suppress(Exception):  # A program may have a method of its own with this name.
-        if next(module.parameters(), None) is None:
+        if next(module.parameters(), None) is None and not _has_other_weights(module):
             return "cpulaunch::function"
     return "cpulaunch::module"
+
+
+def _has_other_weights(module: Any) -> bool:
+    """Whether a module without parameters has its weights elsewhere: in buffers, packed, or frozen into a script.
+
+    A loss has weights of classes in a buffer, and is a function all the same.
+    """
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    name = module.original_name if is_script else type(module).__name__
+    if name.lower().endswith(LOSSES):
+        return False
+    return is_script or next(module.buffers(), None) is not None or any(map(_is_packed, module.modules()))
+
+
+def _is_packed(module: Any) -> bool:
+    """Whether a module has weights that only operators of torch read, as quantized ones have."""
+    return any(isinstance(each, torch.ScriptObject) for each in vars(module).values())
 
 
 def hook_optimizers(activity: Activity, ended: Callable[[str, object], None]) -> None:

@@ -192,6 +192,57 @@ def test_a_module_may_have_other_parameters(tmp_path):
     assert run(code, tmp_path) == ["cpulaunch::module", "cpulaunch::function", "cpulaunch::module"]
 
 
+def test_a_model_without_parameters_is_one_and_its_calls_end_steps(tmp_path):
+    pytest.importorskip("torch.ao.nn.quantized.dynamic")
+    code = """
+        import warnings
+        from contextlib import nullcontext
+
+        warnings.simplefilter("ignore")  # Quantized modules and scripts are deprecated.
+        from torch.ao.nn.quantized import dynamic
+
+        regions = []
+        activity.record = lambda name: regions.append(name.removeprefix("cpulaunch::")) or nullcontext()
+
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("scale", torch.ones(2))
+
+            def forward(self, x):
+                return x * self.scale
+
+        class FarLoss(Scaled):
+            pass
+
+        quantized = nn.Sequential(dynamic.Linear(2, 2))
+        frozen = torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval()))
+        traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+        scripted_loss = torch.jit.script(nn.MSELoss())
+        found = {}
+        for name, module in locals().copy().items():
+            if isinstance(module, nn.Module):
+                calls.clear(), regions.clear()
+                module(*[torch.ones(1, 2)] * (1 + name.endswith("loss")))
+                found[name] = [*regions, *calls]
+        for module in (Scaled(), FarLoss()):
+            regions.clear()
+            module(torch.ones(2))
+            found[type(module).__name__] = regions[:]
+        regions.clear()
+        nn.CrossEntropyLoss(weight=torch.ones(2))(torch.ones(1, 2), torch.tensor([0]))
+        print(json.dumps(found | {"classes": regions}))
+    """
+    model, loss = ["module", "module"], ["function", "module"]
+    assert run(code, tmp_path) == {
+        **dict.fromkeys(("quantized", "frozen", "traced"), model),
+        "scripted_loss": loss,
+        "Scaled": ["module"],
+        "FarLoss": ["function"],
+        "classes": ["function"],
+    }
+
+
 def test_the_last_loader_is_the_one_that_is_known(tmp_path):
     code = """
         for _ in DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4):
