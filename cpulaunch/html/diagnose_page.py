@@ -31,6 +31,7 @@ PARTS = {
     "waiting": "waiting",
     "slow-collective": "collective",
     "oversubscribed": "delayed",
+    "python-threads": "delayed",
     "low-precision": "low_products",
     "memory-bound": "moving",
 }

@@ -84,6 +84,12 @@ ADVICE: Mapping[str, Advice] = {
         option="--threads, or leave the number of threads to cpulaunch",
         rule="threads-in-program",
     ),
+    "python-threads": Advice(
+        name="Python threads beside the steps",
+        text="threads of Python that call no modules, such as readers of samples, and torch's take CPUs from one "
+        "another: {detail} CPUs",
+        option="fewer of either (--threads), or samples that are decoded once",
+    ),
     "allocator": Advice(
         name="memory allocator",
         text="memory is given back and mapped again, {detail} page faults in a step",

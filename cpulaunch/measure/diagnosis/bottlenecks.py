@@ -103,10 +103,13 @@ def _own_delay(figures: ProcessFigures, machine: ProcessLimits) -> float:
 
 
 def binding_kind(figures: ProcessFigures, machine: ProcessLimits) -> str:
-    """wrong-binding or oversubscribed, if the process has more threads than CPUs, or fewer CPUs than it was given."""
+    """oversubscribed or python-threads, if the process has more threads than CPUs; wrong-binding, if it may use fewer
+    CPUs than it was given; else empty. python-threads: there are CPUs enough without those that make no steps.
+    """
     given, used = _given(figures, machine), _used(figures)
     if _threads(figures, machine) > given:
-        return "oversubscribed"
+        is_fit = _threads(figures, machine, beside=False) <= given
+        return "python-threads" if is_fit and figures.threads_beside else "oversubscribed"
     is_alone = figures.world_size == 1 and not machine.shared_threads
     if used < min(figures.threads, given) or (used < given and is_alone and figures.threads <= used):
         return "wrong-binding"
@@ -115,13 +118,13 @@ def binding_kind(figures: ProcessFigures, machine: ProcessLimits) -> str:
     return "oversubscribed" if _loaders_compete(figures, machine) else ""
 
 
-def _threads(figures: ProcessFigures, machine: ProcessLimits) -> int:
+def _threads(figures: ProcessFigures, machine: ProcessLimits, *, beside: bool = True) -> int:
     """How many threads compete for the CPUs: torch's, or all that the process itself keeps busy, and other processes'.
 
     One that computes in several threads of Python's has torch's threads in each of them. Other threads of a rank
-    mostly move the data of collectives.
+    mostly move the data of collectives. `beside`: its Python threads that make no steps count, too.
     """
-    wanted = figures.wanted_cpus
+    wanted = figures.wanted_cpus - (0.0 if beside else figures.cpus_beside)
     busy = round(wanted) if figures.world_size == 1 and wanted > figures.threads + SPARE else 0
     return max(figures.threads, busy) + machine.shared_threads
 
@@ -208,11 +211,13 @@ def _placement(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
         if _is_crowded(figures, machine):  # All of the one runs beside all of the other, and they wait for each other.
             used, parallel = _reachable(figures, machine), 1 - shares.waiting
         yield Bottleneck(kind=kind, share=(1 - used / given) * parallel, detail=f"{used} of {given}")
-    elif kind == "oversubscribed":
+    elif kind:
         threads = _threads(figures, machine)
         lost = max(0.0, 1 - given / threads) * shares.operations
         loaders = f" threads and {count_text(figures.loader_workers or 0, 'worker')} of a DataLoader"
         named = f"{threads}{loaders if threads <= given else ''}"
+        if kind == "python-threads":
+            named = f"{figures.threads} of torch's and {figures.threads_beside} others"
         yield Bottleneck(kind=kind, share=max(shares.delayed, lost), detail=f"{named} on {given}")
 
 

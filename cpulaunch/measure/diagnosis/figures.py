@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+BUSY_THREAD = 0.05
+"""Of the time, in which a thread runs or is ready to run: from this on it keeps busy."""
 MOST = 1 << 63
 """From here on a count is none."""
 
@@ -39,7 +41,8 @@ class ProcessFigures:
     """What one process wrote. `sums`: counters over `seconds` of `steps` without the profiler. `window`: with it.
 
     `seen_steps`: all that it made until then. `started`, `ended`: when it was measured, in seconds of the clock.
-    `participants`: how many processes of its job are on this host.
+    `participants`: how many processes of its job are on this host. `threads_beside`: Python threads of the program
+    that make no steps and keep busy, `cpus_beside`: how many of all such ran or were ready to run at a time.
     """
 
     pid: int
@@ -63,6 +66,8 @@ class ProcessFigures:
     threads: int
     cpus: frozenset[int]
     busy_cpus: frozenset[int]
+    threads_beside: int
+    cpus_beside: float
     loader_workers: int | None
     prefetched: int
     batch_bytes: int
@@ -150,6 +155,12 @@ def _count(value: Any) -> int:
 
 def _from(data: Mapping[str, Any]) -> ProcessFigures:
     where = data["where"]
+    elapsed = max(1e-3, _amount(data["ended"]) - _amount(data["started"]))
+    beside = [
+        (_amount(each["seconds"]) + max(0.0, _finite(each.get("delay", 0.0)))) / elapsed
+        for each in data["busy_threads"]
+        if each.get("is_beside", False) and each["seconds"] > 0
+    ]
     busy = [each for each in data["busy_threads"] if each["seconds"] > 0]
     total = sum(each["seconds"] for each in busy)
     return ProcessFigures(
@@ -174,6 +185,8 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
         threads=_count(data["threads"]),
         cpus=frozenset(map(_count, data["cpus"])),
         busy_cpus=frozenset().union(*(parse_cpulist(each["cpus"]) for each in busy if each["seconds"] > total / 50)),
+        threads_beside=sum(each >= BUSY_THREAD for each in beside),
+        cpus_beside=min(sum(beside), float(len(beside))),
         loader_workers=None if data["loader_workers"] is None else _count(data["loader_workers"]),
         prefetched=_count(data["prefetched"]),
         batch_bytes=_count(data["batch_bytes"]),

@@ -60,14 +60,18 @@ def _delays() -> dict[int, float]:
 
 
 def busy_threads() -> list[dict[str, Any]]:
-    """Each thread's CPU seconds so far and the CPUs it may use: {"seconds", "cpus", "name"}, busiest first."""
+    """Each thread's CPU seconds so far, those for which it waited for a CPU, and the CPUs it may use, busiest first.
+
+    Shape: [{"id", "seconds", "delay", "cpus"}].
+    """
     found = []
     for name in _names("/proc/self/task"):
         parts = _text(f"/proc/self/task/{name}/schedstat").split()
         status = dict(line.partition(":\t")[::2] for line in _text(f"/proc/self/task/{name}/status").splitlines())
-        if parts and status:
-            seconds = int(parts[0]) * 1e-9
-            found.append({"id": int(name), "seconds": seconds, "cpus": status.get("Cpus_allowed_list", "")})
+        if len(parts) > 1 and status:
+            seconds, delay = (int(each) * 1e-9 for each in parts[:2])
+            cpus = status.get("Cpus_allowed_list", "")
+            found.append({"id": int(name), "seconds": seconds, "delay": delay, "cpus": cpus})
     return sorted(found, key=lambda each: -float(str(each["seconds"])))
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from cpulaunch.worker.diagnosis.activity import Activity
 
+SAMPLER = "cpulaunch-sampler"
+"""The name of its thread."""
 INTERVAL_SECONDS = 0.02
 MOST_PLACES = 1000
 REPORTED = 8
@@ -37,7 +39,7 @@ class LineSampler:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._stop = threading.Event()
         self._running = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cpulaunch-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=SAMPLER, daemon=True)
         self._foreign = _library_folders()
         self._known: dict[str, bool] = {}
         self._stepping: set[CodeType] = set()

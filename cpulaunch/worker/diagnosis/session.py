@@ -23,8 +23,8 @@ from cpulaunch.worker.diagnosis.counters import busy_threads, growth, read_count
 from cpulaunch.worker.diagnosis.marker import StepMarker
 from cpulaunch.worker.diagnosis.phases import Phases
 from cpulaunch.worker.diagnosis.precision_test import slowdowns
-from cpulaunch.worker.diagnosis.sampler import LineSampler
-from cpulaunch.worker.diagnosis.thread_choice import ThreadChoice
+from cpulaunch.worker.diagnosis.sampler import SAMPLER, LineSampler
+from cpulaunch.worker.diagnosis.thread_choice import MOST_THREADS, ThreadChoice
 from cpulaunch.worker.diagnosis.window import DISTURBED, ProfilerWindow
 
 TYPE_CHECKING = False
@@ -41,6 +41,10 @@ ALWAYS_COUNTED, COUNTING_PART = 20, 100
 """So many steps of a phase read the counters at their end; later ones if 100 times as long has passed as it takes."""
 EXIT_PRIORITY = 1000
 """Among what multiprocessing runs when a process ends: before whatever may take long."""
+FOREIGN: type = getattr(threading, "_DummyThread", type(None))
+"""The class of threads that others have started, such as torch, and in which some code of Python has run."""
+NOTHING = {"seconds": 0.0, "delay": 0.0}
+"""What a thread had used that did not exist."""
 LOW_SHARE = 0.05
 """Of the window, in products of a low precision: from this share on, these are timed against fp32."""
 
@@ -77,6 +81,7 @@ class Session:
         self._counted_steps = 0
         self._counted_at = self._counting_seconds = self._counting_cpu = self._counting_delay = 0.0
         self._threads: list[dict[str, Any]] = []
+        self._stepping: set[int] = set()
         self._fetches = {"seconds": 0.0, "cpu": 0.0, "collate": 0.0, "count": 0.0, "wall": 0.0}
         self._fetches_begun: float | None = None
         self._fetches_delay = 0.0
@@ -109,6 +114,8 @@ class Session:
 
     def _is_taken_over(self, kind: str, now: float) -> bool:
         """Whether this thread is the measured one from now on. Effect: then measuring begins anew."""
+        if len(self._stepping) < MOST_THREADS:
+            self._stepping.add(threading.get_native_id())
         if kind not in ("module", "optimizer"):
             return False
         self._tell(IN_THREADS)
@@ -256,7 +263,7 @@ class Session:
             "slowdowns": slowdowns() if _uses_low_precision(window) else {},
             "threads": torch.get_num_threads(),
             "cpus": sorted(os.sched_getaffinity(0)),
-            "busy_threads": _busy_between(self._threads, busy_threads()),
+            "busy_threads": _busy_between(self._threads, busy_threads(), self._beside_steps()),
             "loader_workers": self.activity.loader_workers,
             "prefetched": self.activity.prefetched,
             "batch_bytes": self.activity.batch_bytes,
@@ -265,6 +272,12 @@ class Session:
             "snapshot": snapshot(),
             "capability": torch.backends.cpu.get_cpu_capability(),
         }
+
+    def _beside_steps(self) -> set[int]:
+        """The ids of the program's own Python threads that call no modules, such as readers of samples."""
+        own = [each for each in threading.enumerate() if each.name != SAMPLER and type(each) is not FOREIGN]
+        found = {each.native_id for each in own if each.native_id is not None}
+        return found - self._stepping - {self.activity.native_thread}
 
     def _write(self, figures: dict[str, Any]) -> None:
         self._written = True
@@ -339,10 +352,18 @@ def _uses_low_precision(window: dict[str, Any] | None) -> bool:
     return bool(window["kinds"].get("low products", 0.0) >= LOW_SHARE * window["seconds"])
 
 
-def _busy_between(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The CPU seconds that each thread used between two readings, with its CPUs; idle threads are left out."""
-    started = {each["id"]: each["seconds"] for each in before}
-    found = [{"seconds": each["seconds"] - started.get(each["id"], 0.0), "cpus": each["cpus"]} for each in after]
+def _busy_between(before: list[dict[str, Any]], after: list[dict[str, Any]], beside: set[int]) -> list[dict[str, Any]]:
+    """What each thread used, and waited for, between two readings; idle threads are left out. `beside`: the steps."""
+    started = {each["id"]: each for each in before}
+    found = [
+        {
+            "seconds": each["seconds"] - started.get(each["id"], NOTHING)["seconds"],
+            "delay": each["delay"] - started.get(each["id"], NOTHING)["delay"],
+            "cpus": each["cpus"],
+            "is_beside": each["id"] in beside,
+        }
+        for each in after
+    ]
     return [each for each in found if each["seconds"] > 0.001][:256]
 
 

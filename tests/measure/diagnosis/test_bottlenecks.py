@@ -40,6 +40,10 @@ CASES = {
     "waiting": {"window": window(0.1, kinds={"products": 0.03}, pauses=0.07), "sums": {"thread_cpu": 0.3}},
     "wrong-binding": {"cpus": "0"},
     "oversubscribed": {"threads": 32, "sums": {"thread_cpu": 0.2, "thread_delay": 0.8}},
+    "python-threads": {
+        "sums": {"thread_cpu": 0.5, "thread_delay": 0.5, "process_cpu": 2.0, "process_delay": 2.1},
+        "busy_threads": [{"seconds": 3.0, "delay": 4.0, "cpus": "0-1", "is_beside": True}] * 3,
+    },
     "allocator": {
         "window": window(0.1, kinds={"other": 0.1}),
         "sums": {"thread_stime": 0.7, "thread_minflt": 100_000, "process_minflt": 200_000},
@@ -410,6 +414,24 @@ def test_threads_of_python_that_compute_take_cpus_from_one_another():
     assert (waits.first, waits.main.shares.others) == (None, pytest.approx(0.7))
     counted_long = diagnosis(figures(sums=sums | {"wall": 4.0}))  # Other threads run while counters are read.
     assert (counted_long.first, counted_long.main.shares.others) == (None, pytest.approx(0.7))
+
+
+def threads(*, beside):
+    """Two compute threads and six others, which are readers or no readers; of all, four want to run at a time."""
+    own = [{"seconds": 5.0, "delay": 5.0, "cpus": "0-1", "is_beside": False}] * 2
+    others = [{"seconds": 1.5, "delay": 2.0, "cpus": "0-1", "is_beside": beside}] * 6
+    sums = {"thread_cpu": 0.5, "thread_delay": 0.5, "process_cpu": 2.0, "process_delay": 2.1}
+    return figures(sums=sums, busy_threads=[*own, *others])
+
+
+def test_threads_that_read_samples_are_no_compute_threads():
+    found = diagnosis(threads(beside=True))
+    assert (found.first.kind, found.first.detail) == ("python-threads", "2 of torch's and 6 others on 2")
+    assert found.first.share == pytest.approx(0.5)
+    computing = diagnosis(threads(beside=False))
+    assert (computing.first.kind, computing.first.detail) == ("oversubscribed", "4 on 2")
+    many = diagnosis(threads(beside=True), limits=ProcessLimits(cpus=frozenset({0}), threads=1))
+    assert many.first.kind == "oversubscribed"
 
 
 def test_threads_of_a_rank_that_move_data_are_no_compute_threads():

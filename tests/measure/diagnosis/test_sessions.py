@@ -198,6 +198,46 @@ def test_threads_after_the_measured_one_add_no_steps_to_it(tmp_path):
     assert not session._sampler._is_alive()
 
 
+def test_threads_that_call_no_modules_are_beside_the_steps(session):
+    done = threading.Event()
+    ids = {}
+
+    def stays(name, *calls):
+        ids[name] = threading.get_native_id()
+        for kind in calls:
+            session.ended(kind, 1)
+        ready.wait()
+        done.wait()
+
+    ready = threading.Barrier(4)
+    programs = {"reads": (), "calls": ("module",), "differentiates": ("backward",)}
+    started = [threading.Thread(target=stays, args=(name, *calls)) for name, calls in programs.items()]
+    for each in started:
+        each.start()
+    session._sampler.start()
+    ready.wait()
+    found = session._beside_steps()
+    done.set()
+    for each in started:
+        each.join()
+    assert ids["reads"] in found
+    assert not found & {threading.get_native_id(), ids["calls"], ids["differentiates"]}
+    assert session._sampler._thread.native_id not in found
+
+
+def test_what_a_thread_waits_for_a_cpu_is_part_of_what_it_wants():
+    before = [{"id": 7, "seconds": 1.0, "delay": 0.5, "cpus": "0"}]
+    after = [
+        {"id": 7, "seconds": 2.0, "delay": 2.0, "cpus": "0"},
+        {"id": 8, "seconds": 0.5, "delay": 0.0, "cpus": "1"},
+        {"id": 9, "seconds": 0.0, "delay": 0.0, "cpus": "1"},
+    ]
+    assert sessions._busy_between(before, after, {8}) == [
+        {"seconds": 1.0, "delay": 1.5, "cpus": "0", "is_beside": False},
+        {"seconds": 0.5, "delay": 0.0, "cpus": "1", "is_beside": True},
+    ]
+
+
 def test_a_failure_in_another_thread_does_not_end_the_program(session, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("no choice")
