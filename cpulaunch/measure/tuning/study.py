@@ -173,7 +173,7 @@ class Study:
         return bool(self._waiting())
 
     def _waiting(self) -> list[optuna.trial.FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        return list(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def begin(self, configuration: Configuration | None = None) -> tuple[int, Configuration]:
         """The number and the configuration of a new trial: a waiting one, else the given one, else one that TPE draws.
