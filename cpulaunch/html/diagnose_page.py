@@ -160,18 +160,23 @@ def _rates(rates: Json) -> Markup:
 
 
 def _operations(main: Json) -> Markup:
-    """The operations that took longest, for each step that the profiler saw."""
-    steps = max(1, main["profiled_steps"])
+    """The operations that took longest, for each step that the profiler saw.
+
+    Such a step takes longer than others by what the profiler adds, and by the time that other programs take, which is
+    left out of others: an operation's share is of the time that the profiler saw.
+    """
+    steps, seconds = main["examined_steps"], main["examined_seconds"]
     rows = [
         [
             code(each["name"]),
             number_text(each["count"] / steps),
             time_text(each["seconds"] / steps),
-            f"{each['seconds'] / steps / main['step_seconds']:.1%}" if main["step_seconds"] > 0 else "",
+            f"{min(1.0, each['seconds'] / seconds):.1%}",
         ]
         for each in main["operations"]
+        if steps > 0 and seconds > 0
     ]
-    heads = ("Operation", "Calls in a step", "Time in a step", "Of a step")
+    heads = ("Operation", "Calls in a step", "Time in a step", "Of a step under the profiler")
     caption = "The operations that took longest under the profiler, with those inside them"
     return table(caption, heads, rows, numeric=(1, 2, 3))
 

@@ -222,6 +222,8 @@ def diagnosis(text: str = "text", *, number: float = 1.5, processes: int = 2) ->
                 "steps": 20,
                 "step_seconds": 0.1 * (rank + 1),
                 "profiled_steps": 2,
+                "examined_steps": 2.0,
+                "examined_seconds": 0.2,
                 "profiler_overhead": 0.01,
                 "threads": 2,
                 "shares": shares,

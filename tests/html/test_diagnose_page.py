@@ -78,6 +78,15 @@ def test_ranks_are_shown_beside_one_another():
     assert all(f"rank {number}" in text for number in (0, 1))
 
 
+@pytest.mark.parametrize(("part", "calls"), [(1.0, "4"), (0.5, "8")])
+def test_an_operation_takes_no_more_than_all_of_what_the_profiler_saw(part, calls):
+    """The step under the profiler took twice as long as others: of those, its operation would take 160 %."""
+    seen = window(0.2, kinds={"products": 0.2}, part=part, operations=[["aten::mm", 4, 0.16]])
+    text = Reader(written(figures(window=seen, profiled_seconds=0.2 / part))).text
+    assert "Of a step under the profiler" in text
+    assert f"aten::mm{calls}{160 / part:.0f} ms80.0%" in text
+
+
 def test_second_bottleneck_remarks_and_operations_are_there():
     slow = window(0.04, kinds={"products": 0.008}, tiny={"seconds": 0.032}, calls={"tiny": 900, "all": 1000})
     found = figures(window=slow, sums={"data_seconds": 0.6, "data_cpu": 0.6}, loader_workers=0, steps=3)

@@ -61,6 +61,8 @@ def _process(process: ProcessDiagnosis) -> dict[str, Any]:
         "steps": figures.steps,
         "step_seconds": _rounded(shares.seconds),
         "profiled_steps": figures.profiled_steps,
+        "examined_steps": _rounded(figures.examined_steps),
+        "examined_seconds": _rounded(float((figures.window or {}).get("seconds", 0.0))),
         "profiler_overhead": None if added is None else _rounded(added),
         "threads": figures.threads,
         "shares": {name: _rounded(getattr(shares, name)) for name in LABELS},
