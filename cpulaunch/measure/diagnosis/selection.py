@@ -52,6 +52,6 @@ def absence(
     if LOADED not in states:
         return "no step was seen: no process loaded torch, or none with cpulaunch's plugin (as with python -I or -S)"
     return (
-        "no step was seen: no module was called twice, and no optimizer made a step, outside the functions that "
-        "torch.compile or torch.jit compiled"
+        "no step was seen: outside the functions that torch.compile or torch.jit compiled, no optimizer made a step, "
+        "and no call of a module, backward pass or fetch of a batch was repeated"
     )
