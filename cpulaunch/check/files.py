@@ -37,7 +37,7 @@ def programs(paths: Iterable[str], exclude: Iterable[str] = ()) -> Iterator[Prog
 def _is_test(path: str, folder: str) -> bool:
     """Whether a file is a test by the part of its path below a folder: what is above says where a checkout lies."""
     below = os.path.relpath(path, folder)
-    return not below.startswith(os.pardir) and TEST_FILE.search(below) is not None
+    return below.split(os.sep)[0] != os.pardir and TEST_FILE.search(below) is not None
 
 
 def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[ProgramFile | Unreadable]:

@@ -53,14 +53,16 @@ def _passes_by_source(program: ParsedProgram) -> Mapping[ast.AST | None, Sequenc
 def loops_around(program: ParsedProgram, node: ast.AST) -> Iterator[ast.AST]:
     """The loops that a node runs in: around it, and around the only call of its function, from the inside out."""
     seen: set[ast.AST] = set()
-    around = program.around(node)
+    before, around = node, program.around(node)
     while (each := next(around, None)) is not None and each not in seen:
-        if isinstance(each, LOOPS):
+        if isinstance(each, LOOPS) and before is not getattr(each, "iter", None):
             yield each
+        before = each
         if isinstance(each, FUNCTIONS):
             seen.add(each)
             call = program.caller(each)
             around = iter(()) if call is None else program.around(call)
+            before = call or each
 
 
 def collate_function(program: ParsedProgram, loader: ast.Call) -> ast.AST | None:

@@ -296,9 +296,10 @@ def _words(program: ParsedProgram, given: ast.expr) -> list[ast.keyword] | None:
     """The words of a dictionary that is written where it is given, or kept in a name that is only used to give it."""
     value = program.value(given)
     if isinstance(given, ast.Name):
-        uses = (node for node in program.nodes if isinstance(node, ast.Name) and node.id == given.id)
-        if not all(_is_spread(program.parents[node]) or program.assigned(node) is value for node in uses):
-            return None
+        uses = [node for node in program.nodes if isinstance(node, ast.Name) and node.id == given.id]
+        made = [node for node in uses if program.assigned(node) is value]
+        if not made or not all(node in made or _is_spread(program.parents[node]) for node in uses):
+            return None  # A parameter's dictionary may be changed under another name.
     elif value is not given:
         return None
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict" and not value.args:

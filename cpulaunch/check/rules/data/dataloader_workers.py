@@ -188,6 +188,8 @@ RULE = Rule(
         "loader = DataLoader(data, num_workers=4)" + LOOP.format("loader"),
         "loader = DataLoader(data, num_workers=args.workers)" + LOOP.format("loader"),
         "loader = DataLoader(data, **options)" + LOOP.format("loader"),
+        "def fit(given):\n    for x in DataLoader(data, **given):\n        net(x).backward()\n        opt.step()\n\n"
+        "options = {'batch_size': 32}\noptions['num_workers'] = 4\nfit(options)\n",
         "loader = DataLoader(data)\nfor x in loader:\n    net(x)\n",
         "loader = DataLoader(data)\n",
         "data = torch.utils.data.TensorDataset(a, b)\nloader = DataLoader(data)" + LOOP.format("loader"),

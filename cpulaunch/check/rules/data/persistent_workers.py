@@ -108,6 +108,8 @@ RULE = Rule(
         "loader = DataLoader(data, num_workers=4, persistent_workers=keep)" + EPOCHS.format("loader"),
         "loader = DataLoader(data, num_workers=4, **options)" + EPOCHS.format("loader"),
         "loader = DataLoader(data, num_workers=4)\nfor x in loader:\n    step(x)\n",
+        "def moved(loader):\n    for x in loader:\n        yield x.cuda()\n\n"
+        "loader = DataLoader(data, num_workers=4)\nfor x in moved(loader):\n    step(x)\n",
         "loader = DataLoader(data, num_workers=4)" + EPOCHS.format("loader").replace("10", "1"),
         "loader = DataLoader(data, num_workers=4)\nbatches = iter(loader)" + EPOCHS.format("batches"),
         "loader = DataLoader(data, num_workers=4)\nbatches = enumerate(loader)" + EPOCHS.format("batches"),

@@ -21,7 +21,10 @@ from cpulaunch.check.source.program import ParsedProgram, is_of_self, method, re
 
 EMPTY = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
 NUMBERS = ("float", "int", "bool")
-SHAPING = (*NUMBERS, "round", "abs", "min", "max", "sum", "len", "dict", "list", "tuple", "str", "repr", "format")
+SHAPING = (
+    *(*NUMBERS, "round", "abs", "min", "max", "sum", "len", "exp", "sqrt", "mean", "array", "sorted", "map"),
+    *("dict", "OrderedDict", "list", "tuple", "str", "repr", "format", "join"),
+)
 """Functions and methods that only make another number, text or list of numbers."""
 TEXTS = ("print", "str", "repr", "format")
 """Built-in functions that read the elements of a tensor, to make a number or a text of it."""
@@ -207,6 +210,8 @@ RULE = Rule(
         "device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
         + _loop("bar.set_postfix(loss=loss.item())  # <-", gpu="x.to(device)"),
         _loop("total += loss[0].detach().mean().item()  # <-"),
+        "from collections import OrderedDict\nfor x in loader:\n    hits = net(x.cuda())\n    hits.sum().backward()\n"
+        "    opt.step()\n    bar.set_postfix(OrderedDict(hits=hits[0].item()))  # <-\n",
         "for x, y in loader:\n    x, y = x.cuda(), y.cuda()\n    out = net(x)\n    loss_of(out, y).backward()\n"
         "    opt.step()\n    hits += (out.argmax(1) == y).sum().item()  # <-\n",
         "for x, y in loader:\n    y = y.cuda()\n    out = net(x.cuda())\n    loss_of(out, y).backward()\n"

@@ -139,6 +139,7 @@ RULE = Rule(
         _function("torch.zeros(n).cuda(non_blocking=True)"),
         "x = torch.zeros(3).cuda()\n",
         _function("torch.zeros(n).cuda()") + "\nnoise(3)\n",
+        _function("torch.zeros(n).cuda()") + "\nfor row in noise(3):\n    print(row)\n",
         "def forward(self, x):\n    if self.pool is None:\n        self.pool = torch.zeros(3).cuda()\n",
         "def compare():\n    return torch.zeros(3).cuda()\n",
         "def test_x():\n    assert torch.zeros(3).cuda().sum() == 0\n",

@@ -34,8 +34,9 @@ def _is_every_nth(program: ParsedProgram, step: ast.AST, loop: ast.AST) -> bool:
     for each in program.around(step):
         if each is loop:
             return False
-        if isinstance(each, ast.If) and _has_remainder(program, each.test):
-            return not (_steps(each.body) and _steps(each.orelse))
+        steps_in_both = isinstance(each, ast.If) and _steps(each.body) and _steps(each.orelse)
+        if isinstance(each, ast.If) and not steps_in_both and _has_remainder(program, each.test):
+            return True
     return False
 
 
@@ -86,6 +87,10 @@ RULE = Rule(
         DDP + FOUND.replace("(i + 1) % 4 == 0", "i % 4 == 3 or i == last"),
         DDP + FOUND.replace("    if (i + 1) % 4 == 0:", "    is_last = (i + 1) % 4 == 0\n    if is_last:"),
         "from torch.nn.parallel import DistributedDataParallel as DDP\nnet = DDP(base)\n" + FOUND,
+        DDP
+        + FOUND.replace(
+            "        opt.step()", "        if i % 2:\n            opt.step()\n        else:\n            opt2.step()"
+        ),
         "def main(optimizer):\n    net = nn.parallel.DistributedDataParallel(base)\n    for i, x in enumerate(data):\n"
         "        net(x).backward()  # <-\n        if i % 2:\n            optimizer.step()\n",
     ),
