@@ -45,8 +45,8 @@ WANTED = "wanted"
 """Attribute of a trial: its values, which optuna writes one by one when the trial begins."""
 INTERRUPTED = "interrupted"
 """Attribute of a study: the numbers of trials during which the process ended, and that are tried again."""
-KILLED = "killed"
-"""Attribute of a study: by configuration, how often the process was killed while it was tried."""
+KILLED = "killed_trials"
+"""Attribute of a study: by configuration, the numbers of its trials during which the process was killed."""
 MOST_KILLS = 3
 """A configuration during which the search is killed so often is taken as the reason, such as one that takes all memory
 of a container."""
@@ -92,25 +92,29 @@ class Study:
         self._running: dict[int, Any] = {}
         optuna.logging.set_verbosity(logging.ERROR)
         try:
-            with _quiet():
-                self._study = optuna.create_study(
-                    storage=None if folder is None else _storage(os.path.join(folder, FILE)),
-                    study_name="tune",
-                    direction="minimize",
-                    load_if_exists=True,
-                )
+            self._open(folder, seed)
+            self._retry_unfinished()
         except BaseException:
             self.close()
             raise
-        past = len(self._study.get_trials(deepcopy=False))
+
+    def _open(self, folder: str | None, seed: int) -> None:
+        """Effect: what earlier processes measured is known, and this one has a session of its own."""
         with _quiet():
+            self._study = optuna.create_study(
+                storage=None if folder is None else _storage(os.path.join(folder, FILE)),
+                study_name="tune",
+                direction="minimize",
+                load_if_exists=True,
+            )
             self._sampler = optuna.samplers.TPESampler(
-                seed=seed + past, multivariate=True, n_startup_trials=STARTUP_TRIALS
+                seed=seed + len(self._study.get_trials(deepcopy=False)),
+                multivariate=True,
+                n_startup_trials=STARTUP_TRIALS,
             )
         self._session = self._study.user_attrs.get(SESSIONS, 0) + 1
         self._study.set_user_attr(SESSIONS, self._session)
         self._baselines: list[dict[str, Any]] = list(self._study.user_attrs.get(BASELINE, []))
-        self._retry_unfinished()
 
     def close(self) -> None:
         """Effect: other processes may use the folder."""
@@ -119,15 +123,16 @@ class Study:
 
     def _retry_unfinished(self) -> None:
         """Effect: trials that a killed process left are failed, and the next ones to be asked for, but not for ever."""
-        kills = dict(self._study.user_attrs.get(KILLED, {}))
+        killed: dict[str, list[int]] = dict(self._study.user_attrs.get(KILLED, {}))
+        put_back = self._study.user_attrs.get(INTERRUPTED, [])
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if trial.params.keys() != self._space.keys():  # The kill came before the launch.
-                self._retry(trial)
+            if trial.params.keys() != self._space.keys() or trial.number in put_back:
+                self._retry(trial)  # The kill came before the launch, or while the trial was put back.
                 continue
             key = json.dumps(trial.params, sort_keys=True)
-            kills[key] = kills.get(key, 0) + 1
-            self._study.set_user_attr(KILLED, kills)
-            if kills[key] >= MOST_KILLS:
+            killed[key] = sorted({*killed.get(key, []), trial.number})
+            self._study.set_user_attr(KILLED, killed)
+            if len(killed[key]) >= MOST_KILLS:
                 self._fail_unfinished(trial, KILLED_TEXT)
             else:
                 self._retry(trial)

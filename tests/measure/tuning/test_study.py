@@ -7,10 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
+import optuna
 import sqlalchemy
 
 from cpulaunch.measure.tuning.study import FILE, Study, database_errors, hold, make_folder
@@ -127,6 +129,38 @@ def test_a_configuration_that_ends_the_search_again_and_again_has_failed(tmp_pat
     study = Study(str(tmp_path), SPACE, seed=1)
     assert [trial.failure for trial in study.trials()] == ["the search was killed 3 times while it was tried"]
     study.close()
+
+
+@pytest.mark.parametrize("step", ["set_user_attr", "enqueue_trial", "tell"])
+@pytest.mark.parametrize("done", [False, True])
+def test_only_kills_while_a_configuration_is_tried_count(tmp_path, monkeypatch, step, done):
+    """It was killed once while it was tried, and is killed again and again while it is put back."""
+    study = Study(str(tmp_path), SPACE, seed=1)
+    study.begin({"graph": "onednn"})
+    study.close()
+    for _ in range(4):
+        with monkeypatch.context() as patched:
+            patched.setattr(optuna.Study, step, _killing(getattr(optuna.Study, step), after=done))
+            with suppress(SystemExit):
+                Study(str(tmp_path), SPACE, seed=1).close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    assert study.trials() == ()
+    assert study.begin({})[1] == {"graph": "onednn"}
+    assert not study.waiting
+    study.close()
+
+
+def _killing(effect, *, after):
+    """A method of a study in which the process is killed, before or after its effect, unless it counts sessions."""
+
+    def killed(study, *arguments, **options):
+        if arguments[:1] == ("sessions",):
+            return effect(study, *arguments, **options)
+        if after:
+            effect(study, *arguments, **options)
+        raise SystemExit
+
+    return killed
 
 
 def test_a_kill_before_a_trials_launch_loses_nothing_and_says_nothing_against_it(tmp_path):
