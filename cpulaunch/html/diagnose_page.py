@@ -162,8 +162,8 @@ def _rates(rates: Json) -> Markup:
 def _operations(main: Json) -> Markup:
     """The operations that took longest, for each step that the profiler saw.
 
-    Such a step takes longer than others by what the profiler adds, and by the time that other programs take, which is
-    left out of others: an operation's share is of the time that the profiler saw.
+    Such a step takes longer than the mean step, by what the profiler adds and by the time that other programs take,
+    which the mean leaves out: an operation's share is of the time that the profiler saw.
     """
     steps, seconds = main["examined_steps"], main["examined_seconds"]
     rows = [

@@ -80,14 +80,14 @@ ADVICE: Mapping[str, Advice] = {
     ),
     "oversubscribed": Advice(
         name="oversubscribed threads",
-        text="threads take CPUs from one another: {detail} CPUs",
+        text="threads take CPUs from one another: {detail}",
         option="--threads, or leave the number of threads to cpulaunch",
         rule="threads-in-program",
     ),
     "python-threads": Advice(
         name="Python threads beside the steps",
         text="threads of Python that call no modules, such as readers of samples, and torch's take CPUs from one "
-        "another: {detail} CPUs",
+        "another: {detail}",
         option="fewer of either (--threads), or samples that are decoded once",
     ),
     "allocator": Advice(

@@ -217,8 +217,8 @@ def _placement(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
         loaders = f" threads and {count_text(figures.loader_workers or 0, 'worker')} of a DataLoader"
         named = f"{threads}{loaders if threads <= given else ''}"
         if kind == "python-threads":
-            named = f"{figures.threads} of torch's and {figures.threads_beside} others"
-        yield Bottleneck(kind=kind, share=max(shares.delayed, lost), detail=f"{named} on {given}")
+            named = f"{figures.threads} of torch's and {count_text(figures.threads_beside, 'other')}"
+        yield Bottleneck(kind=kind, share=max(shares.delayed, lost), detail=f"{named} on {count_text(given, 'CPU')}")
 
 
 def _data(process: ProcessDiagnosis) -> Iterator[Bottleneck]:

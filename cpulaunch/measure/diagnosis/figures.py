@@ -42,7 +42,7 @@ class ProcessFigures:
 
     `seen_steps`: all that it made until then. `started`, `ended`: when it was measured, in seconds of the clock.
     `participants`: how many processes of its job are on this host. `threads_beside`: Python threads of the program
-    that make no steps and keep busy, `cpus_beside`: how many of all such ran or were ready to run at a time.
+    that make no steps and keep busy, `cpus_beside`: how many of these and idle ones ran or were ready to run.
     """
 
     pid: int

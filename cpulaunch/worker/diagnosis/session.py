@@ -114,7 +114,7 @@ class Session:
 
     def _is_taken_over(self, kind: str, now: float) -> bool:
         """Whether this thread is the measured one from now on. Effect: then measuring begins anew."""
-        if len(self._stepping) < MOST_THREADS:
+        if kind != "loader" and len(self._stepping) < MOST_THREADS:  # A reader of samples makes no steps.
             self._stepping.add(threading.get_native_id())
         if kind not in ("module", "optimizer"):
             return False
@@ -237,7 +237,8 @@ class Session:
         self._write(self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        """All that was measured."""
+        """All that was measured. Until now: what is found out here takes time in which no steps are made."""
+        ended, busy = time.time(), _busy_between(self._threads, busy_threads(), self._beside_steps())
         window = self._window.sums()
         profiled = next((each for each in self._phases.finished if each.name == phase_names.PROFILED), None)
         rank, world = _place()
@@ -252,7 +253,7 @@ class Session:
             "steps": len(self._steps),
             "seen_steps": self._seen,
             "started": self._measuring_since,
-            "ended": time.time(),
+            "ended": ended,
             "seconds": sum(self._steps),
             "median_seconds": median(self._steps) if self._steps else 0.0,
             "profiled_steps": 0 if profiled is None else len(profiled.steps),
@@ -263,7 +264,7 @@ class Session:
             "slowdowns": slowdowns() if _uses_low_precision(window) else {},
             "threads": torch.get_num_threads(),
             "cpus": sorted(os.sched_getaffinity(0)),
-            "busy_threads": _busy_between(self._threads, busy_threads(), self._beside_steps()),
+            "busy_threads": busy,
             "loader_workers": self.activity.loader_workers,
             "prefetched": self.activity.prefetched,
             "batch_bytes": self.activity.batch_bytes,

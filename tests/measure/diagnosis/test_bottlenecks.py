@@ -409,7 +409,7 @@ def test_moving_data_in_one_pass_is_no_bottleneck():
 def test_threads_of_python_that_compute_take_cpus_from_one_another():
     sums = {"thread_cpu": 0.3, "thread_delay": 0.7, "process_cpu": 2.0, "process_delay": 5.0}
     found = diagnosis(figures(sums=sums))
-    assert (found.first.kind, found.first.detail, found.remarks) == ("oversubscribed", "7 on 2", ())
+    assert (found.first.kind, found.first.detail, found.remarks) == ("oversubscribed", "7 on 2 CPUs", ())
     waits = diagnosis(figures(sums=sums | {"process_cpu": 1.0, "process_delay": 1.0}))
     assert (waits.first, waits.main.shares.others) == (None, pytest.approx(0.7))
     counted_long = diagnosis(figures(sums=sums | {"wall": 4.0}))  # Other threads run while counters are read.
@@ -417,7 +417,7 @@ def test_threads_of_python_that_compute_take_cpus_from_one_another():
 
 
 def threads(*, beside):
-    """Two compute threads and six others, which are readers or no readers; of all, four want to run at a time."""
+    """Two compute threads and six others, which read samples if `beside`; of all, four want to run at a time."""
     own = [{"seconds": 5.0, "delay": 5.0, "cpus": "0-1", "is_beside": False}] * 2
     others = [{"seconds": 1.5, "delay": 2.0, "cpus": "0-1", "is_beside": beside}] * 6
     sums = {"thread_cpu": 0.5, "thread_delay": 0.5, "process_cpu": 2.0, "process_delay": 2.1}
@@ -426,12 +426,12 @@ def threads(*, beside):
 
 def test_threads_that_read_samples_are_no_compute_threads():
     found = diagnosis(threads(beside=True))
-    assert (found.first.kind, found.first.detail) == ("python-threads", "2 of torch's and 6 others on 2")
+    assert (found.first.kind, found.first.detail) == ("python-threads", "2 of torch's and 6 others on 2 CPUs")
     assert found.first.share == pytest.approx(0.5)
     computing = diagnosis(threads(beside=False))
-    assert (computing.first.kind, computing.first.detail) == ("oversubscribed", "4 on 2")
+    assert (computing.first.kind, computing.first.detail) == ("oversubscribed", "4 on 2 CPUs")
     many = diagnosis(threads(beside=True), limits=ProcessLimits(cpus=frozenset({0}), threads=1))
-    assert many.first.kind == "oversubscribed"
+    assert (many.first.kind, many.first.detail) == ("oversubscribed", "4 on 1 CPU")
 
 
 def test_threads_of_a_rank_that_move_data_are_no_compute_threads():
@@ -486,7 +486,7 @@ def test_busy_workers_of_a_loader_take_cpus_from_the_threads():
     loading = {"loader_workers": 4, "sums": {"thread_cpu": 0.6, "thread_delay": 0.4}}
     found = diagnosis(figures(**loading, fetches={"busy": 1.8, "cpu": 9.0, "seconds": 10.0}))
     assert (found.first.kind, found.first.share) == ("oversubscribed", pytest.approx(0.4))
-    assert found.first.detail == "2 threads and 4 workers of a DataLoader on 2"
+    assert found.first.detail == "2 threads and 4 workers of a DataLoader on 2 CPUs"
     assert found.remarks == ()
     idle = diagnosis(figures(**loading, fetches={"busy": 0.1, "cpu": 1.0, "seconds": 10.0}))
     assert (idle.first, idle.main.shares.others) == (None, pytest.approx(0.4))

@@ -274,7 +274,7 @@ def test_its_low_priority_counts_against_the_worker(tmp_path: Path) -> None:
     assert os.getsid(pid) == os.getsid(0)
     assert os.getpgid(pid) != os.getpgid(0)
     group = Path("/proc/self/autogroup")
-    if group.exists():  # Empty where the session is the one that the kernel started.
+    if group.exists():  # Empty in a session in which setsid(2) was never called.
         assert Path(f"/proc/{pid}/autogroup").read_text() == group.read_text()
     helper.close()
     wait_for_end(helper.pid)
