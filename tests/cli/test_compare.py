@@ -28,8 +28,17 @@ def test_a_script_alone_compares_python_with_the_defaults():
     assert parse_compare(["--", "-m", "package", "a"]).program == ("-m", "package", "a")
     line = parse_compare(["--rounds", "3", "-m", "package", "-a"])
     assert (line.sides, line.program, line.limits.rounds) == ((None, ()), ("-m", "package", "-a"), 3)
+    for words in (["-m", "package", "--", "--epochs", "3"], ["--no-python", "./tool", "--", "x"]):
+        line = parse_compare(words)
+        assert (line.sides, line.program) == ((None, ()), tuple(words))
     line = parse_compare(["--no-python", "--no-python -O2", "--", "./tool"])
     assert (line.sides, line.program) == ((("--no-python",), ("--no-python", "-O2")), ("./tool",))
+
+
+@pytest.mark.parametrize("words", [["-m"], ["--no-python"], ["--", "-m"], ["python", "-O2", "--", "-m"], ["-m", "--"]])
+def test_a_kind_of_program_without_a_program_is_an_error(words):
+    with pytest.raises(UsageError, match="no script given"):
+        parse_compare(words)
 
 
 def test_sides_come_before_the_two_dashes_and_the_program_behind():

@@ -92,9 +92,10 @@ def _sides_and_program(words: list[str]) -> tuple[list[str], list[str]]:
     """
     start = 1 if words[:1] == ["--"] else 0
     divided = "--" in words[start:]
-    if not divided and (start or (words[:1] and words[0] in BEGINS_PROGRAM)):
+    if start and not divided:
         return [], _checked_program(words[start:])
-    if words[start:] and not _is_side(words[start]):
+    begins = words[start:] and (not _is_side(words[start]) or _begins_program(words[start:]))
+    if begins:
         return [], _checked_program(words[start:])
     if not divided:
         what = "no -- between the sides and the program" if words else "no script given"
@@ -130,9 +131,14 @@ def _is_side(word: str) -> bool:
 
 
 def _checked_program(program: list[str]) -> list[str]:
-    if not program:
+    if BEGINS_PROGRAM.issuperset(program):
         raise UsageError("no script given", hint=USAGE)
     return program
+
+
+def _begins_program(words: Sequence[str]) -> bool:
+    """Whether words are -m MODULE or --no-python COMMAND with arguments, rather than sides: then a `--` is one."""
+    return words[0] in BEGINS_PROGRAM and ("--" not in words or not _is_side(words[1]))
 
 
 def _side_words(text: str) -> tuple[str, ...] | None:
