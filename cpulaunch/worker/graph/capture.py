@@ -302,7 +302,13 @@ def best_seconds(*runs: Callable[[], Any]) -> list[float]:
 
 
 def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> tuple[Any, str]:
-    """The eager result, and why the call cannot be repeated (empty: it can): it changes tensors or the random state."""
+    """The eager result, and why the call cannot be repeated (empty: it can): it changes what it is given, its own
+    tensors or the random state.
+
+    A call that gives an argument other tensors, as to a cache that grows, is found here, before the seconds of a trace.
+    """
+    given: list[Tensor] = []
+    spec = flatten((call.args, call.kwargs), given)
     inputs = _versions(call.inputs)
     frozen = _versions(weights.tensors)
     random = torch.get_rng_state()
@@ -311,7 +317,19 @@ def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> t
         return result, "it draws random numbers"
     if _versions(call.inputs) != inputs:
         return result, "it changes an argument in place"
+    if not _are_arguments(call, spec, given):
+        return result, "it changes an argument"
     return result, "it changes its own tensors in place" if _versions(weights.tensors) != frozen else ""
+
+
+def _are_arguments(call: Call, spec: Spec, tensors: list[Tensor]) -> bool:
+    """Whether the arguments still have this structure, and these tensors in it."""
+    found: list[Tensor] = []
+    try:
+        is_alike = _alike(spec, flatten((call.args, call.kwargs), found))
+    except UnknownStructureError:
+        return False
+    return is_alike and [*map(id, found)] == [*map(id, tensors)]
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:

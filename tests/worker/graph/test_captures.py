@@ -87,6 +87,36 @@ def test_calls_that_prepare_something_are_counted(program) -> None:
     assert run.prepared == [True, True, True, False, False, False]
 
 
+class Cached(nn.Module):
+    """Appends what it computes to a cache, as decoders do, or replaces what is in it, or only reads it."""
+
+    def __init__(self, effect: str) -> None:
+        super().__init__()
+        self.linear, self.effect = nn.Linear(4, 4), effect
+
+    def forward(self, value: Tensor, cache: dict[str, list[Any]]) -> Tensor:
+        result = self.linear(value)
+        if self.effect == "appends":
+            cache["keys"].append(result)
+        elif self.effect == "replaces":
+            cache["keys"][0] = torch.cat([cache["keys"][0], result])
+        elif self.effect == "counts":
+            cache["steps"][0] += 1
+        return result + cache["keys"][0][:1]
+
+
+@pytest.mark.parametrize(("effect", "captured"), [("appends", 0), ("replaces", 0), ("counts", 0), ("reads", 1)])
+def test_a_call_that_changes_what_an_argument_holds_is_not_traced(program, effect: str, captured: int) -> None:
+    run, model = program(), Cached(effect).eval()
+    with torch.no_grad():
+        for _ in range(2):
+            given = (torch.ones(1, 4), {"keys": [torch.ones(1, 4)], "steps": [0]})
+            run.captures.call(model, given, {}, lambda _, given=given: model(*given), outermost=True)
+    state = run.captures._state(model, True)
+    assert (len(run.engine.calls), state.try_submodules) == (captured, not captured)
+    assert state._reasons == (set() if captured else {"it changes an argument"})
+
+
 def test_a_capture_is_timed_with_the_check_of_its_inputs(program, monkeypatch) -> None:
     run, checked = program(), []
     capture = run.engine.__call__
