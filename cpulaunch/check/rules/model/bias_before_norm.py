@@ -27,7 +27,10 @@ LINEAR = "torch.nn.Linear"
 LAYERS = CONVOLUTIONS | {LINEAR}
 MAX_POSITIONAL = 6
 """With more, the bias may be one of them."""
-UNSAFE = "the bias is no longer in the model's checkpoints, and trained ones need it subtracted from running_mean"
+UNSAFE = (
+    "the bias is no longer in the model's checkpoints, trained ones need it subtracted from running_mean, and other "
+    "files may use it"
+)
 GUARD = re.compile(r"\.bias is (not )?None|^(not )?\w+(\.\w+)*\.bias$")
 """How programs ask whether a layer has a bias."""
 
@@ -197,8 +200,8 @@ RULE = Rule(
     why="Batch normalization subtracts the mean of each channel, and the bias with it. The bias changes no result, yet "
     "it is added in every forward, and its gradient is computed and its optimizer state kept in training.",
     fix="Give the layer bias=False, before a model is trained. A checkpoint that was trained with the bias has it in "
-    "the normalization's running_mean: subtract it there and remove the entry. So --fix changes it with "
-    "--unsafe-fixes only.",
+    "the normalization's running_mean: subtract it there and remove the entry. Code in other files that initializes "
+    "the bias must allow for None. So --fix changes it with --unsafe-fixes only.",
     find=find,
     wrong=(
         "net = nn.Sequential(\n    nn.Conv2d(3, 8, 3),  # <-\n    nn.BatchNorm2d(8),\n    nn.ReLU(),\n)\n",
