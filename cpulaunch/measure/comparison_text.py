@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from statistics import median
 
@@ -66,13 +67,36 @@ def verdict_text(comparison: ComparisonResult, number: int) -> str:
         launches = f"{_failed_label(comparison)} failed in {_failed_count(comparison)} launches"
         return f"no verdict: {launches}; {other} was {times} as {first} in the median of {rounds}"
     if found.low is None or found.high is None:
-        least = fewest_rounds(len(comparison.sides))
-        return f"no verdict: {other} was {times} as {first} in the median of {rounds}; a verdict needs {least}"
+        needs = f"a verdict needs {fewest_rounds(len(comparison.sides))}"
+        longer = f", with --budget {_sufficient_budget(comparison)}" if comparison.ended == "budget" else ""
+        return f"no verdict: {other} was {times} as {first} in the median of {rounds}; {needs}{longer}"
     between = f"between {ratio_text(found, found.low)} and {ratio_text(found, found.high)}; {rounds}"
     if verdict == "no difference":
         return f"no difference that this machine can show: {other} is {times} as {first}, {between}"
     word = better if verdict == "better" else worse
     return f"{other} is {word} than {first}: {times}, {between}"
+
+
+def budget_warning(comparison: ComparisonResult, limits: ComparisonLimits) -> str:
+    """That the budget may not suffice for a verdict, as the first launches tell; empty if it will, or later."""
+    is_first = not comparison.rounds and len(comparison.warm_up) == len(comparison.sides)
+    if not is_first or _least_seconds(comparison) <= limits.budget_seconds:
+        return ""
+    needs = f"a verdict needs {fewest_rounds(len(comparison.sides))} rounds"
+    given = f"--budget {limits.budget_seconds:g}"
+    return f"warning: {needs}, for which {given} may not suffice: give --budget {_sufficient_budget(comparison)}"
+
+
+def _least_seconds(comparison: ComparisonResult) -> float:
+    """How long as many rounds take as a verdict needs, if they go on as they are, with the first launches."""
+    rounds = [sum(sample.seconds for sample in each.samples) for each in comparison.rounds]
+    first = sum(sample.seconds for sample in comparison.warm_up)
+    return first + fewest_rounds(len(comparison.sides)) * (median(rounds) if rounds else first)
+
+
+def _sufficient_budget(comparison: ComparisonResult) -> int:
+    """A budget in seconds in which so many rounds end, though one of them may take longer."""
+    return 10 * math.ceil(max(11 * _least_seconds(comparison) / 10, comparison.seconds) / 10)
 
 
 def _failed_label(comparison: ComparisonResult) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from cpulaunch.measure.comparison import ComparisonLimits
 from cpulaunch.measure.comparison_json import comparison_json
-from cpulaunch.measure.comparison_text import comparison_text, progress_text
+from cpulaunch.measure.comparison_text import budget_warning, comparison_text, progress_text
 from cpulaunch.measure.samples import Disturbance, MetricChoice, Side
 from cpulaunch.records.errors import UsageError
 from tests.json_output import checked
@@ -71,6 +71,26 @@ def test_no_round_begins_that_would_exceed_the_budget():
     found = machine.compare(budget_seconds=105)
     assert (found.ended, len(found.rounds), machine.now) == ("budget", 4, 100)
     assert "another round would exceed --budget 105" in text_of(found, budget_seconds=105)
+
+
+@pytest.mark.parametrize(("budget", "warns"), [(200, False), (199, True)])
+def test_a_budget_in_which_no_verdict_is_possible_is_told_before_the_first_round(budget, warns):
+    """The first launches take 20 seconds, and each of nine rounds does."""
+    shown = []
+    machine = Machine({"A": steady(1.0), "B": steady(1.3)})
+    limits = ComparisonLimits(budget_seconds=budget, until=0)
+    found = machine.compare(
+        progress=lambda now: shown.append((len(now.rounds), budget_warning(now, limits))),
+        budget_seconds=budget,
+        until=0,
+    )
+    told = [(rounds, text) for rounds, text in shown if text]
+    needs = "a verdict needs 9 rounds"
+    said = "times as fast as A in the median of 8 rounds; a verdict needs 9, with --budget 220"
+    assert (said in text_of(found, width=200)) == warns
+    assert told[:1] == (
+        [(0, f"warning: {needs}, for which --budget 199 may not suffice: give --budget 220")] if warns else []
+    )
 
 
 def test_time_limits_are_the_budget_first_and_then_follow_the_launches():

@@ -17,7 +17,7 @@ from cpulaunch.launch.process.run_directory import choose_private_path, make_pri
 from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.comparison import Comparer, ComparisonResult
 from cpulaunch.measure.comparison_json import comparison_json
-from cpulaunch.measure.comparison_text import comparison_text, progress_text
+from cpulaunch.measure.comparison_text import budget_warning, comparison_text, progress_text
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Sample, Side
 from cpulaunch.measure.statistics import fewest_rounds
@@ -131,12 +131,22 @@ def _measured(
             side, line.program, choice=figure, limit_seconds=limit_seconds, setup=replace(setup, reports=reports)
         )
 
+    warned: list[str] = []
+
+    def show(now: ComparisonResult) -> None:
+        warning = budget_warning(now, line.limits)
+        if warning and not warned:
+            warned.append(warning)
+            progress.clear()
+            services.notify(warning)
+        progress.show(progress_text(now, line.limits))
+
     comparer = Comparer(
         sides,
         line.limits,
         take=take,
         clock=lambda: time.monotonic() - pauses.seconds,
-        progress=lambda now: progress.show(progress_text(now, line.limits)),
+        progress=show,
         seed=int.from_bytes(os.urandom(4)),
     )
     try:
