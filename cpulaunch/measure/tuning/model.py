@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import product
+from statistics import fmean, pvariance
 
 from cpulaunch.measure.tuning.knowledge import neighbours
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from cpulaunch.measure.tuning.space import Configuration, Dimension
+    from cpulaunch.measure.tuning.study import TuningTrial
 
     Feature: TypeAlias = "tuple[tuple[str, Any], ...]"
 
@@ -38,9 +40,32 @@ STRONG_EFFECT, WEAK_EFFECT, PAIR_EFFECT = 0.4, 0.06, 0.15
 """Standard deviations of the effects before any trial, as logarithms of ratios."""
 FAILED = -1.0
 """The logarithm that a failed trial counts as."""
+NOISE = 0.03
+"""Standard deviation of a trial's logarithm that is no effect of its settings."""
 MAX_COMBINED = 600
 CURIOSITY = 1.5
 """Standard deviations that uncertainty is worth: the upper confidence bound is what is tried."""
+
+
+FEWEST_TRIALS = 4
+"""Measured trials before which nothing is said of the settings' importance."""
+
+
+def learned(space: Sequence[Dimension], trials: Iterable[TuningTrial]) -> EffectModel:
+    """The model that has these trials."""
+    model = EffectModel(space, noise=NOISE)
+    for trial in trials:
+        model.learn(trial.configuration, FAILED if trial.ratio is None else math.log(trial.ratio))
+    return model
+
+
+def importance(space: Sequence[Dimension], trials: Iterable[TuningTrial]) -> dict[str, float]:
+    """By setting: its share of the differences that the measured trials let expect between configurations.
+
+    Empty if they are too few, or let expect none.
+    """
+    measured = [trial for trial in trials if trial.ratio is not None]
+    return learned(space, measured).importance() if len(measured) >= FEWEST_TRIALS else {}
 
 
 class EffectModel:
@@ -99,6 +124,30 @@ class EffectModel:
         active = self._features(self._ordered(configuration))
         variance = sum(self._covariance[row][column] for row in active for column in active)
         return sum(self._mean[each] for each in active) + CURIOSITY * math.sqrt(max(0.0, variance))
+
+    def importance(self) -> dict[str, float]:
+        """By setting: its share, of 1, of the variance of expected logarithms over the space; empty if they are equal.
+
+        Counted is a setting's effect averaged over the values of the others. Source: Hutter et al., An efficient
+        approach for assessing hyperparameter importance (2014), functional ANOVA.
+        """
+        variances = {
+            each.name: pvariance([self._average(each, value) for value in each.values]) for each in self._space
+        }
+        total = sum(variances.values())
+        return {name: round(each / total, 4) for name, each in variances.items()} if total > 0 else {}
+
+    def _average(self, dimension: Dimension, value: Any) -> float:
+        """The effect of a value, averaged over the values of all other settings."""
+        if value is None:
+            return 0.0
+        own = (dimension.name, value)
+        found = self._mean[self._index[(own,)]]
+        for other in self._space:
+            pairs = [(own, (other.name, each)) for each in other.values]
+            numbers = [self._index.get(pair, self._index.get(pair[::-1])) for pair in pairs]
+            found += fmean(0.0 if number is None else self._mean[number] for number in numbers)
+        return found
 
     def _ordered(self, configuration: Configuration) -> Configuration:
         return {each.name: configuration[each.name] for each in self._space if each.name in configuration}

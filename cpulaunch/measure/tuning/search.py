@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
-from cpulaunch.measure.tuning.model import FAILED, EffectModel
+from cpulaunch.measure.tuning.model import learned
 from cpulaunch.measure.tuning.trial import FIRST_NOISE, MARGIN, Baseline, Guard, is_disturbed, measure_trial, speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
@@ -28,7 +28,6 @@ FIRST_BASELINES = 2
 """Samples of the default before the first trial; one more decides if they differ by more than FIRST_NOISE."""
 DRAWN_FROM = 16
 """Trials after which TPE draws every second one; before, a model of single effects and pairs chooses."""
-MODEL_NOISE = 0.03
 SMALL_SPACE = 256
 """Configurations of a space that are all looked at, to end a search when nothing is left."""
 MAX_REPEATED = 30
@@ -150,10 +149,8 @@ def _next(setup: SearchSetup, study: Study, queue: list[Configuration], results:
     trials = study.trials()
     if len(trials) >= DRAWN_FROM and len(trials) % 2:
         return None
-    model = EffectModel(setup.space, noise=MODEL_NOISE)
-    for trial in trials:
-        model.learn(trial.configuration, FAILED if trial.ratio is None else math.log(trial.ratio))
-    return next((each for each in model.promising() if setup.effect(each) not in results), None)
+    promising = learned(setup.space, trials).promising()
+    return next((each for each in promising if setup.effect(each) not in results), None)
 
 
 def _repeat(study: Study, number: int, same: int | None) -> None:

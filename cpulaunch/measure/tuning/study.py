@@ -255,18 +255,6 @@ class Study:
         """The default's speeds that this process measured."""
         return [each["speed"] for each in self._baselines if each["session"] == session]
 
-    def importance(self) -> dict[str, float]:
-        """By setting: its share of the differences between trials; empty if there are too few."""
-        if len([trial for trial in self.trials() if trial.ratio is not None]) < STARTUP_TRIALS:
-            return {}
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        with _quiet():
-            try:
-                found = optuna.importance.get_param_importances(self._current(), evaluator=evaluator)
-            except (ValueError, RuntimeError, ZeroDivisionError):  # All trials equally fast, for example.
-                return {}
-        return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
-
     def _trial(self, trial: optuna.trial.FrozenTrial, before: Mapping[int, TuningTrial]) -> TuningTrial:
         facts = trial.user_attrs.get(FACTS, {})
         ratio = math.exp(-trial.value) if trial.state == TrialState.COMPLETE and trial.value is not None else None

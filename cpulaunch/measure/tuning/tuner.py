@@ -20,6 +20,7 @@ from cpulaunch.measure.tuning.finalists import (
     run_final_round,
 )
 from cpulaunch.measure.tuning.knowledge import first_configurations
+from cpulaunch.measure.tuning.model import importance
 from cpulaunch.measure.tuning.search import SearchSetup, best_trial, run_search
 from cpulaunch.measure.tuning.space import options_of
 from cpulaunch.measure.tuning.trial import Baseline, Guard
@@ -276,7 +277,7 @@ class Tuner:
     def _final_round(self, study: Study) -> FinalRound:
         """The final round of the best trials against the default."""
         chosen = self._finalists()
-        self._found = replace(self._found, importance=study.importance())
+        self._found = replace(self._found, importance=importance(self._means.space, study.trials()))
         if not chosen:
             return FinalRound()
         choice = self._choice()

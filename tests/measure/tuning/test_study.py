@@ -316,14 +316,3 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CpulaunchError, match="cannot be made"):
         make_folder(str(tmp_path / "file" / "study"))
-
-
-def test_importance_needs_trials(tmp_path):
-    study = Study(str(tmp_path), SPACE, seed=1)
-    assert study.importance() == {}
-    for number in range(12):
-        trial, configuration = study.begin()
-        study.finish(trial, 2.0 if configuration.get("weights") == "int8" else 1.0 + number / 1000, {"values": [1.0]})
-    found = study.importance()
-    assert not found or max(found, key=found.get) == "weights"
-    study.close()

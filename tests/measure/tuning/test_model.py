@@ -1,0 +1,65 @@
+"""The model of settings' effects: which of them made the difference between trials."""
+
+import pytest
+
+pytest.importorskip("optuna", reason="the extra tune is not installed")
+
+from cpulaunch.measure.tuning.model import importance
+from cpulaunch.measure.tuning.space import Dimension
+from cpulaunch.measure.tuning.study import TuningTrial
+
+SPACE = (
+    Dimension(name="weights", values=(None, "int8")),
+    Dimension(name="graph", values=(None, "onednn")),
+    Dimension(name="threads", values=(None, 1)),
+    Dimension(name="allocator", values=(None, "jemalloc")),
+)
+
+
+def trials(*results):
+    return [
+        TuningTrial(number=number, configuration=configuration, ratio=ratio, facts={})
+        for number, (ratio, configuration) in enumerate(results)
+    ]
+
+
+GENERATION = trials(
+    (2.97, {"weights": "int8"}),
+    (1.03, {"graph": "onednn"}),
+    (1.55, {"weights": "int8", "threads": 1}),
+    (2.55, {"weights": "int8", "graph": "onednn"}),
+    (2.95, {"weights": "int8", "allocator": "jemalloc"}),
+    (3.10, {"weights": "int8", "graph": "onednn", "allocator": "jemalloc"}),
+)
+"""A search for a text generation, which reads weights all the time."""
+
+
+def test_the_setting_that_made_the_difference_is_the_most_important():
+    found = importance(SPACE, GENERATION)
+    assert max(found, key=found.get) == "weights"
+    assert found["weights"] > 0.5 > 0.1 > found["allocator"]
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_failed_trials_say_nothing_of_importance():
+    failed = trials(*[(None, {"graph": "onednn"})] * 4)
+    assert importance(SPACE, [*GENERATION, *failed]) == importance(SPACE, GENERATION)
+
+
+def test_few_trials_or_equal_ones_say_nothing_of_importance():
+    assert importance(SPACE, GENERATION[:3]) == {}
+    assert importance(SPACE, trials(*[(1.0, each.configuration) for each in GENERATION])) == {}
+
+
+def test_settings_that_matter_only_together_share_the_importance():
+    found = importance(
+        SPACE,
+        trials(
+            (1.0, {"weights": "int8"}),
+            (1.0, {"graph": "onednn"}),
+            (1.0, {"threads": 1}),
+            (2.0, {"weights": "int8", "graph": "onednn"}),
+        ),
+    )
+    assert found["weights"] == pytest.approx(found["graph"])
+    assert found["weights"] > 0.4
