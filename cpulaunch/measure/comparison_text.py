@@ -67,9 +67,8 @@ def verdict_text(comparison: ComparisonResult, number: int) -> str:
         launches = f"{_failed_label(comparison)} failed in {_failed_count(comparison)} launches"
         return f"no verdict: {launches}; {other} was {times} as {first} in the median of {rounds}"
     if found.low is None or found.high is None:
-        needs = f"a verdict needs {fewest_rounds(len(comparison.sides))}"
-        longer = f", with --budget {_sufficient_budget(comparison)}" if comparison.ended == "budget" else ""
-        return f"no verdict: {other} was {times} as {first} in the median of {rounds}; {needs}{longer}"
+        least = fewest_rounds(len(comparison.sides))
+        return f"no verdict: {other} was {times} as {first} in the median of {rounds}; a verdict needs {least}"
     between = f"between {ratio_text(found, found.low)} and {ratio_text(found, found.high)}; {rounds}"
     if verdict == "no difference":
         return f"no difference that this machine can show: {other} is {times} as {first}, {between}"
@@ -78,25 +77,36 @@ def verdict_text(comparison: ComparisonResult, number: int) -> str:
 
 
 def budget_warning(comparison: ComparisonResult, limits: ComparisonLimits) -> str:
-    """That the budget may not suffice for a verdict, as the first launches tell; empty if it will, or later."""
+    """That the budget may not suffice for a verdict, after the first launches; empty if it suffices, or later."""
+    least = fewest_rounds(len(comparison.sides))
     is_first = not comparison.rounds and len(comparison.warm_up) == len(comparison.sides)
-    if not is_first or _least_seconds(comparison) <= limits.budget_seconds:
+    if not is_first or limits.rounds < least or _least_seconds(comparison) <= limits.budget_seconds:
         return ""
-    needs = f"a verdict needs {fewest_rounds(len(comparison.sides))} rounds"
     given = f"--budget {limits.budget_seconds:g}"
-    return f"warning: {needs}, for which {given} may not suffice: give --budget {_sufficient_budget(comparison)}"
+    longer = f"give --budget {_sufficient_budget(comparison, limits)}"
+    return f"warning: a verdict needs {least} rounds, for which {given} may not suffice: {longer}"
 
 
 def _least_seconds(comparison: ComparisonResult) -> float:
-    """How long as many rounds take as a verdict needs, if they go on as they are, with the first launches."""
-    rounds = [sum(sample.seconds for sample in each.samples) for each in comparison.rounds]
-    first = sum(sample.seconds for sample in comparison.warm_up)
-    return first + fewest_rounds(len(comparison.sides)) * (median(rounds) if rounds else first)
+    """The budget with which a verdict's last round begins, if launches go on as they are.
+
+    A round begins if the longest one so far would end in time; the first launches of the sides are as long as a round.
+    """
+    longest, rounds = _longest_seconds(comparison), len(comparison.rounds)
+    per_round = comparison.seconds / (rounds + 1) if rounds else longest
+    return fewest_rounds(len(comparison.sides)) * per_round + longest
 
 
-def _sufficient_budget(comparison: ComparisonResult) -> int:
-    """A budget in seconds in which so many rounds end, though one of them may take longer."""
-    return 10 * math.ceil(max(11 * _least_seconds(comparison) / 10, comparison.seconds) / 10)
+def _longest_seconds(comparison: ComparisonResult) -> float:
+    """How long the longest round was, or the first launches together."""
+    rounds = (comparison.warm_up, *(each.samples for each in comparison.rounds))
+    return max(sum(sample.seconds for sample in samples) for samples in rounds)
+
+
+def _sufficient_budget(comparison: ComparisonResult, limits: ComparisonLimits) -> int:
+    """A budget in seconds that is larger than the given one, and by a tenth than what a verdict needs at least."""
+    needed = max(11 * _least_seconds(comparison) / 10, limits.budget_seconds + _longest_seconds(comparison))
+    return 10 * math.ceil(needed / 10)
 
 
 def _failed_label(comparison: ComparisonResult) -> str:
@@ -185,6 +195,9 @@ def _ending_text(comparison: ComparisonResult, limits: ComparisonLimits) -> str:
         "failed": "a side failed",
         None: "running",
     }[comparison.ended]
+    has_verdict = bool(comparison.estimates) and all(each.low is not None for each in comparison.estimates)
+    if comparison.ended == "budget" and comparison.warm_up and not has_verdict:
+        reason += f"; for a verdict give --budget {_sufficient_budget(comparison, limits)}"
     return f"{rounds} in {_duration(comparison.seconds)}; ended because {reason}".replace(
         "because interrupted", "by a signal"
     )

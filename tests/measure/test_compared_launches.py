@@ -76,21 +76,49 @@ def test_no_round_begins_that_would_exceed_the_budget():
 @pytest.mark.parametrize(("budget", "warns"), [(200, False), (199, True)])
 def test_a_budget_in_which_no_verdict_is_possible_is_told_before_the_first_round(budget, warns):
     """The first launches take 20 seconds, and each of nine rounds does."""
-    shown = []
-    machine = Machine({"A": steady(1.0), "B": steady(1.3)})
+    told = []
     limits = ComparisonLimits(budget_seconds=budget, until=0)
-    found = machine.compare(
-        progress=lambda now: shown.append((len(now.rounds), budget_warning(now, limits))),
-        budget_seconds=budget,
-        until=0,
+
+    def listen(now):
+        if text := budget_warning(now, limits):
+            told.append((len(now.rounds), text))
+
+    found = Machine({"A": steady(1.0), "B": steady(1.3)}).compare(progress=listen, budget_seconds=budget, until=0)
+    needs = "a verdict needs 9 rounds, for which --budget 199 may not suffice: give --budget 220"
+    assert told[:1] == ([(0, f"warning: {needs}")] if warns else [])
+    said = "8 rounds in 180 s; ended because another round would exceed --budget 199; for a verdict give --budget 220"
+    assert (said in text_of(found, width=200, budget_seconds=budget)) == warns
+
+
+class Uneven(Machine):
+    """One launch, of this number, takes nine times as long as others."""
+
+    def __init__(self, long):
+        super().__init__({"A": lambda n: 1.0 + n / 1000, "B": lambda n: 2.0 + n / 1000})
+        self.long = long
+
+    def take(self, *given):
+        self.seconds = 90.0 if len(self.launched) == self.long else 10.0
+        return super().take(*given)
+
+
+@pytest.mark.parametrize(("budget", "long", "rounds"), [(300, 4, 6), (30, None, 0), (120, None, 5)])
+def test_a_budget_that_is_advised_suffices(budget, long, rounds):
+    found = Uneven(long).compare(budget_seconds=budget, until=0)
+    assert (found.ended, len(found.rounds)) == ("budget", rounds)
+    text = text_of(found, width=200, budget_seconds=budget)
+    advised = int(text.partition("for a verdict give --budget ")[2].split()[0])
+    assert advised > budget
+    assert len(Uneven(long).compare(budget_seconds=advised, until=0).rounds) >= 9
+
+
+def test_few_rounds_are_not_told_to_need_a_budget():
+    limits = ComparisonLimits(budget_seconds=150, rounds=5)
+    told = []
+    Machine({"A": steady(1.0), "B": steady(1.3)}).compare(
+        progress=lambda now: told.append(budget_warning(now, limits)), budget_seconds=150, rounds=5
     )
-    told = [(rounds, text) for rounds, text in shown if text]
-    needs = "a verdict needs 9 rounds"
-    said = "times as fast as A in the median of 8 rounds; a verdict needs 9, with --budget 220"
-    assert (said in text_of(found, width=200)) == warns
-    assert told[:1] == (
-        [(0, f"warning: {needs}, for which --budget 199 may not suffice: give --budget 220")] if warns else []
-    )
+    assert set(told) == {""}
 
 
 def test_time_limits_are_the_budget_first_and_then_follow_the_launches():
