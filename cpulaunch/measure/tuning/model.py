@@ -42,13 +42,11 @@ FAILED = -1.0
 """The logarithm that a failed trial counts as."""
 NOISE = 0.03
 """Standard deviation of a trial's logarithm that is no effect of its settings."""
+FEWEST_TRIALS = 4
+"""Measured trials before which nothing is said of the settings' importance."""
 MAX_COMBINED = 600
 CURIOSITY = 1.5
 """Standard deviations that uncertainty is worth: the upper confidence bound is what is tried."""
-
-
-FEWEST_TRIALS = 4
-"""Measured trials before which nothing is said of the settings' importance."""
 
 
 def learned(space: Sequence[Dimension], trials: Iterable[TuningTrial]) -> EffectModel:
@@ -62,10 +60,11 @@ def learned(space: Sequence[Dimension], trials: Iterable[TuningTrial]) -> Effect
 def importance(space: Sequence[Dimension], trials: Iterable[TuningTrial]) -> dict[str, float]:
     """By setting: its share of the differences that the measured trials let expect between configurations.
 
-    Empty if they are too few, or let expect none.
+    Empty if they are too few, or let expect none but noise.
     """
-    measured = [trial for trial in trials if trial.ratio is not None]
-    return learned(space, measured).importance() if len(measured) >= FEWEST_TRIALS else {}
+    measured = [trial for trial in trials if trial.ratio is not None and trial.facts.get("same_as") is None]
+    changed = [trial for trial in measured if trial.configuration]
+    return learned(space, changed).importance() if len(changed) >= FEWEST_TRIALS else {}
 
 
 class EffectModel:
@@ -86,6 +85,7 @@ class EffectModel:
         scales = [STRONG_EFFECT if name in STRONG else WEAK_EFFECT for name, _ in values]
         scales += [PAIR_EFFECT] * len(pairs)
         self._mean = [0.0] * len(scales)
+        self._tried: set[tuple[str, Any]] = set()
         self._covariance = [
             [scale * scale if row == column else 0.0 for column in range(len(scales))]
             for row, scale in enumerate(scales)
@@ -104,6 +104,7 @@ class EffectModel:
         active = self._features(self._ordered(configuration))
         if not active:
             return
+        self._tried.update(configuration.items())
         gains = [sum(row[each] for each in active) for row in self._covariance]
         total = self._variance + sum(gains[each] for each in active)
         surprise = log_ratio - sum(self._mean[each] for each in active)
@@ -126,21 +127,25 @@ class EffectModel:
         return sum(self._mean[each] for each in active) + CURIOSITY * math.sqrt(max(0.0, variance))
 
     def importance(self) -> dict[str, float]:
-        """By setting: its share, of 1, of the variance of expected logarithms over the space; empty if they are equal.
+        """By setting: its share, of 1, of the variances of the settings' own effects; empty if these are but noise.
 
-        Counted is a setting's effect averaged over the values of the others. Source: Hutter et al., An efficient
-        approach for assessing hyperparameter importance (2014), functional ANOVA.
+        A setting's own effect is that on the expected logarithm, averaged over the values of the others; its variance
+        is over the values that were tried, and the default. Source: Hutter et al., An efficient approach for assessing
+        hyperparameter importance (2014), functional ANOVA.
         """
-        variances = {
-            each.name: pvariance([self._average(each, value) for value in each.values]) for each in self._space
-        }
+        variances = {each.name: pvariance(list(self._own_effects(each))) for each in self._space}
         total = sum(variances.values())
-        return {name: round(each / total, 4) for name, each in variances.items()} if total > 0 else {}
+        return {name: round(each / total, 4) for name, each in variances.items()} if total > NOISE * NOISE else {}
+
+    def _own_effects(self, dimension: Dimension) -> Iterator[float]:
+        """The effects of the default and of a setting's values that were tried, averaged over other settings."""
+        yield 0.0
+        for value in dimension.values:
+            if (dimension.name, value) in self._tried:
+                yield self._average(dimension, value)
 
     def _average(self, dimension: Dimension, value: Any) -> float:
         """The effect of a value, averaged over the values of all other settings."""
-        if value is None:
-            return 0.0
         own = (dimension.name, value)
         found = self._mean[self._index[(own,)]]
         for other in self._space:

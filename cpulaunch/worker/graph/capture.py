@@ -327,7 +327,7 @@ def _are_arguments(call: Call, spec: Spec, tensors: list[Tensor]) -> bool:
     found: list[Tensor] = []
     try:
         is_alike = _alike(spec, flatten((call.args, call.kwargs), found))
-    except UnknownStructureError:
+    except Exception:  # noqa: BLE001  The eager result is right whatever a type that torch can flatten raises afterwards.
         return False
     return is_alike and [*map(id, found)] == [*map(id, tensors)]
 

@@ -1,5 +1,8 @@
 """The model of settings' effects: which of them made the difference between trials."""
 
+import math
+import random
+
 import pytest
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
@@ -7,6 +10,7 @@ pytest.importorskip("optuna", reason="the extra tune is not installed")
 from cpulaunch.measure.tuning.model import importance
 from cpulaunch.measure.tuning.space import Dimension
 from cpulaunch.measure.tuning.study import TuningTrial
+from cpulaunch.records.record import replace
 
 SPACE = (
     Dimension(name="weights", values=(None, "int8")),
@@ -48,7 +52,24 @@ def test_failed_trials_say_nothing_of_importance():
 
 def test_few_trials_or_equal_ones_say_nothing_of_importance():
     assert importance(SPACE, GENERATION[:3]) == {}
+    again = [replace(each, facts={"same_as": 0}) for each in GENERATION[:3]]
+    assert importance(SPACE, [*GENERATION[:3], *again, *trials((1.0, {}))]) == {}
     assert importance(SPACE, trials(*[(1.0, each.configuration) for each in GENERATION])) == {}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_differences_that_are_but_noise_say_nothing_of_importance(seed):
+    noise = random.Random(seed)
+    assert (
+        importance(SPACE, trials(*[(math.exp(noise.gauss(0, 0.005)), each.configuration) for each in GENERATION])) == {}
+    )
+
+
+def test_values_that_were_not_tried_make_a_setting_no_less_important():
+    space = (Dimension(name="weights", values=(None, "int8", "bf16", "fp32", "int4")), *SPACE[1:])
+    tried = ({"weights": "int8"}, {"graph": "onednn"})
+    found = importance(space, trials(*[(2.0, {**each, **more}) for each in tried for more in ({}, {"threads": 1})]))
+    assert found["weights"] == pytest.approx(found["graph"], abs=0.02)
 
 
 def test_settings_that_matter_only_together_share_the_importance():

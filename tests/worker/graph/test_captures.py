@@ -102,10 +102,14 @@ class Cached(nn.Module):
             cache["keys"][0] = torch.cat([cache["keys"][0], result])
         elif self.effect == "counts":
             cache["steps"][0] += 1
+        elif self.effect == "closes":
+            cache["steps"][0] = object()
         return result + cache["keys"][0][:1]
 
 
-@pytest.mark.parametrize(("effect", "captured"), [("appends", 0), ("replaces", 0), ("counts", 0), ("reads", 1)])
+@pytest.mark.parametrize(
+    ("effect", "captured"), [("appends", 0), ("replaces", 0), ("counts", 0), ("closes", 0), ("reads", 1)]
+)
 def test_a_call_that_changes_what_an_argument_holds_is_not_traced(program, effect: str, captured: int) -> None:
     run, model = program(), Cached(effect).eval()
     with torch.no_grad():
