@@ -28,7 +28,11 @@ def test_a_script_alone_compares_python_with_the_defaults():
     assert parse_compare(["--", "-m", "package", "a"]).program == ("-m", "package", "a")
     line = parse_compare(["--rounds", "3", "-m", "package", "-a"])
     assert (line.sides, line.program, line.limits.rounds) == ((None, ()), ("-m", "package", "-a"), 3)
-    for words in (["-m", "package", "--", "--epochs", "3"], ["--no-python", "./tool", "--", "x"]):
+    for words in (
+        ["-m", "package", "--", "--epochs", "3"],
+        ["--no-python", "./tool", "--", "x"],
+        ["--no-python", "python", "train.py", "--", "x"],
+    ):
         line = parse_compare(words)
         assert (line.sides, line.program) == ((None, ()), tuple(words))
     line = parse_compare(["--no-python", "--no-python -O2", "--", "./tool"])
@@ -39,6 +43,13 @@ def test_a_script_alone_compares_python_with_the_defaults():
 def test_a_kind_of_program_without_a_program_is_an_error(words):
     with pytest.raises(UsageError, match="no script given"):
         parse_compare(words)
+
+
+def test_json_takes_no_file():
+    for words in (["--json", "found.json", "a.py"], ["python", "--json", "found.json", "--", "a.py"]):
+        with pytest.raises(UsageError, match="--json takes no file: found"):
+            parse_compare(words)
+    assert parse_compare(["--json", "a.py", "found.json"]).json
 
 
 def test_sides_come_before_the_two_dashes_and_the_program_behind():

@@ -47,12 +47,6 @@ def test_a_word_that_is_almost_a_script_names_that_script(tmp_path, monkeypatch)
     assert str(error.value) == "no command or script named 'train'\nhint: did you mean train.py?"
 
 
-def test_a_file_for_json_is_no_script(tmp_path):
-    (tmp_path / "found.json").write_text("")
-    with pytest.raises(NotFoundError, match="hint: --json takes no file: it writes to the standard output"):
-        check_program(script(tmp_path / "fund.json"), {})
-
-
 def test_a_missing_script_without_a_similar_name_names_the_directory(tmp_path):
     with pytest.raises(NotFoundError, match="searched in"):
         check_program(script(tmp_path / "train.py"), {})

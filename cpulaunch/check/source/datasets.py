@@ -7,6 +7,7 @@ from functools import lru_cache
 from cpulaunch.check.source.flow import LOOPS, inside, moves_to_gpu, passes
 from cpulaunch.check.source.program import FUNCTIONS, ParsedProgram, argument
 
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LOADER = "torch.utils.data.DataLoader"
 BASES = (
     *("torch.utils.data.Dataset", "torch.utils.data.dataset.Dataset"),
@@ -53,10 +54,11 @@ def _passes_by_source(program: ParsedProgram) -> Mapping[ast.AST | None, Sequenc
 def loops_around(program: ParsedProgram, node: ast.AST) -> Iterator[ast.AST]:
     """The loops that a node runs in: around it, and around the only call of its function, from the inside out."""
     seen: set[ast.AST] = set()
-    before, around = node, program.around(node)
+    before, around, is_repeated = node, program.around(node), False
     while (each := next(around, None)) is not None and each not in seen:
-        if isinstance(each, LOOPS) and before is not getattr(each, "iter", None):
+        if isinstance(each, LOOPS) and (is_repeated or before not in (getattr(each, "iter", None), *each.orelse)):
             yield each
+        is_repeated = isinstance(each, COMPREHENSIONS) or (is_repeated and isinstance(each, ast.expr))
         before = each
         if isinstance(each, FUNCTIONS):
             seen.add(each)

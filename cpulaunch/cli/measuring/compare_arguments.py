@@ -137,8 +137,8 @@ def _checked_program(program: list[str]) -> list[str]:
 
 
 def _begins_program(words: Sequence[str]) -> bool:
-    """Whether words are -m MODULE or --no-python COMMAND with arguments, rather than sides: then a `--` is one."""
-    return words[0] in BEGINS_PROGRAM and ("--" not in words or not _is_side(words[1]))
+    """Whether words are -m MODULE or --no-python COMMAND, whose arguments a `--` belongs to, rather than sides."""
+    return words[0] in BEGINS_PROGRAM and ("--" not in words or not all(map(_is_side, words[: words.index("--")])))
 
 
 def _side_words(text: str) -> tuple[str, ...] | None:

@@ -78,8 +78,6 @@ def _check_script(path: str) -> None:
 
 def _suggestion(path: str) -> str:
     """A hint: the file of the same directory with the most similar name, else the directory that was searched."""
-    if path.endswith(".json"):
-        return "--json takes no file: it writes to the standard output, so redirect that"
     directory = os.path.dirname(path)
     if directory and not os.path.isdir(directory):
         return f"there is no directory {printable(directory)}"

@@ -237,7 +237,7 @@ class Session:
         self._write(self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        """All that was measured. Until now: what is found out here takes time in which no steps are made."""
+        """All that was measured. Time and threads are read first: the rest takes time in which no steps are made."""
         ended, busy = time.time(), _busy_between(self._threads, busy_threads(), self._beside_steps())
         window = self._window.sums()
         profiled = next((each for each in self._phases.finished if each.name == phase_names.PROFILED), None)

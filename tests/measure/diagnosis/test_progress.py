@@ -121,7 +121,7 @@ def test_processes_one_after_the_other_do_not_take_cpus_from_one_another():
 
 ABSENCES = {
     "loaded torch": ((), Ending()),
-    "no module was called twice": ((), Ending(states=frozenset({LOADED}))),
+    "no call of a module": ((), Ending(states=frozenset({LOADED}))),
     "other threads": ((), Ending(states=frozenset({LOADED, IN_THREADS}))),
     "ended before enough": ((), Ending(states=frozenset({LOADED, IN_THREADS, STEPPING}))),
     "too few steps: 6 were seen, and 8 are needed": ((figures(steps=0, seen_steps=6),), Ending()),

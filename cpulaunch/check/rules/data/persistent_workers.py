@@ -82,6 +82,8 @@ RULE = Rule(
     "between epochs.",
     find=find,
     wrong=(
+        "def epoch():\n    for x in loader:\n        step(x)\n\nloader = DataLoader(data, num_workers=4)  # <-\n"
+        "for each in (epoch() for _ in range(10)):\n    print(each)\n",
         "loader = DataLoader(data, num_workers=4)  # <-" + EPOCHS.format("loader"),
         "loader = DataLoader(data, num_workers=2, persistent_workers=False)  # <-" + EPOCHS.format("tqdm(loader)"),
         "WORKERS = 8\nloader = DataLoader(data, 32, num_workers=WORKERS)  # <-" + EPOCHS.format("loader"),
@@ -101,6 +103,8 @@ RULE = Rule(
         "                step(x)\n",
     ),
     right=(
+        "loader = DataLoader(data, num_workers=4)\nfor epoch in range(9):\n    pass\nelse:\n    for x in loader:\n"
+        "        step(x)\n",
         "loader = DataLoader(data, num_workers=4, persistent_workers=True)" + EPOCHS.format("loader"),
         "loader = DataLoader(data, num_workers=0)" + EPOCHS.format("loader"),
         "loader = DataLoader(data)" + EPOCHS.format("loader"),

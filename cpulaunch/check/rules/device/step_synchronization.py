@@ -22,10 +22,12 @@ from cpulaunch.check.source.program import ParsedProgram, is_of_self, method, re
 EMPTY = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
 NUMBERS = ("float", "int", "bool")
 SHAPING = (
-    *(*NUMBERS, "round", "abs", "min", "max", "sum", "len", "exp", "sqrt", "mean", "array", "sorted", "map"),
-    *("dict", "OrderedDict", "list", "tuple", "str", "repr", "format", "join"),
+    *(*NUMBERS, "round", "abs", "min", "max", "sum", "len", "sorted"),
+    *("dict", "OrderedDict", "list", "tuple", "str", "repr", "format"),
 )
 """Functions and methods that only make another number, text or list of numbers."""
+SHAPING_MODULES = ("math.", "numpy.", "statistics.")
+"""Modules whose functions do so."""
 TEXTS = ("print", "str", "repr", "format")
 """Built-in functions that read the elements of a tensor, to make a number or a text of it."""
 RECORDS = (
@@ -80,7 +82,8 @@ def _is_recorded(program: ParsedProgram, node: ast.AST) -> bool:
         name = method(each) or getattr(getattr(each, "func", None), "id", "")
         if isinstance(each, ast.Call) and (method(each) in RECORDS or name == "print"):
             return True
-        if isinstance(each, ast.Call) and name not in SHAPING:
+        is_of_module = program.called(each).startswith(SHAPING_MODULES)
+        if isinstance(each, ast.Call) and name not in SHAPING and not is_of_module:
             return False
     return False
 
@@ -212,6 +215,8 @@ RULE = Rule(
         _loop("total += loss[0].detach().mean().item()  # <-"),
         "from collections import OrderedDict\nfor x in loader:\n    hits = net(x.cuda())\n    hits.sum().backward()\n"
         "    opt.step()\n    bar.set_postfix(OrderedDict(hits=hits[0].item()))  # <-\n",
+        "import numpy as np\nfor x in loader:\n    hits = net(x.cuda())\n    hits.sum().backward()\n"
+        "    opt.step()\n    found.append(np.mean(hits[0].item()))  # <-\n",
         "for x, y in loader:\n    x, y = x.cuda(), y.cuda()\n    out = net(x)\n    loss_of(out, y).backward()\n"
         "    opt.step()\n    hits += (out.argmax(1) == y).sum().item()  # <-\n",
         "for x, y in loader:\n    y = y.cuda()\n    out = net(x.cuda())\n    loss_of(out, y).backward()\n"
@@ -258,7 +263,9 @@ RULE = Rule(
         "for x, y in loader:\n    action = net(x.cuda()).argmax().item()\n    loss_of(world.step(action)).backward()\n"
         "    opt.step()\n",
         "for x, y in loader:\n    out = net(x.cuda())\n    loss_of(out, y).backward()\n    opt.step()\n"
-        "    rewards.append(world.act(out.argmax().item()))\n    total += world.act(out.argmin().item())\n",
+        "    rewards.append(world.act(out.argmax().item()))\n    total += world.act(out.argmin().item())\n"
+        "    rewards.append(list(map(world.act, [out.argmax().item()])))\n"
+        "    total += world.mean(out.argmax().item())\n",
         "import time\n" + _loop("torch.cuda.synchronize()\n    end = time.time()"),
         "from time import perf_counter\n" + _loop("start = perf_counter()\n    torch.cuda.synchronize()"),
         "def step(loss):\n    loss.backward()\n    return loss.item()\n",
