@@ -210,7 +210,7 @@ def _placement(process: ProcessDiagnosis) -> Iterator[Bottleneck]:
         parallel = min(1.0, shares.operations + shares.delayed)
         if _is_crowded(figures, machine):  # All of the one runs beside all of the other, and they wait for each other.
             used, parallel = _reachable(figures, machine), 1 - shares.waiting
-        yield Bottleneck(kind=kind, share=(1 - used / given) * parallel, detail=f"{used} of {given}")
+        yield Bottleneck(kind=kind, share=(1 - used / max(1, given)) * parallel, detail=f"{used} of {given}")
     elif kind:
         threads = _threads(figures, machine)
         lost = max(0.0, 1 - given / threads) * shares.operations

@@ -91,7 +91,7 @@ def _table(main: ProcessDiagnosis, found: Diagnosis) -> Iterator[str]:
     for name, label in sorted(LABELS.items(), key=lambda item: -getattr(shares, item[0])):
         share = getattr(shares, name)
         if share >= LEAST:
-            yield f"  {label:24}{share:5.0%}  {'█' * round(share * BAR)}{_rate(name, found)}".rstrip()
+            yield f"  {label:24}{share:5.0%}  {'█' * round(min(1.0, share) * BAR)}{_rate(name, found)}".rstrip()
 
 
 def _rate(name: str, found: Diagnosis) -> str:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 BUSY_THREAD = 0.05
 """Of the time, in which a thread runs or is ready to run: from this on it keeps busy."""
 MOST = 1 << 63
-"""From here on a count is none."""
+"""From here on a count is none, nor is anything else."""
+DECIMALS = 12
+"""Of seconds: a picosecond is less than anything takes."""
 
 
 @record
@@ -113,20 +115,28 @@ def read_figures(text: str) -> ProcessFigures | None:
 
 def _checked_window(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """The sums of a window. Raises: ValueError, TypeError, KeyError, AttributeError if they are of another form."""
-    values = [found[name] for name in ("seconds", "pauses", "overhead", "absorbed")]
-    values += [found.get(name, 0.0) for name in ("part", "delay", "backward_waits", "chained")]
-    for name in ("kinds", "tiny", "calls", "flops", "timed"):
-        values += found[name].values()
-    for name in ("low", "communication"):
-        values += found.get(name, {}).values()
-    for bits, (moved, seconds) in found.get("bytes", {}).items():
-        values += [int(bits), moved, seconds]
-    for _, count, seconds in found["operations"]:
-        values += [count, seconds]
-    values += [found["tiny"][name] for name in ("seconds", "synchronization", "outside")]
-    if not all(isinstance(each, int | float) and isfinite(each) for each in values):
-        raise ValueError("not numbers")
-    return found
+    tiny = found["tiny"]
+    return {
+        **{name: _growth(found[name]) for name in ("seconds", "pauses", "overhead", "absorbed")},
+        **{name: _growth(found.get(name, 0.0)) for name in ("delay", "backward_waits", "chained")},
+        "part": min(1.0, _amount(found.get("part", 1.0))),
+        "tiny": {name: _growth(tiny[name]) for name in ("seconds", "synchronization", "outside")},
+        "calls": {str(name): _count(value) for name, value in found["calls"].items()},
+        **{name: growths(found[name]) for name in ("kinds", "flops", "timed")},
+        **{name: growths(found.get(name, {})) for name in ("low", "communication")},
+        "bytes": {_bits(bits): (_amount(moved), _growth(spent)) for bits, (moved, spent) in found["bytes"].items()}
+        if "bytes" in found
+        else None,
+        "operations": [(str(name), _count(count), _growth(spent)) for name, count, spent in found["operations"]],
+    }
+
+
+def growths(found: Mapping[str, Any]) -> dict[str, float]:
+    """Amounts by which counters grew, by name.
+
+    Raises: ValueError, TypeError, OverflowError, AttributeError if they are something else.
+    """
+    return {str(name): _growth(value) for name, value in found.items()}
 
 
 def _finite(value: Any) -> float:
@@ -138,11 +148,19 @@ def _finite(value: Any) -> float:
 
 
 def _amount(value: Any) -> float:
-    """A number that is not negative. Raises: as _finite."""
+    """A number from 0 to MOST, without what is smaller than any that is measured: no quotient of two is infinite.
+
+    Raises: as _finite.
+    """
     found = _finite(value)
-    if found < 0:
-        raise ValueError("negative")
-    return found
+    if not 0 <= found < MOST:
+        raise ValueError("not an amount")
+    return round(found, DECIMALS)
+
+
+def _growth(value: Any) -> float:
+    """An amount by which a counter grew; 0 if it fell, as a difference of what was rounded may. Raises: as _finite."""
+    return _amount(max(0.0, _finite(value)))
 
 
 def _count(value: Any) -> int:
@@ -153,16 +171,24 @@ def _count(value: Any) -> int:
     return found
 
 
+def _bits(value: Any) -> int:
+    """How many bits a count has. Raises: as _finite."""
+    found = _count(value)
+    if found > MOST.bit_length():
+        raise ValueError("not the bits of a count")
+    return found
+
+
 def _from(data: Mapping[str, Any]) -> ProcessFigures:
     where = data["where"]
     elapsed = max(1e-3, _amount(data["ended"]) - _amount(data["started"]))
     beside = [
-        (_amount(each["seconds"]) + max(0.0, _finite(each.get("delay", 0.0)))) / elapsed
+        (_amount(each["seconds"]) + _growth(each.get("delay", 0.0))) / elapsed
         for each in data["busy_threads"]
         if each.get("is_beside", False) and each["seconds"] > 0
     ]
     busy = [each for each in data["busy_threads"] if each["seconds"] > 0]
-    total = sum(each["seconds"] for each in busy)
+    total = sum(_amount(each["seconds"]) for each in busy)
     return ProcessFigures(
         pid=_count(data["pid"]),
         index=_count(data["index"]),
@@ -178,7 +204,7 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
         median_seconds=_amount(data["median_seconds"]),
         profiled_steps=_count(data["profiled_steps"]),
         profiled_seconds=_amount(data["profiled_seconds"]),
-        sums={str(name): _finite(value) for name, value in data["sums"].items()},
+        sums=growths(data["sums"]),
         window=None if data["window"] is None else _checked_window(data["window"]),
         window_failure=str(data["window_failure"]),
         slowdowns={str(name): _amount(value) for name, value in data["slowdowns"].items()},

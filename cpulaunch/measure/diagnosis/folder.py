@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from math import inf
 
-from cpulaunch.measure.diagnosis.figures import read_figures
+from cpulaunch.measure.diagnosis.figures import growths, read_figures
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
 from cpulaunch.system.files.reading import read_start
@@ -89,7 +88,6 @@ def _text(path: str) -> str:
 
 def _numbers(text: str) -> dict[str, float]:
     try:
-        found = {str(name): float(value) for name, value in json.loads(text).items()}
+        return growths(json.loads(text))
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
-    return found if all(0 <= value < inf for value in found.values()) else {}

@@ -66,7 +66,7 @@ def _bandwidth(figures: ProcessFigures, ceilings: Ceilings) -> float | None:
     found = window.get("bytes")
     if not isinstance(found, dict):
         return None
-    large = [pair for bits, pair in found.items() if 1 << (int(bits) - 1) >= 2 * ceilings.cache_bytes]
+    large = [pair for bits, pair in found.items() if 1 << int(bits) >= 4 * ceilings.cache_bytes]
     return _rate(sum(moved for moved, _ in large), sum(seconds for _, seconds in large))
 
 

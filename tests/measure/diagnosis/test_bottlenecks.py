@@ -569,5 +569,5 @@ def test_a_bottleneck_that_takes_all_of_a_step():
 
 def test_figures_without_sense_give_no_error() -> None:
     """A process may write any figures, and a window may be nothing but an interruption."""
-    huge = figures(sums={"process_cpu": 1e308, "process_delay": 1e308, "wall": 1.0})
+    huge = figures(sums={"process_cpu": 9e18, "process_delay": 9e18, "wall": 1.0})
     assert huge.wanted_cpus == 0.0
