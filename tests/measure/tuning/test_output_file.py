@@ -1,6 +1,8 @@
 """The file that a program writes: what of its text may differ, and by how much."""
 
 import json
+import time
+import tracemalloc
 
 import pytest
 
@@ -65,6 +67,40 @@ def test_what_rounding_or_the_allowed_error_explains_is_accepted(name):
 def test_a_wrong_number_is_named_by_its_key():
     verdict = wrong_outputs(parts(CASES["labels beside times"][0]), parts(OTHER_LABELS), max_error=0.1)
     assert verdict == "output 'result (column 2 of 3)' differs by 1; 0.1 is allowed"
+
+
+LONG = "key" * 30_000
+HOSTILE = {
+    "digits that are no number": "01" * 10_000 + "b",
+    "digits between points": "1." * 100_000,
+    "a long key of many": json.dumps({LONG: {f"k{number}": number for number in range(3000)}}),
+    "a line of numbers": "1 " * 100_000,
+    "a deep list": "[" * 800 + "1," * 20_000 + "1" + "]" * 800,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_small_file_takes_little_time_and_memory(name):
+    data = HOSTILE[name].encode()
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        file_parts(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("values", [{"a": 0.5, "b": 0.7}, [0.5, 0.7], "of 0.5 and 0.7"])
+def test_numbers_below_a_long_key_are_told_apart(values):
+    reference, swapped = (
+        json.dumps({LONG: each}) for each in (values, json.loads(json.dumps(values).replace("5", "9")))
+    )
+    assert wrong_outputs(parts(reference), parts(swapped), max_error=0.1) is not None
+    assert wrong_outputs(parts(reference), parts(reference), max_error=None) is None
+    if isinstance(values, dict):
+        assert len(file_parts(reference.encode())) == 3
 
 
 def test_other_files_are_compared_by_their_bytes():

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES = 1 << 24
 """A file of so many bytes or more is compared byte for byte."""
 PIECE = 1 << 20
+MOST_GROUPS = 1 << 16
+"""The numbers of further groups are one group."""
 PRINTED_TYPE = "float32"
 """Printed numbers are taken as results of fp32: what rounding makes of them is allowed."""
 
@@ -77,7 +79,8 @@ def file_parts(data: bytes) -> list[dict[str, Any]]:
     words = NUMBER.sub("#", data.decode()).encode()
     groups: dict[str, list[PrintedNumber]] = {}
     for group, number in printed_numbers(data.decode()):
-        groups.setdefault(group, []).append(number)
+        known = len(groups) < MOST_GROUPS or group in groups
+        groups.setdefault(group if known else "others", []).append(number)
     parts: list[dict[str, Any]] = [{"place": " (text)", "type": "str", "shape": [len(words)], "digest": _digest(words)}]
     for group, numbers in groups.items():
         parts.append({"place": f" ({group})", "type": PRINTED_TYPE, "shape": [len(numbers)], "numbers": numbers})

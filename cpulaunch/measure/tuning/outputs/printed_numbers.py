@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from hashlib import sha256
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,16 +17,20 @@ if TYPE_CHECKING:
 
     PrintedNumber: TypeAlias = "int | float | str"
 
-NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])", re.ASCII)
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])", re.ASCII)
 SEPARATOR = re.compile("[,;\t]")
 MOST_DIGITS = 1000
 """Longer numbers are compared as texts; Python converts at most 4300 digits."""
+MOST_CHARACTERS = 200
+"""Of a group's name: a text has many numbers in groups whose names begin alike."""
 
 
 def printed_numbers(text: str) -> Iterator[tuple[str, PrintedNumber]]:
     """Each number of a text with its group. Numbers that no float holds are texts."""
     try:
-        yield from [*_in_json(_parsed(text), "")]
+        found: list[tuple[str, PrintedNumber]] = []
+        _add_json(_parsed(text), "", found)
+        yield from found
         return
     except (ValueError, RecursionError):
         pass
@@ -46,27 +51,36 @@ def _value(text: str) -> Any:
     return json.loads(text, object_pairs_hook=tuple, parse_int=_number, parse_float=_number, parse_constant=str)
 
 
-def _in_json(value: Any, path: str) -> Iterator[tuple[str, PrintedNumber]]:
+def _add_json(value: Any, path: str, found: list[tuple[str, PrintedNumber]]) -> None:
+    """Effect: adds the numbers of a JSON value."""
     if isinstance(value, tuple):
         for key, each in value:
-            yield from _in_json(each, f"{path}[{key!r}]")
+            _add_json(each, _shortened(f"{path}[{key!r}]"), found)
     elif isinstance(value, list):
+        path = _shortened(f"{path}[]")
         for each in value:
-            yield from _in_json(each, f"{path}[]")
+            _add_json(each, path, found)
     elif isinstance(value, str):
         for line in value.splitlines():
-            yield from _in_line(line, path)
+            found.extend(_in_line(line, path))
     elif value is not None and not isinstance(value, bool):
-        yield path, value
+        found.append((path, value))
 
 
 def _in_line(line: str, path: str) -> Iterator[tuple[str, PrintedNumber]]:
     """The numbers of a line. Of a line with separators the field is the group, else the words of the line."""
     fields = SEPARATOR.split(line)
     for number, field in enumerate(fields):
-        named = f"column {number + 1} of {len(fields)}" if len(fields) > 1 else NUMBER.sub("#", field)
+        named = f"column {number + 1} of {len(fields)}" if len(fields) > 1 else _shortened(NUMBER.sub("#", field))
         for place, found in enumerate(NUMBER.findall(field)):
             yield f"{path}{named}{f', {place + 1}' if place else ''}", _number(found)
+
+
+def _shortened(name: str) -> str:
+    """A name that is not long: of one that is, its start and its digest."""
+    if len(name) <= MOST_CHARACTERS:
+        return name
+    return f"{name[:MOST_CHARACTERS]}... {sha256(name.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _number(text: str) -> PrintedNumber:
