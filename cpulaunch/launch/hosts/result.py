@@ -98,6 +98,8 @@ def job_result(
     """
     if report is None or agent.output_error is not None:
         return _result_without_report(agent)
+    if agent.exit_code == 0:  # What else the report says is not the agent's.
+        report = AgentReport(exit_code=0, restarts=report.restarts)
     if report.error is not None and agent.ended_by is None:
         error = report.error
         raise ERRORS.get(report.exit_code, LaunchError)(
@@ -148,5 +150,5 @@ def _tail(path: str) -> tuple[str, ...]:
     """The last lines of a log; none if it cannot be read."""
     try:
         return tuple(read_end(path, max_bytes=TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:])
-    except OSError:
+    except (OSError, ValueError):  # A path that a rank made up may hold what no path can.
         return ()

@@ -7,19 +7,22 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cpulaunch.launch.hosts import shim
 from cpulaunch.launch.hosts.agent.config import check_event_handler, make_logs_specs, newer_values, supported_values
-from cpulaunch.launch.hosts.agent.files import agent_config_file, rank_config_file
+from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file, rank_config_file
 from cpulaunch.launch.hosts.agent.messages import AgentConfig, AgentReport, RankConfig, read_message, write_message
 from cpulaunch.launch.hosts.agent.reachability import is_this_host, wait_until_reachable
 from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous, compare_hosts
 from cpulaunch.launch.hosts.engine import rank_config
-from cpulaunch.launch.hosts.result import read_report
+from cpulaunch.launch.hosts.result import job_result, read_report
 from cpulaunch.launch.process.bind import Binding
 from cpulaunch.launch.process.exec_spec import ExecSpec
+from cpulaunch.launch.supervision.failure_text import summary
+from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
@@ -284,6 +287,41 @@ def test_a_report_that_a_rank_forged_counts_as_none(tmp_path, forged):
     assert read_report(str(tmp_path)).failures[0].exit_code == -9
     (tmp_path / "report.json").write_text(json.dumps(forged))
     assert read_report(str(tmp_path)) is None
+
+
+def result_of(tmp_path, exit_code, forged):
+    """How a job ended whose report is this, though its agent has ended with this code."""
+    (tmp_path / "report.json").write_text(json.dumps(forged))
+    rank = SimpleNamespace(routes=(), last_lines=lambda: ())
+    agent = LaunchResult(exit_code=exit_code, host="here", workers=())
+    return job_result(job(), agent, report=read_report(str(tmp_path)), output=SimpleNamespace(ranks=((rank, rank),)))
+
+
+ERROR = {"record": "AgentError", "what": "no", "value": None, "source": None, "hint": None}
+
+
+@pytest.mark.parametrize("forged", [ENDED | {"error": ERROR}, ENDED])
+def test_a_job_whose_agent_ended_well_has_succeeded_whatever_a_rank_wrote(tmp_path, forged):
+    result = result_of(tmp_path, 0, forged)
+    assert (result.exit_code, result.first_failure, result.workers) == (0, None, ())
+    if "error" in forged:
+        with pytest.raises(LaunchError, match="no"):
+            result_of(tmp_path, 125, forged)
+
+
+@pytest.mark.parametrize("log", ["a\0b", "\ud900", "x" * 5000])
+def test_a_log_whose_path_is_none_has_no_last_lines(tmp_path, log):
+    result = result_of(tmp_path, 3, ENDED | {"failures": [FAILED | {"log": log}]})
+    assert result.workers[0].last_lines == ()
+    assert all(line.isprintable() for line in summary(result))
+
+
+def test_the_agent_replaces_a_report_that_a_rank_has_written(tmp_path):
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / "report.json").symlink_to(tmp_path / "theirs")
+    write_message(agent_report_file(str(tmp_path)), AgentReport(exit_code=3))
+    assert read_report(str(tmp_path)) == AgentReport(exit_code=3)
+    assert (tmp_path / "theirs").read_text() == "theirs"
 
 
 def become(tmp_path, argv, *, changes=(), cpus=(), environ=None, agent=None):

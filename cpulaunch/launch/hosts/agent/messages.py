@@ -7,7 +7,7 @@ import json
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import fields, record
 from cpulaunch.system.files.reading import read_start
-from cpulaunch.system.files.writing import create_with
+from cpulaunch.system.files.writing import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ RECORDS: dict[str, type] = {
 
 
 def write_message(path: str, message: object) -> None:
-    """Effect: a new file holds the record and the records in it. Raises: OSError."""
-    create_with(path, json.dumps(message, default=_to_json).encode())
+    """Effect: a new file, instead of any that a rank has made, holds the record and those in it. Raises: OSError."""
+    replace(path, json.dumps(message, default=_to_json).encode())
 
 
 def read_message(path: str, kind: type[Message]) -> Message:
