@@ -9,7 +9,7 @@ import threading
 import time
 
 from cpulaunch.launch.process.bind import UNBOUND
-from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS
+from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import kill_children, own_children
@@ -146,10 +146,7 @@ class _Child:
             raise
 
     def _wait_for_end(self) -> None:
-        try:
-            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:
-            self.exit_code = None  # It was killed and reaped by `run_child`.
+        self.exit_code = wait_for_exit(self.pid)  # None: it was killed and reaped by `run_child`.
         self.seconds = time.monotonic() - self._started
         os.close(self._end_told)
 

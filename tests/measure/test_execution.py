@@ -14,6 +14,7 @@ from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
 from tests.launch.launching import alive, eventually
+from tests.launch.process.test_hostile_workers import may_trace
 
 PYTHON = Side(label="python", plain=True)
 DEFAULTS = Side(label="cpulaunch")
@@ -224,6 +225,36 @@ def test_nothing_that_it_started_is_left(sample, tmp_path, side, stays, limit):
     assert (found.failure is None) == (stays == 0), found.failure
     assert stays == 0 or "still running after 8 s" in found.failure
     assert not any(alive(int(pid)) for pid in told.read_text().split())
+
+
+TRACED_BY_ITS_DAEMON = """
+    import ctypes, os, sys, time
+    program = os.getpid()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        traces = ctypes.CDLL(None).ptrace(0x4206, program, 0, 0)
+        os.write(write, b"%d %d" % (traces, os.getpid()))
+        time.sleep(1000)
+    os.wait()
+    traces, daemon = os.read(read, 30).split()
+    with open(sys.argv[1], "wb") as file:
+        file.write(daemon)
+    sys.exit(0 if traces == b"0" else "it cannot trace")
+"""
+
+
+@pytest.mark.skipif(not may_trace() or not hasattr(os, "pidfd_open"), reason="may not trace its parent")
+def test_the_end_of_a_program_is_seen_while_its_own_daemon_traces_it(sample, tmp_path):
+    found = sample(TRACED_BY_ITS_DAEMON, PYTHON, str(tmp_path / "daemon"), limit=30.0)
+    assert found.failure is None
+    assert found.value < 20
+    assert not alive(int((tmp_path / "daemon").read_text()))
 
 
 @SIDES

@@ -95,6 +95,37 @@ def _child_descriptor(child: int) -> int | None:
         return None
 
 
+def wait_for_exit(pid: int) -> int | None:
+    """The exit code of a child, or minus the signal that killed it, once it has ended, traced or not.
+
+    None if another thread has reaped it. Effect: reaps it, unless a tracer does not let go of it.
+    """
+    pidfd = _child_descriptor(pid)
+    if pidfd is None:
+        return _waited_status(pid)
+    end = select.poll()
+    end.register(pidfd, select.POLLIN)
+    try:
+        while True:
+            end.poll()
+            held_until = time.monotonic() + HOLD_SECONDS
+            while ended_child(pid) is None and is_child(pid) and time.monotonic() < held_until:
+                time.sleep(HOLD_SECONDS / 30)
+            if ended_child(pid) is not None or not is_child(pid):
+                return _waited_status(pid)
+            if has_ended_traced(pid):  # Else a thread of it executed a program, and it seemed to have ended.
+                return traced_status(pid)
+    finally:
+        os.close(pidfd)
+
+
+def _waited_status(pid: int) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
+
+
 class ExitQueue:
     """Ended children, in the order in which they ended.
 
