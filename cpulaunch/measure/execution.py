@@ -18,7 +18,7 @@ from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read
 from cpulaunch.measure.last_message import last_message
 from cpulaunch.measure.metric_choice import of_all_workers, overload_text
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
-from cpulaunch.records.errors import quoted
+from cpulaunch.records.errors import LaunchError, quoted
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_path
@@ -75,7 +75,7 @@ def take_sample(
     """The sample of one launch of the program: its script and arguments, or -m MODULE, or --no-python COMMAND.
 
     Effect: launches it, and waits until everything that it started has ended; launches it again if it was paused, as
-    its figure may include the pause. Raises: KeyboardInterrupt.
+    its figure may include the pause. Raises: KeyboardInterrupt; LaunchError if there can be no folder for its figures.
     """
     sample = None
     while sample is None:
@@ -88,7 +88,7 @@ def _unpaused_sample(
 ) -> Sample | None:
     """The sample of one launch; None if Ctrl-Z paused it. Effect: see `take_sample`."""
     root = Root()
-    folder = make_unique_directory(setup.folder, "sample-")
+    folder = _own_folder(setup.folder)
     cpus = None if setup.budget is None else setup.budget.cpus
     before, used = read_counters(root, cpus), _used()
     try:
@@ -120,6 +120,19 @@ def _unpaused_sample(
         disturbance=disturbance,
         report=outcome.report,
     )
+
+
+def _own_folder(parent: str) -> str:
+    """A new folder for one launch. Raises: LaunchError, as a program may have removed the one for all launches."""
+    try:
+        return make_unique_directory(parent, "sample-")
+    except OSError as error:
+        raise LaunchError(
+            "cannot make a folder for the figures of a launch",
+            value=parent,
+            source=error.strerror,
+            hint="the program must leave the folders of cpulaunch in TMPDIR as they are",
+        ) from None
 
 
 def plain_command(program: tuple[str, ...], python: str) -> tuple[str, ...]:

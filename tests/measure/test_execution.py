@@ -13,6 +13,7 @@ import pytest
 from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
+from cpulaunch.records.errors import LaunchError
 from tests.launch.launching import alive, eventually
 from tests.launch.process.test_hostile_workers import may_trace
 
@@ -225,6 +226,12 @@ def test_nothing_that_it_started_is_left(sample, tmp_path, side, stays, limit):
     assert (found.failure is None) == (stays == 0), found.failure
     assert stays == 0 or "still running after 8 s" in found.failure
     assert not any(alive(int(pid)) for pid in told.read_text().split())
+
+
+def test_a_program_that_removes_the_folder_of_all_launches_ends_them_with_a_sentence(sample, setup):
+    assert sample(f"import shutil; shutil.rmtree({setup.folder!r})", PYTHON).failure is None
+    with pytest.raises(LaunchError, match="cannot make a folder for the figures of a launch"):
+        sample("pass", PYTHON)
 
 
 TRACED_BY_ITS_DAEMON = """

@@ -6,6 +6,7 @@ import json
 import os
 
 from cpulaunch.measure.diagnosis.figures import growths, read_figures
+from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
 from cpulaunch.system.files.reading import read_start
@@ -19,9 +20,22 @@ MAX_PROCESSES = 256
 MAX_FAILURE = 300
 
 
+def names_in(folder: str) -> frozenset[str]:
+    """The names of the files there. Raises: LaunchError if the folder is gone, which the program may remove."""
+    try:
+        return frozenset(os.listdir(folder))
+    except OSError as error:
+        raise LaunchError(
+            "cannot read what the program's processes wrote about their steps",
+            value=folder,
+            source=error.strerror,
+            hint="the program must leave the folders of cpulaunch in TMPDIR as they are",
+        ) from None
+
+
 def read_states(folder: str) -> frozenset[str]:
     """How far any of the processes came: LOADED, IN_THREADS, STEPPING."""
-    names = os.listdir(folder)
+    names = names_in(folder)
     return frozenset(state for state in (LOADED, IN_THREADS, STEPPING) if any(name.startswith(state) for name in names))
 
 
@@ -37,18 +51,18 @@ def failed_processes(folder: str) -> frozenset[int]:
 
 def read_failure(folder: str) -> str | None:
     """Why a process could not be measured, in its own words; None if none failed."""
-    names = sorted(name for name in os.listdir(folder) if name.startswith(FAILED))
+    names = sorted(name for name in names_in(folder) if name.startswith(FAILED))
     return _text(f"{folder}/{names[0]}")[:MAX_FAILURE] if names else None
 
 
 def _processes(folder: str, start: str) -> frozenset[int]:
-    found = (name.removeprefix(start) for name in os.listdir(folder) if name.startswith(start))
+    found = (name.removeprefix(start) for name in names_in(folder) if name.startswith(start))
     return frozenset(int(text) for text in found if text.isascii() and text.isdigit())
 
 
 def read_folder(folder: str) -> tuple[ProcessFigures, ...]:
     """The figures of all processes, with those of their DataLoader workers."""
-    names = sorted(os.listdir(folder))
+    names = sorted(names_in(folder))
     found = []
     for name in [name for name in names if name.startswith(FIGURES)][:MAX_PROCESSES]:
         figures = read_figures(_text(f"{folder}/{name}"))

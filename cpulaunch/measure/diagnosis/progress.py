@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from cpulaunch.measure.diagnosis.folder import failed_processes, read_folder, stepping_processes
+from cpulaunch.measure.diagnosis.folder import failed_processes, names_in, read_folder, stepping_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class Measurement:
         """Whether the program is not needed any more.
 
         As many processes as a job has on this host have been measured, and so have all others that make steps and
-        still run; for these it waits as long again as the first ones took.
+        still run; for these it waits as long again as the first ones took. Raises: LaunchError if the folder is gone.
         """
-        names = frozenset(os.listdir(self._folder))
+        names = names_in(self._folder)
         now = self._clock()
         if names != self._names:
             self._names = names

@@ -1,16 +1,27 @@
 """When the processes of a program have been measured, and which of them a diagnosis is about."""
 
 import json
+from functools import partial
 
 import pytest
 
 from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
+from cpulaunch.measure.diagnosis.folder import (
+    failed_processes,
+    read_failure,
+    read_folder,
+    read_states,
+    stepping_processes,
+)
 from cpulaunch.measure.diagnosis.progress import LEAST_WAIT_SECONDS, Measurement
 from cpulaunch.measure.diagnosis.rates import NO_CEILINGS
+from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import FAILED, FIGURES, IN_THREADS, LOADED, STEPPING
 from tests.measure.diagnosis.given import data, figures
 from tests.measure.diagnosis.test_bottlenecks import MACHINE
+
+READERS = (read_folder, read_states, read_failure, stepping_processes, failed_processes)
 
 
 class Watched:
@@ -146,3 +157,12 @@ def test_why_a_process_could_not_be_measured_is_said():
 def test_a_failure_after_the_steps_is_said():
     found = diagnosis_of([figures()], {}, MACHINE, NO_CEILINGS, ending=Ending(failure="it exited with code 1"))
     assert found.remarks == ("the program did not end well after these steps: it exited with code 1",)
+
+
+def test_a_program_that_removes_the_folder_ends_its_diagnosis_with_a_sentence(tmp_path):
+    watched = Watched(tmp_path)
+    assert not watched.measurement.is_complete()
+    tmp_path.rmdir()
+    for read in (watched.measurement.is_complete, *(partial(each, str(tmp_path)) for each in READERS)):
+        with pytest.raises(LaunchError, match="cannot read what the program's processes wrote"):
+            read()
