@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import Place, is_shared, is_trusted, locate
+from cpulaunch.system.files.paths import FOLDER, Place, is_shared, is_trusted, locate
 
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Nothing is waited for: without O_NONBLOCK, the open of a named pipe would wait for its reader."""
@@ -71,11 +71,23 @@ def replace(
 
 
 def _make_alike(fd: int, like: os.stat_result) -> None:
-    os.fchmod(fd, stat.S_IMODE(like.st_mode) & 0o777)
-    try:
-        os.fchown(fd, like.st_uid, like.st_gid)
-    except OSError:  # Only root may give files away, and to an owner whom its user namespace has.
-        return
+    """Effect: the file has the permissions of another, and its owner and group as far as that is allowed.
+
+    It is never set-user-ID or set-group-ID: the other file may be a stranger's, and this one root's. Where it cannot
+    have the owner or the group, no user may do more with it than with the other one.
+    """
+    for owner in (like.st_uid, -1):
+        try:
+            os.fchown(fd, owner, like.st_gid)
+            break
+        except OSError:  # Only root may give files away, and to an owner whom its user namespace has.
+            continue
+    status, mode = os.fstat(fd), like.st_mode & 0o777
+    if status.st_uid != like.st_uid:
+        mode &= ~stat.S_IWOTH
+    if status.st_gid != like.st_gid:
+        mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+    os.fchmod(fd, mode)
 
 
 def _temporary(name: str) -> str:
@@ -207,18 +219,20 @@ def make_pipe(path: str) -> tuple[int, int]:
     return open_pipe(path, os.O_RDONLY), open_pipe(path, os.O_WRONLY)
 
 
-def replace_by_empty(name: str, *, folder: int | None = None) -> None:
-    """Effect: replaces the file by an empty one with the same permissions. Raises: OSError."""
-    temporary = _temporary(name)
-    fd = create(temporary, folder=folder)
+def replace_by_empty(path: str, file: tuple[int, int]) -> None:
+    """Effect: replaces a file, given by device and inode, by an empty one with the same permissions and owner.
+
+    The path has no links. Nothing happens if another file is there: another user may have put it there meanwhile.
+    Raises: OSError.
+    """
+    parent, name = os.path.split(path)
+    folder = os.open(parent, FOLDER)
     try:
-        os.fchmod(fd, stat.S_IMODE(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        remove(temporary, folder=folder)
-        raise
+        like = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if (like.st_dev, like.st_ino) == file:
+            replace(name, b"", folder=folder, like=like)
     finally:
-        os.close(fd)
+        os.close(folder)
 
 
 def write_at_once(path: str, data: bytes) -> None:

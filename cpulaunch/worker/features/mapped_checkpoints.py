@@ -83,14 +83,14 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _replace_if_mapped(f: object) -> None:
-    """Effect: if the file is mapped, replaces it by an empty file with the same permissions.
+    """Effect: if the file is mapped, replaces it by an empty file with the same permissions and owner.
 
     Truncating a mapped file kills the process with SIGBUS. Source: mmap(2).
     """
-    if not isinstance(f, (str, bytes, os.PathLike)) or _identity(f) not in _mapped:
+    if not isinstance(f, (str, bytes, os.PathLike)) or (file := _identity(f)) not in _mapped:
         return
     with suppress(OSError):
-        replace_by_empty(os.path.realpath(os.fsdecode(f)))
+        replace_by_empty(os.path.realpath(os.fsdecode(f)), file)
 
 
 def _remember(f: Any) -> None:

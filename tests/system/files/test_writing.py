@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from cpulaunch.system.files import writing
-from tests.strangers import as_stranger, folder_of_stranger, needs_root
+from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -192,3 +192,65 @@ def test_the_name_of_a_foreign_file_cannot_be_removed_before_it_is_seen(stranger
     with pytest.raises(PermissionError, match="hard link"):
         writing.write_at_once(str(error_file), b"new")
     assert own.read_text() == "keep"
+
+
+def identity(path):
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def permissions(path):
+    status = os.stat(path)
+    return stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+
+
+def test_an_empty_replacement_leaves_the_mapped_file_and_keeps_its_permissions(tmp_path, victim):
+    victim.chmod(0o640)
+    with victim.open() as file:
+        writing.replace_by_empty(str(victim), identity(victim))
+        assert file.read() == "keep"
+    assert (victim.read_text(), permissions(victim)) == ("", (0o640, os.geteuid(), os.getegid()))
+    assert list(tmp_path.iterdir()) == [victim]
+
+
+def test_another_file_than_the_mapped_one_is_not_replaced(tmp_path, victim):
+    (tmp_path / "mapped").touch()
+    writing.replace_by_empty(str(victim), identity(tmp_path / "mapped"))
+    (tmp_path / "link").symlink_to(victim)
+    writing.replace_by_empty(str(tmp_path / "link"), identity(victim))
+    assert victim.read_text() == "keep"
+    assert (tmp_path / "link").is_symlink()
+
+
+@needs_root
+@pytest.mark.parametrize("bits", [0o4777, 0o2777, 0o7755])
+def test_no_replacement_makes_a_set_user_id_program_of_a_strangers_file(strangers, bits):
+    """The stranger, who may write to the file, would fill it with a program of root's."""
+    for name in ("mapped", "output"):
+        as_stranger(lambda name=name: (strangers / name).touch())
+        as_stranger(lambda name=name: (strangers / name).chmod(bits))
+    assert permissions(strangers / "mapped")[0] == bits
+    writing.replace_by_empty(str(strangers / "mapped"), identity(strangers / "mapped"))
+    writing.write_output(str(strangers / "output"), b"x", like=os.stat(strangers / "output"))
+    for name in ("mapped", "output"):
+        assert permissions(strangers / name) == (bits & 0o777, UID, UID)
+
+
+@needs_root
+@pytest.mark.parametrize(("mode", "expected"), [(0o664, 0o644), (0o666, 0o644), (0o640, 0o600), (0o755, 0o755)])
+def test_a_file_that_cannot_have_the_others_owner_and_group_permits_no_more(strangers, mode, expected):
+    (strangers / "file").touch()
+    (strangers / "file").chmod(mode)
+    file = identity(strangers / "file")
+    as_stranger(lambda: writing.replace_by_empty(str(strangers / "file"), file))
+    assert permissions(strangers / "file") == (expected, UID, UID)
+
+
+@needs_root
+def test_the_group_of_a_shared_file_still_writes_to_its_replacement(strangers):
+    (strangers / "file").touch()
+    os.chown(strangers / "file", UID + 1, UID)
+    (strangers / "file").chmod(0o664)
+    file = identity(strangers / "file")
+    as_stranger(lambda: writing.replace_by_empty(str(strangers / "file"), file))
+    assert permissions(strangers / "file") == (0o664, UID, UID)
