@@ -103,7 +103,7 @@ def untrusted_part(root: Root, path: str) -> str | None:
 
 def _writable_by(where: str, status: os.stat_result) -> str | None:
     """Which other user or group may change this file or directory; None if none may."""
-    if status.st_uid not in (0, os.geteuid()):
+    if status.st_uid != 0 and not _is_own(status):
         return f"belongs to user {status.st_uid}"
     if _is_safe_kind(status.st_mode):
         return None
@@ -114,6 +114,15 @@ def _writable_by(where: str, status: os.stat_result) -> str | None:
     from cpulaunch.system.trust import group_writer
 
     return group_writer(where, owner=status.st_uid, group=status.st_gid)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Whether this user owns a file or directory."""
+    if status.st_uid != os.geteuid() or status.st_uid != os.stat("/").st_uid:
+        return status.st_uid == os.geteuid()
+    from cpulaunch.system.files.paths import is_own  # Only where "/" seems to be this user's, as in user namespaces.
+
+    return is_own(status)
 
 
 def _is_safe_kind(mode: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
-from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, open_folder
+from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, open_folder
 from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def is_private(status: os.stat_result) -> bool:
     """Whether this user owns a file or folder and no other user can write to it."""
-    return status.st_uid == os.geteuid() and not status.st_mode & WRITABLE_BY_OTHERS
+    return is_own(status) and not status.st_mode & WRITABLE_BY_OTHERS
 
 
 def read_lines(name: str, *, header: str, max_bytes: int, folder: int | None = None) -> list[str]:

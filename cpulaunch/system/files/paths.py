@@ -1,6 +1,7 @@
 """Whose links are followed, and which folders no other user can change.
 
-Trusted owners are this user, root, and the owner of "/": in a user namespace, root's files have another number.
+Trusted owners are this user, root, and the owner of "/": in a user namespace, root's files have another number. Where
+that is the number of all users without one, as in a namespace that `unshare -r` made, it tells root from no stranger.
 Source: Linux, Documentation/admin-guide/sysctl/fs.rst, protected_symlinks, which protects world-writable folders only.
 """
 
@@ -21,6 +22,11 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 """With a POSIX ACL, the group's bits are its mask, which limits what any other user may do. Source: acl(5)."""
 OPEN_TO_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 
+OVERFLOW_UID = 65534
+"""Source: Linux, include/linux/highuid.h, DEFAULT_OVERFLOWUID."""
+FIRST_LEVEL = 2
+"""The parts of the path of a folder in "/"."""
+
 
 @record(kw_only=False)
 class Place:
@@ -33,7 +39,32 @@ class Place:
 
 def is_trusted(status: os.stat_result) -> bool:
     """Whether no other user than this one and root owns a file, folder or link."""
-    return status.st_uid in (os.geteuid(), 0) or status.st_uid == os.stat("/").st_uid
+    uid = status.st_uid
+    return uid == 0 or (uid in (os.geteuid(), os.stat("/").st_uid) and not _is_unmapped(uid))
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether this user owns a file, folder or link."""
+    return status.st_uid == os.geteuid() and not _is_unmapped(status.st_uid)
+
+
+def is_root() -> bool:
+    """Whether this process may do more than an ordinary user, in whose namespace root has no number."""
+    return os.geteuid() == 0 and not _is_unmapped(os.stat("/").st_uid)
+
+
+def _is_unmapped(uid: int) -> bool:
+    """Whether root's files show this number, and those of any stranger too, because neither has one here.
+
+    Source: user_namespaces(7), /proc/sys/kernel/overflowuid.
+    """
+    if uid == 0 or uid != os.stat("/").st_uid:
+        return False
+    try:
+        with open("/proc/sys/kernel/overflowuid", "rb") as file:
+            return uid == int(file.read())
+    except (OSError, ValueError):
+        return uid == OVERFLOW_UID
 
 
 def is_shared(folder: os.stat_result) -> bool:
@@ -42,14 +73,18 @@ def is_shared(folder: os.stat_result) -> bool:
 
 
 def is_secure(path: str) -> bool:
-    """Whether no other user can rename or replace this folder or what is in it, itself a path without links."""
+    """Whether no other user can rename or replace this folder or what is in it, itself a path without links.
+
+    Where root has no number, "/" and the folders in it count as root's.
+    """
     parts = os.path.abspath(path).rstrip("/").split("/")
     for end in range(1, len(parts) + 1):
         status = os.lstat("/".join(parts[:end]) or "/")
-        sticky = bool(status.st_mode & stat.S_ISVTX) and is_trusted(status)
-        if not stat.S_ISDIR(status.st_mode) or (is_shared(status) and not sticky):
+        trusted = is_trusted(status) or (end <= FIRST_LEVEL and _is_unmapped(status.st_uid))
+        kept = bool(status.st_mode & stat.S_ISVTX) or not status.st_mode & WRITABLE_BY_OTHERS
+        if not (stat.S_ISDIR(status.st_mode) and trusted and kept):
             return False
-        if status.st_uid == os.geteuid() and not status.st_mode & OPEN_TO_OTHERS:
+        if is_own(status) and not status.st_mode & OPEN_TO_OTHERS:
             return True  # No other user can reach what is below.
     return True
 
@@ -158,11 +193,10 @@ def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
     """What a link refers to. Raises: PermissionError if another user made it, or mounted the file system that it is in.
 
     On the way to a folder, links of a folder's only owner are followed too, as administrators make them who are not
-    root; but not by root.
+    root; but not by root. Where root has no number, they may be root's, and those in "/" and /dev are.
     """
     status, parent = os.fstat(link), os.fstat(folder)
-    of_owner = status.st_uid == parent.st_uid and not parent.st_mode & WRITABLE_BY_OTHERS
-    if not (is_trusted(status) or (of_owner and not is_last and os.geteuid() != 0)):
+    if not (is_trusted(status) or (_is_of_owner(status, parent) and _is_followed(status, parent, is_last=is_last))):
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
     if status.st_dev != os.stat("/").st_dev:
         from cpulaunch.system.files.mounts import other_mounter  # Most links are on the first file system.
@@ -170,6 +204,18 @@ def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
         if (reason := other_mounter(status.st_dev)) is not None:
             raise PermissionError(errno.EPERM, f"{name} is a symbolic link that {reason}", name)
     return os.readlink("", dir_fd=link)
+
+
+def _is_of_owner(link: os.stat_result, parent: os.stat_result) -> bool:
+    """Whether the owner of the link is the only one who can make links in its folder."""
+    return link.st_uid == parent.st_uid and not parent.st_mode & WRITABLE_BY_OTHERS
+
+
+def _is_followed(link: os.stat_result, parent: os.stat_result, *, is_last: bool) -> bool:
+    """Whether a link of its folder's only owner is followed."""
+    if not _is_unmapped(link.st_uid):
+        return not is_last and os.geteuid() != 0
+    return not is_last or any(os.path.samestat(parent, os.stat(folder)) for folder in ("/", "/dev"))
 
 
 def _counted(links: int, name: str) -> int:

@@ -1,13 +1,20 @@
 """Whose links are followed, and which folders count as ones that no other user can change."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from cpulaunch.system.files.paths import is_secure, locate, open_folder
-from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
+from cpulaunch.launch.process.run_directory import _parents
+from cpulaunch.probe.software.libraries import untrusted_part
+from cpulaunch.system.files.caches import is_private
+from cpulaunch.system.files.paths import is_root, is_secure, is_trusted, locate, open_folder
+from cpulaunch.system.root import Root
+from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -122,6 +129,73 @@ def test_folders_that_others_can_change_are_not_secure(tmp_path, strangers):
         assert is_secure(str(strangers / "below")) is secure
     (strangers / "below").chmod(0o777)
     assert is_secure(str(strangers / "below")), "no other user reaches it"
+
+
+def is_refused(path):
+    try:
+        os.close(locate(str(path)).folder)
+    except PermissionError:
+        return True
+    return False
+
+
+def check_all(**facts):
+    """Effect: names the facts that do not hold, in a child process. Raises: OSError."""
+    if wrong := [name for name, holds in facts.items() if not holds]:
+        sys.__stderr__.write(f"wrong: {wrong}\n")
+        raise OSError
+
+
+@pytest.fixture
+def others(strangers):
+    """The folder of a third user, who made links in it."""
+    folder = Path(tempfile.mkdtemp(prefix="others-", dir="/tmp"))
+    (strangers / "own").write_text("keep")
+    for name, target in (("log", strangers / "own"), ("way", strangers)):
+        (folder / name).symlink_to(target)
+        os.chown(folder / name, UID + 1, UID + 1, follow_symlinks=False)
+    (folder / "below").mkdir()
+    os.chown(folder, UID + 1, UID + 1)
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@needs_root
+@pytest.mark.parametrize("inside", [0, 1000, None])
+def test_in_a_user_namespace_others_are_not_taken_for_root(others, strangers, inside):
+    """Root's files and theirs show the same owner there, in the last case this user's too."""
+
+    def check():
+        check_all(
+            alike=os.stat(others).st_uid == os.stat("/").st_uid,
+            followed=is_refused(others / "log"),
+            secure=not is_secure(str(others)) and not is_secure(str(others / "below")),
+            trusted=not is_trusted(os.stat(others)),
+            private=not is_private(os.stat(others)),
+            library=untrusted_part(Root(), str(others)) is not None,
+        )
+
+    in_user_namespace(check, inside=inside)
+
+
+@needs_root
+@pytest.mark.parametrize("inside", [0, 1000])
+def test_in_a_user_namespace_launches_find_their_folders(strangers, inside):
+    def check():
+        (strangers / "link").symlink_to("logs")
+        (strangers / "logs").mkdir()
+        check_all(
+            tmp=is_secure("/tmp"),
+            own=is_secure(str(strangers / "logs")),
+            own_link=opened(strangers / "link/new", make=0o755) == str(strangers / "logs/new"),
+            stdout=located("/dev/stdout")[1],
+            system_link=not Path("/var/run").is_symlink() or opened("/var/run") == os.path.realpath("/var/run"),
+            order=_parents({"TMPDIR": str(strangers)})[:2] == [str(strangers), "/tmp"],
+            ordinary=not is_root(),
+        )
+
+    in_user_namespace(check, inside=inside)
 
 
 MOUNTED = r"""
