@@ -111,6 +111,7 @@ MOUNTINFO = """\
 31 27 0:41 / /srv rw - fuseblk /dev/sdb1 rw,user_id=0,group_id=0,allow_other
 32 27 8:33 / /mnt/a\\040stick rw,nosuid,nodev,noexec - ext4 /dev/sdc1 rw
 33 27 0:42 / /data shared:5 master:1 - nfs4 server:/data rw
+34 27 0:43 / /srv/unnamed rw - fuse  rw,user_id=12345,group_id=12345,allow_other
 broken line
 """
 
@@ -121,6 +122,7 @@ def test_file_systems_of_other_users_are_found() -> None:
     assert found == {
         os.makedev(0, 40): "is in a file system that user 12345 serves (FUSE)",
         os.makedev(8, 33): "is in a file system that user eve mounted",
+        os.makedev(0, 43): "is in a file system that user 12345 serves (FUSE)",
     }
 
 

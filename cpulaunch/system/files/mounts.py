@@ -35,9 +35,9 @@ def foreign_mounts(mountinfo: str, user_mounts: str) -> Iterator[tuple[int, str]
     names = _mount_users(user_mounts)
     for line in mountinfo.splitlines():
         words = line.split()
-        if "-" not in words[6:]:
+        if "-" not in words[6:-1]:
             continue
-        kind, _, options = ([*words[words.index("-", 6) + 1 :], "", "", ""])[:3]
+        kind, options = words[words.index("-", 6) + 1], words[-1]  # Between them the source, which may be empty.
         major, _, minor = words[2].partition(":")
         device = os.makedev(int(major), int(minor))
         user = dict(option.partition("=")[::2] for option in options.split(",")).get("user_id", "0")

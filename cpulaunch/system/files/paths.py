@@ -75,15 +75,19 @@ def is_shared(folder: os.stat_result) -> bool:
 def is_secure(path: str) -> bool:
     """Whether no other user can rename or replace this folder or what is in it, itself a path without links.
 
-    Where root has no number, "/" and the folders in it count as root's.
+    Where root has no number, "/" and the folders in it count as root's. The file system of "/" belongs to root.
     """
     parts = os.path.abspath(path).rstrip("/").split("/")
+    device = os.stat("/").st_dev
     for end in range(1, len(parts) + 1):
         status = os.lstat("/".join(parts[:end]) or "/")
         trusted = is_trusted(status) or (end <= FIRST_LEVEL and _is_unmapped(status.st_uid))
         kept = bool(status.st_mode & stat.S_ISVTX) or not status.st_mode & WRITABLE_BY_OTHERS
         if not (stat.S_ISDIR(status.st_mode) and trusted and kept):
             return False
+        if status.st_dev != device and _other_mounter(status) is not None:
+            return False
+        device = status.st_dev
         if is_own(status) and not status.st_mode & OPEN_TO_OTHERS:
             return True  # No other user can reach what is below.
     return True
@@ -198,12 +202,18 @@ def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
     status, parent = os.fstat(link), os.fstat(folder)
     if not (is_trusted(status) or (_is_of_owner(status, parent) and _is_followed(status, parent, is_last=is_last))):
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
-    if status.st_dev != os.stat("/").st_dev:
-        from cpulaunch.system.files.mounts import other_mounter  # Most links are on the first file system.
-
-        if (reason := other_mounter(status.st_dev)) is not None:
-            raise PermissionError(errno.EPERM, f"{name} is a symbolic link that {reason}", name)
+    if (reason := _other_mounter(status)) is not None:
+        raise PermissionError(errno.EPERM, f"{name} is a symbolic link that {reason}", name)
     return os.readlink("", dir_fd=link)
+
+
+def _other_mounter(status: os.stat_result) -> str | None:
+    """Whose file system this is in, if another user mounted it; None if none did."""
+    if status.st_dev == os.stat("/").st_dev:
+        return None
+    from cpulaunch.system.files.mounts import other_mounter  # Most files are on the first file system.
+
+    return other_mounter(status.st_dev)
 
 
 def _is_of_owner(link: os.stat_result, parent: os.stat_result) -> bool:

@@ -223,3 +223,28 @@ def test_links_in_a_file_system_that_another_user_mounted_are_not_followed(tmp_p
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert content in shown
     assert (f"is in a file system that user {user} mounted" in shown) == (user == "eve")
+
+
+SECURE = r"""
+import os, sys
+from pathlib import Path
+from cpulaunch.launch.process.run_directory import _parents
+from cpulaunch.system.files.paths import is_secure
+mount, user = Path(sys.argv[1]), sys.argv[2]
+os.system(f"mount -t tmpfs stick {mount} && mount -t tmpfs run /run")
+mount.chmod(0o755)
+os.mkdir("/run/mount")
+Path("/run/mount/utab").write_text(f"SRC=stick TARGET={mount} ROOT=/ OPTS=user={user}\n")
+(mount / "below").mkdir()
+parents = _parents({"TMPDIR": str(mount)})
+print(is_secure(str(mount)), is_secure(str(mount / "below")), parents.index(str(mount)) < parents.index("/tmp"))
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(("user", "secure"), [("eve", "False False False"), ("root", "True True True")])
+def test_a_file_system_that_another_user_mounted_is_not_secure(strangers, user, secure):
+    os.chown(strangers, 0, 0)
+    (strangers / "mount").mkdir()
+    command = ["unshare", "--mount", sys.executable, "-c", SECURE, str(strangers / "mount"), user]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == secure
