@@ -9,7 +9,13 @@ import os
 import sys
 
 from cpulaunch.probe.software.libraries import untrusted_part
-from cpulaunch.probe.software.torch_files import environment_prefix, has_torch, is_torch_known, python_version
+from cpulaunch.probe.software.torch_files import (
+    environment_prefix,
+    has_torch,
+    is_torch_known,
+    python_version,
+    startup_paths,
+)
 from cpulaunch.records.errors import escaped
 from cpulaunch.records.host import Host
 from cpulaunch.records.record import record, replace
@@ -96,7 +102,7 @@ def _active(root: Root, environ: Mapping[str, str]) -> Iterator[ActiveEnvironmen
     for name, kind in VARIABLES.items():
         prefix = environ.get(name, "").rstrip("/")
         python = environment_python(root, prefix)
-        if python is not None and _writer(root, python, path) is None:
+        if python is not None and _writer(root, prefix, python, path) is None:
             base = name == "CONDA_PREFIX" and _is_base(root, prefix, environ)
             title = "conda's base environment" if base else f"the active {kind} environment"
             found.append(ActiveEnvironment(variable=name, prefix=prefix, python=python, title=title, default=base))
@@ -108,16 +114,25 @@ def _is_base(root: Root, prefix: str, environ: Mapping[str, str]) -> bool:
     return environ.get("CONDA_DEFAULT_ENV") == "base" or root.exists(f"{prefix}/condabin")
 
 
-def _writer(root: Root, python: str, path: list[str]) -> str | None:
+def _writer(root: Root, prefix: str, python: str, path: list[str]) -> str | None:
     """What another user can change of an environment's Python, if a variable alone names the environment; else None.
 
     `sudo -E` keeps VIRTUAL_ENV of the user who typed it, but not PATH: a shell would run another Python. The Python of
     an environment that is in PATH would run without cpulaunch, too.
     """
     folder = os.path.realpath(os.path.dirname(python))
-    if any(os.path.realpath(each) == folder for each in path if os.path.isabs(each)):
+    if any(os.path.realpath(each) == folder and _is_in(each, prefix) for each in path if os.path.isabs(each)):
         return None
-    return untrusted_part(root, python)
+    try:
+        parts = (untrusted_part(root, each) for each in startup_paths(root, python, prefix))
+        return next((part for part in parts if part is not None), None)
+    except OSError as error:
+        return f"{prefix} cannot be checked ({error.strerror})"
+
+
+def _is_in(folder: str, prefix: str) -> bool:
+    """Whether a folder of PATH is in this environment, whose bin may itself be a link to another one's."""
+    return os.path.realpath(os.path.dirname(folder.rstrip("/"))) == os.path.realpath(prefix)
 
 
 def _missing(root: Root, environ: Mapping[str, str]) -> str:
@@ -126,7 +141,7 @@ def _missing(root: Root, environ: Mapping[str, str]) -> str:
     gone, unsafe = [], []
     for name, prefix in ((name, environ[name]) for name in VARIABLES if environ.get(name)):
         python = environment_python(root, prefix)
-        writer = None if python is None else _writer(root, python, path)
+        writer = None if python is None else _writer(root, prefix.rstrip("/"), python, path)
         if python is None:
             gone.append(f"{name}={prefix}")
         elif writer is not None:

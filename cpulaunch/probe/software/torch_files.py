@@ -74,6 +74,27 @@ def is_torch_known(root: Root, interpreter: str | None, prefix: str | None, envi
     return bool(folders) and not any(name.startswith(EDITABLE_TORCH) for name in names)
 
 
+def startup_paths(root: Root, interpreter: str, prefix: str) -> Iterator[str]:
+    """An environment's interpreter and what decides which modules it loads; not all of these paths exist.
+
+    What a path says is read once the next one is asked for. Packages in /usr/local, which Debian's group "staff" may
+    write, are left out: they are those of the system's Python, too. Source: Python, site; PEP 405: with a pyvenv.cfg,
+    the standard library is that of its `home`.
+    """
+    yield interpreter
+    yield f"{prefix}/pyvenv.cfg"
+    version, home = python_version(root, interpreter, prefix), _environment_config(root, prefix).get("home")
+    for base in (prefix, *([os.path.dirname(home)] if home else [])):
+        for lib in (f"{base}/lib", f"{base}/lib64"):
+            yield lib
+            yield from _python_folders(root, lib, version)
+    for folder in (*_packages(root, prefix, version), *_base_packages(root, prefix, version)):
+        if not folder.startswith("/usr/local/lib/python"):
+            yield f"{folder}/torch/__init__.py"
+            yield from (f"{folder}/{name}" for name in root.names(folder) if name.endswith(".pth"))
+            yield from _added_folders(root, folder)
+
+
 def python_version(root: Root, interpreter: str, prefix: str) -> tuple[int, int] | None:
     """The version of an interpreter, from its environment's pyvenv.cfg, its file's name, or its packages' folder.
 

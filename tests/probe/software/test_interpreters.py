@@ -1,5 +1,6 @@
 """Which Python runs the workers: tables of active environments, with and without torch."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from cpulaunch.records.host import Torch
 from cpulaunch.records.request import Program, WorkerPython
 from cpulaunch.system.root import Root
 from tests.plan.machines import SCRIPT, machine, replace
+from tests.strangers import UID, needs_root
 
 
 def make_environment(prefix: Path, *, torch: bool, version: str = "3.12", virtual: bool = True) -> Path:
@@ -123,6 +125,48 @@ def test_an_environment_that_others_can_change_has_to_be_in_path(folder: Path) -
     )
     chosen = choose_python(Root(), environ | {"PATH": f"/usr/bin:{folder}/with/bin/"}, own)
     assert (chosen.path, chosen.notice) == (str(folder / "with/bin/python"), "")
+
+
+CHANGEABLE = ["pyvenv.cfg", "lib", "lib/python3.12", "lib/python3.12/site-packages", "added", "base", "base/lib"]
+
+
+@pytest.mark.parametrize(
+    "part", [*CHANGEABLE, "lib/python3.12/site-packages/torch", "lib/python3.12/site-packages/a.pth"]
+)
+def test_an_environment_whose_modules_others_can_change_has_to_be_in_path(folder: Path, part: str) -> None:
+    """Its Python alone is nothing that they can change."""
+    prefix = folder / "with"
+    (prefix / "added").mkdir()
+    (prefix / "base/lib").mkdir(parents=True)
+    (prefix / "lib/python3.12/site-packages/a.pth").write_text(f"import os\n{prefix}/added\n")
+    (prefix / "pyvenv.cfg").write_text(f"home = {prefix}/base/bin\nversion = 3.12.1\n")
+    own, environ = own_python(folder / "own"), {"VIRTUAL_ENV": str(prefix), "PATH": "/usr/bin"}
+    assert choose_python(Root(), environ, own).path == f"{prefix}/bin/python"
+    (prefix / part).chmod(0o777)
+    chosen = choose_python(Root(), environ, own)
+    assert chosen.path == str(folder / "own/bin/python")
+    assert f"{prefix / part} may be written by everyone" in chosen.notice
+    assert choose_python(Root(), environ | {"PATH": f"{prefix}/bin"}, own).path == f"{prefix}/bin/python"
+
+
+@needs_root
+def test_an_environment_with_the_modules_of_another_user_has_to_be_in_path(folder: Path) -> None:
+    os.chown(folder / "with/lib", UID, UID)
+    own, environ = own_python(folder / "own"), {"VIRTUAL_ENV": f"{folder}/with", "PATH": "/usr/bin"}
+    chosen = choose_python(Root(), environ, own)
+    assert chosen.path == str(folder / "own/bin/python")
+    assert f"{folder}/with/lib belongs to user {UID}; --python {folder}/with insists" in chosen.notice
+
+
+def test_a_link_to_a_folder_of_path_does_not_make_an_environment_one_of_path(folder: Path) -> None:
+    """Python finds pyvenv.cfg, and with it its modules, beside the link."""
+    (folder / "other").mkdir()
+    (folder / "other/bin").symlink_to(folder / "own/bin")
+    (folder / "other").chmod(0o777)
+    environ = {"VIRTUAL_ENV": f"{folder}/other", "PATH": f"{folder}/own/bin"}
+    chosen = choose_python(Root(), environ, own_python(folder / "own_with"))
+    assert chosen.path == str(folder / "own_with/bin/python")
+    assert f"VIRTUAL_ENV={folder}/other is ignored: it is not in PATH" in chosen.notice
 
 
 def test_messages_on_odd_folders_are_one_line() -> None:
