@@ -8,8 +8,9 @@ from io import BytesIO
 from pathlib import Path
 
 from cpulaunch.check.findings import ProgramFile, Unreadable
-from cpulaunch.system.files.reading import read_start
-from cpulaunch.system.files.writing import write_output
+from cpulaunch.records.record import record
+from cpulaunch.system.files.reading import open_regular, read_from, read_start
+from cpulaunch.system.files.writing import replace_unchanged
 
 SUFFIXES = (".py", ".ipynb")
 MAX_BYTES = 4 << 20
@@ -17,6 +18,15 @@ MAX_BYTES = 4 << 20
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"}
 TEST_FILE = re.compile(r"(^|/)tests?/(.*/)?test_[^/]*$")
 """Such a name in a folder of tests is a test's, whose speed is of no concern."""
+
+
+@record
+class ProgramText:
+    """A file's text, its encoding, and the status of the file when it was read."""
+
+    text: str
+    encoding: str
+    status: os.stat_result
 
 
 def programs(paths: Iterable[str], exclude: Iterable[str] = ()) -> Iterator[ProgramFile | Unreadable]:
@@ -57,10 +67,10 @@ def _is_excluded(path: Path, folder: Path, exclude: tuple[str, ...]) -> bool:
     return any(each.match(pattern.removeprefix("**/")) for pattern in exclude for each in below)
 
 
-def read_program(path: str) -> str | Unreadable:
+def read_program(path: str) -> ProgramText | Unreadable:
     """A file's text in the encoding that its first lines name; a link is read at its target."""
     try:
-        data = read_start(os.path.realpath(path), max_bytes=MAX_BYTES + 1)
+        data, status = _read(os.path.realpath(path))
         if len(data) > MAX_BYTES:
             return Unreadable(path=path, reason=f"larger than {MAX_BYTES >> 20} MiB")
         encoding = "utf-8-sig" if path.endswith(".ipynb") else tokenize.detect_encoding(BytesIO(data).readline)[0]
@@ -71,20 +81,30 @@ def read_program(path: str) -> str | Unreadable:
         return Unreadable(path=path, reason="not in the encoding that it declares, by default UTF-8")
     if "\0" in text:
         return Unreadable(path=path, reason="contains NUL: not a text")
-    return text
+    return ProgramText(text=text, encoding=encoding, status=status)
 
 
-def write_program(path: str, text: str) -> str | None:
+def _read(path: str) -> tuple[bytes, os.stat_result]:
+    """At most one byte more of a file than is read of a program, and the file's status before. Raises: OSError."""
+    fd = open_regular(path)
+    try:
+        status = os.fstat(fd)
+        return read_from(fd, MAX_BYTES + 1), status
+    finally:
+        os.close(fd)
+
+
+def write_program(path: str, text: str, read: ProgramText) -> str | None:
     """Why the text could not be written, None if it was.
 
-    Effect: replaces the file, at the target of a link unless another user made that, and keeps its owner, mode and
-    encoding.
+    Effect: replaces the file that was read, at the target of a link unless another user made that, and keeps its owner,
+    mode and encoding. Any other file in its place stays as it is.
     """
     try:
-        data = read_start(os.path.realpath(path), max_bytes=MAX_BYTES)
-        encoding = tokenize.detect_encoding(BytesIO(data).readline)[0]
-        write_output(path, text.encode(encoding), like=os.stat(path))
-    except (OSError, UnicodeError, SyntaxError) as error:  # Others may have changed it meanwhile.
+        replace_unchanged(path, text.encode(read.encoding), read=read.status)
+    except OSError as error:
+        return error.strerror or str(error)
+    except UnicodeError as error:
         return str(error)
     return None
 

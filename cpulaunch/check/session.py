@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 from cpulaunch.check.configuration import CheckConfiguration, configuration
-from cpulaunch.check.files import programs, read_configuration, read_program, write_program
+from cpulaunch.check.files import ProgramText, programs, read_configuration, read_program, write_program
 from cpulaunch.check.findings import ProgramFile, Rule, SourceFinding, Unreadable
 from cpulaunch.check.inspect_text import findings, mentions_torch
 from cpulaunch.check.notebooks import notebook
@@ -87,18 +87,18 @@ def _configuration(paths: Sequence[str]) -> CheckConfiguration:
 
 
 def _check_file(file: ProgramFile, rules: Sequence[Rule], fix: str) -> _FileResult:
-    path, text = file.path, read_program(file.path)
-    if isinstance(text, Unreadable):
-        return _FileResult(unreadable=(text,))
+    path, read = file.path, read_program(file.path)
+    if isinstance(read, Unreadable):
+        return _FileResult(unreadable=(read,))
     if file.is_test:
         return _FileResult()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # About the program's text, such as "\d" in a string.
             if path.endswith(".ipynb"):
-                return _in_notebook(text, rules, path)
-            found = findings(text, rules, path=path)
-            return _after_fixes(path, text, rules, found, fix) if fix != "none" else _FileResult(findings=tuple(found))
+                return _in_notebook(read.text, rules, path)
+            found = findings(read.text, rules, path=path)
+            return _after_fixes(path, read, rules, found, fix) if fix != "none" else _FileResult(findings=tuple(found))
     except SyntaxError as error:
         reason = f"line {error.lineno or 1}: {error.msg}"
     except (RecursionError, MemoryError):
@@ -120,13 +120,15 @@ def _in_notebook(source: str, rules: Sequence[Rule], path: str) -> _FileResult:
     return _FileResult(findings=tuple(found), unreadable=unreadable)
 
 
-def _after_fixes(path: str, text: str, rules: Sequence[Rule], found: list[SourceFinding], fix: str) -> _FileResult:
+def _after_fixes(
+    path: str, read: ProgramText, rules: Sequence[Rule], found: list[SourceFinding], fix: str
+) -> _FileResult:
     from cpulaunch.check.fixes import fixed
 
-    new, count = fixed(text, found, unsafe=fix == "unsafe")
+    new, count = fixed(read.text, found, unsafe=fix == "unsafe")
     if not count:
         return _FileResult(findings=tuple(found))
-    failure = write_program(path, new)
+    failure = write_program(path, new, read)
     if failure is not None:
         return _FileResult(unreadable=(Unreadable(path=path, reason=f"cannot write: {failure}"),))
     return _FileResult(findings=tuple(findings(new, rules, path=path)), fixed=count)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,57 @@ def test_fix_does_not_follow_a_link_of_another_user(
     assert check(capfd, "--fix", str(tmp_path / "own.py"))[0] == 0
     assert Path(target).read_text() != FIXABLE
     assert (tmp_path / "own.py").is_symlink()
+
+
+@pytest.fixture
+def at_fixing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """A function whose argument is called when a text has been read and is about to be changed."""
+    from cpulaunch.check import fixes  # It needs libcst.
+
+    fixed = fixes.fixed
+
+    def act_then(action: Callable[[], object]) -> None:
+        def acting(*arguments: Any, **options: Any) -> tuple[str, int]:
+            action()
+            return fixed(*arguments, **options)
+
+        monkeypatch.setattr(fixes, "fixed", acting)
+
+    return act_then
+
+
+@pytest.mark.parametrize("name", ["a.py", "link.py"])
+def test_fix_keeps_what_was_saved_meanwhile(
+    name: str,
+    tmp_path: Path,
+    at_fixing: Callable[[Callable[[], object]], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = Path(write(tmp_path, "a.py", FIXABLE))
+    (tmp_path / "link.py").symlink_to("a.py")
+    at_fixing(lambda: path.write_text("# saved by an editor\n"))
+    code, out, _ = check(capfd, "--fix", str(tmp_path / name))
+    assert (code, path.read_text()) == (2, "# saved by an editor\n")
+    assert "it has changed since it was read" in out
+    assert check(capfd, "--fix", str(tmp_path / name))[0] == 0
+
+
+@needs_root
+def test_fix_writes_no_private_text_where_another_user_can_read_it(
+    tmp_path: Path,
+    strangers: Path,
+    at_fixing: Callable[[Callable[[], object]], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A link to a file of root is read, and is a file of the other user when the text would be written."""
+    secret = write(tmp_path, "secret.py", f"{FIXABLE}TOKEN = 1\n")
+    os.chmod(secret, 0o600)
+    path, mine = strangers / "train.py", strangers / "mine"
+    as_stranger(lambda: (mine.write_text("# mine\n"), path.symlink_to(secret)))
+    at_fixing(lambda: as_stranger(lambda: mine.rename(path)))
+    code, out, _ = check(capfd, "--fix", str(strangers))
+    assert (code, path.read_text()) == (2, "# mine\n")
+    assert "it has changed since it was read" in out
 
 
 @pytest.mark.parametrize(

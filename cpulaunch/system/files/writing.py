@@ -106,15 +106,32 @@ def remove(name: str, *, folder: int | None = None) -> None:
         return
 
 
-def write_output(path: str, data: bytes, *, mode: int = 0o600, like: os.stat_result | None = None) -> None:
-    """Effect: the file at a path that the user gave holds the data; a pipe or device gets it. Raises: OSError.
+def replace_unchanged(path: str, data: bytes, *, read: os.stat_result) -> None:
+    """Effect: the regular file at a path that the user gave is replaced by one with the data, if `read` is its status.
 
-    `like`: the file gets the owner, as far as that is allowed, and the permissions of another, whatever the umask.
+    The new file has the owner and the permissions of `read`: what comes from a private file stays private, even if
+    another user puts a file in its place meanwhile. Raises: OSError, also if the file has changed.
     """
     place = locate(path)
     try:
+        if _version(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)) != _version(read):
+            raise OSError(errno.ESTALE, "it has changed since it was read", path)
+        replace(place.name, data, folder=place.folder, like=read)
+    finally:
+        os.close(place.folder)
+
+
+def _version(status: os.stat_result) -> tuple[int, ...]:
+    """What is another for another file, and after a change to the content, the owner or the mode of the same one."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def write_output(path: str, data: bytes, *, mode: int = 0o600) -> None:
+    """Effect: the file at a path that the user gave holds the data; a pipe or device gets it. Raises: OSError."""
+    place = locate(path)
+    try:
         if not place.is_proc and _is_regular(place):
-            replace(place.name, data, mode=mode, folder=place.folder, like=like)
+            replace(place.name, data, mode=mode, folder=place.folder)
         else:
             _write_all(_open_special(place), data)
     finally:
