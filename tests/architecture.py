@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check.rules.device": {"check", "check.source"},
     "check.rules.training": {"check", "check.source"},
     "check.rules": set(),
-    "check": {"records", "system", "check.source", "check.rules"},
+    "check": {"records", "system", "profile", "check.source", "check.rules"},
     "check.output": {"records", "check", "view", ""},
     "cli.corrections": {"records", "launch.process"},
     "cli.help": {"records"},

@@ -3,13 +3,14 @@
 import os
 import re
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 
 from cpulaunch.check.findings import ProgramFile, Unreadable
 from cpulaunch.records.record import record
-from cpulaunch.system.files.reading import open_regular, read_from, read_start
+from cpulaunch.system.files.paths import is_trusted
+from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace_unchanged
 
 SUFFIXES = (".py", ".ipynb")
@@ -85,7 +86,7 @@ def read_program(path: str) -> ProgramText | Unreadable:
 
 
 def _read(path: str) -> tuple[bytes, os.stat_result]:
-    """At most one byte more of a file than is read of a program, and the file's status before. Raises: OSError."""
+    """At most one byte more of a file than is allowed, and the file's status before. Raises: OSError."""
     fd = open_regular(path)
     try:
         status = os.fstat(fd)
@@ -109,15 +110,23 @@ def write_program(path: str, text: str, read: ProgramText) -> str | None:
     return None
 
 
-def read_configuration(start: str) -> tuple[str, bytes] | None:
-    """Path and bytes of the nearest pyproject.toml in a folder or above it; None if there is none to be read."""
-    place = os.path.realpath(start)
+def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, bytes] | None:
+    """Path and bytes of the nearest pyproject.toml in a folder or above it; None if there is none to be read.
+
+    One that belongs to neither this user, root nor the owner of the folder is passed over, with a warning: anyone can
+    put one into /tmp.
+    """
+    place = folder = os.path.realpath(start)
     while True:
         path = os.path.join(place, "pyproject.toml")
         try:
-            return path, read_start(path, max_bytes=MAX_BYTES)
+            data, status = _read(path)
+            if is_trusted(status) or status.st_uid == os.stat(folder).st_uid:
+                return path, data
+            notify(f"warning: {path} is passed over: it belongs to another user (uid {status.st_uid})")
         except OSError:
-            parent = os.path.dirname(place)
+            pass
+        parent = os.path.dirname(place)
         if parent == place:
             return None
         place = parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cpulaunch.check.configuration import CheckConfiguration, configuration
 from cpulaunch.check.files import ProgramText, programs, read_configuration, read_program, write_program
@@ -57,11 +57,16 @@ INSTALL = "python -m pip install 'cpulaunch[check]'"
 
 
 def check_paths(
-    paths: Sequence[str], *, select: Sequence[str] = (), ignore: Sequence[str] = (), fix: str = "none"
+    paths: Sequence[str],
+    *,
+    notify: Callable[[str], None],
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fix: str = "none",
 ) -> CheckReport:
     """The findings in files and folders. Effect: with `fix`, changes the files. Raises: UsageError."""
     require_packages()
-    settings = _configuration(paths)
+    settings = _configuration(paths, notify)
     rules = selected(select or settings.select, (*ignore, *settings.ignore))
     results: list[_FileResult] = []
     seen: set[str] = set()
@@ -80,9 +85,9 @@ def check_paths(
     )
 
 
-def _configuration(paths: Sequence[str]) -> CheckConfiguration:
+def _configuration(paths: Sequence[str], notify: Callable[[str], None]) -> CheckConfiguration:
     first = paths[0]
-    read = read_configuration(first if os.path.isdir(first) else os.path.dirname(first) or ".")
+    read = read_configuration(first if os.path.isdir(first) else os.path.dirname(first) or ".", notify)
     return CheckConfiguration() if read is None else configuration(*read)
 
 

@@ -7,7 +7,7 @@ import typer
 from typer.exceptions import TyperException
 
 from cpulaunch.cli import terminal
-from cpulaunch.cli.run import read_command_line, request_for, worker_python
+from cpulaunch.cli.run import notifier, read_command_line, request_for, worker_python
 from cpulaunch.cli.sysroot import machine_root
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.interpreters import with_plugin_path
@@ -147,6 +147,7 @@ def check(  # noqa: PLR0913  # one parameter for each option
         rules=(words(select), words(ignore)),
         fix="unsafe" if unsafe_fixes else "safe" if fix else "none",
         page=(terminal.width(), terminal.color(context.obj)),
+        notify=notifier(context.obj, json=json),
     )
     terminal.print_text(text)
     return code

@@ -11,15 +11,13 @@ from typing import Any
 
 from cpulaunch.profile.model import Choice, Conditions, Profile
 from cpulaunch.profile.schema import APPLIES, CHOICE, CONFLICTS, PROVENANCE, TOP, check_variable, variable_value
-from cpulaunch.profile.toml_lines import key_lines, line_of
+from cpulaunch.profile.toml_lines import key_lines, line_of, long_line
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.value_types import ValueType
 
 MAX_BYTES = 64 * 1024
 """Limit on the size of a file; the presets have at most 4 KiB."""
-MAX_LINE = 2_000
-"""Limit on the characters of a line: the standard library takes a minute for a key of 30,000 dotted parts."""
 
 HINT = "docs/profiles.md lists every key"
 Path = tuple[str | int, ...]
@@ -81,11 +79,8 @@ def parse_profile(source: str, *, name: str, path: str | None = None) -> Profile
 def _parsed(source: str, place: str) -> dict[str, Any]:
     import tomllib
 
-    for number, line in enumerate(source.split("\n"), 1):
-        if len(line) > MAX_LINE:
-            raise _error(
-                "line too long in the profile", value=f"{len(line)} characters", place=f"{place}, line {number}"
-            )
+    if (found := long_line(source)) is not None:
+        raise _error("line too long in the profile", value=f"{found[1]} characters", place=f"{place}, line {found[0]}")
     try:
         return tomllib.loads(source)
     except RecursionError:

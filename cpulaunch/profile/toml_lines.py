@@ -1,9 +1,11 @@
-"""The line of each key in a TOML text, which the standard library's parser does not provide."""
+"""The lines of a TOML text: that of each key, which the standard library's parser does not provide, and long ones."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 Path = tuple[str | int, ...]
+MAX_LINE = 2_000
+"""Limit on the characters of a line: the standard library takes a minute for a key of 30,000 dotted parts."""
 
 _TOKEN = re.compile(
     r"""
@@ -16,6 +18,12 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+
+
+def long_line(text: str) -> tuple[int, int] | None:
+    """The number (from 1) and the length of the first line that is longer than the limit; None if there is none."""
+    lines = enumerate(text.split("\n"), 1)
+    return next(((number, len(line)) for number, line in lines if len(line) > MAX_LINE), None)
 
 
 def key_lines(text: str) -> Mapping[Path, int]:

@@ -15,7 +15,7 @@ from cpulaunch.check.inspect_text import findings, mentions_torch
 from cpulaunch.check.table import all_rules
 from cpulaunch.cli.main import run_command_line
 from tests import json_output
-from tests.strangers import as_stranger, folder_of_stranger, needs_root
+from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -137,9 +137,11 @@ def test_patterns_do_not_look_above_the_folder_that_is_checked(
         ("[tool.cpulaunch.check]\nexclude = ['']", "names nothing"),
         ("[tool.cpulaunch.check]\nexclude = ['.']", "names nothing"),
         ("[tool]\ncpulaunch = 1", "cannot read"),
-        (f"a = {'9' * 5000}", "cannot read"),
-        ("a = " + "[" * 5000, "cannot read"),
+        (f"cpulaunch = {'9' * 5000}", "line too long"),
+        ("a = " + "[\n" * 5000, "cannot read"),
         ("a = '\0'", "cannot read"),
+        (f"[tool.cpulaunch.check]\n{'a.' * 40_000}a = 1", "pyproject.toml, line 2"),
+        ("[tool.cpulaunch.check]\n" + "# a\n" * 40_000, "more than 128 KiB"),
     ],
 )
 def test_a_configuration_that_is_invalid(
@@ -150,6 +152,34 @@ def test_a_configuration_that_is_invalid(
     assert code == 2
     assert said in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("text", [f"keywords = ['{'a' * 4000}']", "# comment\n" * 20_000])
+def test_a_long_file_without_a_configuration_is_none(
+    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "pyproject.toml", f"[project]\n{text}")
+    assert check(capfd, write(tmp_path, "a.py", SLOW))[0] == 1
+
+
+@needs_root
+def test_a_configuration_of_another_user_is_passed_over(strangers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As in /tmp, where anyone may put one above the folders of others."""
+    project = strangers / "project"
+    project.mkdir()
+    write(project, "a.py", SLOW)
+    above = '[tool.cpulaunch.check]\nexclude = ["*"]\n'
+    as_stranger(lambda: (strangers / "pyproject.toml").write_text(above))
+    os.chown(strangers, 0, 0)
+    code, out, err = check(capfd, str(project))
+    assert (code, "a.py" in out) == (1, True)
+    assert f"pyproject.toml is passed over: it belongs to another user (uid {UID})" in err
+    assert check(capfd, "--json", str(project))[2].startswith("{")
+    os.chown(project, UID, UID)
+    assert check(capfd, str(project))[::2] == (0, "")
+    os.chown(project, UID + 1, UID + 1)
+    os.chown(strangers / "pyproject.toml", 0, 0)
+    assert check(capfd, str(project))[::2] == (0, "")
 
 
 def test_a_rule_that_is_off_by_default_can_be_selected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

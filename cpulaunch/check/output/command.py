@@ -1,7 +1,7 @@
 """What `cpulaunch check` prints, from its options."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cpulaunch import __version__
 from cpulaunch.check.output.machine_readable import check_github, check_json, check_sarif
@@ -30,8 +30,10 @@ def checked(
     rules: tuple[Sequence[str], Sequence[str]],
     fix: str,
     page: tuple[int, bool],
+    notify: Callable[[str], None],
 ) -> tuple[str, int]:
-    """What to print, and the exit code. `rules`: selected and ignored ones; `page`: width and whether in colour.
+    """What to print, and the exit code. `rules`: selected and ignored ones; `page`: width and whether in colour;
+    `notify`: writes a warning.
 
     Effect: with `fix`, changes the files. Raises: UsageError.
     """
@@ -39,7 +41,7 @@ def checked(
         raise UsageError("no such format", value=output, hint=f"--format {'|'.join(FORMATS)}")
     if not paths:
         raise UsageError("no file or folder to check", hint="cpulaunch check train.py")
-    report = check_paths(paths, select=rules[0], ignore=rules[1], fix=fix)
+    report = check_paths(paths, notify=notify, select=rules[0], ignore=rules[1], fix=fix)
     if output == "json":
         text = json.dumps(check_json(report), indent=2)
     elif output == "sarif":
