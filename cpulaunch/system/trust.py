@@ -1,11 +1,13 @@
-"""Whether other users can change a file beyond what its owner and mode say: by an ACL, or by a mount."""
+"""Whether other users can change a file or a path, also beyond what owner and mode say: by an ACL, or by a mount."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from cpulaunch.system.files.mounts import MOUNTS, USER_MOUNTS, foreign_mounts, is_own_name
+from cpulaunch.system.files.paths import OPEN_TO_OTHERS, is_secure, is_trusted, open_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +32,65 @@ NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000
 
 All are big-endian 32-bit numbers. These permissions change content, remove what is in a folder, or change permissions.
 Source: RFC 7530, 6.2 (nfsace4), and RFC 7531."""
+
+
+def make_secure_folder(path: str) -> str:
+    """The path without links of this folder, which no other user can change: for libraries that open files by paths.
+
+    Effect: makes it, if it is missing, so that only this user can read it. Raises: OSError, if others can change the
+    path, before anything is made.
+    """
+    real = os.path.realpath(path)
+    while not os.path.lexists(real):
+        real = os.path.dirname(real)
+    _check_path(real)
+    folder = open_folder(path, make=0o700)
+    try:
+        real = os.path.realpath(path)
+        _check_path(real)
+        if os.path.samestat(os.fstat(folder), os.lstat(real)):
+            return real
+    finally:
+        os.close(folder)
+    raise PermissionError(errno.EPERM, "it was replaced meanwhile", path)
+
+
+def _check_path(path: str) -> None:
+    reason = _path_writer(path)
+    if reason is not None:
+        raise PermissionError(errno.EPERM, f"{reason}, so that other users can change it", path)
+
+
+def _path_writer(path: str) -> str | None:
+    """Which folder of a path without links other users can change, and why; None if they can change none.
+
+    As `is_secure`, but a group that only root or the owner is taken to be in counts as no other user: where each user
+    has one, their folders are often writable by it.
+    """
+    if is_secure(path):
+        return None
+    parts = path.rstrip("/").split("/")
+    for end in range(1, len(parts) + 1):
+        where = "/".join(parts[:end]) or "/"
+        status = os.lstat(where)
+        reason = _folder_writer(where, status)
+        if reason is not None:
+            return f"{where} {reason}"
+        if status.st_uid == os.geteuid() and not status.st_mode & OPEN_TO_OTHERS:
+            return None
+    return None
+
+
+def _folder_writer(path: str, status: os.stat_result) -> str | None:
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no folder"
+    if not is_trusted(status):
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & stat.S_ISVTX:
+        return None
+    if status.st_mode & stat.S_IWOTH:
+        return "may be written by everyone"
+    return group_writer(path, owner=status.st_uid, group=status.st_gid) if status.st_mode & stat.S_IWGRP else None
 
 
 def group_writer(path: str, *, owner: int, group: int) -> str | None:

@@ -95,7 +95,7 @@ def _searched(
     warnings = tuple(f"since the last search for this program: {text}" for text in changes_since(past, identity))
     for text in warnings:
         services.notify(f"warning: {text}; the search begins anew")
-    make_folder(folder)
+    folder = make_folder(folder)
     with database_errors(folder):
         study = Study(folder, identity.space, seed=SEED, fresh=program.line.fresh)
     output = None if program.line.output is None else OutputFile(program.line.output)

@@ -26,7 +26,7 @@ from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.files.folders import empty_folder, open_lock_beside, open_own
-from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.trust import make_secure_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -294,13 +294,18 @@ def _utc(time: datetime | None) -> str | None:
     return None if time is None else time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
-def make_folder(path: str) -> None:
-    """Effect: there is a folder of this path that only this user can read."""
+def make_folder(path: str) -> str:
+    """The path without links of this folder, which no other user can change: SQLite follows links in it.
+
+    Effect: makes it, if it is missing, so that only this user can read it. Raises: CpulaunchError.
+    """
     try:
-        os.close(open_folder(path, make=0o700))
+        return make_secure_folder(path)
     except OSError as error:
         raise CpulaunchError(
-            "the folder of the study cannot be made", value=f"{path}: {error.strerror}", hint="set XDG_STATE_HOME"
+            "the folder of the study cannot be used",
+            value=f"{path}: {error.strerror}",
+            hint="set XDG_STATE_HOME to a folder that only you can write",
         ) from None
 
 

@@ -18,6 +18,9 @@ import sqlalchemy
 from cpulaunch.measure.tuning.study import FILE, Study, database_errors, hold, make_folder
 from cpulaunch.records.errors import CpulaunchError
 from tests.measure.tuning.recorded import SPACE
+from tests.strangers import UID, as_other_user, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
 
 TUNING = """
 import sys
@@ -314,5 +317,44 @@ def test_fresh_leaves_a_study_alone_that_another_process_uses(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CpulaunchError, match="cannot be made"):
+    with pytest.raises(CpulaunchError, match="cannot be used"):
         make_folder(str(tmp_path / "file" / "study"))
+
+
+@needs_root
+def test_a_folder_that_another_user_can_change_is_none_for_a_study(strangers):
+    """As when root keeps that user's HOME: SQLite would follow a link that comes instead of its file."""
+    folder = strangers / "state" / "tune"
+    with pytest.raises(CpulaunchError, match=rf"{strangers} belongs to user {UID}[^\0]*XDG_STATE_HOME"):
+        make_folder(str(folder))
+    assert not list(strangers.iterdir())
+    os.chown(strangers, 0, 0)
+    strangers.chmod(0o777)
+    with pytest.raises(CpulaunchError, match=f"{strangers} may be written by everyone"):
+        make_folder(str(folder))
+    strangers.chmod(0o755)
+    assert make_folder(str(folder)) == str(folder)
+
+
+@needs_root
+def test_the_path_of_a_study_has_no_link_that_could_be_replaced(strangers, tmp_path):
+    (strangers / "state").symlink_to(tmp_path)
+    assert make_folder(str(strangers / "state" / "tune")) == str(tmp_path / "tune")
+
+
+@needs_root
+@pytest.mark.parametrize(("mode", "group", "works"), [(0o755, 0, True), (0o775, UID, True), (0o775, UID + 1, False)])
+def test_a_home_may_be_writable_by_a_group_of_its_owner_alone(strangers, mode, group, works):
+    os.chown(strangers, UID, group)
+    strangers.chmod(mode)
+    (strangers / ".local").mkdir()
+    os.chown(strangers / ".local", UID, group)
+    (strangers / ".local").chmod(mode)
+
+    def make():
+        try:
+            make_folder(str(strangers / ".local" / "state" / "tune"))
+        except CpulaunchError as error:
+            raise OSError(str(error)) from None
+
+    assert as_other_user(make) is works
