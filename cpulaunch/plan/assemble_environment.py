@@ -7,7 +7,7 @@ from cpulaunch.plan.placement.loaders import Loaders
 from cpulaunch.plan.placement.memory import Memory
 from cpulaunch.plan.placement.pool import Pool
 from cpulaunch.plan.plugin.checks import Collectives, TorchChoices
-from cpulaunch.plan.plugin.settings import compile_cache_variables, plugin_variables, torch_settings
+from cpulaunch.plan.plugin.settings import plugin_variables, torch_settings
 from cpulaunch.plan.variables.allocator import allocator_variables, compile_threads, huge_page_warnings
 from cpulaunch.plan.variables.openmp import affinity_variables, hazard_warnings, wait_variables
 from cpulaunch.plan.variables.preloads import Preloads
@@ -82,7 +82,6 @@ def assemble_environment(
         *affinity.variable_requests,
         *allocator_variables(request, preloads.allocator),
         compile_threads(host, threads.cpu_limits),
-        *compile_cache_variables(host, request, threads.counts),
         *decisions.workers.variable_requests,
         *decisions.collectives.variable_requests,
         *plugin_variables(request, settings),

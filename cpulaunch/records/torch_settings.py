@@ -37,11 +37,12 @@ class TorchSettings:
     `cpus` and `loader_cpus` are cpulists; if empty, the worker is not bound, or its DataLoader workers use its CPUs.
     With `restore_preload`, programs that the worker starts get `ld_preload` as LD_PRELOAD (None: unset).
     `graph_memory_bytes` limits this worker's copies of weights, in captured graphs and those that `weights` keeps;
-    None: no limit is known.
+    None: no limit is known. `compile_cache` is this worker's folder in torch's compile cache; None: all of it.
     """
 
     index: int = 0
     threads: int | None = None
+    compile_cache: str | None = None
     cpus: str = ""
     loader_cpus: str = ""
     restore_preload: bool = False

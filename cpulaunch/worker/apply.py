@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+COMPILERS = ("inductor", "zentorch")
+"""The values of `graph` with which torch.compile makes code, writes it to a folder, and loads it from there."""
+
+
 @record(kw_only=False)
 class PluginSetting:
     """A setting of the plugin, whether these settings request it, and the function that applies it.
@@ -31,7 +35,7 @@ class PluginSetting:
 
 def _calls_requested(settings: TorchSettings) -> bool:
     """Whether a setting needs to wrap calls of modules (found out without importing the module that wraps)."""
-    rest = _without_ipex(settings)
+    rest = _usable(settings)
     low = rest.precision in ("bf16", "fp16")
     chosen = (rest.graph != "off", low, rest.weights is not None, rest.inference_mode, rest.channels_last)
     return any(chosen) or _has_start_barrier()
@@ -42,11 +46,16 @@ def install_calls(settings: TorchSettings) -> str:
     from cpulaunch.worker.features import module_calls as calls
     from cpulaunch.worker.reporting.barrier import wait
 
-    return calls.install(_without_ipex(settings), first_call=wait if _has_start_barrier() else None)
+    return calls.install(_usable(settings), first_call=wait if _has_start_barrier() else None)
 
 
-def _without_ipex(settings: TorchSettings) -> TorchSettings:
-    """The settings without graph and precision, if ipex.optimize applies these two itself."""
+def _usable(settings: TorchSettings) -> TorchSettings:
+    """The settings without graph and precision, if ipex.optimize applies these two itself.
+
+    Without a graph that torch.compile makes, too, if other users could change what it loads.
+    """
+    if settings.graph in COMPILERS and "compile_cache" in _failed:
+        settings = replace(settings, graph="off")
     if not settings.ipex or "ipex" in _failed:
         return settings
     return replace(settings, graph="off", precision=None)
@@ -92,6 +101,11 @@ PLUGIN_SETTINGS = (
     PluginSetting("fused_optimizers", lambda settings: settings.fused_optimizers, "features.optimizers:install"),
     PluginSetting(
         "ddp_bucket_mb", lambda settings: settings.ddp_bucket_mb is not None, "distributed.ddp_buckets:install"
+    ),
+    PluginSetting(
+        "compile_cache",
+        lambda settings: settings.compile_cache is not None or settings.graph in COMPILERS,
+        "process.compile_cache:install",
     ),
     PluginSetting("ipex", lambda settings: settings.ipex, "features.ipex:install"),
     PluginSetting("rank_hint", lambda settings: True, "features.rank_hint:install"),

@@ -52,6 +52,7 @@ def torch_settings(
         TorchSettings(
             index=index,
             threads=worker.threads,
+            compile_cache=_compile_cache(host, worker.threads),
             cpus=format_cpulist(worker.cpus),
             loader_cpus=format_cpulist(worker.loader_cpus),
             strict=request.settings.strict,
@@ -129,22 +130,12 @@ def weight_memory_notes(host: Host, choices: TorchChoices, workers: int) -> tupl
     return (Note(setting="graph_memory", value=size_text(limit), origin="default", reason=reason),)
 
 
-def compile_cache_variables(host: Host, request: LaunchRequest, threads: Sequence[int]) -> tuple[VariableRequest, ...]:
-    """A compile cache for each thread count, inside torch's own cache, for a torch whose keys leave the count out.
+def _compile_cache(host: Host, threads: int) -> str | None:
+    """The folder of a thread count in torch's compile cache, for a torch whose keys leave the count out; else None.
 
     Source: torch/_inductor/runtime/cache_dir_utils.py; pytorch issues 167459 and 167463.
     """
     version = host.torch_release
-    user = next((value for name in ("LOGNAME", "USER") if (value := request.environ.get(name))), "")
-    if version is None or version >= FIRST_WITH_THREADS_IN_KEY or not user.replace("-", "").replace("_", "").isalnum():
-        return ()
-    temporary = request.environ.get("TMPDIR", "")
-    folder = f"{temporary.rstrip('/') if temporary.startswith('/') else '/tmp'}/torchinductor_{user}"
-    return (
-        per_worker(
-            "TORCHINDUCTOR_CACHE_DIR",
-            [f"{folder}/threads-{count}" for count in threads],
-            origin="default",
-            reason="before torch 2.13, compiled kernels keep the thread count they were compiled for",
-        ),
-    )
+    if version is None or version >= FIRST_WITH_THREADS_IN_KEY:
+        return None
+    return f"threads-{threads}"

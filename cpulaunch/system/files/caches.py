@@ -8,13 +8,24 @@ from __future__ import annotations
 import errno
 import os
 
-from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, open_folder
+from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, is_secure, open_folder
 from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+
+def user_cache(name: str, environ: Mapping[str, str]) -> str:
+    """The path of this folder in cpulaunch's caches; relative if this user has no home.
+
+    Source: XDG Base Directory Specification.
+    """
+    caches = environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):
+        caches = os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(caches, "cpulaunch", name)
 
 
 def is_private(status: os.stat_result) -> bool:
@@ -65,6 +76,19 @@ def open_cache_folder(path: str) -> int:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     finally:
         os.close(parent)
+
+
+def make_private(path: str) -> bool:
+    """Whether this user can write a folder, itself no link, and no other user can change it, for programs that open it
+    by its path. Effect: makes it, if missing. Raises: OSError.
+    """
+    parent, name = os.path.split(path)
+    folder = open_folder(parent)
+    try:
+        _make_missing(name, folder)
+    finally:
+        os.close(folder)
+    return is_private(os.lstat(path)) and is_secure(path) and os.access(path, os.W_OK | os.X_OK)
 
 
 def open_lock_file(name: str, *, folder: int) -> int:

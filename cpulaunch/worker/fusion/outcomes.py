@@ -13,7 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from cpulaunch.system.files.caches import is_private, open_cache_folder, open_lock_file, read_lines, replace_lines
+from cpulaunch.system.files.caches import (
+    is_private,
+    open_cache_folder,
+    open_lock_file,
+    read_lines,
+    replace_lines,
+    user_cache,
+)
 from cpulaunch.worker.fusion.search import TrialOutcome
 
 HEADER = "cpulaunch graphs 3"
@@ -37,11 +44,8 @@ class UnusableError(Exception):
 
 
 def default_folder() -> str:
-    """The folder of this user's outcomes. Source: XDG Base Directory Specification."""
-    caches = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(caches):
-        caches = os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(caches, "cpulaunch", "graphs")
+    """The folder of this user's outcomes."""
+    return user_cache("graphs", os.environ)
 
 
 @contextmanager

@@ -1,0 +1,101 @@
+"""Where torch.compile keeps the code that it loads: in a folder that no other user can change."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from strangers import as_stranger, needs_root
+
+from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.process import compile_cache
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS trusts links on the way to a folder")
+INDUCTOR = TorchSettings(graph="inductor")
+OLD = TorchSettings(compile_cache="threads-4")
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder as /tmp is, for temporary files, with a home beside it; the user is called "me"."""
+    folder = Path(tempfile.mkdtemp(prefix="compile-cache-", dir="/tmp"))
+    folder.chmod(0o755)
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    (folder / "home").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setenv("LOGNAME", "me")
+    yield folder / "tmp"
+    shutil.rmtree(folder)
+
+
+def chosen(settings=INDUCTOR):
+    """The folder that torch.compile will use, removed from the environment again."""
+    compile_cache.install(settings)
+    return Path(os.environ.pop("TORCHINDUCTOR_CACHE_DIR"))
+
+
+def own_cache(temporary):
+    return temporary.parent / "home/.cache/cpulaunch" / f"inductor-{os.uname().nodename}"
+
+
+@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
+def test_torchs_own_folder_is_used_and_made_private(temporary, settings, below):
+    folder = temporary / "torchinductor_me"
+    assert chosen(settings) == folder / below
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / below / "compiled").touch()
+    assert chosen(settings) == folder / below  # What is compiled is found again.
+
+
+def test_a_folder_that_the_user_named_is_left_alone(temporary, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert chosen() == Path("/mine")
+    assert not list(temporary.iterdir())
+
+
+@needs_root
+@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
+def test_a_folder_that_another_user_made_is_not_used(temporary, settings, below):
+    folder = temporary / "torchinductor_me"
+    as_stranger(folder.mkdir)
+    assert chosen(settings) == own_cache(temporary) / below
+    assert own_cache(temporary).stat().st_mode & 0o777 == 0o700
+    assert not list(folder.iterdir())
+
+
+@needs_root
+def test_a_link_that_another_user_made_is_not_followed(temporary):
+    target = temporary.parent / "home/target"
+    target.mkdir()
+    as_stranger(lambda: (temporary / "torchinductor_me").symlink_to(target))
+    assert chosen(OLD) == own_cache(temporary) / "threads-4"
+    assert not list(target.iterdir())
+
+
+@pytest.mark.parametrize("name", ["torchinductor_me", "."])
+def test_a_folder_that_others_can_write_is_not_used(temporary, name):
+    (temporary / "torchinductor_me").mkdir()
+    (temporary / name).chmod(0o777)
+    assert chosen() == own_cache(temporary)
+
+
+def test_without_a_private_folder_the_reason_is_told(temporary, monkeypatch):
+    temporary.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(temporary))
+    with pytest.raises(RuntimeError, match=r"other users can change .*/torchinductor_me, and .* is unusable"):
+        compile_cache.install(INDUCTOR)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_without_a_private_folder_nothing_is_compiled(monkeypatch):
+    from cpulaunch.worker import apply
+
+    monkeypatch.setattr(apply, "_failed", {"compile_cache"})
+    assert apply._usable(INDUCTOR).graph == "off"
+    assert apply._usable(TorchSettings(graph="onednn")).graph == "onednn"
