@@ -18,7 +18,7 @@ MASTER_POSITION = 1
 
 
 def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes the same TCPStore, whose server listens on loopback where the name is a loopback one.
+    """A function that makes the same TCPStore. Where the name is a loopback one, it serves or reaches one address only.
 
     Where no loopback listener can be had, as when this process already serves a store at the port, torch's own applies.
     """
@@ -26,15 +26,18 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(make_store, updated=())
     def make(host_name: str, port: int = 0, *more: Any, **options: Any) -> Any:
         serves = options.get("is_master", more[MASTER_POSITION] if len(more) > MASTER_POSITION else False)
-        listener = None if not serves or "master_listen_fd" in options else loopback_listener(host_name, port)
+        address = loopback_address(host_name)
+        host = address or host_name
+        listening = serves and address is not None and "master_listen_fd" not in options
+        listener = loopback_listener(host, port) if listening else None
         if listener is None:
-            return make_store(host_name, port, *more, **options)
+            return make_store(host, port, *more, **options)
         bound = listener.getsockname()[1]
         try:
-            store = make_store(host_name, bound, *more, **options, master_listen_fd=listener.fileno())
+            store = make_store(host, bound, *more, **options, master_listen_fd=listener.fileno())
         except TypeError:  # This torch cannot be given a socket.
             listener.close()
-            return make_store(host_name, port, *more, **options)
+            return make_store(host, port, *more, **options)
         except BaseException:
             listener.detach()  # The store has taken the descriptor over, and may have closed it.
             raise
@@ -44,15 +47,25 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def loopback_listener(host_name: str, port: int) -> socket.socket | None:
-    """A socket that listens at this name and port; None if the name is not loopback's only, or the port is taken."""
+def loopback_address(host_name: str) -> str | None:
+    """The address that stands for a name, IPv4 first; None if not all of its addresses are loopback's.
+
+    A store listens there, and its clients connect there: they would try IPv6 first, where another user may listen.
+    """
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)}
         if not found or not all(ipaddress.ip_address(address).is_loopback for address in found):
             return None
-        address = min(found, key=lambda each: ":" in each)  # IPv4 first: every client tries both families.
-        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, ValueError):
+        return None
+    return min(found, key=lambda each: (":" in each, each))
+
+
+def loopback_listener(address: str, port: int) -> socket.socket | None:
+    """A socket that listens at this address and port; None if the port is taken."""
+    try:
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
         return None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -22,7 +22,7 @@ def test_a_store_at_a_loopback_name_is_given_a_socket_there(name):
     calls = []
     assert on_loopback(recorded(calls))(name, 0, 2, True) == "store"
     [(host, port, is_master, options)] = calls
-    assert (host, is_master) == (name, True)
+    assert (host, is_master) == (name.replace("localhost", "127.0.0.1"), True)
     with socket.socket(fileno=options["master_listen_fd"]) as listener:
         assert listener.getsockname()[0].startswith("127.")
         assert listener.getsockname()[1] == port
@@ -34,14 +34,23 @@ def test_a_store_at_a_loopback_name_is_given_a_socket_there(name):
         ("0.0.0.0", {"is_master": True}),
         ("192.0.2.1", {"is_master": True}),
         ("no such name", {"is_master": True}),
-        ("localhost", {"is_master": False}),
-        ("localhost", {}),
+        ("127.0.0.1", {"is_master": False}),
+        ("127.0.0.1", {}),
     ],
 )
 def test_other_stores_are_left_alone(name, options):
     calls = []
     on_loopback(recorded(calls))(host_name=name, port=1234, **options)
     assert calls == [(name, 1234, options.get("is_master", False), {})]
+
+
+@pytest.mark.parametrize("options", [{"is_master": False}, {}])
+def test_a_client_connects_to_the_address_at_which_the_store_listens(monkeypatch, options):
+    both = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **more: both)
+    calls = []
+    on_loopback(recorded(calls))("localhost", 1234, **options)
+    assert calls == [("127.0.0.1", 1234, False, {})]
 
 
 def test_a_port_that_is_taken_is_left_to_torch():

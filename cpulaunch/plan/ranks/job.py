@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cpulaunch.records.settings import Settings, Streams
 
 LOOPBACK = "127.0.0.1"
+"""Not "localhost", whose IPv6 address torch's clients try first, and at which another user may listen."""
 DEFAULT_PORT = 29500
 """The port of torch's static rendezvous."""
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -34,7 +35,7 @@ def decide_job(request: LaunchRequest, local_world_size: int) -> JobPlan:
     hosts = job_hosts(settings)
     rendezvous = _rendezvous(settings, hosts)
     scheduled_rank = request.scheduled_rank
-    master_addr, master_port = _master(rendezvous)
+    master_addr, master_port = _master(rendezvous, one_host=hosts[1] == 1)
     static = rendezvous.backend == "static"
     host_rank = settings.node_rank or 0 if static else 0
     return JobPlan(
@@ -120,7 +121,7 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
     chosen = settings.rdzv_backend or "static"
     alone = chosen == "static" and not settings.rdzv_endpoint and settings.master_port is None and hosts[1] == 1
     if settings.standalone or alone:
-        return Rendezvous(backend="c10d", endpoint="localhost:0", id=None, conf=settings.rdzv_conf)
+        return Rendezvous(backend="c10d", endpoint=f"{LOOPBACK}:0", id=None, conf=settings.rdzv_conf)
     endpoint = settings.rdzv_endpoint or ""
     if chosen == "static" and not endpoint:
         port = DEFAULT_PORT if settings.master_port is None else settings.master_port
@@ -130,12 +131,13 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
     return Rendezvous(backend=chosen, endpoint=endpoint, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
 
 
-def _master(rendezvous: Rendezvous) -> tuple[str, int | None]:
+def _master(rendezvous: Rendezvous, *, one_host: bool) -> tuple[str, int | None]:
     """Address and port of rank 0's store; port None: a free one at every start.
 
     Source: torch elastic 2.13: the static rendezvous' endpoint; with others the endpoint's host and a free port.
     """
     host, port = split_endpoint(rendezvous.endpoint or "localhost", default_port=DEFAULT_PORT)
+    host = LOOPBACK if one_host and host == "localhost" else host
     return host, (port or None) if rendezvous.backend == "static" else None
 
 

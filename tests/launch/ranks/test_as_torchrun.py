@@ -80,6 +80,7 @@ DIFFERENT = {
 }
 """Variables that may differ, and why."""
 ALIKE = {
+    "MASTER_ADDR": lambda value: "loopback" if value in ("localhost", "127.0.0.1") else value,
     "MASTER_PORT": lambda value: "a port" if value.isdigit() and 1023 < int(value) < 65536 else value,
     "TORCHELASTIC_RUN_ID": lambda value: UUID.sub("a UUID", value),
     "TORCHELASTIC_ERROR_FILE": lambda value: value and value.split("/")[-3:],

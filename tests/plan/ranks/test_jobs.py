@@ -32,9 +32,9 @@ def test_any_job_option_makes_a_job_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("flags", "engine", "backend", "endpoint", "port"),
     [
-        (TWO, "native", "c10d", "localhost:0", None),
-        ("--standalone", "native", "c10d", "localhost:0", None),
-        ("--standalone --rdzv-backend etcd --rdzv-endpoint a:1", "native", "c10d", "localhost:0", None),
+        (TWO, "native", "c10d", "127.0.0.1:0", None),
+        ("--standalone", "native", "c10d", "127.0.0.1:0", None),
+        ("--standalone --rdzv-backend etcd --rdzv-endpoint a:1", "native", "c10d", "127.0.0.1:0", None),
         ("--master-port 1234", "native", "static", "127.0.0.1:1234", 1234),
         ("--master-port 0", "native", "static", "127.0.0.1:0", None),
         ("--master-addr ::1 --master-port 5", "native", "static", "[::1]:5", 5),
@@ -42,8 +42,8 @@ def test_any_job_option_makes_a_job_of_ranks() -> None:
         ("--rdzv-backend c10d --rdzv-endpoint a:29400", "native", "c10d", "a:29400", None),
         ("--rdzv-backend etcd --rdzv-endpoint a:2379", "native", "etcd", "a:2379", None),
         ("--rdzv-backend mine --rdzv-endpoint a,b", "elastic", "mine", "a,b", None),
-        ("--logs-specs mine", "elastic", "c10d", "localhost:0", None),
-        ("--event-log-handler console", "elastic", "c10d", "localhost:0", None),
+        ("--logs-specs mine", "elastic", "c10d", "127.0.0.1:0", None),
+        ("--event-log-handler console", "elastic", "c10d", "127.0.0.1:0", None),
         ("--nnodes 2 --master-addr a", "elastic", "static", "a:29500", 29500),
         ("--nnodes 2 --node-rank 1 --master-addr a --master-port 5", "elastic", "static", "a:5", 5),
         ("--nnodes 1:3 --rdzv-backend c10d --rdzv-endpoint a", "elastic", "c10d", "a", None),
@@ -58,6 +58,21 @@ def test_options_select_engine_and_rendezvous(
         assert made.master_port == port
     else:
         assert made.master_port is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        (TWO, "127.0.0.1"),
+        ("--standalone", "127.0.0.1"),
+        ("--master-addr localhost --master-port 5", "127.0.0.1"),
+        ("--rdzv-backend c10d --rdzv-endpoint localhost:5", "127.0.0.1"),
+        ("--master-addr ::1 --master-port 5", "::1"),
+        ("--nnodes 2 --master-addr localhost", "localhost"),
+    ],
+)
+def test_on_one_host_ranks_get_the_loopback_address_instead_of_its_name(flags: str, address: str) -> None:
+    assert job(flags).master_addr == address
 
 
 def test_ranks_get_the_variables_of_torchrun() -> None:

@@ -42,7 +42,7 @@ def launch_config(config: AgentConfig, rendezvous_conf: dict[str, Any], logs_spe
         max_restarts=job.max_restarts,
         monitor_interval=job.monitor_interval_seconds,
         start_method=job.start_method,
-        local_addr=job.local_addr or ("localhost" if most == 1 else None),
+        local_addr=job.local_addr or ("127.0.0.1" if most == 1 else None),
         logs_specs=logs_specs,
         **supported_values(
             newer_values(config), frozenset(LaunchConfig.__dataclass_fields__), version=torch.__version__
