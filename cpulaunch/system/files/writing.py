@@ -10,10 +10,11 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import FOLDER, Place, is_shared, is_trusted, locate
+from cpulaunch.system.files.paths import FOLDER, PATH_ONLY, Place, is_shared, is_trusted, locate
 
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Nothing is waited for: without O_NONBLOCK, the open of a named pipe would wait for its reader."""
+SPECIAL = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
 MAX_LINES_FILE = 1 << 30
 """A file to which lines are added grows no larger."""
 
@@ -130,29 +131,47 @@ def write_output(path: str, data: bytes, *, mode: int = 0o600) -> None:
     """Effect: the file at a path that the user gave holds the data; a pipe or device gets it. Raises: OSError."""
     place = locate(path)
     try:
-        if not place.is_proc and _is_regular(place):
+        special = _open_special(place)
+        if special is None:
             replace(place.name, data, mode=mode, folder=place.folder)
         else:
-            _write_all(_open_special(place), data)
+            _write_all(special, data)
     finally:
         os.close(place.folder)
 
 
-def _is_regular(place: Place) -> bool:
-    """Whether a regular file is at a place, or none yet."""
-    try:
-        return stat.S_ISREG(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return True
+def _open_special(place: Place) -> int | None:
+    """A descriptor for writing to a pipe, a device or an inherited file, which waits for a pipe's reader.
 
-
-def _open_special(place: Place) -> int:
-    """A descriptor for writing to a pipe, a device or an inherited file, which waits for a pipe's reader."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
+    None if a regular file is in this place, or nothing. What is opened is what was checked, whatever has been put in
+    its place: it might be another user's pipe, whose reader never comes.
+    """
     if place.is_proc:
-        return os.open(place.name, flags, dir_fd=place.folder)
-    _check_owner(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False), place.name)
-    return os.open(place.name, flags | os.O_NOFOLLOW, dir_fd=place.folder)
+        return os.open(place.name, SPECIAL, dir_fd=place.folder)
+    if not PATH_ONLY:
+        return os.open(place.name, SPECIAL | os.O_NOFOLLOW, dir_fd=place.folder) if _is_special(place) else None
+    try:
+        found = os.open(place.name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{found}", SPECIAL) if _is_allowed_special(os.fstat(found), place.name) else None
+    finally:
+        os.close(found)
+
+
+def _is_special(place: Place) -> bool:
+    """Whether something is in this place, other than a regular file. Raises: PermissionError as `_check_owner`."""
+    try:
+        status = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return _is_allowed_special(status, place.name)
+
+
+def _is_allowed_special(status: os.stat_result, name: str) -> bool:
+    _check_owner(status, name)
+    return not stat.S_ISREG(status.st_mode)
 
 
 def open_log(name: str, *, folder: int | None = None) -> int:

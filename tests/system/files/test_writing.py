@@ -1,6 +1,8 @@
 """Files are written where their names say, never through what another user put there."""
 
 import os
+import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -146,6 +148,48 @@ def test_root_still_writes_in_another_users_folder(strangers):
     os.close(folder)
     writing.write_output(str(strangers / "r.json"), b"{}")
     assert (strangers / "r.json").read_text() == "{}"
+
+
+@needs_root
+@pytest.mark.parametrize("calls", range(1, 6))
+def test_a_pipe_that_takes_a_sockets_place_is_not_waited_for(strangers, monkeypatch, calls):
+    """After any number of looks at the name, it is another user's pipe, which has no reader."""
+    report, seen = strangers / "r.json", []
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(report))
+    as_stranger(lambda: os.mkfifo(strangers / "pipe"))
+
+    def swapping(call):
+        def wrapper(path, *arguments, **options):
+            result = call(path, *arguments, **options)
+            if path == report.name:
+                seen.append(path)
+                if len(seen) == calls:
+                    os.replace(strangers / "pipe", report)
+            return result
+
+        return wrapper
+
+    def hangs(*_):
+        raise AssertionError("waits for the pipe's reader")
+
+    for name in ("open", "stat"):
+        monkeypatch.setattr(os, name, swapping(getattr(os, name)))
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(5)
+    try:
+        with pytest.raises(OSError):  # noqa: PT011 - of several kinds
+            writing.write_output(str(report), b"{}")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_own_pipes_reader_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.5; cat {tmp_path}/pipe"], stdout=subprocess.PIPE)
+    writing.write_output(str(tmp_path / "pipe"), b"{}")
+    assert reader.communicate(timeout=60)[0] == b"{}"
 
 
 def test_output_reaches_standard_output_and_devices():
