@@ -2,15 +2,18 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.system.files.outputs import REPORT, check_path
 from tests import json_output
 from tests.launch.launching import eventually
-from tests.strangers import AS_STRANGER, as_stranger, folder_of_stranger, needs_root
+from tests.strangers import AS_STRANGER, UID, as_stranger, folder_of_stranger, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 SECONDS = 120
@@ -185,6 +188,61 @@ def test_a_report_is_not_written_through_another_users_link(cpulaunch, strangers
     process = cpulaunch("print('started')", "--report", str(report), "--cpus", "0")
     assert (process.returncode, process.stdout) == (125, "")
     assert "r.json is a symbolic link of another user" in process.stderr
+
+
+def make_file(path):
+    path.touch()
+    path.chmod(0o666)
+
+
+def make_pipe(path):
+    os.mkfifo(path)
+    path.chmod(0o666)
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    path.chmod(0o777)
+
+
+TAKEN = {
+    "file": (make_file, "r.json is another user's file in a sticky folder"),
+    "pipe": (make_pipe, "r.json is a named pipe of another user"),
+    "socket": (make_socket, "r.json is a socket"),
+}
+
+
+@needs_root
+@pytest.mark.parametrize(("make", "reason"), TAKEN.values(), ids=TAKEN)
+def test_a_report_whose_name_another_user_has_taken_is_refused_before_the_launch(strangers, make, reason):
+    """In a sticky folder, such as /tmp."""
+    os.chown(strangers, 0, 0)
+    strangers.chmod(0o1777)
+    report = strangers / "r.json"
+    make(report)
+    os.chown(report, UID + 1, UID + 1)
+
+    def refused():
+        check_path(REPORT, str(strangers / "new.json"))
+        with pytest.raises(CpulaunchError, match=reason):
+            check_path(REPORT, str(report))
+
+    as_stranger(refused)
+
+
+@needs_root
+def test_root_is_told_of_another_users_pipe_before_the_launch_and_replaces_a_file(cpulaunch, strangers):
+    report = strangers / "r.json"
+    as_stranger(lambda: make_pipe(report))
+    process = cpulaunch("print('started')", "--report", str(report), "--cpus", "0")
+    assert (process.returncode, process.stdout) == (125, "")
+    assert "r.json is a named pipe of another user" in process.stderr
+    report.unlink()
+    strangers.chmod(0o1777)
+    as_stranger(lambda: make_file(report))
+    assert cpulaunch("print('started')", "--report", str(report), "--cpus", "0").returncode == 0
+    assert json_output.read("report", report.read_text())["exit_code"] == 0
 
 
 @needs_root

@@ -7,8 +7,7 @@ import stat
 
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.files.paths import locate
-from cpulaunch.system.files.writing import write_output
+from cpulaunch.system.files.writing import check_output, write_output
 
 
 @record
@@ -38,7 +37,7 @@ def check_path(output: Output, path: str) -> None:
     if not os.access(folder if _is_replaced(path) else path, os.W_OK):
         raise _unwritable(output, path, f"no permission to write in {folder}")
     try:
-        os.close(locate(path).folder)
+        check_output(path)
     except OSError as error:
         raise _unwritable(output, path, error.strerror or str(error)) from None
 

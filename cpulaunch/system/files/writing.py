@@ -162,16 +162,51 @@ def _open_special(place: Place) -> int | None:
 
 def _is_special(place: Place) -> bool:
     """Whether something is in this place, other than a regular file. Raises: PermissionError as `_check_owner`."""
-    try:
-        status = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return _is_allowed_special(status, place.name)
+    status = _status(place)
+    return status is not None and _is_allowed_special(status, place.name)
 
 
 def _is_allowed_special(status: os.stat_result, name: str) -> bool:
     _check_owner(status, name)
     return not stat.S_ISREG(status.st_mode)
+
+
+def _status(place: Place) -> os.stat_result | None:
+    """What is in this place, the file itself for a link of /proc; None if nothing is."""
+    try:
+        return os.stat(place.name, dir_fd=place.folder, follow_symlinks=place.is_proc)
+    except FileNotFoundError:
+        return None
+
+
+def check_output(path: str) -> None:
+    """Raises: OSError if `write_output` would fail for what is at this path now. Effect: none."""
+    place = locate(path)
+    try:
+        status = _status(place)
+        if status is None:
+            return
+        if stat.S_ISSOCK(status.st_mode):
+            raise OSError(errno.ENXIO, f"{place.name} is a socket", place.name)
+        if not place.is_proc and not _is_allowed_special(status, place.name):
+            _check_replaceable(status, place)
+    finally:
+        os.close(place.folder)
+
+
+def _check_replaceable(status: os.stat_result, place: Place) -> None:
+    """Raises: PermissionError if this regular file is another user's, in a sticky folder.
+
+    The kernel permits O_NOATIME on the same terms as the removal of such a file. Source: open(2), unlink(2).
+    """
+    folder = os.fstat(place.folder)
+    if not folder.st_mode & stat.S_ISVTX or os.geteuid() in (status.st_uid, folder.st_uid):
+        return
+    try:
+        os.close(os.open(place.name, os.O_RDONLY | getattr(os, "O_NOATIME", 0) | SAFELY, dir_fd=place.folder))
+    except OSError:
+        reason = f"{place.name} is another user's file in a sticky folder (uid {status.st_uid})"
+        raise PermissionError(errno.EPERM, reason, place.name) from None
 
 
 def open_log(name: str, *, folder: int | None = None) -> int:
