@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
+from cpulaunch.launch.ranks.files import make_run_folder
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.system.files.outputs import REPORT, check_path
 from tests import json_output
@@ -151,6 +153,36 @@ def test_an_error_file_is_not_written_through_a_link(cpulaunch, strangers, victi
     assert "why" in process.stderr
     (moved,) = strangers.glob("*.moved")
     assert json.loads((moved / "attempt_0/0/error.json").read_text()) == {"message": "why"}
+
+
+@needs_root
+def test_a_log_folder_that_is_a_link_while_it_is_checked_is_not_secure(strangers, monkeypatch):
+    """The link's target is, which only root can change."""
+    (strangers / "logs").mkdir()
+    os.chown(strangers / "logs", UID, UID)
+    mkdir = os.mkdir
+
+    def swapping(name, *arguments, **options):
+        mkdir(name, *arguments, **options)
+        as_stranger(lambda: (strangers / "logs").rename(strangers / "moved"))
+        as_stranger(lambda: (strangers / "logs").symlink_to("/root"))
+
+    monkeypatch.setattr(os, "mkdir", swapping)
+    plan = SimpleNamespace(launch=SimpleNamespace(log_dir=str(strangers / "logs")))
+    folder = make_run_folder(plan, None, environ={}, run_id="run")
+    os.close(folder.fd)
+    assert not folder.secure
+
+
+def test_the_files_of_a_secure_log_folder_are_named_without_its_links(tmp_path):
+    """The owner of the folder of such a link may exchange it."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    plan = SimpleNamespace(launch=SimpleNamespace(log_dir=str(tmp_path / "link")))
+    folder = make_run_folder(plan, None, environ={}, run_id="run")
+    os.close(folder.fd)
+    assert folder.secure
+    assert os.path.dirname(folder.path) == str(tmp_path / "real")
 
 
 @needs_root

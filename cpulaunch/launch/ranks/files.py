@@ -13,7 +13,7 @@ from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import make_folder, remove_folder, unpredictable
-from cpulaunch.system.files.paths import is_secure, open_folder
+from cpulaunch.system.files.paths import open_folder, secure_path
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.writing import create, create_with
 
@@ -109,10 +109,11 @@ def _folder_in(log_dir: str, prefix: str) -> RunFolder:
     try:
         name = unpredictable(prefix)
         fd = make_folder(name, folder=parent)
+        secure = secure_path(log_dir, parent)
     finally:
         os.close(parent)
-    path = os.path.join(os.path.abspath(log_dir), name)
-    return RunFolder(path=path, kept=True, fd=fd, secure=is_secure(os.path.realpath(log_dir)))
+    path = os.path.join(secure or os.path.abspath(log_dir), name)
+    return RunFolder(path=path, kept=True, fd=fd, secure=secure is not None)
 
 
 def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:

@@ -20,9 +20,19 @@ def unpredictable(prefix: str) -> str:
 
 
 def make_folder(name: str, *, folder: int | None = None) -> int:
-    """A descriptor of a new folder that only its owner can read. Raises: OSError."""
+    """A descriptor of a new, empty folder that only its owner can read. Raises: OSError.
+
+    Another user may have put an older folder of this user in its place.
+    """
     os.mkdir(name, 0o700, dir_fd=folder)
-    return open_own(name, folder=folder)
+    fd = open_own(name, folder=folder)
+    try:
+        if os.listdir(fd):
+            raise FileExistsError(errno.EEXIST, "it was replaced by a folder that is not empty", name)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def open_own(name: str, *, folder: int | None = None) -> int:

@@ -93,6 +93,19 @@ def is_secure(path: str) -> bool:
     return True
 
 
+def secure_path(path: str, folder: int) -> str | None:
+    """The path without links of the folder that was opened at `path`; None if other users can rename or replace it.
+
+    Its descriptor tells whether they have done so since.
+    """
+    try:
+        resolved = os.path.realpath(path)
+        same = is_secure(resolved) and os.path.samestat(os.lstat(resolved), os.fstat(folder))
+    except OSError:
+        return None
+    return resolved if same else None
+
+
 def open_folder(path: str, *, make: int | None = None, start: int | None = None) -> int:
     """A descriptor of a folder, reached through trusted links alone; relative to `start`, else the current folder.
 

@@ -80,6 +80,25 @@ def test_what_a_descriptor_refers_to_is_removed_after_a_swap(strangers, victim):
     assert list((strangers / "moved").iterdir()) == []
 
 
+@needs_root
+def test_an_older_own_folder_in_place_of_a_new_one_is_refused(strangers, monkeypatch):
+    """Its content would be removed as that of the new one."""
+    (strangers / "older").mkdir()
+    (strangers / "older/keep").touch()
+    mkdir = os.mkdir
+
+    def swapping(name, *arguments, **options):
+        mkdir(name, *arguments, **options)
+        as_stranger(lambda: (os.rename(strangers / "run", strangers / "new"), os.rename(strangers / "older", name)))
+
+    monkeypatch.setattr(os, "mkdir", swapping)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileExistsError, match="not empty"):
+        make_folder(str(strangers / "run"))
+    assert os.listdir("/proc/self/fd") == before
+    assert (strangers / "run/keep").exists()
+
+
 def test_a_folder_on_a_share_that_maps_users_is_own(tmp_path, monkeypatch):
     """There, what this user makes belongs to another number, as if this process had another one."""
     monkeypatch.setattr(os, "geteuid", lambda: 77_777)

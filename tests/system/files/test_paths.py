@@ -12,7 +12,7 @@ import pytest
 from cpulaunch.launch.process.run_directory import _parents
 from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.system.files.caches import is_private
-from cpulaunch.system.files.paths import is_root, is_secure, is_trusted, locate, open_folder
+from cpulaunch.system.files.paths import is_root, is_secure, is_trusted, locate, open_folder, secure_path
 from cpulaunch.system.root import Root
 from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
@@ -196,6 +196,35 @@ def test_in_a_user_namespace_launches_find_their_folders(strangers, inside):
         )
 
     in_user_namespace(check, inside=inside)
+
+
+def path_of(path):
+    fd = open_folder(str(path))
+    try:
+        return secure_path(str(path), fd)
+    finally:
+        os.close(fd)
+
+
+def test_the_path_of_a_secure_folder_has_no_links(tmp_path, monkeypatch):
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    assert path_of("link/deep") == path_of(tmp_path / "link/deep") == str(tmp_path / "real/deep")
+
+
+@needs_root
+def test_a_folder_that_was_exchanged_since_it_was_opened_has_no_secure_path(tmp_path, strangers):
+    (strangers / "logs").mkdir()
+    fd = open_folder(str(strangers / "logs"))
+    assert secure_path(str(strangers / "logs"), fd) is None
+    as_stranger(lambda: (os.rename(strangers / "logs", strangers / "moved"), os.symlink("/root", strangers / "logs")))
+    assert secure_path(str(strangers / "logs"), fd) is None
+    os.unlink(strangers / "logs")
+    assert secure_path(str(strangers / "logs"), fd) is None
+    os.close(fd)
+    (strangers / "own").symlink_to(tmp_path)
+    assert path_of(strangers / "own") == str(tmp_path), "not through the link, which its folder's owner can exchange"
 
 
 MOUNTED = r"""
