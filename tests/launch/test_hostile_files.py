@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpulaunch.launch.hosts.agent.logs import LogFolder, open_log_folder
 from cpulaunch.launch.ranks.files import make_run_folder
-from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.records.errors import CpulaunchError, LaunchError
 from cpulaunch.system.files.outputs import REPORT, check_path
 from tests import json_output
 from tests.launch.launching import eventually
@@ -351,11 +352,61 @@ def test_shared_memory_of_a_killed_worker_goes_and_another_containers_stays(tmp_
             launch.communicate()
 
 
+HOSTS = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "1")
+
+
+@pytest.mark.torch
 @needs_root
-def test_roots_logs_of_several_hosts_are_refused_where_others_put_links(cpulaunch, strangers):
-    """torch's agent writes there, by paths."""
-    options = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "1")
-    process = cpulaunch("print('started')", *options, "--log-dir", str(strangers))
-    assert (process.returncode, process.stdout) == (125, "")
-    assert "other users can change the folder of the logs" in process.stderr
-    assert list(strangers.iterdir()) == []
+def test_logs_of_several_hosts_are_not_written_through_links(cpulaunch, strangers, victim):
+    """torch's agent and its ranks write there by paths."""
+    code = f"""
+    def swap():
+        (run,) = os.listdir({str(strangers)!r})
+        run = os.path.join({str(strangers)!r}, run)
+        os.rename(run, run + ".moved")
+        for attempt in range(3):
+            os.makedirs(run + f"/attempt_{{attempt}}/0")
+            os.symlink({str(victim / "deep/keep")!r}, run + f"/attempt_{{attempt}}/0/error.json")
+    print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        as_stranger(swap)
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        file.write('{{"message": {{"message": "why", "extraInfo": {{"py_callstack": "why", "timestamp": "1"}}}}}}')
+    sys.exit(5)
+    """
+    options = (*HOSTS, "--max-restarts", "1", "--redirects", "3", "--log-dir", str(strangers))
+    process = cpulaunch(code, *options)
+    assert process.returncode == 5, process.stderr
+    assert "why" in process.stderr
+    (moved,) = strangers.glob("*.moved")
+    assert [(moved / f"attempt_{n}/0/stdout.log").read_text() for n in (0, 1)] == ["attempt 0\n", "attempt 1\n"]
+    assert f"log: {str(moved).removesuffix('.moved')}/attempt_1/0/stderr.log" in process.stderr
+    assert "why" in (moved / "attempt_1/0/error.json").read_text()
+
+
+@needs_root
+def test_an_ordinary_users_logs_of_several_hosts_are_not_written_through_links(strangers, victim):
+    os.chown(strangers, UID + 1, UID + 1)
+    strangers.chmod(0o777)
+
+    def work():
+        folder = open_log_folder(str(strangers), "run/1")
+        os.rename(folder.shown, folder.shown + ".moved")
+        os.symlink(victim, folder.shown)
+        with open(folder.path + "/new", "w"):
+            assert os.path.samefile(folder.path, folder.shown + ".moved")
+
+    as_stranger(work)
+    (moved,) = strangers.glob("run_1_*.moved")
+    assert [path.name for path in moved.iterdir()] == ["new"]
+
+
+def test_the_agent_writes_logs_by_a_path_without_links_where_no_one_else_can(tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real").mkdir()
+    assert open_log_folder(f"{tmp_path}/link/new", "run") == LogFolder(path=f"{tmp_path}/real/new")
+    assert (tmp_path / "real/new").is_dir()
+    assert open_log_folder(os.devnull, "run") == LogFolder(path=os.devnull)
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="log cannot be written"):
+        open_log_folder(f"{tmp_path}/file", "run")

@@ -30,7 +30,7 @@ from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_if_empty
-from cpulaunch.system.files.paths import is_root, is_secure, open_folder
+from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.signals import ending_signals
 
 TYPE_CHECKING = False
@@ -167,19 +167,7 @@ def _given_logs(plan: LaunchPlan) -> str | None:
             os.close(open_folder(log_dir, make=0o777))
         except OSError as error:
             raise log_error(log_dir, error) from None
-        _check_trusted(log_dir)
     return log_dir
-
-
-def _check_trusted(log_dir: str) -> None:
-    """Raises: LaunchError if root would write where other users can put links, as torch's agent follows them."""
-    if is_root() and not is_secure(os.path.realpath(log_dir)):
-        raise LaunchError(
-            "other users can change the folder of the logs",
-            value=log_dir,
-            source="torch's agent writes there as root",
-            hint="give a --log-dir that only root can write",
-        )
 
 
 def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> tuple[LaunchResult, JobOutput]:

@@ -48,11 +48,6 @@ def is_own(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not _is_unmapped(status.st_uid)
 
 
-def is_root() -> bool:
-    """Whether this process may do more than an ordinary user, in whose namespace root has no number."""
-    return os.geteuid() == 0 and not _is_unmapped(os.stat("/").st_uid)
-
-
 def _is_unmapped(uid: int) -> bool:
     """Whether root's files show this number, and those of any stranger too, because neither has one here.
 

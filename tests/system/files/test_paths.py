@@ -12,7 +12,7 @@ import pytest
 from cpulaunch.launch.process.run_directory import _parents
 from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.system.files.caches import is_private
-from cpulaunch.system.files.paths import is_root, is_secure, is_trusted, locate, open_folder, secure_path
+from cpulaunch.system.files.paths import is_secure, is_trusted, locate, open_folder, secure_path
 from cpulaunch.system.root import Root
 from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
@@ -192,7 +192,6 @@ def test_in_a_user_namespace_launches_find_their_folders(strangers, inside):
             stdout=located("/dev/stdout")[1],
             system_link=not Path("/var/run").is_symlink() or opened("/var/run") == os.path.realpath("/var/run"),
             order=_parents({"TMPDIR": str(strangers)})[:2] == [str(strangers), "/tmp"],
-            ordinary=not is_root(),
         )
 
     in_user_namespace(check, inside=inside)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+from cpulaunch.launch.hosts.agent.logs import open_log_folder
 from cpulaunch.launch.hosts.agent.messages import AgentConfig
 from cpulaunch.records.errors import UsageError
 
@@ -83,15 +85,20 @@ def supported_values(values: dict[str, Any], supported: frozenset[str], *, versi
 
 
 def make_logs_specs(config: AgentConfig) -> Any:
-    """Where torch writes the ranks' output: its own layout, or that of --logs-specs. Raises: UsageError."""
+    """Where torch writes the ranks' output: its own layout, or that of --logs-specs.
+
+    Effect: the folder of the logs exists. Raises: LaunchError, UsageError.
+    """
     from torch.distributed.elastic.multiprocessing import Std
 
     from cpulaunch.launch.hosts.agent.failures import RecordingLogsSpecs
 
     name, streams = config.job.logs_specs, config.job.streams
-    make = RecordingLogsSpecs if name is None else _registered_logs_specs(name)
+    make = None if name is None else _registered_logs_specs(name)
+    folder = open_log_folder(config.log_dir, str(config.job.rendezvous.id))
+    make = make or partial(RecordingLogsSpecs, own_folder=folder.shown)
     return make(
-        log_dir=config.log_dir,
+        log_dir=folder.path,
         redirects={rank: Std(number) for rank, number in enumerate(streams.redirects)},
         tee={rank: Std(number) for rank, number in enumerate(streams.tee)},
         local_ranks_filter=None if config.shown is None else set(config.shown),

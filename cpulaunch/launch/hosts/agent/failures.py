@@ -20,17 +20,35 @@ SPARE_HOST_ATTRIBUTE = "is_failed"
 
 
 class RecordingLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]
-    """torch's own layout of logs; remembers of the last attempt its number and each local rank's file of stderr."""
+    """torch's own layout of logs; remembers of the last attempt its number and each local rank's file of stderr.
+
+    `own_folder`: where the folder of the logs is, if it is for this run alone.
+    """
 
     stderrs: dict[int, str]
     restarts: int
+
+    def __init__(self, *, own_folder: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._own_folder = own_folder
+
+    def _make_log_dir(self, log_dir: str | None, rdzv_run_id: str) -> str:
+        if log_dir is not None and self._own_folder is not None:
+            return log_dir
+        return str(super()._make_log_dir(log_dir, rdzv_run_id))
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The attempt's files, as torch places them. Effect: remembers them; output to the terminal has no file."""
         self.restarts = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
         made = super().reify(envs)
-        self.stderrs = {rank: path for rank, path in made.stderrs.items() if path and path != os.devnull}
+        self.stderrs = {rank: self._shown(path) for rank, path in made.stderrs.items() if path and path != os.devnull}
         return made
+
+    def _shown(self, path: str) -> str:
+        """The path of a log as others than the agent know it."""
+        if self._own_folder is None:
+            return path
+        return os.path.join(self._own_folder, os.path.relpath(path, self.root_log_dir))
 
 
 def job_report(run: Callable[[], None], *, logs_specs: Any) -> AgentReport:

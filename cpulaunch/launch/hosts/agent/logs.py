@@ -1,0 +1,55 @@
+"""Where torch's agent writes logs. It works by paths, and another user may put links where these lead.
+
+In a folder that others can change, the agent gives torch the path of a descriptor: that of a folder for this run alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cpulaunch.launch.ranks.files import log_error
+from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.record import record
+from cpulaunch.system.files.folders import make_folder, unpredictable
+from cpulaunch.system.files.paths import open_folder, secure_path
+
+
+@record
+class LogFolder:
+    """The path of the folder for torch. `shown`: where it is, if it is for this run alone; else torch makes one in it.
+
+    The folder for this run alone is open as long as this process runs.
+    """
+
+    path: str
+    shown: str | None = None
+
+
+def open_log_folder(log_dir: str, run_id: str) -> LogFolder:
+    """Where torch may write. Effect: makes the folder. Raises: LaunchError."""
+    if log_dir == os.devnull:
+        return LogFolder(path=log_dir)
+    try:
+        folder = open_folder(log_dir, make=0o777)
+        try:
+            secure = secure_path(log_dir, folder)
+            return _own_folder(log_dir, folder, run_id) if secure is None else LogFolder(path=secure)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise log_error(log_dir, error) from None
+
+
+def _own_folder(log_dir: str, folder: int, run_id: str) -> LogFolder:
+    name = unpredictable(f"{run_id.replace(os.sep, '_')}_")
+    fd = make_folder(name, folder=folder)
+    path = f"/proc/{os.getpid()}/fd/{fd}"  # Not self: the ranks open their error files.
+    if os.path.isdir(path):
+        return LogFolder(path=path, shown=os.path.join(os.path.abspath(log_dir), name))
+    os.close(fd)
+    raise LaunchError(
+        "other users can change the folder of the logs",
+        value=log_dir,
+        source="without /proc, torch's agent writes there by paths",
+        hint="give a --log-dir that only you can write",
+    )
