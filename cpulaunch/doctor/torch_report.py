@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
     print(json.dumps({"absent": True}))
     sys.exit()
 try:
-    maps = open("/proc/self/maps").read()
+    maps = open("/proc/self/maps", errors="replace").read()
 except OSError:
     maps = ""
 files = {line.split(None, 5)[5].strip() for line in maps.splitlines() if line.count("/")}

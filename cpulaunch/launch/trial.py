@@ -24,7 +24,9 @@ MAX_ENTRIES = 200
 """Format and limits of the cache, a text file that is trusted only if its owner alone can write it."""
 
 NOT_LOADED = 77
-CHECK = f"import sys; sys.exit({NOT_LOADED} * (sys.argv[1] not in open('/proc/self/maps').read()))"
+CHECK = f"""\
+import os, sys
+sys.exit({NOT_LOADED} * (os.fsencode(sys.argv[1]) not in open('/proc/self/maps', 'rb').read()))"""
 """An interpreter that is statically linked or has capabilities ignores preloads without a message."""
 
 

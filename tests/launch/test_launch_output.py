@@ -5,6 +5,7 @@ import pty
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -198,6 +199,23 @@ def test_sigusr1_opens_logs_again_and_reaches_only_workers_that_expect_it(launch
     assert log.read_text() == "second\n"
     assert (tmp_path / "logs/worker-0.log.1").read_text() == "first\n"
     assert (tmp_path / "logs/worker-1.log").read_text() == "told\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names a process through prctl")
+def test_a_worker_whose_name_is_no_text_gets_the_signal_that_it_expects(launcher, tmp_path):
+    """The kernel cuts a name after 15 bytes, in the middle of a character, too."""
+    named = python("""
+        import ctypes, os, pathlib, signal, sys, time
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print("told")))
+        assert ctypes.CDLL(None).prctl(15, "fourteen bytes\u00e9".encode(), 0, 0, 0) == 0
+        pathlib.Path("named").write_text(str(os.getpid()))
+        time.sleep(600)
+    """)
+    process = launcher.start(named, log_dir="logs")
+    launcher.pid("named")
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait() == 0
+    assert (tmp_path / "logs/worker-0.log").read_text() == "told\n"
 
 
 def test_a_log_directory_that_is_a_file_starts_nothing(launcher, tmp_path):

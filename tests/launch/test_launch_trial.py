@@ -1,6 +1,7 @@
 """A library is preloaded only if the interpreter starts with it, and the result is cached."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def attempt(path, tmp_path, *, interpreter=sys.executable, environ=None, cache_f
 
 def test_a_library_that_loads_is_accepted(library, tmp_path):
     assert attempt(library, tmp_path) is None
+
+
+def test_a_library_whose_path_is_no_text_is_accepted(library, tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.so")
+    shutil.copy(library, path)
+    assert attempt(path, tmp_path, cache_file=None) is None
 
 
 def test_a_trial_has_an_exit_code_where_the_parent_ignored_the_end_of_children(library, tmp_path):

@@ -328,10 +328,13 @@ def _has_living_members(group: int) -> bool:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal; False if that is unknown. Source: proc_pid_status(5)."""
+    """Whether the process has a handler for the signal; False if that is unknown.
+
+    Read as bytes, as its name may be any. Source: proc_pid_status(5).
+    """
     try:
-        with open(f"/proc/{pid}/status") as file:
-            caught = next(line for line in file if line.startswith("SigCgt:"))
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next(line for line in file if line.startswith(b"SigCgt:"))
     except (OSError, StopIteration):
         return False
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
