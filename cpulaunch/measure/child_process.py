@@ -14,7 +14,7 @@ from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import kill_children, own_children
 from cpulaunch.launch.process.program import find_executable
-from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
+from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import adopt_orphans
 from cpulaunch.system.signals import ENDING, SIGCONT, SIGTSTP
@@ -117,7 +117,7 @@ class _Child:
     """A running command, with a thread that waits for its end and says so through a pipe."""
 
     def __init__(self, argv: Sequence[str], setup: ChildSetup, receive: Sequence[Callable[[bytes], None]]) -> None:
-        """Effect: starts the command. Raises: NotFoundError, NotExecutableError, LaunchError."""
+        """Effect: starts the command. Raises: NotFoundError, LaunchError."""
         path = find_executable(argv[0], setup.environ)
         inherited = setup.inherited or Inherited(
             signal_mask=frozenset(int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
@@ -136,14 +136,11 @@ class _Child:
         self.seconds = self.paused_seconds = 0.0
         spawned = spawn(spec, stdio=stdio, inherited=inherited)
         self.pid = spawned.pid
+        self._spec = spec
+        self._starting: int | None = spawned.error_fd
         self._ended, self._end_told = os.pipe()
         self._waiter = threading.Thread(target=self._wait_for_end, daemon=True)
         self._waiter.start()
-        try:
-            confirm_executed(spec, spawned)
-        except BaseException:
-            self.close()
-            raise
 
     def _wait_for_end(self) -> None:
         self.exit_code = wait_for_exit(self.pid)  # None: it was killed and reaped by `run_child`.
@@ -154,16 +151,20 @@ class _Child:
         """Whether the command ends by itself within this time, pauses not included, and before it is `enough`.
 
         Effect: passes its output on; stops and continues it as Ctrl-Z and `fg` ask. Raises: KeyboardInterrupt after an
-        ending signal, unless it is `heedless` of signals.
+        ending signal, unless it is `heedless` of signals; NotExecutableError.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
         for fd in (*self._streams, self._ended, *([] if heedless or self._control is None else [self._control])):
             poll.register(fd, select.POLLIN)
+        if self._starting is not None:
+            poll.register(self._starting, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
             ready = {fd for fd, _ in poll.poll(min(left, MAX_WAIT_SECONDS if enough is None else ASK_SECONDS) * 1000)}
             if self._control is not None and self._control in ready:
                 deadline += self._follow_control(self._control)
+            if self._starting in ready or self._ended in ready:
+                self._confirm_executed(poll)
             for fd in ready & self._streams.keys():
                 if not self._read(fd):
                     poll.unregister(fd)
@@ -173,6 +174,13 @@ class _Child:
                 self.was_enough = True
                 return False
         return False
+
+    def _confirm_executed(self, poll: select.poll) -> None:
+        """Effect: the pipe that says why the command was not executed is closed if it was. Raises: LaunchError."""
+        if self._starting is not None and check_executed(self._spec, self._starting):
+            poll.unregister(self._starting)
+            os.close(self._starting)
+            self._starting = None
 
     def _follow_control(self, control: int) -> float:
         """How many seconds the command has been stopped because of signals that arrived. Effect: stops it so long.
@@ -205,6 +213,8 @@ class _Child:
         """Effect: passes on what is left of the output, of which all writers have ended."""
         self._waiter.join()
         os.close(self._ended)
+        if self._starting is not None:
+            os.close(self._starting)
         for fd in self._streams:
             os.set_blocking(fd, False)
             while self._has_more(fd):

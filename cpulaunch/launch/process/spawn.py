@@ -18,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+MAX_MESSAGE_BYTES = 100
+"""Of the message of a worker that was not executed, "STAGE ERRNO"."""
+
 
 @record
 class Inherited:
@@ -36,8 +39,9 @@ class SpawnedWorker:
 
 
 def spawn(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited) -> SpawnedWorker:
-    """The forked process, which `confirm_executed` waits for. Effect: closes `stdio.owned`. Raises: LaunchError."""
-    read, write = private_pipe()  # A successful exec closes it, which a worker that runs already cannot prevent.
+    """The forked process, of which `check_executed` tells more. Effect: closes `stdio.owned`. Raises: LaunchError."""
+    read, write = private_pipe()  # A successful exec closes it, which a worker that runs already may delay, by SIGSTOP.
+    os.set_blocking(read, False)
     parent = os.getpid()
     try:
         pid = os.fork()
@@ -60,12 +64,17 @@ def _make_group(pid: int) -> None:
         return  # It has executed already, or ended.
 
 
-def confirm_executed(spec: ExecSpec, spawned: SpawnedWorker) -> None:
-    """Effect: waits until the worker has executed its program. Raises: LaunchError, NotExecutableError."""
-    with open(spawned.error_fd, "rb") as file:
-        message = file.read().decode(errors="replace")
+def check_executed(spec: ExecSpec, error_fd: int) -> bool:
+    """Whether the worker has executed its program, or has ended before; False while it does neither.
+
+    Raises: LaunchError, NotExecutableError.
+    """
+    try:
+        message = os.read(error_fd, MAX_MESSAGE_BYTES).decode(errors="replace")
+    except BlockingIOError:
+        return False
     if not message:
-        return
+        return True
     stage, _, code = message.partition(" ")
     if stage == "execve":
         raise exec_error(spec.path, int(code))

@@ -24,7 +24,7 @@ from cpulaunch.launch.process.processes import (
     signal_child,
     signal_worker,
 )
-from cpulaunch.launch.process.spawn import Inherited, confirm_executed, spawn
+from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.launch.supervision.state_machine import (
     Event,
     GroupGone,
@@ -111,6 +111,8 @@ class Supervisor:
         self._left_memory: set[int] = set()
         """The pids of killed workers whose shared memory others still used."""
         self._worker_of: dict[int, int] = {}
+        self._starting: dict[int, ExecSpec] = {}
+        """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
         self._exits = ExitQueue(clock)
         self._all_ended = False
         self._abandon_output = False
@@ -141,31 +143,32 @@ class Supervisor:
         if self._cgroup is not None and self._guard_is_gone:
             self._cgroup.remove()
         signal.set_wakeup_fd(-1)
-        os.close(self._wakeup)
-        os.close(self._wakeup_write)
+        for fd in (self._wakeup, self._wakeup_write, *self._starting):
+            os.close(fd)
         self._exits.close()
         if self._watch is not None:
             self._watch.close()
 
     def start(self, specs: Sequence[ExecSpec], stdio: Sequence[StdioFds]) -> None:
-        """Effect: every worker's program runs. Raises: LaunchError or NotExecutableError."""
+        """Effect: every worker is about to execute its program. Raises: LaunchError."""
         if self._cgroup is not None:
             self._cgroup.wait_until_inside()
-        spawned = []
         for spec, fds in zip(specs, stdio, strict=True):
             worker = spawn(spec, stdio=fds, inherited=self._inherited)
-            spawned.append(worker)
+            self._starting[worker.error_fd] = spec
+            self._poll.register(worker.error_fd, select.POLLIN)
             self._exits.add(worker.pid)
             self.pids[spec.worker] = worker.pid
             self._worker_of[worker.pid] = spec.worker
             if self._watch is not None:
                 self._watch.worker_started(spec.worker, worker.pid)
             self.state = with_worker(self.state, spec.worker)
-        for spec, worker in zip(specs, spawned, strict=True):
-            confirm_executed(spec, worker)
 
     def run(self) -> None:
-        """Effect: returns when the workers and all their descendants have ended and their output is written."""
+        """Effect: returns when the workers and all their descendants have ended and their output is written.
+
+        Raises: LaunchError or NotExecutableError if a worker's program does not run.
+        """
         self._reap()
         while not (self._all_ended and self._output_done()):
             try:
@@ -184,6 +187,8 @@ class Supervisor:
                 self._read_control()
             elif self._watch is not None and self._watch.owns(fd):
                 self._watch.serve()
+            elif fd in self._starting:
+                self._confirm_executed(fd)
             elif self._pump.owns(fd):
                 self._move_output(fd)
         if self._wakeup in ready:
@@ -197,6 +202,20 @@ class Supervisor:
         if _is_due(self.state.next_deadline, self._clock()):
             self._handle(TimePassed())
             self._check_groups()
+
+    def _confirm_executed(self, fd: int, *, ended: bool = False) -> None:
+        """Effect: the worker no longer counts as starting if it has executed its program or has `ended`.
+
+        Raises: LaunchError or NotExecutableError.
+        """
+        if check_executed(self._starting[fd], fd) or ended:
+            del self._starting[fd]
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    def _starting_descriptor(self, worker: int) -> int | None:
+        """The descriptor that says why the worker was not executed; None if it was."""
+        return next((fd for fd, spec in self._starting.items() if spec.worker == worker), None)
 
     def _say_what_is_left(self) -> None:
         """Effect: says once, some time after Ctrl-C, which workers the launch still waits for."""
@@ -272,16 +291,23 @@ class Supervisor:
 
     def _gets(self, worker: int, number: int) -> bool:
         """Whether to send the signal: SIGUSR1, which opens logs again, would end a program that does not expect it."""
-        return not (number == signal.SIGUSR1 and self._routing.rotated) or catches(self.pids[worker], number)
+        if not (number == signal.SIGUSR1 and self._routing.rotated):
+            return True
+        return self._starting_descriptor(worker) is None and catches(self.pids[worker], number)
 
     def _reap(self) -> None:
-        """Effect: handles every child that has ended, in the order of their ends, and then what they left behind."""
+        """Effect: handles every child that has ended, in the order of their ends, and then what they left behind.
+
+        Raises: LaunchError or NotExecutableError if one has ended because it could not be executed.
+        """
         orphans = set[int]()
         while ended := self._exits.first():
             index = self._worker_of.get(ended.pid)
             if index in self.statuses:
                 index = None  # Its tracer has let go of it, or an orphan has got its pid.
             if index is not None:
+                if (fd := self._starting_descriptor(index)) is not None:
+                    self._confirm_executed(fd, ended=True)
                 self.statuses[index] = ended.status
                 self.ended_at[index] = self._wall_clock()
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.

@@ -1,5 +1,6 @@
 """A worker that works against its supervisor ends within the grace period and one second, and so does what it left."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -130,6 +131,42 @@ def test_ctrl_c_twice_ends_a_launch_whose_supervisor_does_not_answer(launcher):
     assert process.wait() == 128 + signal.SIGINT
     assert not alive(worker)
     assert b"the supervisor did not read signal 2 in time" in process.stderr.read()
+
+
+@pytest.fixture
+def held_program(tmp_path):
+    """A program that no process can execute before this one lets go of it, or the kernel loses its patience (45 s)."""
+    path = tmp_path / "held"
+    path.write_text("#!/bin/sh\nexec sleep 600\n")
+    path.chmod(0o755)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # Asks to let go of it.
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield str(path)
+    except OSError as error:
+        pytest.skip(f"no leases here: {error}")
+    finally:
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
+
+
+def test_a_worker_that_cannot_execute_its_program_yet_delays_no_end(launcher, held_program):
+    began = time.monotonic()
+    outcome = launcher.run(python("raise SystemExit(3)"), [held_program], grace_seconds=GRACE)
+    assert outcome.code == 3, outcome.error
+    assert time.monotonic() - began < GRACE + SLACK_SECONDS
+
+
+def test_a_signal_ends_a_launch_of_which_a_worker_cannot_execute_its_program_yet(launcher, held_program):
+    process = launcher.start(hostile(""), [held_program], grace_seconds=GRACE)
+    worker = launcher.pid("ready")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert time.monotonic() - began < GRACE + SLACK_SECONDS
+    assert not alive(worker)
+    assert b"did not read" not in process.stderr.read()
 
 
 CROWD = """
