@@ -314,28 +314,12 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
 
 def _notes(plan: LaunchPlan, line: CommandLine) -> list[str]:
     """What is worth knowing of a launch, and no warning."""
+    from cpulaunch.cli.terminal import has_input
+
     notes = [*line.notices, *([line.python.notice] if line.python and line.python.notice else [])]
-    if len(plan.workers) > 1 and plan.launch.stdin is None and _has_input():
+    if len(plan.workers) > 1 and plan.launch.stdin is None and has_input():
         notes.append(f"standard input is not passed to {len(plan.workers)} workers; --stdin 0 passes it to worker 0")
     return notes
-
-
-def _has_input() -> bool:
-    """Whether a pipe or file at standard input holds data that could be read."""
-    import stat
-
-    try:
-        mode = os.fstat(0).st_mode
-        if stat.S_ISREG(mode):
-            return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
-        if not stat.S_ISFIFO(mode):
-            return False
-        import fcntl
-        import termios
-
-        return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
-    except OSError:
-        return False
 
 
 def _emit(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
@@ -355,6 +339,20 @@ def _emit(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     from cpulaunch.emit.shell import plan_script
 
     return plan_script(plan, hidden=hidden)
+
+
+def _import_end(plan: LaunchPlan) -> None:
+    """Effect: what follows a launch is imported: at its end the package may have been replaced or removed."""
+    import cpulaunch.launch.supervision.failure_text
+
+    if plan.job is not None:
+        import json  # noqa: F401  # For exceptions that ranks record.
+    if plan.launch.watched:
+        import cpulaunch.cli.report
+        import cpulaunch.view.hidden_values
+    if plan.launch.html is not None:
+        import cpulaunch.html.run_page
+        import cpulaunch.view.machine_svg  # noqa: F401
 
 
 def _launch(
@@ -385,8 +383,10 @@ def _launch(
         from cpulaunch.cli.report import check_reports
 
         before = check_reports(plan)
-    events = host.limits.memory_events
-    result = launch(plan, environ=environ, memory_events=events and f"/{events}", notify=notify)
+    memory_events = host.limits.memory_events and f"/{host.limits.memory_events}"
+    result = launch(
+        plan, environ=environ, memory_events=memory_events, notify=notify, on_started=lambda: _import_end(plan)
+    )
     if result.exit_code:
         from cpulaunch.cli.terminal import write_stderr
         from cpulaunch.launch.supervision.failure_text import summary

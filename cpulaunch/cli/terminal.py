@@ -1,4 +1,4 @@
-"""Printing to stdout and stderr: widths, colours, encodings and closed streams."""
+"""Printing to stdout and stderr: widths, colours, encodings and closed streams; and whether there is input."""
 
 from __future__ import annotations
 
@@ -106,3 +106,21 @@ def _encoding_errors(text: str, encoding: str) -> str:
     except UnicodeEncodeError:
         return "replace"
     return "surrogateescape"
+
+
+def has_input() -> bool:
+    """Whether a pipe or file at standard input holds data that could be read."""
+    import stat
+
+    try:
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode):
+            return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(mode):
+            return False
+        import fcntl
+        import termios
+
+        return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+    except OSError:
+        return False

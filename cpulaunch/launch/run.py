@@ -13,7 +13,7 @@ from cpulaunch.records.plan import LaunchPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cpulaunch.launch.monitor.watch import Watch
     from cpulaunch.launch.supervision.result import LaunchResult
@@ -25,38 +25,47 @@ def launch(
     environ: Mapping[str, str],
     memory_events: str | None = None,
     notify: Notify,
+    on_started: Callable[[], None] | None = None,
 ) -> LaunchResult:
     """How the workers ended. The call takes this process over, so it is the last thing a program does.
 
     Effect: with one worker and no logs, report or the like, this process becomes the worker and nothing returns.
     Otherwise the result returns in a forked child, the supervisor. The calling process stays as its guard, forwards
-    signals to it and ends with its exit code.
+    signals to it and ends with its exit code. It calls `on_started` once all workers execute their programs, which is
+    the moment to import what comes after the launch.
     Raises: LaunchError, NotFoundError or NotExecutableError: before any worker starts if the cause is known by then,
     else after all workers have been ended.
     """
     if not hasattr(os, "fork"):
         raise LaunchError("cannot start workers", value=sys.platform, hint="run cpulaunch on Linux, macOS or in WSL")
     if plan.job is not None and plan.job.engine != "scheduler":
-        return _launch_job(plan, environ, memory_events=memory_events, notify=notify)
+        return _launch_job(plan, environ, memory_events=memory_events, notify=notify, on_started=on_started)
     specs = prepare_exec_specs(plan, environ, notify=notify)
     if plan.replaces_launcher:
         replace_this_process(specs[0])
     if plan.launch.watched:
-        return _launch_watched(plan, specs, environ, memory_events=memory_events, notify=notify)
-    return _launch_supervised(plan, specs, directory=None, memory_events=memory_events, notify=notify)
+        return _launch_watched(plan, specs, environ, memory_events=memory_events, notify=notify, on_started=on_started)
+    return _launch_supervised(
+        plan, specs, directory=None, memory_events=memory_events, notify=notify, on_started=on_started
+    )
 
 
 def _launch_job(
-    plan: LaunchPlan, environ: Mapping[str, str], *, memory_events: str | None, notify: Notify
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    *,
+    memory_events: str | None,
+    notify: Notify,
+    on_started: Callable[[], None] | None,
 ) -> LaunchResult:
     """How the ranks of a job ended."""
     if plan.job is not None and plan.job.engine == "elastic":
         from cpulaunch.launch.hosts.engine import launch_hosts
 
-        return launch_hosts(plan, environ=environ, memory_events=memory_events, notify=notify)
+        return launch_hosts(plan, environ=environ, memory_events=memory_events, notify=notify, on_started=on_started)
     from cpulaunch.launch.ranks.engine import launch_ranks
 
-    return launch_ranks(plan, environ=environ, memory_events=memory_events, notify=notify)
+    return launch_ranks(plan, environ=environ, memory_events=memory_events, notify=notify, on_started=on_started)
 
 
 def _launch_watched(
@@ -66,6 +75,7 @@ def _launch_watched(
     *,
     memory_events: str | None,
     notify: Notify,
+    on_started: Callable[[], None] | None,
 ) -> LaunchResult:
     """How the workers ended that report through a run directory. Effect: it does not exist afterwards."""
     from cpulaunch.launch.process.run_directory import choose_private_path, remove_run_directory, with_event_files
@@ -73,13 +83,21 @@ def _launch_watched(
     directory = choose_private_path(environ)
     try:
         reporting = with_event_files(specs, directory)
-        return _launch_supervised(plan, reporting, directory=directory, memory_events=memory_events, notify=notify)
+        return _launch_supervised(
+            plan, reporting, directory=directory, memory_events=memory_events, notify=notify, on_started=on_started
+        )
     finally:
         remove_run_directory(directory)
 
 
 def _launch_supervised(
-    plan: LaunchPlan, specs: Sequence[ExecSpec], *, directory: str | None, memory_events: str | None, notify: Notify
+    plan: LaunchPlan,
+    specs: Sequence[ExecSpec],
+    *,
+    directory: str | None,
+    memory_events: str | None,
+    notify: Notify,
+    on_started: Callable[[], None] | None,
 ) -> LaunchResult:
     """How the workers ended, in a process of its own. A launch that becomes the worker never imports this.
 
@@ -112,6 +130,7 @@ def _launch_supervised(
             watch=None if directory is None else _watch(plan, directory, notify=notify),
             cgroup=link.cgroup,
             adopts_orphans=link.adopts_orphans,
+            on_started=on_started,
         )
         return supervise(specs, routing, options)
     except OSError as error:

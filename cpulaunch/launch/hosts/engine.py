@@ -35,7 +35,7 @@ from cpulaunch.system.signals import ending_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cpulaunch.launch.supervision.result import LaunchResult
 
@@ -68,7 +68,12 @@ class _HostRun:
 
 
 def launch_hosts(
-    plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, notify: Notify
+    plan: LaunchPlan,
+    *,
+    environ: Mapping[str, str],
+    memory_events: str | None,
+    notify: Notify,
+    on_started: Callable[[], None] | None,
 ) -> LaunchResult:
     """How the ranks of this host ended.
 
@@ -90,7 +95,7 @@ def launch_hosts(
             directory=directory,
             logs=logs,
         )
-        result, output = _supervised(run, memory_events=memory_events, notify=notify)
+        result, output = _supervised(run, memory_events=memory_events, notify=notify, on_started=on_started)
         succeeded = observed_ranks(directory, [spec.worker for spec in specs]) if plan.launch.watched else ()
         return job_result(job, result, report=read_report(directory), output=output, succeeded=succeeded)
     finally:
@@ -170,7 +175,9 @@ def _given_logs(plan: LaunchPlan) -> str | None:
     return log_dir
 
 
-def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> tuple[LaunchResult, JobOutput]:
+def _supervised(
+    run: _HostRun, *, memory_events: str | None, notify: Notify, on_started: Callable[[], None] | None
+) -> tuple[LaunchResult, JobOutput]:
     """How the agent ended, and the output of the ranks, in a process of its own."""
     from cpulaunch.launch.process.descriptors import fd_shortage_error
     from cpulaunch.launch.process.guard import fork_supervisor
@@ -209,6 +216,7 @@ def _supervised(run: _HostRun, *, memory_events: str | None, notify: Notify) -> 
             ending_signals=ending,
             cgroup=link.cgroup,
             adopts_orphans=link.adopts_orphans,
+            on_started=on_started,
         )
         return supervise((run.agent,), routing, options), output
     except OSError as error:

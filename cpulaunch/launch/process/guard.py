@@ -33,6 +33,7 @@ from cpulaunch.system.control_group import (
     remove_cgroup,
     remove_leftovers,
 )
+from cpulaunch.system.files.folders import remove_if_empty, remove_path
 from cpulaunch.system.libc import adopt_orphans, die_with_parent, is_linux, private_pipe
 from cpulaunch.system.signals import ENDING, passed_on
 
@@ -114,8 +115,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         try:
             code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
         finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
-            _end_everything(remains, earlier_children)
-            _remove(remains)
+            _end_and_remove(remains, earlier_children)
         if code < 0 or watchdog.complaint is not None:
             notify(watchdog.complaint or _killed_text(code))
         os._exit(watchdog.exit_code or _exit_code(code))
@@ -177,8 +177,7 @@ def _guard(child: int, parent: int, remains: _Remains, notify: Notify) -> NoRetu
     try:
         code = _wait_for(child, parent, remains)
     finally:
-        _end_everything(remains)
-        _remove(remains)
+        _end_and_remove(remains)
     if code < 0:
         notify(_killed_text(code))
     os._exit(_exit_code(code))
@@ -325,6 +324,14 @@ def _stop_with_shell_job(watchdog: Watchdog) -> None:
         watchdog.forward(signal.SIGCONT)
 
 
+def _end_and_remove(remains: _Remains, spared: frozenset[int] = frozenset()) -> None:
+    """Effect: every process of the launch but the guards is killed, and nothing else of it is left either."""
+    try:
+        _end_everything(remains, spared)
+    finally:
+        _remove(remains)
+
+
 def _end_everything(remains: _Remains, spared: frozenset[int] = frozenset()) -> None:
     """Effect: every process of the launch but the guards is killed, and reaped if this process adopted it."""
     _kill_cgroup(remains)
@@ -341,12 +348,8 @@ def _remove(remains: _Remains) -> None:
     if remains.cgroup is not None:
         remove_cgroup(remains.cgroup)
     if remains.directory is not None:
-        from cpulaunch.launch.process.run_directory import remove_run_directory
-
-        remove_run_directory(remains.directory)
+        remove_path(remains.directory)
     if remains.logs is not None:
-        from cpulaunch.system.files.folders import remove_if_empty
-
         remove_if_empty(remains.logs)
 
 

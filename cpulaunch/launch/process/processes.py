@@ -7,6 +7,7 @@ import time
 
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.records.record import record
+from cpulaunch.system.files.shared_memory import owners, remove_shared_memory, started_at
 from cpulaunch.system.libc import is_linux
 
 PARENT, GROUP, EXIT_CODE = 1, 2, 49
@@ -160,8 +161,6 @@ def has_ended_traced(pid: int) -> bool:
 
 
 def _remove_shared_memory(pid: int) -> bool:
-    from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
-
     return remove_shared_memory(pid, since=started_at(os.getpid()))
 
 
@@ -174,16 +173,8 @@ def _reap_all(killed: list[int]) -> set[int]:
             pauses -= 1
         if has_ended:
             ended.append(pid)
-    named = _named_in_shared_memory() if ended else frozenset[int]()
+    named = owners() if ended else frozenset[int]()
     return {pid for pid in ended if _reap_killed(pid, has_memory=pid in named)}
-
-
-def _named_in_shared_memory() -> frozenset[int]:
-    try:
-        from cpulaunch.system.files.shared_memory import owners
-    except OSError:  # There is no descriptor left: a worker may have set the limit of this process (prlimit).
-        return frozenset()
-    return owners()
 
 
 def _has_ended(pid: int) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
+import termios
+import time
 
 from cpulaunch.system.signals import SIGINT
 
@@ -122,10 +126,6 @@ class Watchdog:
 
     def _answered(self) -> bool:
         """Whether the supervisor has read as many bytes as it has to. Source: ioctl_pipe(2) and unix(7), FIONREAD."""
-        import fcntl
-        import sys
-        import termios
-
         if self._awaited is None:
             return False
         unread = fcntl.ioctl(self._unread, termios.FIONREAD, bytes(4))
@@ -133,6 +133,4 @@ class Watchdog:
 
 
 def _now() -> float:
-    from time import monotonic
-
-    return monotonic()
+    return time.monotonic()

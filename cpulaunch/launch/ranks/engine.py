@@ -30,7 +30,7 @@ from cpulaunch.system.signals import ENDING, ending_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from cpulaunch.launch.monitor.watch import Watch
     from cpulaunch.launch.supervision.supervisor import SupervisorOptions
@@ -52,10 +52,16 @@ class _RankRun:
     error_file: str
     memory_events: str | None
     notify: Notify
+    on_started: Callable[[], None] | None
 
 
 def launch_ranks(
-    plan: LaunchPlan, *, environ: Mapping[str, str], memory_events: str | None, notify: Notify
+    plan: LaunchPlan,
+    *,
+    environ: Mapping[str, str],
+    memory_events: str | None,
+    notify: Notify,
+    on_started: Callable[[], None] | None,
 ) -> LaunchResult:
     """How the ranks ended in the last attempt. As `launch`, it returns in a forked child of this process.
 
@@ -82,6 +88,7 @@ def launch_ranks(
             error_file=environ.get(VARIABLE, ""),
             memory_events=memory_events,
             notify=notify,
+            on_started=on_started,
         )
         return _supervised(run)
     finally:
@@ -162,6 +169,7 @@ def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
         cgroup=link.cgroup,
         adopts_orphans=link.adopts_orphans,
         notify=run.notify,
+        on_started=run.on_started,
     )
     while True:
         with PortReservation(run.job.master_port) as reservation:

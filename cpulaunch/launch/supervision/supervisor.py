@@ -43,6 +43,7 @@ from cpulaunch.launch.supervision.state_machine import (
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
+from cpulaunch.system.files.shared_memory import owners, remove_shared_memory
 from cpulaunch.system.libc import private_pipe, stop_writing
 from cpulaunch.system.signals import ENDING, SIGKILL
 
@@ -80,6 +81,11 @@ class SupervisorOptions:
     adopts_orphans: bool = False
     notify: Notify | None = None
     """Says after Ctrl-C what the launch waits for."""
+    on_started: Callable[[], None] | None = None
+    """Called when all workers execute their programs: imports what the launch needs at its end.
+
+    Not before, because the workers would start later; nor at the end, because the package may be gone by then.
+    """
 
 
 INTERRUPT_NOTICE_SECONDS = 1.0
@@ -118,6 +124,7 @@ class Supervisor:
         self._abandon_output = False
         self._guard_is_gone = False
         self._notify = options.notify
+        self._on_started = options.on_started
         self._notice_at: float | None = None
         self._poll = select.poll()
         self._wakeup, self._wakeup_write = _child_wakeup_pipe()
@@ -212,6 +219,8 @@ class Supervisor:
             del self._starting[fd]
             self._poll.unregister(fd)
             os.close(fd)
+            if not self._starting and self._on_started is not None:
+                self._on_started()
 
     def _starting_descriptor(self, worker: int) -> int | None:
         """The descriptor that says why the worker was not executed; None if it was."""
@@ -326,8 +335,6 @@ class Supervisor:
     def _remove_shared_memory(self, pids: set[int]) -> None:
         """Effect: removes what killed workers left in /dev/shm; what others still use is remembered for the end."""
         if pids:
-            from cpulaunch.system.files.shared_memory import owners, remove_shared_memory
-
             self._left_memory = self._left_memory - pids | {
                 pid for pid in pids & owners() if remove_shared_memory(pid, since=self._since)
             }

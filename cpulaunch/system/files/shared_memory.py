@@ -1,4 +1,4 @@
-"""Shared memory that a killed process could not remove itself. Imported only after a worker was killed.
+"""Shared memory that a killed process could not remove itself.
 
 Several containers may share /dev/shm, and a process of another one may have the same process and user id.
 """
@@ -8,6 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
+import time
+
+if sys.platform != "win32":  # The worker's package is imported there too.
+    import fcntl
 
 SHARED_FOLDER = "/dev/shm"
 REGISTERED = "__KMP_REGISTERED_LIB_"
@@ -42,14 +47,13 @@ def owners(folder: str = SHARED_FOLDER) -> frozenset[int]:
 
 def started_at(pid: int) -> float:
     """When a process started, in Unix seconds; 0 without /proc. Source: proc(5), /proc/pid/stat, starttime."""
-    from time import CLOCK_BOOTTIME, clock_gettime, time  # noqa: TID251 - compared with the times of files
-
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0.0
-    return time() - clock_gettime(CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    now = time.time()  # noqa: TID251 - compared with the times of files
+    return now - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _is_kept(path: str, since: float) -> bool:
@@ -79,8 +83,6 @@ def is_in_use(fd: int) -> bool:
     The kernel grants a lease for writing to the only user of a file. Source: fcntl(2), F_SETLEASE. Where it grants none
     to anyone, the file is taken to be unused.
     """
-    import fcntl  # Absent on Windows, where the worker's package is imported too.
-
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
