@@ -92,6 +92,19 @@ def make_event_files(directory: str, workers: Iterable[int]) -> None:
         raise _directory_error(error) from None
 
 
+def make_events_directory(parent: str, workers: Iterable[int]) -> str:
+    """A new directory in `parent` with an empty event file for each worker. Raises: LaunchError.
+
+    `parent` may be gone: a worker of the attempt before may have removed it.
+    """
+    try:
+        directory = make_unique_directory(parent, "events-")
+    except OSError as error:
+        raise _directory_error(error) from None
+    make_event_files(directory, workers)
+    return directory
+
+
 def events_path(directory: str, worker: int) -> str:
     """The path of a worker's event file, one JSON object a line."""
     return os.path.join(directory, f"worker-{worker}.jsonl")

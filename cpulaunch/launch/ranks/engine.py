@@ -12,9 +12,8 @@ from cpulaunch.launch.process.exec_spec import ExecSpec, prepare_exec_specs, wit
 from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
 from cpulaunch.launch.process.run_directory import (
     choose_private_path,
-    make_event_files,
+    make_events_directory,
     make_private_path,
-    make_unique_directory,
     remove_run_directory,
     with_event_files,
 )
@@ -232,8 +231,7 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
     }
     specs = [with_variables(spec, {**shared, VARIABLE: files.error_file(spec.worker)}) for spec in run.specs]
     if run.private is not None and run.plan.launch.watched:
-        directory = make_unique_directory(run.private, "events-")
-        make_event_files(directory, [spec.worker for spec in specs])
+        directory = make_events_directory(run.private, [spec.worker for spec in specs])
         specs = list(with_event_files(specs, directory))
         options = replace(options, watch=_watch(run, directory))
     try:

@@ -76,7 +76,11 @@ class RankFiles:
 
 def _copy_errors(errors: str, attempt: int) -> None:
     """Effect: each rank's directory in an attempt's has a copy of its error file, as far as they can be written."""
-    for entry in os.listdir(errors):
+    try:
+        entries = os.listdir(errors)
+    except OSError:
+        return  # A rank has removed them.
+    for entry in entries:
         local_rank = entry.removeprefix("error-").removesuffix(".json")
         try:
             data = read_start(os.path.join(errors, entry), max_bytes=MAX_BYTES)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 
 import pytest
 from jobs import alive, eventually, parent, text_of
@@ -55,6 +56,41 @@ def test_a_killed_rank_ends_all_the_others(launch):
     assert f"rank 1 (local rank 1, pid {ranks[1][0]})" in job.err
     assert "killed by SIGKILL" in job.err
     assert_ended([pid for each in ranks for pid in each])
+
+
+def test_a_rank_that_removes_the_runs_directory_prevents_a_restart(launch):
+    launch.write("""
+        import shutil
+        events = next(value for value in os.environ.values() if value.endswith(".jsonl"))
+        shutil.rmtree(os.path.dirname(os.path.dirname(events)))
+        sys.exit(3)
+    """)
+    one = ("--nproc-per-node", "1", "--max-restarts", "1")
+    job = launch.run(*one, "--log-dir", "logs", "--report", "report.json", "job.py")
+    assert job.code == 125
+    assert "error: cannot create the files of this run" in job.err
+    assert "Traceback" not in job.err
+
+
+@pytest.fixture
+def shared():
+    """A folder that other users can write."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        yield folder
+
+
+def test_a_rank_that_removes_the_error_files_changes_no_exit_code(launch, shared):
+    """They are not beside the logs if other users can change that folder."""
+    launch.write("""
+        import shutil
+        errors = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
+        say("removed", errors)
+        shutil.rmtree(errors)
+    """)
+    job = launch.run("--nproc-per-node", "1", "--log-dir", shared, "job.py")
+    assert job.code == 0, job.err
+    assert "errors-" in text_of(launch.folder / "removed")
 
 
 def test_a_killed_rank_is_restarted_with_nothing_left_of_the_last_attempt(launch):
