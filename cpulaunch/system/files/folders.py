@@ -90,12 +90,40 @@ def remove_path(path: str) -> None:
 def remove_folder(name: str, *, folder: int) -> None:
     """Effect: removes this user's folder and what is in it, as far as permissions allow; nothing if it is a link."""
     try:
-        fd = open_own(name, folder=folder)
+        fd = _open_readable(name, folder)
     except OSError:
         return  # Another process of this launch has removed it.
+    if not _is_own(fd):
+        os.close(fd)
+        return
     empty_folder(fd)
     os.close(fd)
     _remove_empty(name, folder)
+
+
+def _open_readable(name: str, folder: int) -> int:
+    """A descriptor of a folder in another one. Raises: OSError.
+
+    Effect: if it is this user's, its owner may do everything in it, whatever a worker has taken away.
+    """
+    if not hasattr(os, "O_PATH"):
+        return os.open(name, OPENED, dir_fd=folder)
+    path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status = os.fstat(path)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o700 != 0o700:
+            _allow_all(path)
+        return os.open(".", OPENED, dir_fd=path)
+    finally:
+        os.close(path)
+
+
+def _allow_all(path: int) -> None:
+    """Effect: the owner of the folder may do everything in it. Source: open(2), O_PATH: fchmod(2) fails on these."""
+    try:
+        os.chmod(f"/proc/self/fd/{path}", 0o700)
+    except OSError:
+        return
 
 
 def remove_if_empty(path: str) -> None:
@@ -126,15 +154,25 @@ def empty_folder(folder: int) -> None:
 def _move_up(name: str, folder: int) -> None:
     """Effect: the folders in a folder of this name are in the folder itself, and its files are gone."""
     try:
-        fd = os.open(name, OPENED, dir_fd=folder)
+        fd = _open_readable(name, folder)
     except OSError:
         return
     for each in _without_files(fd):
         try:
-            os.rename(each, unpredictable("removed-"), src_dir_fd=fd, dst_dir_fd=folder)
+            _move(each, fd, folder)
         except OSError:
             continue
     os.close(fd)
+
+
+def _move(name: str, source: int, target: int) -> None:
+    """Effect: a folder is in another one, under a new name. Raises: OSError."""
+    moved = unpredictable("removed-")
+    try:
+        os.rename(name, moved, src_dir_fd=source, dst_dir_fd=target)
+    except PermissionError:  # It is written too, as its ".." changes.
+        os.close(_open_readable(name, source))
+        os.rename(name, moved, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _without_files(folder: int) -> list[str]:

@@ -34,6 +34,35 @@ def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path, victim):
     assert unharmed(victim)
 
 
+def remove_without_permissions(folder):
+    os.close(make_folder(str(folder / "run")))
+    (folder / "run/closed/deep/deeper").mkdir(parents=True)
+    (folder / "run/closed/deep/file").touch()
+    for name in ("run/closed/deep/deeper", "run/closed/deep", "run/closed", "run"):
+        (folder / name).chmod(0)
+    remove_path(str(folder / "run"))
+
+
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="Linux only")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root needs no permissions")
+def test_folders_without_permissions_are_removed(tmp_path):
+    remove_without_permissions(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_folders_without_permissions_of_an_ordinary_user_are_removed(strangers):
+    as_stranger(lambda: remove_without_permissions(strangers))
+    assert list(strangers.iterdir()) == []
+
+
+@needs_root
+def test_permissions_of_another_users_folder_are_left(strangers):
+    as_stranger(lambda: os.mkdir(strangers / "run", 0o500))
+    remove_path(str(strangers / "run"))
+    assert (strangers / "run").stat().st_mode & 0o777 == 0o500
+
+
 def test_a_folder_deeper_than_any_path_is_removed(tmp_path):
     """A worker may make one. A function that calls itself would fail, and so would one that keeps descriptors."""
     fd = make_folder(str(tmp_path / "run"))
