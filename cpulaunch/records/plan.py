@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = 'Literal["single", "instances", "ranks"]'
 
+LARGEST_METRIC = 1e300
+"""Larger numbers are no measurements. Sums of all smaller ones are finite, and so are their forms as floats."""
+
 
 @record
 class WorkerPlan:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from cpulaunch.records.plan import LARGEST_METRIC
 from cpulaunch.records.record import field, record, replace
 from cpulaunch.system.files.reading import read_lines_at_ends
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-LARGEST = 1e300
-"""Larger numbers are no measurements. Sums of all smaller ones are finite, and so are their forms as floats."""
 MAX_BYTES = 1 << 24
 """Read of an event file. Of a larger one both ends count: settings are reported first, and the last metrics last."""
 MAX_LINE = 1 << 20
@@ -101,12 +100,12 @@ def _is_deeper(value: object, depth: int) -> bool:
 def _float(text: str) -> float | None:
     """The number; None if it is too large, such as 1e999, which Python reads as infinite."""
     value = float(text)
-    return value if abs(value) <= LARGEST else None
+    return value if abs(value) <= LARGEST_METRIC else None
 
 
 def _int(text: str) -> int | None:
     value = int(text)
-    return value if abs(value) <= LARGEST else None
+    return value if abs(value) <= LARGEST_METRIC else None
 
 
 class _Collected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from cpulaunch.records.plan import LARGEST_METRIC
 from cpulaunch.system.time_limit import OutOfTimeError, cpu_time_limit
 
 TYPE_CHECKING = False
@@ -31,9 +32,9 @@ SPECIAL = re.compile(r"[.*+?^$|()\[\]{}\\]")
 
 class Metric:
     """`value`: the last number that the pattern's group matched in one worker's output; None if there is none yet, or
-    it is infinite or NaN: of a loss that has diverged, what it was before says nothing.
+    it is infinite, NaN or beyond LARGEST_METRIC: of a loss that has diverged, what it was before says nothing.
 
-    `rejected`: the last match that is not a finite number. `skipped`: lines that took the pattern too long.
+    `rejected`: the last match that is no such number. `skipped`: lines that took the pattern too long.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -70,13 +71,13 @@ class Metric:
                 left.pop()
 
     def _accept(self, text: str) -> bool:
-        """Whether the text is a number. Effect: `value` becomes that number, None of one that is not finite."""
+        """Whether the text is a number. Effect: `value` becomes that number, None of one that is no measurement."""
         try:
             number = float(text)
         except ValueError:
             self.rejected = text
             return False
-        self.value = number if math.isfinite(number) else None
+        self.value = number if abs(number) <= LARGEST_METRIC else None
         self.rejected = text if self.value is None else self.rejected
         return True
 

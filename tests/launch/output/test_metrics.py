@@ -68,6 +68,9 @@ def metric(pattern, *chunks):
         ([b"x 1\nx nan\n"], None),
         ([b"x 1\n", b"x -inf x n/a\n"], None),
         ([b"x nan\nx 2\n"], 2),
+        ([b"x 1\nx 1.7e308\n"], None),
+        ([b"x 1\nx -1.7e308\n"], None),
+        ([b"x 1e300\n"], 1e300),
         ([b"x -1.5e3\n"], -1500),
         ([b"\xff\xfe x 7 \xff\n"], 7),
         ([b"." * (3 * LINE_BYTES), b" x 1\n"], 1),
@@ -75,6 +78,12 @@ def metric(pattern, *chunks):
 )
 def test_the_last_number_counts(chunks, value):
     assert metric(r"x (\S+)", *chunks).value == value
+
+
+def test_values_of_many_workers_have_a_sum():
+    found = metric(r"x (\S+)", b"x 1e300\n")
+    (total, _), *_ = totals({"x": found.value} for _ in range(10_000)).values()
+    assert math.isfinite(total)
 
 
 def test_text_that_is_no_number_is_remembered():
