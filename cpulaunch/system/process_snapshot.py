@@ -20,6 +20,10 @@ OPENMP = {"libgomp": "gnu", "libiomp5": "intel", "libomp": "llvm", "libomp5": "l
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 COMMAND_LETTERS = 1000
+MAX_COMMAND = 1 << 16
+"""Letters read of a command line. It may be gigabytes: a process decides where its own lies (prctl, PR_SET_MM)."""
+MAX_LETTERS = 1 << 23
+"""Letters read of any other file: enough for the maps of a process with 65,530 mappings, the usual limit of Linux."""
 
 
 def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True) -> dict[str, Any]:
@@ -38,7 +42,7 @@ def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True)
     allocator, path = _allocator(loaded)
     return {
         "pid": number,
-        "command": " ".join(_read(f"{folder}/cmdline").replace("\0", " ").split())[:COMMAND_LETTERS],
+        "command": " ".join(_read(f"{folder}/cmdline", MAX_COMMAND).replace("\0", " ").split())[:COMMAND_LETTERS],
         "threads": thread_masks(_masks(f"{folder}/task")),
         "pages": page_placement(_lines(f"{folder}/numa_maps")) if pages else {},
         "openmp": openmp,
@@ -144,13 +148,13 @@ def _number(text: str | None) -> int:
 
 
 def _lines(path: str) -> list[str]:
-    return _read(path).splitlines()
+    return _read(path, MAX_LETTERS).splitlines()
 
 
-def _read(path: str) -> str:
-    """The text of a file; empty if it is absent, may not be read, or belongs to a process that ends (ESRCH)."""
+def _read(path: str, max_letters: int) -> str:
+    """The text at the start of a file; empty if it is absent, may not be read, or its process ends (ESRCH)."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            return file.read(max_letters)
     except OSError:
         return ""

@@ -2,10 +2,11 @@
 
 import os
 import threading
+import tracemalloc
 
 import pytest
 
-from cpulaunch.system.process_snapshot import loaded_files, page_placement, snapshot, thread_masks
+from cpulaunch.system.process_snapshot import COMMAND_LETTERS, loaded_files, page_placement, snapshot, thread_masks
 
 MAPS = """\
 55e0-55e1 r--p 00000000 fe:00 1 /usr/bin/python3.11
@@ -81,6 +82,22 @@ def test_missing_files_leave_fields_empty(proc, name):
     empty = {key for key in after if after[key] != before[key]}
     assert all(after[key] in ("", {}, [], None, "default") for key in empty)
     assert empty
+
+
+@pytest.mark.parametrize("name", ["cmdline", "maps", "numa_maps", "status"])
+def test_files_that_a_process_makes_huge_are_read_in_part(proc, name):
+    """A command line is as long as its process says: what it does not use of it costs that process nothing."""
+    before = snapshot(42, proc=str(proc))
+    with open(proc / "42" / name, "r+b") as file:
+        file.truncate(max(1 << 28, os.path.getsize(file.name)))
+    tracemalloc.start()
+    after = snapshot(42, proc=str(proc))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 27
+    assert after["command"].startswith(before["command"])
+    assert len(after["command"]) <= COMMAND_LETTERS
+    assert {**after, "command": ""} == {**before, "command": ""}
 
 
 def test_a_process_that_is_gone_has_nothing(tmp_path):
