@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from cpulaunch.records.plan import LaunchPlan, WorkerPlan
 
 
+MAX_MASKS = 1 << 12
+"""Different masks of one process's threads that are looked at."""
+
+
 def report(
     plan: LaunchPlan,
     result: LaunchResult,
@@ -103,17 +107,19 @@ def binding(observation: Observation, worker: WorkerResult, plan: WorkerPlan) ->
     live = _main_process(observation, worker)
     if live is None:
         return None
-    masks = _masks(live)
-    inside = all(mask <= plan.all_cpus for mask in masks) if plan.cpus and masks else None
-    return {**live, "as_planned": inside}
+    return {**live, "as_planned": _stays_inside(live, plan.all_cpus) if plan.cpus else None}
 
 
-def _masks(live: Mapping[str, Any]) -> list[frozenset[int]]:
-    """The CPU masks of a process's threads; none if the sample has another format than system/process_snapshot.py."""
+def _stays_inside(live: Mapping[str, Any], cpus: frozenset[int]) -> bool | None:
+    """Whether a process's threads may run on these CPUs only; None without masks of threads.
+
+    Nor if the sample has another format than system/process_snapshot.py, with more masks than threads have.
+    """
     try:
-        return [parse_cpulist(each["cpus"]) for each in live["threads"]]
+        masks = dict.fromkeys(each["cpus"] for each in live["threads"])
+        return all(parse_cpulist(mask) <= cpus for mask in masks) if 0 < len(masks) <= MAX_MASKS else None
     except (KeyError, TypeError, ValueError, AttributeError):
-        return []
+        return None
 
 
 def _main_process(observation: Observation, worker: WorkerResult) -> Mapping[str, Any] | None:

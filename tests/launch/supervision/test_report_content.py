@@ -1,12 +1,15 @@
 """Plan, result, events and samples -> the report."""
 
+import time
+import tracemalloc
+
 import pytest
 
 from cpulaunch.launch.monitor.sampling import MAX_SNAPSHOTS, keep, pause_before
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import Metric
-from cpulaunch.launch.supervision.report import flags_without_effect, metric_lines, report
+from cpulaunch.launch.supervision.report import binding, flags_without_effect, metric_lines, report
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, encode
@@ -181,6 +184,32 @@ def test_facts_from_the_process_itself_precede_its_samples():
 def test_a_binding_is_as_planned_if_no_thread_may_run_elsewhere(cpus, masks, as_planned):
     observation = Observation(wall_seconds=1, samples={100: live(100, masks=masks)})
     assert reported(observation, cpus=cpus)["binding"]["as_planned"] is as_planned
+
+
+@pytest.mark.parametrize("odd", [[None], [{}], [1], 1, [{"cpus": [0]}], [{"cpus": 1}], [{"cpus": "x"}], {"cpus": "0"}])
+def test_masks_in_another_form_say_nothing_about_the_binding(odd):
+    observation = Observation(wall_seconds=1, samples={100: {**live(100), "threads": odd}})
+    assert binding(observation, worker(), plan().workers[0])["as_planned"] is None
+
+
+@pytest.mark.parametrize(
+    ("masks", "as_planned"),
+    [
+        (["0-16384"] * 3000, False),
+        ([f"{'0' * number}-16384" for number in range(1, 19)] * 1000, False),
+        ([f"0-1,{'0,' * number}0" for number in range(5000)], None),
+    ],
+)
+def test_many_masks_take_little_memory_and_time(masks, as_planned):
+    """A process may write anything as the snapshot of itself."""
+    observation = Observation(wall_seconds=1, samples={100: live(100, masks=masks)})
+    began = time.process_time()
+    tracemalloc.start()
+    assert binding(observation, worker(), plan().workers[0])["as_planned"] is as_planned
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 25
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
