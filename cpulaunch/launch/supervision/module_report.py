@@ -21,6 +21,8 @@ WEIGHTS_FIELDS = (
 )
 _SUMMED = ("layers", "bytes_before", "bytes_after", "bytes_released")
 _LARGEST = ("layer_error_max", "layer_error_rms", "error_max", "error_rms")
+MAX_KINDS = 64
+"""Types of weights that are counted; torch has fewer."""
 MAX_KEPT = 64
 """Layers of a module that the report names as kept in a higher type."""
 _WORD_LENGTH = 20
@@ -61,7 +63,7 @@ def weights_report(report: WorkerReport) -> list[dict[str, Any]]:
 
 def _merged(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of several events about one module: sums, the largest errors, the smallest agreement, or the last."""
-    after = dict(event)
+    after = {name: event[name] for name in WEIGHTS_FIELDS if name in event}
     after["kinds"] = _sums(before.get("kinds"), event.get("kinds"))
     after["kept"] = [*_list(before.get("kept")), *_list(event.get("kept"))][:MAX_KEPT]
     for names, join in ((_SUMMED, sum), (_LARGEST, max), (("argmax_agreement",), min)):
@@ -87,7 +89,8 @@ def _sums(*counts: object) -> dict[str, float]:
     total: dict[str, float] = {}
     for each in counts:
         for name, count in (each if isinstance(each, dict) else {}).items():
-            total[name] = total.get(name, 0) + _number(count)
+            if name in total or len(total) < MAX_KINDS:
+                total[name] = total.get(name, 0) + _number(count)
     return total
 
 

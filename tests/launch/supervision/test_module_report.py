@@ -2,6 +2,7 @@
 
 import ast
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_rep
 from cpulaunch.launch.supervision.module_report import (
     CHOSEN_FIELDS,
     MAX_KEPT,
+    MAX_KINDS,
     WEIGHTS_FIELDS,
     chosen_report,
     graph_report,
@@ -82,6 +84,16 @@ def test_processes_that_say_the_same_are_listed_once():
 def test_the_list_of_layers_kept_is_bounded():
     (entry,) = weights_report(told(*[weights(kept=[f"[{number}, 8]: bf16"] * 8) for number in range(1000)]))
     assert (entry["layers"], len(entry["kept"])) == (2000, MAX_KEPT)
+
+
+def test_events_with_many_kinds_or_facts_do_not_slow_down_those_that_follow():
+    """Else a file of 16 MiB, which any process may have written, takes minutes."""
+    names = {f"k{number}": 1 for number in range(30_000)}
+    report = told(weights(kinds=names, **names), *[weights()] * 2000)
+    began = time.process_time()
+    (entry,) = weights_report(report)
+    assert time.process_time() - began < 1
+    assert (len(entry["kinds"]), entry["layers"], entry.keys()) == (MAX_KINDS, 4002, {*WEIGHTS_FIELDS})
 
 
 def test_bytes_before_and_after_are_kept():
