@@ -50,6 +50,7 @@ def test_json_takes_no_file():
         with pytest.raises(UsageError, match="--json takes no file: found"):
             parse_compare(words)
     assert parse_compare(["--json", "a.py", "found.json"]).json
+    assert parse_compare(["--json", "--html=found.json", "a.py"]).json
 
 
 def test_sides_come_before_the_two_dashes_and_the_program_behind():

@@ -48,6 +48,11 @@ FAULTS = {
         "import torch.nn.parallel as p; p.DistributedDataParallel.__init__ = lambda self: None",
         "--ddp-bucket-mb",
     ),
+    "compile_cache": (
+        {"compile_cache": "threads-2"},
+        "sys.modules['cpulaunch.worker.process.compile_cache'] = None",
+        "compile cache",
+    ),
     "ipex": ({"ipex": True}, "torch.__version__ = '0.0'", "--ipex"),
     "ccl": ({}, "sys.modules['cpulaunch.worker.ccl.registration'] = None", "ccl"),
     "dist_backend": (

@@ -33,7 +33,7 @@ class OwnOptions:
         if not self.values[flag]:
             if inline is not None:
                 raise UsageError(f"{flag} takes no value", value=inline, hint=f"cpulaunch {self.command} {flag}")
-            if flag == "--json" and left and left[0].endswith(".json"):
+            if flag == "--json" and left and left[0].endswith(".json") and not left[0].startswith("-"):
                 hint = "it writes to the standard output, which > FILE redirects"
                 raise UsageError("--json takes no file", value=left[0], hint=hint)
             return ""

@@ -275,7 +275,7 @@ def test_no_replacement_makes_a_set_user_id_program_of_a_strangers_file(stranger
         as_stranger(lambda name=name: (strangers / name).chmod(bits))
     assert permissions(strangers / "mapped")[0] == bits
     writing.replace_by_empty(str(strangers / "mapped"), identity(strangers / "mapped"))
-    writing.write_output(str(strangers / "output"), b"x", like=os.stat(strangers / "output"))
+    writing.replace_unchanged(str(strangers / "output"), b"x", read=os.stat(strangers / "output"))
     for name in ("mapped", "output"):
         assert permissions(strangers / name) == (bits & 0o777, UID, UID)
 
