@@ -22,6 +22,7 @@ from cpulaunch.worker.graph.capture import (
     changes_tensors,
     check,
     forget_prepared,
+    has_changed_arguments,
 )
 from cpulaunch.worker.graph.eligibility import (
     Usage,
@@ -91,12 +92,14 @@ class Captures:
             return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=list(args)), eager)
         inputs: list[torch.Tensor] = []
         try:
-            key = key_of(flatten((args, kwargs), inputs), inputs)
+            spec = flatten((args, kwargs), inputs)
+            key = key_of(spec, inputs)
         except UnknownStructureError as error:
             return self._try_submodules(state, f"it takes {error}", eager)
         if key is None:
             return self._try_submodules(state, "it takes arguments that cannot be compared", eager)
-        return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=inputs), eager)
+        call = Call(module=module, args=args, kwargs=kwargs, inputs=inputs, spec=spec)
+        return self._with_key(state, key, call, eager)
 
     def after_fork(self) -> None:
         """Effect: in a forked process, frees the lock, which a thread of the parent may have held."""
@@ -252,6 +255,8 @@ class Captures:
     def _capture(self, state: ModuleState, key: Key, call: Call, result: Any, weights: Weights, eager: Eager) -> None:
         """Effect: captures the call, or records why it cannot be captured."""
         try:
+            if has_changed_arguments(call):
+                raise RefusedError("it changes an argument")
             captured = self._engine(call, result, weights)
         except PendingError:
             self.pending += 1

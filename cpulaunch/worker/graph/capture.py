@@ -35,12 +35,16 @@ class PendingError(Exception):
 
 @record
 class Call:
-    """One call of a module: its arguments, and the tensors among them."""
+    """One call of a module: its arguments, and the tensors among them. `spec`: their structure without these.
+
+    None: the arguments are tensors alone.
+    """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: list[Tensor]
+    spec: Spec | None = None
 
 
 @record
@@ -302,13 +306,7 @@ def best_seconds(*runs: Callable[[], Any]) -> list[float]:
 
 
 def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> tuple[Any, str]:
-    """The eager result, and why the call cannot be repeated (empty: it can): it changes what it is given, its own
-    tensors or the random state.
-
-    A call that gives an argument other tensors, as to a cache that grows, is found here, before the seconds of a trace.
-    """
-    given: list[Tensor] = []
-    spec = flatten((call.args, call.kwargs), given)
+    """The eager result, and why the call cannot be repeated (empty: it can): it changes tensors or the random state."""
     inputs = _versions(call.inputs)
     frozen = _versions(weights.tensors)
     random = torch.get_rng_state()
@@ -317,19 +315,22 @@ def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> t
         return result, "it draws random numbers"
     if _versions(call.inputs) != inputs:
         return result, "it changes an argument in place"
-    if not _are_arguments(call, spec, given):
-        return result, "it changes an argument"
     return result, "it changes its own tensors in place" if _versions(weights.tensors) != frozen else ""
 
 
-def _are_arguments(call: Call, spec: Spec, tensors: list[Tensor]) -> bool:
-    """Whether the arguments still have this structure, and these tensors in it."""
+def has_changed_arguments(call: Call) -> bool:
+    """Whether an argument of a call that was made has another structure now, or other tensors, as a cache that grows.
+
+    Dynamo finds that too, but after the seconds of a trace. Raises: what a type's own flatten function raises.
+    """
+    if call.spec is None:
+        return False
     found: list[Tensor] = []
     try:
-        is_alike = _alike(spec, flatten((call.args, call.kwargs), found))
-    except Exception:  # noqa: BLE001  The eager result is right whatever a type that torch can flatten raises afterwards.
-        return False
-    return is_alike and [*map(id, found)] == [*map(id, tensors)]
+        spec = flatten((call.args, call.kwargs), found)
+    except UnknownStructureError:
+        return True
+    return not (_alike(call.spec, spec) and [*map(id, found)] == [*map(id, call.inputs)])
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
 
 from cpulaunch.records.record import replace  # noqa: E402
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
@@ -119,6 +120,40 @@ def test_a_call_that_changes_what_an_argument_holds_is_not_traced(program, effec
     state = run.captures._state(model, True)
     assert (len(run.engine.calls), state.try_submodules) == (captured, not captured)
     assert state._reasons == (set() if captured else {"it changes an argument"})
+
+
+class Handle:
+    """Holds a tensor, which it gives to nobody once it is closed."""
+
+    def __init__(self) -> None:
+        self.tensor, self.closed = torch.ones(1, 4), False
+
+    def flattened(self) -> tuple[list[Tensor], None]:
+        if self.closed:
+            raise RuntimeError("it is closed")
+        return [self.tensor], None
+
+
+class Closing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, handle: Handle) -> Tensor:
+        handle.closed = True
+        return self.linear(handle.tensor)
+
+
+def test_an_argument_that_cannot_be_read_after_its_call_is_no_error_of_the_program(program) -> None:
+    pytree.register_pytree_node(Handle, Handle.flattened, lambda children, context: Handle())
+    run, model = program(), Closing().eval()
+    with torch.no_grad():
+        for _ in range(2):
+            handle = Handle()
+            result = run.captures.call(model, (handle,), {}, lambda _, handle=handle: model(handle), outermost=True)
+            torch.testing.assert_close(result, model.linear(handle.tensor))
+    assert run.engine.calls == []
+    assert "it cannot be captured: it is closed" in run.captures._state(model, True)._reasons
 
 
 def test_a_capture_is_timed_with_the_check_of_its_inputs(program, monkeypatch) -> None:
