@@ -18,7 +18,7 @@ from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read
 from cpulaunch.measure.last_message import last_message
 from cpulaunch.measure.metric_choice import of_all_workers, overload_text
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
-from cpulaunch.records.errors import LaunchError, quoted
+from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, quoted
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_path
@@ -131,7 +131,7 @@ def _own_folder(parent: str) -> str:
             "cannot make a folder for the figures of a launch",
             value=parent,
             source=error.strerror,
-            hint="the program must leave the folders of cpulaunch in TMPDIR as they are",
+            hint=LEAVE_FOLDERS,
         ) from None
 
 

@@ -86,6 +86,10 @@ class LaunchError(CpulaunchError):
     kind = "launch"
 
 
+LEAVE_FOLDERS = "the program must leave the folders of cpulaunch in TMPDIR as they are"
+"""A hint where one of them is missing."""
+
+
 class NotExecutableError(CpulaunchError):
     """The program exists but cannot be executed."""
 

@@ -6,7 +6,7 @@ import json
 import os
 
 from cpulaunch.measure.diagnosis.figures import growths, read_figures
-from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
 from cpulaunch.system.files.reading import read_start
@@ -29,7 +29,7 @@ def names_in(folder: str) -> frozenset[str]:
             "cannot read what the program's processes wrote about their steps",
             value=folder,
             source=error.strerror,
-            hint="the program must leave the folders of cpulaunch in TMPDIR as they are",
+            hint=LEAVE_FOLDERS,
         ) from None
 
 

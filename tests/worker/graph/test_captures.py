@@ -123,7 +123,7 @@ def test_a_call_that_changes_what_an_argument_holds_is_not_traced(program, effec
 
 
 class Handle:
-    """Holds a tensor, which it gives to nobody once it is closed."""
+    """Holds a tensor, which cannot be read once it is closed."""
 
     def __init__(self) -> None:
         self.tensor, self.closed = torch.ones(1, 4), False
