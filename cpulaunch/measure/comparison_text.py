@@ -196,7 +196,8 @@ def _ending_text(comparison: ComparisonResult, limits: ComparisonLimits) -> str:
         None: "running",
     }[comparison.ended]
     has_verdict = bool(comparison.estimates) and all(each.low is not None for each in comparison.estimates)
-    if comparison.ended == "budget" and comparison.warm_up and not has_verdict:
+    may_have_one = limits.rounds >= fewest_rounds(len(comparison.sides)) and bool(comparison.warm_up)
+    if comparison.ended == "budget" and may_have_one and not has_verdict:
         reason += f"; for a verdict give --budget {_sufficient_budget(comparison, limits)}"
     return f"{rounds} in {_duration(comparison.seconds)}; ended because {reason}".replace(
         "because interrupted", "by a signal"

@@ -35,7 +35,8 @@ def test_a_script_alone_compares_python_with_the_defaults():
     ):
         line = parse_compare(words)
         assert (line.sides, line.program) == ((None, ()), tuple(words))
-    line = parse_compare(["--no-python", "--no-python -O2", "--", "./tool"])
+    line = parse_compare(["--no-python", "--no-python -O2", "--rounds", "20", "--", "./tool"])
+    assert line.limits.rounds == 20
     assert (line.sides, line.program) == ((("--no-python",), ("--no-python", "-O2")), ("./tool",))
 
 

@@ -119,6 +119,8 @@ def test_few_rounds_are_not_told_to_need_a_budget():
         progress=lambda now: told.append(budget_warning(now, limits)), budget_seconds=150, rounds=5
     )
     assert set(told) == {""}
+    found = Machine({"A": steady(1.0), "B": steady(1.3)}, seconds=30.0).compare(budget_seconds=100, rounds=3)
+    assert "for a verdict" not in text_of(found, width=200, budget_seconds=100, rounds=3)
 
 
 def test_time_limits_are_the_budget_first_and_then_follow_the_launches():

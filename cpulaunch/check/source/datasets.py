@@ -54,11 +54,15 @@ def _passes_by_source(program: ParsedProgram) -> Mapping[ast.AST | None, Sequenc
 def loops_around(program: ParsedProgram, node: ast.AST) -> Iterator[ast.AST]:
     """The loops that a node runs in: around it, and around the only call of its function, from the inside out."""
     seen: set[ast.AST] = set()
-    before, around, is_repeated = node, program.around(node), False
+    before, around = node, program.around(node)
+    is_repeated = is_iterator = False  # Of a comprehension, the first iterator is made once.
     while (each := next(around, None)) is not None and each not in seen:
         if isinstance(each, LOOPS) and (is_repeated or before not in (getattr(each, "iter", None), *each.orelse)):
             yield each
-        is_repeated = isinstance(each, COMPREHENSIONS) or (is_repeated and isinstance(each, ast.expr))
+        is_first = isinstance(each, COMPREHENSIONS) and is_iterator and before is each.generators[0]
+        goes_on = is_repeated and isinstance(each, ast.expr | ast.keyword | ast.comprehension)
+        is_repeated = goes_on or (isinstance(each, COMPREHENSIONS) and not is_first)
+        is_iterator = isinstance(each, ast.comprehension) and before is each.iter
         before = each
         if isinstance(each, FUNCTIONS):
             seen.add(each)

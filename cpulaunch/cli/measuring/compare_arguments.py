@@ -138,7 +138,12 @@ def _checked_program(program: list[str]) -> list[str]:
 
 def _begins_program(words: Sequence[str]) -> bool:
     """Whether words are -m MODULE or --no-python COMMAND, whose arguments a `--` belongs to, rather than sides."""
-    return words[0] in BEGINS_PROGRAM and ("--" not in words or not all(map(_is_side, words[: words.index("--")])))
+    if words[0] not in BEGINS_PROGRAM or "--" not in words:
+        return words[0] in BEGINS_PROGRAM
+    left = list(words[: words.index("--")])
+    while left and _is_side(left[0]):
+        _, left = OWN.leading(left[1:])
+    return bool(left)
 
 
 def _side_words(text: str) -> tuple[str, ...] | None:

@@ -103,6 +103,8 @@ RULE = Rule(
         "                step(x)\n",
     ),
     right=(
+        "def batches():\n    for x in loader:\n        yield x\n\nloader = DataLoader(data, num_workers=4)\n"
+        "for out in (net(x) for x in batches()):\n    print(out)\n",
         "loader = DataLoader(data, num_workers=4)\nfor epoch in range(9):\n    pass\nelse:\n    for x in loader:\n"
         "        step(x)\n",
         "loader = DataLoader(data, num_workers=4, persistent_workers=True)" + EPOCHS.format("loader"),

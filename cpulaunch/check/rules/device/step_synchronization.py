@@ -26,8 +26,8 @@ SHAPING = (
     *("dict", "OrderedDict", "list", "tuple", "str", "repr", "format"),
 )
 """Functions and methods that only make another number, text or list of numbers."""
-SHAPING_MODULES = ("math.", "numpy.", "statistics.")
-"""Modules whose functions do so."""
+SHAPING_FUNCTIONS = ("math.exp", "math.sqrt", "math.log", "numpy.array", "numpy.mean", "numpy.exp", "numpy.sqrt")
+"""Functions of modules that do so."""
 TEXTS = ("print", "str", "repr", "format")
 """Built-in functions that read the elements of a tensor, to make a number or a text of it."""
 RECORDS = (
@@ -82,7 +82,7 @@ def _is_recorded(program: ParsedProgram, node: ast.AST) -> bool:
         name = method(each) or getattr(getattr(each, "func", None), "id", "")
         if isinstance(each, ast.Call) and (method(each) in RECORDS or name == "print"):
             return True
-        is_of_module = program.called(each).startswith(SHAPING_MODULES)
+        is_of_module = program.called(each) in SHAPING_FUNCTIONS
         if isinstance(each, ast.Call) and name not in SHAPING and not is_of_module:
             return False
     return False
