@@ -84,3 +84,36 @@ def test_settings_that_matter_only_together_share_the_importance():
     )
     assert found["weights"] == pytest.approx(found["graph"])
     assert found["weights"] > 0.4
+
+
+NAMES = (
+    "weights",
+    "graph",
+    "precision",
+    "threads",
+    "instances",
+    "smt",
+    "allocator",
+    "affinity",
+    "openmp",
+    "huge_pages",
+)
+
+
+@pytest.mark.parametrize("count", [6, 12])
+def test_noise_makes_no_setting_of_a_wide_space_important(count):
+    space = tuple(Dimension(name=name, values=(None, "other")) for name in NAMES)
+    named = 0
+    for seed in range(40):
+        noise = random.Random(seed)
+        tried = [{name: "other" for name in noise.sample(NAMES, noise.choice((1, 1, 2)))} for _ in range(count)]
+        named += bool(importance(space, trials(*[(math.exp(noise.gauss(0, 0.03)), each) for each in tried])))
+    assert named <= 6, "of 40 searches"
+
+
+def test_a_small_effect_that_was_measured_often_is_important():
+    space = (Dimension(name="allocator", values=(None, "jemalloc")), Dimension(name="affinity", values=(None, "close")))
+    noise = random.Random(1)
+    results = [(1.055 * math.exp(noise.gauss(0, 0.03)), {"allocator": "jemalloc"}) for _ in range(20)]
+    results += [(math.exp(noise.gauss(0, 0.03)), {"affinity": "close"}) for _ in range(20)]
+    assert importance(space, trials(*results)) == {"allocator": 1.0, "affinity": 0.0}
