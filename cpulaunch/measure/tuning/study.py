@@ -126,8 +126,9 @@ class Study:
         killed: dict[str, list[int]] = dict(self._study.user_attrs.get(KILLED, {}))
         put_back = self._study.user_attrs.get(INTERRUPTED, [])
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if trial.params.keys() != self._space.keys() or trial.number in put_back:
-                self._retry(trial)  # The kill came before the launch, or while the trial was put back.
+            launching = trial.params.keys() == self._space.keys() and FACTS not in trial.user_attrs
+            if not launching or trial.number in put_back:
+                self._retry(trial)  # The kill came before the launch or after it, or while the trial was put back.
                 continue
             key = json.dumps(trial.params, sort_keys=True)
             killed[key] = sorted({*killed.get(key, []), trial.number})

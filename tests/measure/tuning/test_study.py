@@ -179,6 +179,24 @@ def test_a_kill_before_a_trials_launch_loses_nothing_and_says_nothing_against_it
     study.close()
 
 
+def test_a_kill_after_a_trials_launch_says_nothing_against_it(tmp_path, monkeypatch):
+    for number in range(4):
+        study = Study(str(tmp_path), SPACE, seed=1)
+        assert study.begin({"graph": "onednn"}) == (number, {"graph": "onednn"})
+        with monkeypatch.context() as patched:
+            patched.setattr(study._study, "tell", _killed)
+            with pytest.raises(SystemExit):
+                study.finish(number, 1.5, {"values": [1.5]}) if number % 2 else study.fail(number, "no", {})
+        study.close()
+    study = Study(str(tmp_path), SPACE, seed=1)
+    assert (study.trials(), study.waiting) == ((), True)
+    study.close()
+
+
+def _killed(*arguments, **options):
+    raise SystemExit
+
+
 def test_a_database_with_tables_of_another_optuna_is_an_error_with_a_way_out(tmp_path):
     import sqlite3
 
