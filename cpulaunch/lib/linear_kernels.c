@@ -1,7 +1,8 @@
 /*
  * Products of a few rows of activations with the weights of a linear layer, which stay packed in memory in one of four
  * types: fp32, bf16, int8 with a scale for each row, int4 with a scale for each group of 32 columns. With few rows the
- * time is that of reading the weights once, so all types are converted to fp32 in registers and accumulated in fp32.
+ * time is that of reading the weights once, so all types are converted to fp32 in registers and accumulated in fp32, but
+ * int8 and int4 on CPUs with AVX512_VNNI: see linear_digits.h.
  *
  * cpulaunch/worker/weights/library.py calls these functions. linear_rows.h has the kernels; it is included once for
  * each instruction set. Threads are those of the process's own OpenMP runtime: its functions are declared here and left
@@ -15,18 +16,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 1 /* of the interface between library.py and this file: increment it with every change */
+#define VERSION 2 /* of the interface between library.py and this file: increment it with every change */
 
 #define GROUP 32              /* columns that share a scale of int4 weights */
 #define BLOCK 4               /* weight rows that are read at the same time */
 #define SCALES 16             /* scales of a row of int4 weights that are converted at a time */
 #define STACK_FLOATS 4096     /* activations that are converted on the stack */
+#define STACK_BYTES (16 << 10) /* of their digits */
 #define LINE 64               /* bytes of a cache line */
 #define AHEAD 1024            /* bytes between what is multiplied and what is fetched */
 #define ALONE_BYTES (32 << 10) /* weights of this size or smaller are read by one thread: waking the others takes longer */
 
 enum kind { FP32, BF16, INT8, INT4 };
-enum instructions { NO_VECTORS, AVX2, AVX512 };
+enum instructions { NO_VECTORS, AVX2, AVX512, AVX512_VNNI };
 
 struct weights { /* a packed weight of `rows` x `columns`, filled by library.py */
     const void *data, *scales;
@@ -42,6 +44,7 @@ struct job { /* a product, or a conversion of all weights to bf16 */
     void *output;
     int64_t count; /* rows of the input; 0 converts the weights */
     int32_t is_bf16; /* type of the output */
+    const struct digits *digits; /* of each row of the input; NULL: it is multiplied in fp32 */
 };
 
 /* of the OpenMP runtime in this process */
@@ -81,6 +84,19 @@ static inline float from_bf16(uint16_t value) {
     return result;
 }
 
+/* Effect: stores a sum of row `row` of the weights and row `index` of the input. */
+static inline void store_result(int kind, const struct job *job, int64_t row, int64_t index, float result) {
+    const struct weights *weights = job->weights;
+    if (kind == INT8)
+        result *= ((const float *)weights->scales)[row];
+    if (weights->bias)
+        result += weights->bias[row];
+    if (job->is_bf16)
+        ((uint16_t *)job->output)[index * weights->rows + row] = to_bf16(result);
+    else
+        ((float *)job->output)[index * weights->rows + row] = result;
+}
+
 #define NAME(name) name##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define LANES 8
@@ -96,6 +112,7 @@ static inline float from_bf16(uint16_t value) {
 #define LANES 16
 #define TILE 4
 #include "linear_rows.h"
+#include "linear_digits.h"
 
 int cpulaunch_linear_version(void) {
     return VERSION;
@@ -106,7 +123,7 @@ int cpulaunch_linear_instructions(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return AVX512;
+        return __builtin_cpu_supports("avx512vnni") ? AVX512_VNNI : AVX512;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? AVX2 : NO_VECTORS;
 }
 
@@ -115,7 +132,9 @@ static void run_part(const struct job *job, int64_t thread, int64_t threads) {
     int64_t rows = job->weights->rows, blocks = (rows + BLOCK - 1) / BLOCK;
     int64_t first = blocks * thread / threads * BLOCK, end = blocks * (thread + 1) / threads * BLOCK;
     end = end < rows ? end : rows;
-    if (job->weights->instructions == AVX512)
+    if (job->digits)
+        multiply_digits(job, first, end);
+    else if (job->weights->instructions >= AVX512)
         (job->count ? multiply_avx512 : dequantize_avx512)(job, first, end);
     else
         (job->count ? multiply_avx2 : dequantize_avx2)(job, first, end);
@@ -134,11 +153,27 @@ static void run(const struct job *job, int threads) {
         GOMP_parallel(run_own_part, (void *)job, (unsigned)threads, 0);
 }
 
+/* Effect: runs a product, with digits if the CPU is faster with them and there is memory for them. */
+static void multiply(struct job *job, int threads) {
+    _Alignas(LINE) char on_stack[STACK_BYTES];
+    void *digits = NULL;
+    if (can_use_digits(job->weights)) {
+        int64_t stride = size_of_digits(job->weights), size = job->count * stride;
+        digits = size <= STACK_BYTES ? on_stack : aligned_alloc(LINE, size);
+        job->digits = digits;
+        for (int64_t row = 0; digits && row < job->count; row++)
+            write_digits(job->weights, job->input + row * job->weights->columns, (void *)digits_of(job, row));
+    }
+    run(job, threads);
+    if (digits != on_stack)
+        free(digits);
+}
+
 /* output[count, rows] = input[count, columns] * weights^T + bias, in fp32. Returns 0. */
 int cpulaunch_linear_fp32(const struct weights *weights, const float *input, float *output, int64_t count, int threads) {
-    struct job job = {weights, input, output, count, 0};
+    struct job job = {weights, input, output, count, 0, NULL};
     if (count > 0)
-        run(&job, threads);
+        multiply(&job, threads);
     return 0;
 }
 
@@ -153,8 +188,8 @@ int cpulaunch_linear_bf16(
         return -1;
     for (int64_t i = 0; i < size; i++)
         converted[i] = from_bf16(input[i]);
-    struct job job = {weights, converted, output, count, 1};
-    run(&job, threads);
+    struct job job = {weights, converted, output, count, 1, NULL};
+    multiply(&job, threads);
     if (converted != on_stack)
         free(converted);
     return 0;
@@ -162,7 +197,7 @@ int cpulaunch_linear_bf16(
 
 /* output[rows, columns] = the values of int8 or int4 weights, rounded to bf16. Returns 0. */
 int cpulaunch_linear_dequantize(const struct weights *weights, uint16_t *output, int threads) {
-    struct job job = {weights, NULL, output, 0, 1};
+    struct job job = {weights, NULL, output, 0, 1, NULL};
     run(&job, threads);
     return 0;
 }

@@ -172,22 +172,11 @@ INLINE void NAME(multiply_groups)(
 /* Effect: stores the sums of a block. */
 INLINE void NAME(store)(
     int kind, const struct job *job, struct block block, int64_t first, VECTOR sums[TILE][BLOCK]) {
-    const struct weights *weights = job->weights;
 #pragma GCC unroll 4
     for (int m = 0; m < block.count; m++)
 #pragma GCC unroll 4
-        for (int r = 0; r < block.rows; r++) {
-            float result = NAME(sum)(sums[m][r]);
-            int64_t row = block.row + r * block.apart, index = (first + m) * weights->rows + row;
-            if (kind == INT8)
-                result *= ((const float *)weights->scales)[row];
-            if (weights->bias)
-                result += weights->bias[row];
-            if (job->is_bf16)
-                ((uint16_t *)job->output)[index] = to_bf16(result);
-            else
-                ((float *)job->output)[index] = result;
-        }
+        for (int r = 0; r < block.rows; r++)
+            store_result(kind, job, block.row + r * block.apart, first + m, NAME(sum)(sums[m][r]));
 }
 
 /* Effect: stores the products of a block with its `count` rows of the input, which begin with row `first`. */

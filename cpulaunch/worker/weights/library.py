@@ -15,11 +15,11 @@ import torch
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
 LIBRARY = os.path.join(PACKAGE, "lib", "libcpulaunch_linear.so")
-VERSION = 1
+VERSION = 2
 """Version of the library's interface; a library of another version (after an update in place) is not used."""
 KINDS = ("fp32", "bf16", "int8", "int4")
 """Types of packed weights, in the order of `enum kind`."""
-INSTRUCTION_SETS = ("", "AVX2", "AVX-512")
+INSTRUCTION_SETS = ("", "AVX2", "AVX-512", "AVX512_VNNI")
 """In the order of `enum instructions`."""
 
 _WEIGHTS_INPUT_OUTPUT = (c_void_p, c_void_p, c_void_p)

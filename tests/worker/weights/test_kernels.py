@@ -90,6 +90,62 @@ def test_large_products_equal_the_reference(kind, dtype):
     check(few_rows(packed, None)(x), x, packed)
 
 
+@given(
+    kind=st.sampled_from(["int8", "int4"]),
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 300),
+    count=st.integers(1, 5),
+    power=st.floats(0, 12),
+    size=st.floats(-36, 30),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=300, deadline=None)
+def test_activations_of_uneven_and_extreme_sizes(kind, rows, columns, count, power, size, seed):
+    """Some are much larger than others: what is lost of the small ones is beyond 2^-24 of the largest, and 2^-14."""
+    random = torch.Generator().manual_seed(seed)
+    columns = -(-columns // 32) * 32 if kind == "int4" else columns
+    packed = pack(torch.randn(rows, columns, generator=random), kind)
+    x = torch.randn(count, columns, generator=random)
+    x = (x.sign() * x.abs() ** power).clamp(-1e3, 1e3) * 10.0**size
+    weight = unpack(packed, torch.float32).double()
+    largest, mean = x.double().abs().amax(1, keepdim=True), x.double().abs().mean(1, keepdim=True)
+    lost = torch.minimum(largest * 2.0**-23, mean * 2.0**-13) * weight.abs().sum(1)
+    rounded = 2.0**-23 * (columns / 8 + 16) * (x.double().abs() @ weight.abs().t())
+    for instructions in every_instruction_set():
+        result = on(instructions, packed)(x)
+        expected = x.double() @ weight.t()
+        is_close = (result.double() - expected).abs() <= rounded + lost + 1e-37
+        assert is_close.all()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("columns", [32, 64, 96, 128, 160, 192, 288, 320, 1024])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_whole_numbers_are_multiplied_exactly(kind, columns, count):
+    largest = 127 if kind == "int8" else 7
+    weight = torch.randint(-largest, largest + 1, (11, columns)).float()
+    weight[:, ::32] = largest if kind == "int8" else -8  # The scales are 1.
+    packed = pack(weight, kind)
+    assert torch.equal(unpack(packed, torch.float32), weight)
+    x = torch.randint(-127, 128, (count, columns)).float()
+    x[:, 5] = 127
+    for instructions in every_instruction_set():
+        assert torch.equal(on(instructions, packed)(x).double(), x.double() @ weight.double().t())
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rows_that_are_multiplied_in_another_way_do_not_change_their_neighbours(kind):
+    packed = pack(torch.randn(13, 2048), kind)
+    x = torch.randn(6, 2048)
+    x[1], x[3, 7], x[5] = 0.0, float("inf"), 0.0
+    x[5, 3] = 3e37  # All others are zeros.
+    run = few_rows(packed, None)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert torch.equal(run(x).nan_to_num(), torch.cat([run(row[None]) for row in x]).nan_to_num())
+        assert run(x)[1].eq(0).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 4, 7])
@@ -261,7 +317,7 @@ def test_without_an_openmp_runtime_the_library_is_not_loaded():
 def test_a_library_of_another_version_is_not_used(tmp_path):
     for source in (*LIB.glob("linear_*"),):
         text = source.read_text()
-        (tmp_path / source.name).write_text(text.replace("#define VERSION 1 ", "#define VERSION 2 "))
+        (tmp_path / source.name).write_text(text.replace(f"#define VERSION {library.VERSION} ", "#define VERSION 0 "))
     target = tmp_path / "libcpulaunch_linear.so"
     command = [COMPILER, "-O0", "-std=gnu11", "-shared", "-fPIC", "-o", target, tmp_path / "linear_kernels.c"]
     subprocess.run(command, check=True)
