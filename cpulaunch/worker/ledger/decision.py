@@ -43,6 +43,13 @@ It bounds what the first samples of long calls cost: the others are tried again 
 LONG_SECONDS = 1.0
 """Of calls that take at least as long a warm-up is a small part: it shows at once that a mode is hopeless."""
 
+SHORT_SECONDS = 0.02
+"""Of shorter calls one says little: while another process has the CPU, any mode takes several times as long. A mode is
+hopeless after ROUNDS[1] samples of them at the earliest."""
+
+PATIENCE_SECONDS = 60.0
+"""After so many seconds of such calls a mode may have lost for good: until then another program may have run."""
+
 MAX_UNSTEADY = 12
 """Successive calls of a mode that may be under preparation (a graph is captured) before their durations count."""
 
@@ -101,6 +108,7 @@ class Decision:
         self._due = dict.fromkeys(modes, 0)
         self._wait = dict.fromkeys(modes, FIRST_WAIT)
         self._seconds = 0.0
+        self._last = ""
         self._postponed: dict[str, tuple[float, float]] = {}
         self._trial: tuple[str, Samples] | None = None
         self._reference = float("inf")
@@ -137,6 +145,9 @@ class Decision:
             return False
         self._unsteady[mode] = 0 if steady else MAX_UNSTEADY
         before = self.chosen
+        if mode != self._last and self._warm_up:
+            self.samples[mode].resume()
+        self._last = mode
         if self._trial is not None and self._trial[0] == mode:
             self._add_to_trial(*self._trial, seconds)
         else:
@@ -160,6 +171,8 @@ class Decision:
     def skip(self, calls: int) -> None:
         """Effect: counts calls in the chosen mode that were not measured."""
         self.calls += calls
+        if self.chosen in self.samples:
+            self.samples[self.chosen].settle(calls)
         typical = self.estimate(self.chosen or PLAIN)
         self._seconds += calls * typical if typical < float("inf") else 0.0
 
@@ -176,9 +189,11 @@ class Decision:
             self.chosen = self.modes[0]
 
     def has_lost(self, mode: str) -> bool:
-        """Whether the mode is far slower than the chosen one, or has lost a later trial too."""
+        """Whether the mode is far slower than the chosen one, or has lost a later trial too; short calls need time."""
         samples = self.samples[mode]
         if self.chosen in (None, mode) or self.is_sampling or samples.shortest == float("inf"):
+            return False
+        if samples.shortest < SHORT_SECONDS and self._seconds < PATIENCE_SECONDS:
             return False
         typical = samples.estimate() if samples.count else samples.shortest
         return self._wait[mode] > FIRST_WAIT or typical > HOPELESS * self.estimate(self.chosen or PLAIN)
@@ -217,7 +232,7 @@ class Decision:
             return samples.shortest <= self.samples[PLAIN].shortest and (mode != PLAIN or samples.estimate() > best)
         if target > ROUNDS[1]:
             return samples.estimate() <= best * CONTESTED
-        return mode == PLAIN or samples.shortest <= best * HOPELESS
+        return mode == PLAIN or samples.shortest <= best * HOPELESS or _is_unclear(samples)
 
     def _bound(self, mode: str) -> float:
         """The longest typical duration that the samples of the mode allow for, in seconds: noise must not choose it."""
@@ -283,7 +298,7 @@ class Decision:
         needed = -KEPT_GAIN if mode == PLAIN else MIN_GAIN
         lost = samples.estimate() > own * (1 - needed)
         is_contested = samples.estimate() > own / CONTESTED
-        if not lost and samples.count < TRIAL_SAMPLES * (1 + is_contested):
+        if samples.count < TRIAL_SAMPLES * (1 + is_contested) and (not lost or _is_unclear(samples)):
             return
         self.samples[mode], self._trial = samples, None
         is_first = self._postponed.pop(mode, None) is not None
@@ -330,3 +345,8 @@ class Decision:
         """The fastest other mode by its last samples, if it took less than the chosen one does, which takes `own`."""
         mode = min((mode for mode in self.modes if mode != self.chosen), key=self.estimate, default=None)
         return mode if mode is not None and self.estimate(mode) < own * (1 - MIN_GAIN) else None
+
+
+def _is_unclear(samples: Samples) -> bool:
+    """Whether the calls are too short, and too few, to show that a mode is hopeless."""
+    return samples.count < ROUNDS[1] and samples.shortest < SHORT_SECONDS

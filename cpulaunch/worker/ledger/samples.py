@@ -10,6 +10,10 @@ WINDOW = 12
 WARM_UP = 1
 """Calls of a mode that are not counted: they make primitives, fill caches and allocate memory."""
 
+COLD_CALLS, COLD_SECONDS = 8, 0.005
+"""After calls in another mode so many are not counted if they are as short as that: they read weights that those of the
+other mode have displaced from the caches, which takes several times as long. Longer calls read most from memory."""
+
 MIN_SPREAD = 3
 """Fewer durations say nothing about the noise."""
 
@@ -21,18 +25,27 @@ UNCERTAINTY = 2.0
 
 
 class Samples:
-    """The last WINDOW durations of one mode, in seconds, without its first WARM_UP calls.
+    """The last WINDOW durations of one mode, in seconds, without its first WARM_UP calls and those of cold caches.
 
     `shortest` is the shortest duration of all, in a warm-up too: one disturbed call does not make a mode hopeless.
     """
 
-    __slots__ = ("_recent", "_to_skip", "count", "shortest")
+    __slots__ = ("_cold", "_recent", "_to_skip", "count", "shortest")
 
     def __init__(self, *, warm_up: int = WARM_UP) -> None:
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._to_skip = warm_up
+        self._cold = COLD_CALLS if warm_up else 0
         self.count = 0
         self.shortest = float("inf")
+
+    def resume(self) -> None:
+        """Effect: the next calls come after calls in another mode."""
+        self._cold = COLD_CALLS
+
+    def settle(self, calls: int) -> None:
+        """Effect: so many calls in the mode were not measured."""
+        self._cold = max(0, self._cold - calls)
 
     def add(self, seconds: float) -> None:
         """Effect: counts the duration, unless it is of a warm-up."""
@@ -40,6 +53,10 @@ class Samples:
         if self._to_skip:
             self._to_skip -= 1
             return
+        if self._cold and seconds < COLD_SECONDS:
+            self._cold -= 1
+            return
+        self._cold = 0
         self._recent.append(seconds)
         self.count += 1
 

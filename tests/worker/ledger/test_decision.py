@@ -291,6 +291,59 @@ def test_plain_is_known_after_two_steps_that_take_long() -> None:
     assert decision.chosen == PLAIN
 
 
+# Short calls
+
+
+def cold(seconds: dict[str, float], *, calls: int, factor: float) -> Timing:
+    """Durations whose first calls after those in another mode take longer: the caches have other weights."""
+    last, number = [""], [0]
+
+    def timing(mode: str) -> float:
+        number[0] = number[0] + 1 if mode == last[0] else 0
+        last[0] = mode
+        return seconds[mode] * (factor if number[0] < calls else 1)
+
+    return timing
+
+
+@pytest.mark.parametrize("factor", [2.0, 5.0])
+def test_caches_that_hold_the_weights_of_another_mode_do_not_decide(factor: float) -> None:
+    """A mode that gains most from its caches is the slower one in its first calls."""
+    program = Program(ALL)
+    timing = cold(dict.fromkeys(ALL, 300e-6) | {"graph": 150e-6}, calls=7, factor=factor)
+    program.run(2000, lambda mode: timing(mode) if mode == "graph" else 300e-6)
+    assert program.chosen() == "graph"
+    assert program.calls["graph"] > 1500
+
+
+def test_a_busy_start_does_not_rule_a_mode_of_short_calls_out() -> None:
+    """Another program has the CPUs for ten seconds, in which a mode with many parallel regions is far slower."""
+    program = Program(BOTH)
+    program.run(20_000, times(graph=1600e-6, plain=500e-6))
+    assert program.chosen() == PLAIN
+    assert not program.ledger.is_useless("graph")
+    program.run(200_000, times(graph=200e-6, plain=300e-6))
+    assert program.chosen() == "graph"
+
+
+def test_one_disturbed_sample_of_a_short_call_is_not_the_last() -> None:
+    program, calls = Program(BOTH), [0]
+
+    def timing(mode: str) -> float:
+        calls[0] += 1
+        return 0.0004 if mode == "graph" and calls[0] <= 11 else {"graph": 0.0001, PLAIN: 0.0002}[mode]
+
+    program.run(200, timing)
+    assert program.chosen() == "graph"
+
+
+def test_a_mode_of_short_calls_that_loses_for_a_minute_is_useless() -> None:
+    program = Program(BOTH)
+    program.run(400_000, times(graph=1600e-6, plain=300e-6))
+    assert program.ledger.is_useless("graph")
+    assert program.calls["graph"] * 1300e-6 < 0.02 * 120
+
+
 # Many signatures
 
 
