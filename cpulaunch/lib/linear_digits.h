@@ -1,14 +1,15 @@
 /*
  * Products of few rows of activations with int8 and int4 weights in whole numbers, for CPUs with AVX512_VNNI.
  *
- * A row of activations is written as `unit` times whole numbers of 24 bits, that is DIGITS signed digits in base 256,
- * which keeps of the largest activation what fp32 keeps. One instruction multiplies 64 weights with 64 digits and adds
- * up the products exactly. The kernels of linear_rows.h convert each weight to fp32 first, which takes longer than
- * reading it. Rows whose activations differ too much in size for that, and those that are not finite, are left to them.
+ * A row of activations is written as `unit` times whole numbers of 24 bits, i.e. DIGITS signed digits in base 256, as
+ * precise for the largest activation as fp32. One instruction multiplies 64 weights with 64 digits and sums the products
+ * exactly. The kernels of linear_rows.h convert each weight to fp32 first, which takes longer than reading it. Rows that
+ * are too uneven or not finite use those kernels.
  */
 #define DIGITS 3
 #define LARGEST 8323072.0f /* whole number of the largest activation: 127 * 256^2, so that no first digit is -128 */
-#define UNEVEN 1024.0f     /* of the largest activation to the mean of a row: at least 13 bits remain of a mean one */
+#define SMALL 8192         /* whole numbers below it have lost more than 11 of fp32's 24 bits */
+#define LEAST_MEAN 512.0f  /* of the small numbers of a row, but for zeros: 9 bits. Less could be all of a result */
 #define SMALLEST 1e-30f    /* largest activation whose unit is a normal number */
 #define MOST_COLUMNS (1 << 20) /* more could overflow the sums of int8 weights */
 #define PIECE 128 /* columns of int4 weights that are multiplied at the same time, in a register of 64 bytes */
@@ -16,7 +17,7 @@
 #define DIGITS_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")))
 #define DIGITS_INLINE DIGITS_TARGET static inline __attribute__((always_inline))
 
-/* A row of activations, in memory that begins with a cache line.
+/* A row of activations, aligned to a cache line.
  *
  * int8: for every 64 columns, 64 first digits, 64 second, 64 third ones. int4: for every PIECE columns and each digit,
  * those of the low nibbles of four groups, then those of the high nibbles; then what is to be added to the products,
@@ -46,7 +47,7 @@ static int can_use_digits(const struct weights *weights) {
            weights->columns <= MOST_COLUMNS;
 }
 
-/* The whole numbers that a register's products with the digits stand for. `weights`: the same or two halves. */
+/* The weighted sums of a piece, in units, one for every four bytes. `low`, `high`: the weights' nibbles, one a byte. */
 DIGITS_INLINE __m512i whole(__m512i low, __m512i high, const int8_t *values) {
     __m512i sum = _mm512_setzero_si512();
 #pragma GCC unroll 3
@@ -58,7 +59,7 @@ DIGITS_INLINE __m512i whole(__m512i low, __m512i high, const int8_t *values) {
     return sum;
 }
 
-/* Where the digits of 16 columns begin in `values`, and how far it is from one digit to the next. */
+/* Where the digits of 16 columns begin in `values`, and the distance from one digit to the next. */
 static inline int64_t place_of(int kind, int64_t column, int64_t *apart) {
     *apart = kind == INT8 ? LINE : PIECE;
     if (kind == INT8)
@@ -67,7 +68,7 @@ static inline int64_t place_of(int kind, int64_t column, int64_t *apart) {
     return column / PIECE * PIECE_BYTES + is_high * LINE + group * (GROUP / 2);
 }
 
-/* Effect: writes what makes up for the values that were added to the weights. */
+/* Effect: writes the corrections for the values that were added to the weights. */
 DIGITS_TARGET static void write_offsets(int kind, int64_t columns, struct digits *row) {
     if (kind == INT8) {
         __m512i sums[DIGITS] = {0};
@@ -97,14 +98,21 @@ DIGITS_TARGET static void write_digits(const struct weights *weights, const floa
     }
     float most = _mm512_reduce_max_ps(largest), sum = _mm512_reduce_add_ps(total);
     row->unit = 0;
-    if (!isfinite(sum) || most < SMALLEST || most * (float)columns > UNEVEN * sum)
+    if (!isfinite(sum) || most < SMALLEST)
         return;
     memset(row->values, 0, size_of_digits(weights) - sizeof *row);
     const __m512 factor = _mm512_set1_ps(LARGEST / most);
     const __m512i half = _mm512_set1_epi32(128);
+    __m512i small_total = _mm512_setzero_si512();
+    int64_t small_count = 0;
     for (int64_t column = 0; column < columns; column += 16) {
         __mmask16 mask = columns - column < 16 ? (1 << (columns - column)) - 1 : 0xFFFF;
-        __m512i number = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(mask, input + column), factor));
+        __m512 x = _mm512_maskz_loadu_ps(mask, input + column);
+        __m512i number = _mm512_cvtps_epi32(_mm512_mul_ps(x, factor)), size = _mm512_abs_epi32(number);
+        __mmask16 small = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(SMALL)) &
+                          _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+        small_total = _mm512_mask_add_epi32(small_total, small, small_total, size);
+        small_count += __builtin_popcount(small);
         int8_t *at = row->values + place_of(weights->kind, column, &apart);
 #pragma GCC unroll 3
         for (int digit = DIGITS - 1; digit >= 0; digit--) {
@@ -112,42 +120,39 @@ DIGITS_TARGET static void write_digits(const struct weights *weights, const floa
             number = _mm512_srai_epi32(_mm512_add_epi32(number, half), 8);
         }
     }
+    if (_mm512_reduce_add_ps(_mm512_cvtepi32_ps(small_total)) < LEAST_MEAN * (float)small_count)
+        return;
     write_offsets(weights->kind, columns, row);
     row->unit = most / LARGEST;
 }
 
-/* 64 columns of a block of int8 weights, or those of the mask. */
+/* 64 columns of a block of int8 weights, or those in the mask. */
 DIGITS_INLINE void add_int8(
-    struct block block, const uint8_t *data, int64_t stride, __mmask64 mask, const int8_t *const values[2],
-    __m512i sums[2][BLOCK][DIGITS]) {
+    struct block block, const uint8_t *data, int64_t stride, __mmask64 mask, const int8_t *values,
+    __m512i sums[BLOCK][DIGITS]) {
 #pragma GCC unroll 4
     for (int r = 0; r < block.rows; r++) {
         __m512i bits = _mm512_maskz_loadu_epi8(mask, data + r * stride);
         __m512i added = _mm512_xor_si512(bits, _mm512_set1_epi8((char)128)); /* each weight plus 128 */
-#pragma GCC unroll 2
-        for (int m = 0; m < block.count; m++)
 #pragma GCC unroll 3
-            for (int digit = 0; digit < DIGITS; digit++)
-                sums[m][r][digit] =
-                    _mm512_dpbusd_epi32(sums[m][r][digit], added, _mm512_load_si512(values[m] + digit * LINE));
+        for (int digit = 0; digit < DIGITS; digit++)
+            sums[r][digit] = _mm512_dpbusd_epi32(sums[r][digit], added, _mm512_load_si512(values + digit * LINE));
     }
 }
 
-/* The sums, in units, of a block of int8 weights without their scales: result[m][r]. */
+/* The sums, in units, of a block of int8 weights without their scales, for one row: two would need more registers. */
 DIGITS_INLINE void multiply_int8_digits(
-    const struct weights *weights, struct block block, const struct digits *const rows[2], __m512 result[2][BLOCK]) {
+    const struct weights *weights, struct block block, const struct digits *row, __m512 result[BLOCK]) {
     int64_t columns = weights->columns, stride = block.apart * columns, column = 0;
     const uint8_t *data = (const uint8_t *)weights->data + block.row * columns;
-    const int8_t *values[2] = {rows[0]->values, rows[1]->values};
-    __m512i sums[2][BLOCK][DIGITS];
-#pragma GCC unroll 2
-    for (int m = 0; m < block.count; m++)
+    const int8_t *values = row->values;
+    __m512i sums[BLOCK][DIGITS];
 #pragma GCC unroll 4
-        for (int r = 0; r < block.rows; r++)
+    for (int r = 0; r < block.rows; r++)
 #pragma GCC unroll 3
-            for (int digit = 0; digit < DIGITS; digit++)
-                sums[m][r][digit] = _mm512_load_si512(rows[m]->offsets[digit]);
-    for (; column + LINE <= columns; column += LINE, values[0] += LINE * DIGITS, values[1] += LINE * DIGITS) {
+        for (int digit = 0; digit < DIGITS; digit++)
+            sums[r][digit] = _mm512_load_si512(row->offsets[digit]);
+    for (; column + LINE <= columns; column += LINE, values += LINE * DIGITS) {
 #pragma GCC unroll 4
         for (int r = 0; r < block.rows; r++)
             FETCH(data + r * stride + column);
@@ -155,16 +160,13 @@ DIGITS_INLINE void multiply_int8_digits(
     }
     if (column < columns)
         add_int8(block, data + column, stride, (1ull << (columns - column)) - 1, values, sums);
-#pragma GCC unroll 2
-    for (int m = 0; m < block.count; m++)
 #pragma GCC unroll 4
-        for (int r = 0; r < block.rows; r++) {
-            __m512 sum = _mm512_cvtepi32_ps(sums[m][r][0]);
+    for (int r = 0; r < block.rows; r++) {
+        result[r] = _mm512_cvtepi32_ps(sums[r][0]);
 #pragma GCC unroll 2
-            for (int digit = 1; digit < DIGITS; digit++)
-                sum = _mm512_fmadd_ps(sum, _mm512_set1_ps(256), _mm512_cvtepi32_ps(sums[m][r][digit]));
-            result[m][r] = sum;
-        }
+        for (int digit = 1; digit < DIGITS; digit++)
+            result[r] = _mm512_fmadd_ps(result[r], _mm512_set1_ps(256), _mm512_cvtepi32_ps(sums[r][digit]));
+    }
 }
 
 /* Four scales in bf16, each for the four lanes of a group. */
@@ -229,7 +231,7 @@ DIGITS_INLINE void multiply_digits_block(int kind, const struct job *job, struct
     const struct digits *rows[2] = {digits_of(job, first), digits_of(job, first + block.count - 1)};
     __m512 result[2][BLOCK];
     if (kind == INT8)
-        multiply_int8_digits(job->weights, block, rows, result);
+        multiply_int8_digits(job->weights, block, rows[0], result[0]);
     else
         multiply_int4_digits(job->weights, block, rows, result);
 #pragma GCC unroll 2
@@ -244,7 +246,7 @@ DIGITS_INLINE void multiply_digits_rows(int kind, const struct job *job, int cou
     for (int64_t first = 0; first < job->count; first++) {
         if (digits_of(job, first)->unit == 0)
             continue;
-        if (first + 1 < job->count && digits_of(job, first + 1)->unit != 0) {
+        if (kind == INT4 && first + 1 < job->count && digits_of(job, first + 1)->unit != 0) {
             multiply_digits_block(kind, job, (struct block){count, 2, row, apart}, first);
             first++;
         } else
@@ -267,13 +269,16 @@ MULTIPLY_DIGITS(multiply_int4_rows, INT4)
 
 static void multiply_digits(const struct job *job, int64_t row, int64_t end) {
     (job->weights->kind == INT8 ? multiply_int8_rows : multiply_int4_rows)(job, row, end);
-    for (int64_t i = 0; i < job->count; i++) {
-        if (digits_of(job, i)->unit != 0)
+    for (int64_t first = 0, next; first < job->count; first = next) {
+        next = first + 1;
+        if (digits_of(job, first)->unit != 0)
             continue;
-        struct job single = *job;
-        single.input += i * job->weights->columns;
-        single.output = (char *)job->output + i * job->weights->rows * (job->is_bf16 ? 2 : 4);
-        single.count = 1;
-        multiply_avx512(&single, row, end);
+        while (next < job->count && digits_of(job, next)->unit == 0)
+            next++;
+        struct job others = *job;
+        others.input += first * job->weights->columns;
+        others.output = (char *)job->output + first * job->weights->rows * (job->is_bf16 ? 2 : 4);
+        others.count = next - first;
+        multiply_avx512(&others, row, end);
     }
 }

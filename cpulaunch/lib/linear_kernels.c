@@ -1,8 +1,8 @@
 /*
  * Products of a few rows of activations with the weights of a linear layer, which stay packed in memory in one of four
  * types: fp32, bf16, int8 with a scale for each row, int4 with a scale for each group of 32 columns. With few rows the
- * time is that of reading the weights once, so all types are converted to fp32 in registers and accumulated in fp32, but
- * int8 and int4 on CPUs with AVX512_VNNI: see linear_digits.h.
+ * time is that of reading the weights once, so all types are converted to fp32 in registers and accumulated in fp32,
+ * except int8 and int4 on CPUs with AVX512_VNNI (see linear_digits.h).
  *
  * cpulaunch/worker/weights/library.py calls these functions. linear_rows.h has the kernels; it is included once for
  * each instruction set. Threads are those of the process's own OpenMP runtime: its functions are declared here and left
@@ -22,7 +22,7 @@
 #define BLOCK 4               /* weight rows that are read at the same time */
 #define SCALES 16             /* scales of a row of int4 weights that are converted at a time */
 #define STACK_FLOATS 4096     /* activations that are converted on the stack */
-#define STACK_BYTES (16 << 10) /* of their digits */
+#define STACK_BYTES (16 << 10) /* digits of activations that are kept on the stack */
 #define LINE 64               /* bytes of a cache line */
 #define AHEAD 1024            /* bytes between what is multiplied and what is fetched */
 #define ALONE_BYTES (32 << 10) /* weights of this size or smaller are read by one thread: waking the others takes longer */
