@@ -1,5 +1,7 @@
 """Child processes: listing, reaping and signalling them."""
 
+from __future__ import annotations
+
 import os
 import select
 import signal
@@ -7,8 +9,12 @@ import time
 
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.records.record import record
-from cpulaunch.system.files.shared_memory import owners, remove_shared_memory, started_at
+from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
 from cpulaunch.system.libc import is_linux
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PARENT, GROUP, EXIT_CODE = 1, 2, 49
 """Indexes of the fields after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
@@ -132,7 +138,7 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
     Does not wait for one that it may not signal, nor for one that has ended and that a process from outside the launch
     traces and does not let go of. Removes the shared memory of those that were killed.
     """
-    left: set[int] = set()
+    left = frozenset[int]()
     before: list[int] = []
     rounds = 0
     while killed := [pid for pid in own_children() - spared if signal_process(pid, signal.SIGKILL)]:
@@ -143,8 +149,7 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
             spared |= frozenset(filter(has_ended_traced, killed))
         before = killed
         left |= _reap_all(killed)
-    for pid in left:  # Others that were killed still used it.
-        _remove_shared_memory(pid)
+    _remove_shared_memory(left)  # Others that were killed still used it.
 
 
 def has_ended_traced(pid: int) -> bool:
@@ -160,12 +165,15 @@ def has_ended_traced(pid: int) -> bool:
     return ended
 
 
-def _remove_shared_memory(pid: int) -> bool:
-    return remove_shared_memory(pid, since=started_at(os.getpid()))
+def _remove_shared_memory(pids: Iterable[int]) -> frozenset[int]:
+    return remove_shared_memory(pids, since=started_at(os.getpid()))
 
 
-def _reap_all(killed: list[int]) -> set[int]:
-    """The children of which memory is left, as others use it. Effect: reaps those that end in the next moment."""
+def _reap_all(killed: list[int]) -> frozenset[int]:
+    """The children of which memory is left, as others use it. Effect: reaps those that end in the next moment.
+
+    Removes what the killed ones could not remove themselves before their pids are released.
+    """
     ended, pauses = [], PAUSES
     for pid in killed:
         while not (has_ended := _has_ended(pid)) and pauses:
@@ -173,8 +181,10 @@ def _reap_all(killed: list[int]) -> set[int]:
             pauses -= 1
         if has_ended:
             ended.append(pid)
-    named = owners() if ended else frozenset[int]()
-    return {pid for pid in ended if _reap_killed(pid, has_memory=pid in named)}
+    left = _remove_shared_memory(filter(_was_killed, ended))
+    for pid in ended:
+        _release(pid)
+    return left
 
 
 def _has_ended(pid: int) -> bool:
@@ -185,21 +195,17 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _reap_killed(pid: int, *, has_memory: bool) -> bool:
-    """Whether memory of this ended child is left, as others use it.
+def _was_killed(pid: int) -> bool:
+    """Whether a signal ended the child, which is unreaped; False where waitid(2) is missing."""
+    ended = ended_child(pid) if hasattr(os, "waitid") else None
+    return ended is not None and ended.status < 0
 
-    Effect: removes what it could not remove itself before its pid is released.
-    """
-    left = False
+
+def _release(pid: int) -> None:
     try:
-        if has_memory and hasattr(os, "waitid"):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            if ended is not None and ended.si_code != os.CLD_EXITED:
-                left = _remove_shared_memory(pid)
         os.waitpid(pid, 0)
     except ChildProcessError:
-        return left
-    return left
+        return
 
 
 @record

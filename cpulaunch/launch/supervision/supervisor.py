@@ -43,7 +43,7 @@ from cpulaunch.launch.supervision.state_machine import (
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
-from cpulaunch.system.files.shared_memory import owners, remove_shared_memory
+from cpulaunch.system.files.shared_memory import remove_shared_memory
 from cpulaunch.system.libc import private_pipe, stop_writing
 from cpulaunch.system.signals import ENDING, SIGKILL
 
@@ -309,7 +309,7 @@ class Supervisor:
 
         Raises: LaunchError or NotExecutableError if one has ended because it could not be executed.
         """
-        orphans = set[int]()
+        killed = set[int]()
         while ended := self._exits.first():
             index = self._worker_of.get(ended.pid)
             if index in self.statuses:
@@ -321,23 +321,18 @@ class Supervisor:
                 self.ended_at[index] = self._wall_clock()
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
                 self._handle(WorkerEnded(index, failed=ended.status != 0))
-                if ended.status < 0:
-                    self._remove_shared_memory({ended.pid})
-            elif ended.status < 0:
-                orphans.add(ended.pid)
+            if ended.status < 0:
+                killed.add(ended.pid)
             if index is None or self._watch is None:
                 reap(ended)
             else:
                 self._watch.worker_ended(index, reap_measured(ended))
-        self._remove_shared_memory(orphans)  # The ranks of torch's agent are such, if it ends first.
+        self._remove_shared_memory(killed)  # Orphans too: the ranks of torch's agent are such, if it ends first.
         self._check_groups()
 
     def _remove_shared_memory(self, pids: set[int]) -> None:
         """Effect: removes what killed workers left in /dev/shm; what others still use is remembered for the end."""
-        if pids:
-            self._left_memory = self._left_memory - pids | {
-                pid for pid in pids & owners() if remove_shared_memory(pid, since=self._since)
-            }
+        self._left_memory = self._left_memory - pids | remove_shared_memory(pids, since=self._since)
 
     def _check_groups(self) -> None:
         """Effect: handles groups that are gone. One that got SIGKILL counts as gone.

@@ -14,35 +14,44 @@ import time
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 SHARED_FOLDER = "/dev/shm"
 REGISTERED = "__KMP_REGISTERED_LIB_"
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
 
-def remove_shared_memory(pid: int, *, since: float, folder: str = SHARED_FOLDER) -> bool:
-    """Whether files named after a process are left. Effect: removes those that no process uses any more.
+def remove_shared_memory(pids: Iterable[int], *, since: float, folder: str = SHARED_FOLDER) -> frozenset[int]:
+    """The processes after which files are left that are named. Effect: removes those that no process uses any more.
 
     They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
-    time in seconds) are the process's; other ranks may still use them.
+    time in seconds) are the processes'; other ranks may still use them. The folder is listed once: thousands of
+    processes may have been killed, and any user may have made thousands of files in it.
+    """
+    owners = frozenset(map(str, pids))
+    if not owners:
+        return frozenset()
+    try:
+        names = [(name, _owner(name)) for name in os.listdir(folder)]
+    except OSError:
+        return frozenset()
+    owned = [(name, owner) for name, owner in names if owner is not None and owner in owners]
+    return frozenset(int(owner) for name, owner in owned if _is_kept(os.path.join(folder, name), since))
+
+
+def _owner(name: str) -> str | None:
+    """The pid after which a process of this user has named a file; None for other files.
+
     Source: libfabric, whose shm provider names a region PID:UID:NUMBER; openmp/runtime/src/kmp_runtime.cpp,
     __kmp_reg_status_name.
     """
-    region, registered = f"{pid}:{os.getuid()}:", f"{REGISTERED}{pid}_{os.getuid()}"
-    try:
-        names = [name for name in os.listdir(folder) if name.startswith(region) or name == registered]
-        return any([_is_kept(os.path.join(folder, name), since) for name in names])
-    except OSError:
-        return False
-
-
-def owners(folder: str = SHARED_FOLDER) -> frozenset[int]:
-    """The pids after which files are named: of 5,000 processes that were killed, few have any."""
-    try:
-        numbers = [name.removeprefix(REGISTERED).replace("_", ":").partition(":")[0] for name in os.listdir(folder)]
-    except OSError:
-        return frozenset()
-    return frozenset(int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 10)
+    registered = name.startswith(REGISTERED)
+    pid, mark, rest = name.removeprefix(REGISTERED).partition("_" if registered else ":")
+    owned = rest == str(os.getuid()) if registered else rest.startswith(f"{os.getuid()}:")
+    return pid if mark and owned else None
 
 
 def started_at(pid: int) -> float:

@@ -78,19 +78,17 @@ def wait_for(ranks: set[int], *, since: float) -> int:
     started, in Unix seconds.
     """
     failed = False
-    left = set()
+    left = set[int]()
     while ranks:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None  # Only WNOHANG makes it None.
-        if remove_shared_memory(ended.si_pid, since=since):
-            left.add(ended.si_pid)
+        left |= remove_shared_memory({ended.si_pid}, since=since)
         ranks.discard(ended.si_pid)
         os.waitpid(ended.si_pid, 0)
         if ended.si_status and not failed:
             failed = True
             _kill(ranks)
-    for pid in left:  # Other ranks used it when this one ended.
-        remove_shared_memory(pid, since=since)
+    remove_shared_memory(left, since=since)  # Other ranks used it when these ended.
     return int(failed)
 
 

@@ -51,10 +51,10 @@ def test_a_file_in_use_is_left_while_it_is_used(folder, how):
         [sys.executable, "-c", HOLD, path, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "ready\n"
-    assert shared_memory.remove_shared_memory(PID, since=0, folder=folder) is True
+    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == {PID}
     assert os.path.exists(path)
     holder.communicate()
-    assert shared_memory.remove_shared_memory(PID, since=0, folder=folder) is False
+    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
     assert not os.path.exists(path)
 
 
@@ -62,16 +62,30 @@ def test_a_file_from_before_the_launch_is_left(folder):
     path, registered = make(folder), make(folder, f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}")
     for each in (path, registered):
         os.utime(each, (time.time() - 1, time.time() - 1))
-    assert shared_memory.remove_shared_memory(PID, since=time.time(), folder=folder) is False
+    assert shared_memory.remove_shared_memory({PID}, since=time.time(), folder=folder) == set()
     assert os.path.exists(path)
     assert os.path.exists(registered)
+
+
+def test_the_folder_is_listed_once_for_all_processes(folder, monkeypatch):
+    """A worker may have made thousands of files in it, and thousands of processes may be killed at once."""
+    user, listed = os.getuid(), []
+    used = [f"{PID}:{user}:0", f"{PID + 1}:{user}:0", f"{PID + 1}:{user}:1", f"__KMP_REGISTERED_LIB_{PID + 2}_{user}"]
+    others = [f"{PID}:{user + 1}:0", f"{PID + 3}:{user}:0", f"__KMP_REGISTERED_LIB_{PID}_{user}0", f"{PID}", "x:y"]
+    for name in (*used, *others):
+        make(folder, name)
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
+    assert shared_memory.remove_shared_memory(range(PID, PID + 3), since=0, folder=folder) == set()
+    assert listed == [folder]
+    assert sorted(listdir(folder)) == sorted(others)
 
 
 @needs_root
 def test_a_file_of_another_user_is_left(folder):
     path = make(folder)
     os.chown(path, UID, UID)
-    assert shared_memory.remove_shared_memory(PID, since=0, folder=folder) is False
+    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
     assert os.path.exists(path)
 
 
@@ -86,7 +100,7 @@ def test_the_start_of_a_process_is_known():
 def test_a_link_is_not_followed(folder, tmp_path):
     (tmp_path / "victim").touch()
     os.symlink(tmp_path / "victim", os.path.join(folder, NAME))
-    shared_memory.remove_shared_memory(PID, since=0, folder=folder)
+    shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
     assert (tmp_path / "victim").exists()
 
 
