@@ -24,6 +24,8 @@ MAX_DEPTH = 16
 """Of lists and objects in an event. Python reads deeper ones than it can write, and recorded ones have at most five."""
 MAX_MALFORMED = 10_000
 """A file with more malformed lines is not one of events, and the rest of it is ignored."""
+MAX_METRICS, MAX_METRIC_NAME = 1000, 256
+"""Names of metrics in a file, and characters of one: each name is a line on the terminal."""
 PROGRAM_EVENTS = ("metric", "checksum")
 """Events that do not show that the plugin is loaded: the program causes them."""
 
@@ -52,7 +54,7 @@ class WorkerReport:
     conditions: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """By pid: what inside torch made it slow, as `worker/reporting/conditions.py` describes it."""
     ignored: int = 0
-    """Lines that are no events."""
+    """Lines that are no events, or metrics beyond their limits."""
     unread_bytes: int = 0
 
 
@@ -169,6 +171,8 @@ class _Collected:
     def _add_metric(self, facts: dict[str, Any]) -> bool:
         name, value = facts.get("name"), facts.get("value")
         if not isinstance(name, str) or not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        if len(name) > MAX_METRIC_NAME or (len(self.metrics) >= MAX_METRICS and name not in self.metrics):
             return False
         self.metrics[name] = float(value)
         return True

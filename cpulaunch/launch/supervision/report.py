@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cpulaunch.records.plan import LaunchPlan, WorkerPlan
 
 
+MAX_METRIC_LINES = 100
+"""On the terminal; the report has all metrics."""
 MAX_MASKS = 1 << 12
 """Different masks of one process's threads that are looked at."""
 
@@ -163,9 +165,12 @@ def _openmp_lines(result: LaunchResult) -> tuple[str, ...]:
 
 
 def metric_lines(plan: LaunchPlan, result: LaunchResult) -> tuple[str, ...]:
-    """A line for each metric of the run, and a warning if --metric found none in some worker's output."""
+    """A line for each metric of the run, up to 100, and a warning if --metric found none in some worker's output."""
     metrics = totals(_metrics(plan, worker) for worker in result.workers)
-    lines = [metric_line(name, total, values) for name, (total, values) in metrics.items()]
+    shown = list(metrics.items())[:MAX_METRIC_LINES]
+    lines = [metric_line(name, total, values) for name, (total, values) in shown]
+    if len(shown) < len(metrics):
+        lines.append(f"and {count_text(len(metrics) - len(shown), 'more metric')} (--report FILE.json has all)")
     return (*map(escaped, lines), *_skipped_lines(result), *_missing_metric(plan, result))
 
 

@@ -93,6 +93,17 @@ def test_the_last_metric_of_each_name_counts_from_any_process():
     assert told(*(event("metric", pid, name=n, value=v) for n, v, pid in metrics)).metrics == {"a": 3.0, "b": 5.0}
 
 
+def test_metrics_of_a_worker_have_a_limited_number_of_names():
+    """Each is a line on the terminal, and a worker may write 300,000 of them."""
+    most = worker_report.MAX_METRICS
+    found = told(*(event("metric", name=str(number), value=number) for number in range(most + 2)))
+    assert (len(found.metrics), found.ignored) == (most, 2)
+    found = told(*(event("metric", name=str(number % most), value=number) for number in range(most + 2)))
+    assert (found.metrics["0"], found.metrics["1"], found.ignored) == (most, most + 1, 0)
+    lengths = (worker_report.MAX_METRIC_NAME, worker_report.MAX_METRIC_NAME + 1)
+    assert told(*(event("metric", name="x" * length, value=1) for length in lengths)).ignored == 1
+
+
 def test_modules_and_warnings_are_listed_once():
     captured = event("captured", module="net", signature="f32[1]", engine="onednn", seconds=0.5, error=0.0)
     again = {**captured, "pid": 11}

@@ -256,6 +256,14 @@ def test_a_metric_set_by_the_program_wins_over_its_output():
     assert whole(plan(metric="x (.*)"), result(one))["metrics"]["x"]["sum"] == 2
 
 
+def test_the_terminal_shows_only_the_first_of_many_metrics():
+    found = [WorkerReport(metrics={f"{index}-{number}": 1.0 for number in range(60)}) for index in (0, 1)]
+    workers = [worker(index, observation=Observation(wall_seconds=1, report=each)) for index, each in enumerate(found)]
+    lines = metric_lines(plan(workers=2), result(*workers))
+    assert (len(lines), lines[0], lines[99]) == (101, "0-0: 1", "1-39: 1")
+    assert lines[100] == "and 20 more metrics (--report FILE.json has all)"
+
+
 @pytest.mark.parametrize(
     ("lines", "exit_code", "said"),
     [
