@@ -10,7 +10,7 @@ from cpulaunch.system.time_limit import OutOfTimeError, cpu_time_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 LINE_BYTES = 1 << 16
 """Only the end of a longer line is searched."""
@@ -48,9 +48,10 @@ class Metric:
         """Whether the output is searched no more. `value` is None then: a later line may have had another one."""
         return self.skipped >= MOST_SKIPPED
 
-    def search(self, lines: Iterable[bytes]) -> None:
+    def search(self, lines: Sequence[bytes]) -> None:
         """Effect: `value` becomes the last number in these lines, which are in the order of output."""
-        left = [line for line in lines if line]
+        distinct = dict.fromkeys(line for line in reversed(lines) if line)  # Of short lines, many are the same.
+        left = list(distinct)[::-1]
         while left and not self.abandoned:
             try:
                 with cpu_time_limit(SEARCH_SECONDS):
