@@ -27,10 +27,31 @@ NOT_PASSED_ON = (
 )
 
 
+OPPOSITES = {SIGTSTP: frozenset({SIGCONT}), SIGCONT: frozenset({SIGTSTP})}
+"""What a signal takes back. Source: Linux, kernel/signal.c, prepare_signal."""
+
+
 def ending_signals(names: Iterable[str]) -> frozenset[int]:
     """The numbers of these signals, and SIGINT: Ctrl-C always ends a job, as a terminal has no other way."""
     numbers = (getattr(signal, name, None) for name in (*names, "SIGINT"))
     return frozenset(int(number) for number in numbers if number is not None)
+
+
+def merged(numbers: Iterable[int]) -> list[int]:
+    """These signals in their order, each once, as the kernel merges pending ones: a process may send thousands.
+
+    SIGINT is kept twice, as the second one kills; SIGTSTP and SIGCONT are kept again after each other.
+    """
+    kept: list[int] = []
+    pending: set[int] = set()
+    for number in numbers:
+        if number in pending:
+            continue
+        if number != SIGINT or SIGINT in kept:
+            pending.add(number)
+        pending -= OPPOSITES.get(number, frozenset())
+        kept.append(number)
+    return kept
 
 
 def passed_on(numbers: Iterable[int]) -> frozenset[int]:

@@ -45,7 +45,7 @@ from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
 from cpulaunch.system.files.shared_memory import remove_shared_memory
 from cpulaunch.system.libc import private_pipe, stop_writing
-from cpulaunch.system.signals import ENDING, SIGKILL
+from cpulaunch.system.signals import ENDING, SIGKILL, merged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Supervisor:
             self._poll.unregister(self._control)
             self._abandon_output = self._guard_is_gone = True
             self._handle(LauncherGone())
-        for number in filter(None, numbers):
+        for number in filter(None, merged(numbers)):
             if self._all_ended and number in self.state.ending_signals:
                 self._abandon_output = True  # Only a slow reader of the output still delays the end.
             if number == signal.SIGINT and not self.state.ending:

@@ -1,0 +1,23 @@
+"""Signals that arrive together count as the kernel counts pending ones."""
+
+import pytest
+
+from cpulaunch.system.signals import SIGCONT, SIGINT, SIGTERM, SIGTSTP, merged
+
+OTHER = 10
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [
+        ([], []),
+        ([OTHER] * 4096, [OTHER]),
+        ([OTHER, SIGTERM] * 2000, [OTHER, SIGTERM]),
+        ([SIGINT], [SIGINT]),
+        ([SIGINT] * 9, [SIGINT, SIGINT]),
+        ([OTHER, SIGINT, OTHER, SIGINT, OTHER], [OTHER, SIGINT, SIGINT]),
+        ([SIGTSTP, SIGTSTP, SIGCONT, SIGCONT, SIGTSTP], [SIGTSTP, SIGCONT, SIGTSTP]),
+    ],
+)
+def test_signals_that_arrive_together_are_merged(numbers, kept):
+    assert merged(bytes(numbers)) == kept
