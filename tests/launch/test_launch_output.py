@@ -201,6 +201,26 @@ def test_sigusr1_opens_logs_again_and_reaches_only_workers_that_expect_it(launch
     assert (tmp_path / "logs/worker-1.log").read_text() == "told\n"
 
 
+@pytest.mark.parametrize("taken", ["pipe", "device"])
+def test_sigusr1_opens_nothing_else_than_files(launcher, tmp_path, taken):
+    """A pipe, put there meanwhile, whose reader does not read would stop the worker that writes."""
+    worker = shell("echo first; echo $$ > pid; until [ -e opened ]; do sleep 0.01; done; echo second")
+    process = launcher.start(worker, shell("until [ -e opened ]; do sleep 0.01; done"), log_dir="logs")
+    launcher.pid("pid")
+    log, other = (tmp_path / f"logs/worker-{index}.log" for index in (0, 1))
+    eventually(lambda: log.read_text() == "first\n", "the first line")
+    log.rename(tmp_path / "logs/kept"), other.unlink()
+    os.mkfifo(log) if taken == "pipe" else log.symlink_to("/dev/null")
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    process.send_signal(signal.SIGUSR1)
+    eventually(other.exists, "a new log of the other worker")
+    (tmp_path / "opened").write_text("")
+    assert process.wait() == 0
+    assert (tmp_path / "logs/kept").read_text() == "first\nsecond\n"
+    assert os.read(reader, 100) == b""
+    os.close(reader)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names a process through prctl")
 def test_a_worker_whose_name_is_no_text_gets_the_signal_that_it_expects(launcher, tmp_path):
     """The kernel cuts a name after 15 bytes, in the middle of a character, too."""

@@ -11,11 +11,11 @@ from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.record import record
 from cpulaunch.system.files.paths import open_folder
-from cpulaunch.system.files.writing import open_log
+from cpulaunch.system.files.writing import open_log, reopen_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cpulaunch.launch.output.metrics import LineReader, Metric
 
@@ -140,30 +140,33 @@ def open_logs(plan: LaunchPlan) -> Sequence[Sink | None]:
         logs = []
         for worker in plan.workers:
             path = log_path(log_dir, worker.index)
-            logs.append(Sink(_open_log(path), name=path))
+            logs.append(Sink(_open_log(path, open_log), name=path))
     except OSError as error:
         hint = "--log-dir needs a writable directory"
         raise LaunchError("log cannot be written", value=path, source=error.strerror, hint=hint) from None
     return logs
 
 
-def _open_log(path: str) -> int:
+def _open_log(path: str, opener: Callable[..., int]) -> int:
     """A descriptor that appends to the file, as rotating logs requires, and as two launches need to share it.
 
-    Effect: makes the folder of the file. Raises: OSError.
+    `opener`: `open_log` or `reopen_log`. Effect: makes the folder of the file. Raises: OSError.
     """
     folder = open_folder(os.path.dirname(path), make=0o777)
     try:
-        return open_log(os.path.basename(path), folder=folder)
+        return opener(os.path.basename(path), folder=folder)
     finally:
         os.close(folder)
 
 
 def reopen_logs(routing: OutputRouting) -> None:
-    """Effect: the logs are written to new files where theirs were renamed; one that cannot be opened stays as it is."""
+    """Effect: the logs are written to new files where theirs were renamed.
+
+    One stays as it is if it cannot be opened, or if something else than a file is in its place.
+    """
     for log in routing.rotated:
         try:
-            new = _open_log(log.name)
+            new = _open_log(log.name, reopen_log)
         except OSError:
             continue
         os.dup2(new, log.fd, inheritable=False)

@@ -219,6 +219,18 @@ def open_log(name: str, *, folder: int | None = None) -> int:
     return _open_checked(place, flags & ~os.O_NOFOLLOW if place.is_proc else flags, 0o666, name)
 
 
+def reopen_log(name: str, *, folder: int | None = None) -> int:
+    """As `open_log`, a file alone: what a worker puts in its place may keep the launch waiting, or be a device.
+
+    Raises: OSError.
+    """
+    fd = open_log(name, folder=folder)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file", name)
+
+
 def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
     """A descriptor of the file in this place, if it is one to write to. Raises: OSError. Effect: closes the place."""
     try:
