@@ -65,10 +65,18 @@ class Pump:
         if self._stall_deadline is None and self._contended_sinks():
             self._stall_deadline = now + STALL_SECONDS
 
+    def limit(self) -> None:
+        """Effect: all output is in the pipes now; what others write there from now on is not read.
+
+        The workers have ended, but a process that holds a pipe need not have: of another user, or from outside.
+        """
+        for stream in self._streams.values():
+            stream.limit()
+
     def drain(self) -> None:
         """Effect: reads what workers left in their pipes, except where a sink is congested. Raises: SinkError."""
         for stream in list(self._streams.values()):
-            while not stream.blocked and _is_readable(stream.fd):
+            while not stream.blocked and stream.has_unread:
                 if not stream.transfer():
                     self._end(stream)
                     break
@@ -76,7 +84,7 @@ class Pump:
     @property
     def has_unread_output(self) -> bool:
         """Whether a pipe still holds output, because the reader of a sink is slow."""
-        return any(_is_readable(stream.fd) for stream in self._streams.values())
+        return any(stream.has_unread for stream in self._streams.values())
 
     def finish(self) -> None:
         """Effect: closes every stream and sends unfinished lines. Raises: SinkError."""
@@ -119,9 +127,3 @@ class Pump:
         for sink in self._contended_sinks():
             if sink.line_owner is not None:
                 sink.line_owner.break_line()
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))

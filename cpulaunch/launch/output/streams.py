@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
+import sys
+import termios
 
 from cpulaunch.launch.output.sink import Sink
 
@@ -132,6 +136,13 @@ class Stream:
         self.routes = tuple(routes)
         self._reader = reader
         self._tail = b""
+        self._left: int | None = None
+        """How many bytes are still read; None: all that are written."""
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `transfer` has something to read, or to notice the end."""
+        return self._left != 0 and _is_readable(self.fd)
 
     @property
     def blocked(self) -> bool:
@@ -143,14 +154,20 @@ class Stream:
         """Whether the reader of every sink is gone. The worker should get an error then, as in a shell's pipe."""
         return bool(self.routes) and all(route.sink.reader_gone for route in self.routes)
 
+    def limit(self) -> None:
+        """Effect: reads no more than what is in the pipe now. Source: ioctl_pipe(2), FIONREAD."""
+        self._left = int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
     def transfer(self) -> bool:
         """Whether more output may follow. Effect: reads once and feeds what was read. Raises: SinkError."""
         try:
-            data = os.read(self.fd, READ_BYTES)
+            data = os.read(self.fd, READ_BYTES if self._left is None else min(self._left, READ_BYTES))
         except BlockingIOError:
             return True
         if not data:
             return False
+        if self._left is not None:
+            self._left -= len(data)
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
         for route in self.routes:
             route.feed(data)
@@ -173,3 +190,9 @@ class Stream:
             del lines[0]  # Its beginning may be lost.
         shown = [line.removesuffix(b"\r").rpartition(b"\r")[2] for line in lines[-TAIL_LINES:]]
         return tuple(line.decode(errors="replace") for line in shown)
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

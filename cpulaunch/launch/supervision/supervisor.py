@@ -346,6 +346,8 @@ class Supervisor:
             orphans = endable_children()
             if self.state.killing and all(map(has_ended_traced, orphans)):
                 orphans = frozenset()  # They have ended, and a tracer from outside the launch does not let go of them.
+            if not orphans and not self._all_ended:
+                self._pump.limit()
             self._all_ended = not orphans
             if orphans or self.state.orphans:
                 self._handle(OrphansFound(orphans))
