@@ -73,23 +73,27 @@ class Pump:
         for stream in self._streams.values():
             stream.limit()
 
-    def drain(self) -> None:
-        """Effect: reads what workers left in their pipes, except where a sink is congested. Raises: SinkError."""
-        for stream in list(self._streams.values()):
-            while not stream.blocked and stream.has_unread:
-                if not stream.transfer():
-                    self._end(stream)
-                    break
+    def drain(self) -> bool:
+        """Whether a worker had left output in its pipe, and no sink is congested.
+
+        Effect: reads a part of it, as that may take long. Raises: SinkError.
+        """
+        stream = next((each for each in self._streams.values() if each.has_unread and not each.blocked), None)
+        if stream is not None and not stream.transfer():
+            self._end(stream)
+        return stream is not None
 
     @property
     def has_unread_output(self) -> bool:
         """Whether a pipe still holds output, because the reader of a sink is slow."""
         return any(stream.has_unread for stream in self._streams.values())
 
-    def finish(self) -> None:
-        """Effect: closes every stream and sends unfinished lines. Raises: SinkError."""
-        for stream in list(self._streams.values()):
+    def finish(self) -> bool:
+        """Whether there was a stream. Effect: closes it and sends its unfinished line. Raises: SinkError."""
+        stream = next(iter(self._streams.values()), None)
+        if stream is not None:
             self._end(stream)
+        return stream is not None
 
     def _end(self, stream: Stream) -> None:
         if stream.fd not in self._paused:

@@ -8,11 +8,12 @@ import signal
 import time
 
 from cpulaunch.launch.process.processes import ExitedChild, ended_child, has_ended_traced, is_child, traced_status
-from cpulaunch.system.libc import signal_descriptor
+from cpulaunch.system.libc import private_pipe, signal_descriptor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
 MAX_WAIT_SECONDS = float(1 << 20)
 """A wait that poll(2), which takes milliseconds as an int, can express."""
@@ -124,6 +125,30 @@ def _waited_status(pid: int) -> int | None:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
         return None
+
+
+def child_wakeup_pipe() -> tuple[int, int]:
+    """A pipe whose read end, the first, becomes readable when a child ends. Effect: handles and unblocks SIGCHLD."""
+    read, write = private_pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        """Python has written to the pipe already."""
+
+    signal.signal(signal.SIGCHLD, ignore)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return read, write
+
+
+def drain(fd: int) -> None:
+    """Effect: reads all that is in a non-blocking pipe."""
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        return
 
 
 class ExitQueue:

@@ -9,7 +9,7 @@ import signal
 from cpulaunch.launch.output.pump import Pump
 from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
 from cpulaunch.launch.output.sink import SinkError
-from cpulaunch.launch.process.child_watch import ExitQueue
+from cpulaunch.launch.process.child_watch import ExitQueue, child_wakeup_pipe, drain
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
@@ -44,13 +44,13 @@ from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
 from cpulaunch.system.files.shared_memory import remove_shared_memory
-from cpulaunch.system.libc import private_pipe, stop_writing
+from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.signals import ENDING, SIGKILL, merged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType, TracebackType
+    from types import TracebackType
     from typing import TypeAlias
 
     from cpulaunch.launch.monitor.watch import Watch
@@ -126,13 +126,13 @@ class Supervisor:
         self._notify = options.notify
         self._on_started = options.on_started
         self._notice_at: float | None = None
-        self._poll = select.poll()
-        self._wakeup, self._wakeup_write = _child_wakeup_pipe()
+        self._poll, self._urgent = select.poll(), select.poll()
+        self._wakeup, self._wakeup_write = child_wakeup_pipe()
         os.set_blocking(self._control, False)
-        self._poll.register(self._wakeup, select.POLLIN)
-        self._poll.register(self._control, select.POLLIN)
-        if self._exits.fd is not None:
-            self._poll.register(self._exits.fd, select.POLLIN)
+        for fd in (self._wakeup, self._control, self._exits.fd):
+            if fd is not None:
+                self._poll.register(fd, select.POLLIN)
+                self._urgent.register(fd, select.POLLIN)
         if self._watch is not None:
             self._watch.register(self._poll)
         streams = [stream for streams in routing.streams for stream in streams]
@@ -188,22 +188,33 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Effect: sleeps until the next event or deadline, and handles it."""
-        ready = [fd for fd, _ in self._poll.poll(self._poll_milliseconds())]
-        for fd in ready:
-            if fd == self._control:
-                self._read_control()
-            elif self._watch is not None and self._watch.owns(fd):
-                self._watch.serve()
-            elif fd in self._starting:
-                self._confirm_executed(fd)
-            elif self._pump.owns(fd):
-                self._move_output(fd)
-        if self._wakeup in ready:
-            _drain(self._wakeup)
-        if self._wakeup in ready or self._exits.fd in ready or _is_due(self._exits.deadline, self._clock()):
-            self._reap()
+        ready = self._poll.poll(self._poll_milliseconds())
+        for fd, _ in ready:
+            self._serve(fd)
+            self._handle_urgent()  # After each: to search a part of the output for a metric may take half a second.
+        if not ready:
+            self._handle_urgent()
         if self._watch is not None:
             self._watch.run_due()
+
+    def _serve(self, fd: int) -> None:
+        """Effect: handles what this descriptor is ready for; nothing if it is urgent, or closed by now."""
+        if self._watch is not None and self._watch.owns(fd):
+            self._watch.serve()
+        elif fd in self._starting:
+            self._confirm_executed(fd)
+        elif self._pump.owns(fd):
+            self._move_output(fd)
+
+    def _handle_urgent(self) -> None:
+        """Effect: handles signals, ends of workers and deadlines that have come."""
+        ready = [fd for fd, _ in self._urgent.poll(0)]
+        if self._control in ready:
+            self._read_control()
+        if self._wakeup in ready:
+            drain(self._wakeup)
+        if self._wakeup in ready or self._exits.fd in ready or _is_due(self._exits.deadline, self._clock()):
+            self._reap()
         if _is_due(self._notice_at, self._clock()):
             self._say_what_is_left()
         if _is_due(self.state.next_deadline, self._clock()):
@@ -255,6 +266,7 @@ class Supervisor:
             return
         if not numbers:
             self._poll.unregister(self._control)
+            self._urgent.unregister(self._control)
             self._abandon_output = self._guard_is_gone = True
             self._handle(LauncherGone())
         for number in filter(None, merged(numbers)):
@@ -358,10 +370,12 @@ class Supervisor:
     def _output_done(self) -> bool:
         """Whether all output is written, or is to be abandoned."""
         try:
-            self._pump.drain()
+            while self._pump.drain():
+                self._handle_urgent()
             if self._pump.has_unread_output and not self._abandon_output:
                 return False
-            self._pump.finish()
+            while self._pump.finish():
+                self._handle_urgent()
         except SinkError as error:
             self._fail_output(error)
         return self._pump.all_written or self._abandon_output
@@ -369,26 +383,3 @@ class Supervisor:
 
 def _is_due(deadline: float | None, now: float) -> bool:
     return deadline is not None and deadline <= now
-
-
-def _child_wakeup_pipe() -> tuple[int, int]:
-    """A pipe whose read end, the first, becomes readable when a child ends. Effect: handles and unblocks SIGCHLD."""
-    read, write = private_pipe()
-    os.set_blocking(read, False)
-    os.set_blocking(write, False)
-
-    def ignore(number: int, frame: FrameType | None) -> None:
-        """Python has written to the pipe already."""
-
-    signal.signal(signal.SIGCHLD, ignore)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    return read, write
-
-
-def _drain(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
-        return

@@ -42,9 +42,8 @@ def test_what_is_written_after_the_end_of_the_workers_is_not_read(pipe):
     reader = WritingReader(write)
     pump = Pump(select.poll(), streams=[Stream(read, routes=[], reader=reader)], sinks=[])
     pump.limit()
-    pump.drain()
-    assert not pump.has_unread_output
-    pump.finish()
+    assert [pump.drain(), pump.drain(), pump.has_unread_output] == [True, False, False]
+    assert [pump.finish(), pump.finish()] == [True, False]
     assert reader.given == [LEFT]
 
 
@@ -57,7 +56,7 @@ def test_a_stream_that_waited_for_a_slow_reader_ends_after_what_was_left(pipe):
     pump = Pump(select.poll(), streams=[Stream(read, routes=[OutputRoute(sink, exclusive=True)])], sinks=[sink])
     pump.limit()
     os.write(write, b"later")
-    pump.drain()
+    assert not pump.drain()
     assert pump.has_unread_output
     shown = bytearray()
     while sink.has_pending or pump.owns(read):
