@@ -20,7 +20,8 @@ from cpulaunch.probe.cgroups import throttling
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.plan import LaunchPlan
-from cpulaunch.system.files.outputs import PAGE, REPORT, check_path, save_output
+from cpulaunch.records.record import record
+from cpulaunch.system.files.outputs import PAGE, REPORT, Output, check_path, save_output
 from cpulaunch.view import plan_view
 
 TYPE_CHECKING = False
@@ -31,40 +32,47 @@ if TYPE_CHECKING:
     from cpulaunch.records.host import Host, Throttling
 
 
-def check_reports(plan: LaunchPlan) -> Throttling:
-    """The periods of CPU quotas so far. Raises: CpulaunchError if the report or the page cannot be written."""
-    if plan.launch.report not in (None, "-"):
-        check_path(REPORT, str(plan.launch.report))
-    if plan.launch.html is not None:
-        check_path(PAGE, plan.launch.html)
-    return throttling(Root())
+@record
+class ReportsBefore:
+    """What is known before a launch: periods of CPU quotas, and the outputs at whose paths pipes or devices are."""
+
+    throttling: Throttling
+    direct: frozenset[Output]
+
+
+def check_reports(plan: LaunchPlan) -> ReportsBefore:
+    """What its reports need to know. Raises: CpulaunchError if the report or the page cannot be written."""
+    paths = {REPORT: plan.launch.report, PAGE: plan.launch.html}
+    direct = [output for output, path in paths.items() if path not in (None, "-") and check_path(output, str(path))]
+    return ReportsBefore(throttling=throttling(Root()), direct=frozenset(direct))
 
 
 def finish_watched_launch(
     plan: LaunchPlan,
     host: Host,
     result: LaunchResult,
-    before: Throttling | None,
+    before: ReportsBefore | None,
     environ: Mapping[str, str],
     *,
     notify: Callable[[str], None],
 ) -> int:
     """The launch's exit code. Effect: writes the report and the page, and metrics and problems through `notify`.
 
-    `before`: periods of CPU quotas before the launch; None if it has no report. `environ`: of the launch.
+    `before`: what `check_reports` found; None if it has no report. `environ`: of the launch.
     """
     for line in metric_lines(plan, result):
         notify(line)
     code = result.exit_code
     if flags := flags_without_effect(plan, result):
         code = _report_unapplied(flags, _workers_without_plugin(result), strict=plan.launch.strict, notify=notify)
-    if not plan.launch.reported:
+    if before is None:
         return code
-    periods = None if before is None else throttling(Root()).since(before)
+    periods = throttling(Root()).since(before.throttling)
     found = findings(plan, result, periods, preload=environ.get("LD_PRELOAD", ""))
     plan_json = plan_view.plan_json(plan)
     content = report(plan, result, version=cpulaunch.__version__, plan_json=plan_json, found=found)
-    failures = [error for error in _write_outputs(plan, host, content | {"exit_code": code}) if error is not None]
+    outputs = _write_outputs(plan, host, content | {"exit_code": code}, direct=before.direct)
+    failures = [error for error in outputs if error is not None]
     for error in failures:
         notify(f"error: {error}")
     if failures:
@@ -79,12 +87,15 @@ def finish_watched_launch(
     return code
 
 
-def _write_outputs(plan: LaunchPlan, host: Host, content: dict[str, Any]) -> Iterator[CpulaunchError | None]:
+def _write_outputs(
+    plan: LaunchPlan, host: Host, content: dict[str, Any], *, direct: frozenset[Output]
+) -> Iterator[CpulaunchError | None]:
     """The error of each output that cannot be written, or None. Effect: writes the report and the page."""
     if plan.launch.report == "-":
         terminal.print_json(content)
     elif plan.launch.report is not None:
-        yield save_output(REPORT, plan.launch.report, json.dumps(content, indent=2) + "\n")
+        text = json.dumps(content, indent=2) + "\n"
+        yield save_output(REPORT, plan.launch.report, text, direct=REPORT in direct)
     if plan.launch.html is not None:
         from cpulaunch.html.run_page import run_page
         from cpulaunch.view.machine_svg import machine_drawing
@@ -92,9 +103,8 @@ def _write_outputs(plan: LaunchPlan, host: Host, content: dict[str, Any]) -> Ite
         owners = plan_view.core_owners(plan)
         core_map = machine_drawing(host, owners) if owners else None
         machine = host.cpu.model_name or host.arch
-        yield save_output(
-            PAGE, plan.launch.html, run_page(content, machine=machine, core_map=core_map, calibration=host.calibration)
-        )
+        page = run_page(content, machine=machine, core_map=core_map, calibration=host.calibration)
+        yield save_output(PAGE, plan.launch.html, page, direct=PAGE in direct)
 
 
 def _workers_without_plugin(result: LaunchResult) -> str:

@@ -296,6 +296,14 @@ def test_logs_below_own_links_are_written(cpulaunch, tmp_path):
     assert (tmp_path / "real/worker-0.log").read_text().endswith("longerout\n")
 
 
+@pytest.mark.parametrize("option", ["--report", "--html"])
+def test_a_pipe_that_a_worker_puts_in_place_of_a_report_is_replaced(cpulaunch, tmp_path, option):
+    """Nothing reads it: the launch must not wait. A pipe from before the launch gets the report."""
+    assert cpulaunch("os.mkfifo('out')", option, "out", "--cpus", "0").returncode == 0
+    assert (tmp_path / "out").is_file()
+    assert "job.py" in (tmp_path / "out").read_text()
+
+
 def test_a_report_goes_to_the_file_that_is_standard_output(tmp_path):
     (tmp_path / "job.py").write_text("print('line')")
     command = [sys.executable, "-m", "cpulaunch", "--report", "/dev/stdout", "--cpus", "0", "job.py"]

@@ -27,8 +27,8 @@ PICTURES = {
 }
 
 
-def check_path(output: Output, path: str) -> None:
-    """Raises: CpulaunchError if no file can be written at `path`."""
+def check_path(output: Output, path: str) -> bool:
+    """Whether a pipe or device is at `path`. Raises: CpulaunchError if no file can be written there."""
     folder = os.path.dirname(os.path.realpath(path))
     if os.path.isdir(path):
         raise _unwritable(output, path, "it is a directory")
@@ -37,20 +37,20 @@ def check_path(output: Output, path: str) -> None:
     if not os.access(folder if _is_replaced(path) else path, os.W_OK):
         raise _unwritable(output, path, f"no permission to write in {folder}")
     try:
-        check_output(path)
+        return check_output(path)
     except OSError as error:
         raise _unwritable(output, path, error.strerror or str(error)) from None
 
 
-def save_output(output: Output, path: str, content: str | bytes) -> CpulaunchError | None:
+def save_output(output: Output, path: str, content: str | bytes, *, direct: bool = True) -> CpulaunchError | None:
     """The error, if the content cannot be written.
 
-    Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly. Only this
-    user can read a new file.
+    Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly, unless
+    `check_path` found none: a program may have put it there since. Only this user can read a new file.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     try:
-        write_output(path, data)
+        write_output(path, data, direct=direct)
     except OSError as error:
         return _unwritable(output, path, error.strerror or str(error))
     return None

@@ -127,11 +127,14 @@ def _version(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def write_output(path: str, data: bytes, *, mode: int = 0o600) -> None:
-    """Effect: the file at a path that the user gave holds the data; a pipe or device gets it. Raises: OSError."""
+def write_output(path: str, data: bytes, *, mode: int = 0o600, direct: bool = True) -> None:
+    """Effect: the file at a path that the user gave holds the data. Raises: OSError.
+
+    `direct`: a pipe or device there gets the data, which waits for the pipe's reader; else it is replaced too.
+    """
     place = locate(path)
     try:
-        special = _open_special(place)
+        special = _open_special(place) if direct else None
         if special is None:
             replace(place.name, data, mode=mode, folder=place.folder)
         else:
@@ -179,17 +182,22 @@ def _status(place: Place) -> os.stat_result | None:
         return None
 
 
-def check_output(path: str) -> None:
-    """Raises: OSError if `write_output` would fail for what is at this path now. Effect: none."""
+def check_output(path: str) -> bool:
+    """Whether a pipe, a device or an inherited file is at this path, which `write_output` does not replace.
+
+    Raises: OSError if it would fail for what is there now. Effect: none.
+    """
     place = locate(path)
     try:
         status = _status(place)
         if status is None:
-            return
+            return False
         if stat.S_ISSOCK(status.st_mode):
             raise OSError(errno.ENXIO, f"{place.name} is a socket", place.name)
-        if not place.is_proc and not _is_allowed_special(status, place.name):
-            _check_replaceable(status, place)
+        if place.is_proc or _is_allowed_special(status, place.name):
+            return True
+        _check_replaceable(status, place)
+        return False
     finally:
         os.close(place.folder)
 
