@@ -20,6 +20,9 @@ ANSWER_SECONDS = 0.7
 QUESTION, QUESTION_SECONDS = 0, 5.0
 """A number that is no signal, and how long the supervisor may take to read it: while it kills thousands, seconds."""
 
+REPORT_SECONDS = 60.0
+"""How long a supervisor whose workers have all ended may take for reports: a file system may hang."""
+
 
 class Watchdog:
     """Forwards signals through a pipe, and knows how many of them the supervisor has read.
@@ -47,6 +50,7 @@ class Watchdog:
         """How many bytes have to be read for the first unanswered ending signal to be answered; None: it never is."""
         self._deadline: float | None = None
         self._first = 0
+        self._reporting = False
         self.complaint: str | None = None
         """Why `next_signal` returned None, as a line for the user."""
         self.exit_code: int | None = None
@@ -76,6 +80,8 @@ class Watchdog:
             self._awaited = awaited
         if number == SIGINT:
             self._deadline = min(self._deadline, _now() + ANSWER_SECONDS)
+        elif self._reporting:
+            self._deadline = min(self._deadline, _now() + self._grace_seconds + ANSWER_SECONDS)
 
     def next_signal(self, watch: ChildWatch) -> int | None:
         """The next signal that arrives; None if by its deadline the supervisor has not read an ending one.
@@ -90,10 +96,12 @@ class Watchdog:
         if self.complaint is None:
             self.exit_code = 128 + self._first
             self.complaint = f"the supervisor did not read signal {self._first} in time; all workers were killed"
+            if self._reporting:
+                self.complaint = f"reports were not written in time after signal {self._first}"
         return None
 
     def _is_overdue(self) -> bool:
-        """Whether the deadline has passed without an answer. Effect: once it is answered, asks a question, if any."""
+        """Whether the deadline has passed without an answer. Effect: once it is answered, sets the next one, if any."""
         if self._seconds_left() != 0.0:
             return False
         if self.complaint is not None or not self._answered():
@@ -102,22 +110,29 @@ class Watchdog:
         return False
 
     def _ask(self) -> None:
-        """Effect: the supervisor has to read a question by the next deadline, unless there is nothing to ask."""
+        """Effect: the supervisor has to read a question by the next deadline, or if its workers have ended, to end.
+
+        It has none where the launch asks no questions, or cannot know whether the workers have ended.
+        """
         self._deadline = None
-        if self._asks and self._is_supervising():
+        supervising = self._is_supervising() if self._asks else None
+        if supervising:
             written = self._write(QUESTION)
             self._written += written
             self._awaited = self._written if written else None
             self._deadline = _now() + QUESTION_SECONDS
+        elif supervising is not None:
+            self._reporting, self._awaited = True, None
+            self._deadline = _now() + REPORT_SECONDS
 
-    def _is_supervising(self) -> bool:
-        """Whether the supervisor has not stopped writing to its end, to which it writes nothing; False of a pipe."""
+    def _is_supervising(self) -> bool | None:
+        """Whether the supervisor has not stopped writing to its end, to which it writes nothing; None of a pipe."""
         try:
             return bool(os.read(self._control, 1))
         except BlockingIOError:
             return True
         except OSError:
-            return False
+            return None
 
     def _seconds_left(self) -> float | None:
         if self._deadline is None:

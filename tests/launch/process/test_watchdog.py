@@ -144,3 +144,42 @@ def test_a_supervisor_is_asked_until_it_has_finished(soon):
     dog.forward(signal.SIGUSR1)
     supervisor.join()
     assert asked == [bytes([signal.SIGTERM]), *[bytes([QUESTION])] * 3]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pipe has one direction")
+def test_a_supervisor_that_has_finished_has_a_deadline_for_its_reports(monkeypatch):
+    """They may be on a file system that hangs, or in a pipe that is not read."""
+    monkeypatch.setattr("cpulaunch.launch.process.watchdog.REPORT_SECONDS", 0.1)
+    read, write = private_pipe()
+    dog = Watchdog(write, unread=read, ending=frozenset({signal.SIGTERM}), grace_seconds=0.0, asks=True)
+    dog.forward(signal.SIGTERM)
+    assert os.read(read, 9) == bytes([signal.SIGTERM])
+    stop_writing(read)
+    assert dog.next_signal(NEVER) is None
+    assert (dog.exit_code, dog.complaint) == (143, "reports were not written in time after signal 15")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pipe has one direction")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_another_signal_ends_reports_that_take_long(soon, number):
+    read, write = private_pipe()
+    ending = frozenset({signal.SIGTERM, signal.SIGINT})
+    dog = Watchdog(write, unread=read, ending=ending, grace_seconds=0.0, asks=True)
+    dog.forward(signal.SIGTERM)
+    assert os.read(read, 9) == bytes([signal.SIGTERM])
+    stop_writing(read)
+    threading.Timer(1.5, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2)).start()
+    assert dog.next_signal(NEVER) == signal.SIGUSR2
+    dog.forward(number)
+    assert dog.next_signal(NEVER) is None
+    assert dog.exit_code == 128 + signal.SIGTERM
+
+
+def test_where_the_end_of_the_workers_is_not_known_reports_have_no_deadline(monkeypatch):
+    monkeypatch.setattr("cpulaunch.launch.process.watchdog.REPORT_SECONDS", 0.1)
+    read, write = os.pipe()
+    dog = Watchdog(write, unread=read, ending=frozenset({signal.SIGTERM}), grace_seconds=0.0, asks=True)
+    dog.forward(signal.SIGTERM)
+    os.read(read, 9)
+    threading.Timer(1.5, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2)).start()
+    assert dog.next_signal(NEVER) == signal.SIGUSR2
