@@ -316,6 +316,16 @@ def test_a_log_whose_path_is_none_has_no_last_lines(tmp_path, log):
     assert all(line.isprintable() for line in summary(result))
 
 
+def test_the_agent_replaces_a_folder_that_a_rank_has_made_in_place_of_its_report(tmp_path):
+    """Else the launch would end with 125 instead of the rank's exit code."""
+    deep = tmp_path / "report.json/a/b"
+    deep.mkdir(parents=True)
+    (deep / "file").touch()
+    deep.parent.chmod(0)
+    write_message(agent_report_file(str(tmp_path)), AgentReport(exit_code=3))
+    assert read_report(str(tmp_path)) == AgentReport(exit_code=3)
+
+
 def test_the_agent_replaces_a_report_that_a_rank_has_written(tmp_path):
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / "report.json").symlink_to(tmp_path / "theirs")

@@ -6,6 +6,7 @@ import json
 
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import fields, record
+from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.writing import replace
 
@@ -106,8 +107,13 @@ RECORDS: dict[str, type] = {
 
 
 def write_message(path: str, message: object) -> None:
-    """Effect: a new file, instead of any that a rank has made, holds the record and those in it. Raises: OSError."""
-    replace(path, json.dumps(message, default=_to_json).encode())
+    """Effect: a new file, instead of what a rank has made, holds the record and those in it. Raises: OSError."""
+    data = json.dumps(message, default=_to_json).encode()
+    try:
+        replace(path, data)
+    except IsADirectoryError:
+        remove_path(path)
+        replace(path, data)
 
 
 def read_message(path: str, kind: type[Message]) -> Message:
