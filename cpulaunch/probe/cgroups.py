@@ -60,7 +60,7 @@ def throttling(root: Root) -> Throttling:
     found = Throttling()
     for _, folders in read_cgroups(root).folders(root, "cpu"):
         for folder in folders:
-            lines = (root.text(f"{folder}/cpu.stat") or "").splitlines()
+            lines = (root.text(f"{folder}/cpu.stat") or "").split("\n")
             values = {
                 name: int(number) for name, _, number in (line.partition(" ") for line in lines) if number.isdigit()
             }
@@ -90,7 +90,7 @@ def read_cgroups(root: Root) -> Cgroups:
 def _paths(text: str) -> dict[frozenset[str], str]:
     """Path by controllers, of lines "4:cpu,cpuacct:/path"; no controllers: version 2 ("0::/path")."""
     paths = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon:
@@ -104,27 +104,33 @@ def _path_of(paths: dict[frozenset[str], str], version: int, controllers: frozen
     return next((path for names, path in paths.items() if names & controllers), None)
 
 
+ESCAPED = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
+"""Source: proc(5), /proc/pid/mounts."""
+
 Mount = tuple[int, frozenset[str], str, str]
 
 
 def _mounts(root: Root) -> list[Mount]:
-    """(version, controllers, mount point, mounted part) of every cgroup mount."""
+    """(version, controllers, mount point, mounted part) of every cgroup mount.
+
+    Names have spaces, tabs and line ends escaped, and may have any other character that Unicode takes for one.
+    """
     text = root.text("proc/self/mountinfo")
     if text is not None:
-        return [mount for line in text.splitlines() if (mount := _mount_of(line))]
-    return [mount for line in (root.text("proc/mounts") or "").splitlines() if (mount := _old_mount_of(line))]
+        return [mount for line in text.split("\n") if (mount := _mount_of(line))]
+    return [mount for line in (root.text("proc/mounts") or "").split("\n") if (mount := _old_mount_of(line))]
 
 
 def _mount_of(line: str) -> Mount | None:
     fields, dash, tail = line.partition(" - ")
-    words, kind = fields.split(), tail.split()
+    words, kind = fields.split(" "), tail.split(" ")
     if not dash or len(words) < 5 or len(kind) < 2:
         return None
     return _mount(kind[0], point=words[4], part=words[3], options=kind[-1])
 
 
 def _old_mount_of(line: str) -> Mount | None:
-    words = line.split()
+    words = line.split(" ")
     return _mount(words[2], point=words[1], part="/", options=words[3]) if len(words) >= 4 else None
 
 
@@ -137,4 +143,6 @@ def _mount(kind: str, *, point: str, part: str, options: str) -> Mount | None:
 
 
 def _unescape(text: str) -> str:
-    return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\") if "\\" in text else text
+    for code, character in ESCAPED.items() if "\\" in text else ():
+        text = text.replace(code, character)
+    return text

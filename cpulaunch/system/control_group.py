@@ -36,7 +36,7 @@ def _prefix(proc: str) -> str:
 
 def _own_cgroup(proc: str, mounts: tuple[str, ...]) -> str | None:
     """The directory of this process's own cgroup of version 2, if it may move processes and make cgroups there."""
-    lines = _read(f"{proc}/self/cgroup").splitlines()
+    lines = _read(f"{proc}/self/cgroup").split("\n")
     name = next((line[3:] for line in lines if line.startswith("0::")), None)
     if name is None or "/.." in name:
         return None

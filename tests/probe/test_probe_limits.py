@@ -180,6 +180,13 @@ def test_both_versions_at_once() -> None:
     assert (limits.quota.cpus, limits.memory_bytes) == (2.0, 5_000_000)
 
 
+@pytest.mark.parametrize("name", ["x\x0c", "x\x1fy", "x\x85", "x\xa0y", "x\u2028", "x\r"])
+def test_a_mount_point_with_what_unicode_takes_for_space_is_found(name: str) -> None:
+    files = cgroup("0::/", f"30 24 0:26 / /{name} rw - cgroup2 cgroup2 rw")
+    files[f"{name}/cpu.max"] = "100000 100000"
+    assert limits_with(files).quota is not None
+
+
 def test_a_mount_point_with_a_space() -> None:
     files = cgroup("0::/", "30 24 0:26 / /my\\040groups rw - cgroup2 cgroup2 rw")
     files["my groups/cpu.max"] = "100000 100000"

@@ -120,7 +120,7 @@ def remove_own_shared_memory(folder: str = SHARED_FOLDER) -> None:
 def _mapped_files() -> set[tuple[int, int, int]]:
     """Device numbers and inode of every file that this process has mapped. Source: proc(5), /proc/pid/maps."""
     files = set()
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace", newline="\n") as maps:
         for line in maps:
             _, _, _, device, inode, *_ = line.split()
             major, _, minor = device.partition(":")
