@@ -16,11 +16,11 @@ from cpulaunch.probe import Root
 from cpulaunch.probe.contradictions import read_contradictions
 from cpulaunch.probe.gpus.nvml import with_nvml
 from cpulaunch.probe.portable import read_cpuid_features
-from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.probe.software.oneccl import oneccl_version
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.records.host import Host
 from cpulaunch.records.request import WorkerPython
+from cpulaunch.system.files.trust import untrusted_part
 from cpulaunch.system.root import natural
 
 OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
@@ -97,15 +97,15 @@ def gather_facts(host: Host, *, root: Root, python: WorkerPython, environ: Mappi
         missing_library_reason=missing_library_reason(own_file(MEMORY_LIBRARY)) if root.live else "",
         cpuid_features=read_cpuid_features() if root.live else None,
         contradictions=read_contradictions(root, host),
-        untrusted_code=read_untrusted_code(root, host, python.path) if root.live else (),
+        untrusted_code=read_untrusted_code(host, python.path) if root.live else (),
         python=python if root.live else None,
     )
 
 
-def read_untrusted_code(root: Root, host: Host, interpreter: str) -> tuple[str, ...]:
+def read_untrusted_code(host: Host, interpreter: str) -> tuple[str, ...]:
     """The parts of the paths of Python, torch and cpulaunch that other users can change, each with the reason."""
     paths = [interpreter, os.path.dirname(cpulaunch.__file__), *([] if host.torch is None else [host.torch.path])]
-    found = [untrusted_part(root, path) for path in paths if os.path.isabs(path)]
+    found = [untrusted_part(path) for path in paths if os.path.isabs(path)]
     return tuple(dict.fromkeys(reason for reason in found if reason is not None))
 
 

@@ -67,7 +67,7 @@ def test_doctor_names_a_python_that_others_can_change(tmp_path: Path) -> None:
     (folder / "python").symlink_to(sys.executable)
     folder.chmod(0o777)
     host = probe_host(Root(), interpreter=sys.executable, environ={}, detail="launch")
-    found = read_untrusted_code(Root(), host, str(folder / "python"))
+    found = read_untrusted_code(host, str(folder / "python"))
     assert found[0] == f"{folder} may be written by everyone"
     advice = code_of_others(replace(facts(), live=True, untrusted_code=found))
     assert (advice[0].status, advice[0].found) == ("advice", found[0])

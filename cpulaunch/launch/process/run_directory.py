@@ -8,7 +8,7 @@ from cpulaunch.launch.process.exec_spec import ExecSpec, with_variables
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import make_folder, remove_path, unpredictable
-from cpulaunch.system.files.paths import is_secure
+from cpulaunch.system.files.trust import is_secure
 from cpulaunch.system.files.writing import create, create_unnamed
 
 TYPE_CHECKING = False

@@ -13,8 +13,9 @@ from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import make_folder, remove_folder, unpredictable
-from cpulaunch.system.files.paths import open_folder, secure_path
+from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.trust import secure_path
 from cpulaunch.system.files.writing import create, create_with
 
 TYPE_CHECKING = False

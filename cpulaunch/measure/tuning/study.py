@@ -26,7 +26,7 @@ from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.files.folders import empty_folder, open_lock_beside, open_own
-from cpulaunch.system.trust import make_secure_folder
+from cpulaunch.system.files.trust import make_secure_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

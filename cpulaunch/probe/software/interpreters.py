@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 
-from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.probe.software.torch_files import (
     environment_prefix,
     has_torch,
@@ -123,8 +122,11 @@ def _writer(root: Root, prefix: str, python: str, path: list[str]) -> str | None
     folder = os.path.realpath(os.path.dirname(python))
     if any(os.path.realpath(each) == folder and _is_in(each, prefix) for each in path if os.path.isabs(each)):
         return None
+    from cpulaunch.system.files.trust import untrusted_part  # Not needed where PATH has the environment, or none is.
+
+    paths = startup_paths(root, python, prefix)
     try:
-        parts = (untrusted_part(root, each) for each in startup_paths(root, python, prefix))
+        parts = (untrusted_part(each, may_be_missing=each != python) for each in paths)
         return next((part for part in parts if part is not None), None)
     except OSError as error:
         return f"{prefix} cannot be checked ({error.strerror})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from cpulaunch.probe.software.elf import fits
 from cpulaunch.probe.software.ldcache import read_ld_cache
@@ -35,8 +34,6 @@ FAMILIES = (
 )
 STEMS = {stem: (family, rank) for family in FAMILIES for rank, stem in enumerate(family.stems)}
 NAMES = tuple(f"{stem}.so" for stem in STEMS)
-NFS4_ACL = "system.nfs4_acl"
-"""The attribute of files of NFS version 4. Source: Linux, fs/nfs/nfs4proc.c, XATTR_NAME_NFSV4_ACL."""
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu", "ppc64le": "powerpc64le-linux-gnu"}
 
 
@@ -55,7 +52,7 @@ def read_libraries(root: Root, arch: str, *, prefix: str | None, environ: Mappin
         real = _real(root, path)
         if stem in STEMS and real and real not in found and fits(root.bytes(real, limit=20), arch):
             family, _ = STEMS[stem]
-            untrusted = untrusted_part(root, path) if root.live else None
+            untrusted = _untrusted_part(path) if root.live else None
             found[real] = Library(kind=family.kind, name=family.name, path=path, untrusted=untrusted)
     order = [(family.kind, family.name) for family in FAMILIES]
     return tuple(sorted(found.values(), key=lambda library: order.index((library.kind, library.name))))
@@ -67,86 +64,19 @@ def mkl_dispatch_library() -> tuple[Library, ...]:
     path = os.path.join(package, "lib", "libcpulaunch_mkl.so")
     if not os.path.isfile(path):
         return ()
-    return (Library(kind="mkl-dispatch", name="mkl-dispatch", path=path, untrusted=untrusted_part(Root(), path)),)
+    return (Library(kind="mkl-dispatch", name="mkl-dispatch", path=path, untrusted=_untrusted_part(path)),)
 
 
-def untrusted_part(root: Root, path: str) -> str | None:
-    """Which file or directory on the way to `path` (links included) others may change, and why; None if none.
+def _untrusted_part(path: str) -> str | None:
+    from cpulaunch.system.files.trust import untrusted_part  # Not needed where there is no such library.
 
-    A sticky directory (/tmp) is fine: others cannot replace what is there. So is a group-writable one of root's
-    group, or of the group that has only its owner in it (group id = user id, as many distributions set up).
-    File systems and NFSv4 ACLs are checked from the second file system on the path: that of / belongs to root.
-    """
-    first: int | None = None
-    device: int | None = None
-    for inside in root.resolve_links(path):
-        where = f"{root.path.rstrip('/')}{inside}"
-        try:
-            status = os.lstat(where)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{where} cannot be checked ({error.strerror})"
-        first = status.st_dev if first is None else first
-        reason = _writable_by(where, status)
-        if reason is None and device not in (None, status.st_dev):
-            from cpulaunch.system.trust import foreign_mount  # Here and below: most libraries need neither.
-
-            reason = foreign_mount(root, status.st_dev)
-        if reason is None and status.st_dev != first:
-            reason = _nfs4_writer(where, status)
-        if reason is not None:
-            return f"{where} {reason}"
-        device = status.st_dev
-    return None
-
-
-def _writable_by(where: str, status: os.stat_result) -> str | None:
-    """Which other user or group may change this file or directory; None if none may."""
-    if status.st_uid != 0 and not _is_own(status):
-        return f"belongs to user {status.st_uid}"
-    if _is_safe_kind(status.st_mode):
-        return None
-    if status.st_mode & stat.S_IWOTH:
-        return "may be written by everyone"
-    if not status.st_mode & stat.S_IWGRP:
-        return None  # Of an ACL, these bits are the mask (acl(5)), so it grants writing to no other user either.
-    from cpulaunch.system.trust import group_writer
-
-    return group_writer(where, owner=status.st_uid, group=status.st_gid)
-
-
-def _is_own(status: os.stat_result) -> bool:
-    """Whether this user owns a file or directory."""
-    if status.st_uid != os.geteuid() or status.st_uid != os.stat("/").st_uid:
-        return status.st_uid == os.geteuid()
-    from cpulaunch.system.files.paths import is_own  # Only where "/" seems to be this user's, as in user namespaces.
-
-    return is_own(status)
-
-
-def _is_safe_kind(mode: int) -> bool:
-    """Whether it is a link, whose permissions do not count, or a sticky folder."""
-    return stat.S_ISLNK(mode) or bool(stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
-
-
-def _nfs4_writer(where: str, status: os.stat_result) -> str | None:
-    """Which other user or group an NFSv4 ACL lets change this file or directory; None if none, or there is no ACL."""
-    if _is_safe_kind(status.st_mode) or not hasattr(os, "getxattr"):
-        return None
-    try:
-        acl = os.getxattr(where, NFS4_ACL)
-    except OSError:
-        return None
-    from cpulaunch.system.trust import nfs4_writer
-
-    return nfs4_writer(acl, owner=status.st_uid, group=status.st_gid)
+    return untrusted_part(path)
 
 
 def _environment_folders(prefix: str | None, environ: Mapping[str, str]) -> Iterator[str]:
     if prefix not in (None, "/", "/usr"):
         yield f"{prefix}/lib"
-    if environ.get("CONDA_PREFIX"):
+    if environ.get("CONDA_PREFIX", "").startswith("/"):
         yield f"{environ['CONDA_PREFIX']}/lib"
     yield from (folder for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/"))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import os
 
-from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, is_secure, open_folder
+from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, open_folder
 from cpulaunch.system.files.reading import open_regular, read_from
+from cpulaunch.system.files.trust import make_secure_folder
 from cpulaunch.system.files.writing import replace
 
 TYPE_CHECKING = False
@@ -28,9 +29,19 @@ def user_cache(name: str, environ: Mapping[str, str]) -> str:
     return os.path.join(caches, "cpulaunch", name)
 
 
-def is_private(status: os.stat_result) -> bool:
-    """Whether this user owns a file or folder and no other user can write to it."""
-    return is_own(status) and not status.st_mode & WRITABLE_BY_OTHERS
+def others_access(fd: int) -> str | None:
+    """Why what is in an opened file or folder may be another user's, as text; None if it is this user's alone."""
+    status = os.fstat(fd)
+    if not is_own(status):
+        return "it belongs to another user"
+    if status.st_mode & WRITABLE_BY_OTHERS:
+        return "other users can write to it"
+    if status.st_dev == os.stat("/").st_dev:
+        return None
+    from cpulaunch.system.files.mounts import other_mounter  # Most caches are on the first file system.
+
+    reason = other_mounter(fd)
+    return None if reason is None else f"it {reason}"
 
 
 def read_lines(name: str, *, header: str, max_bytes: int, folder: int | None = None) -> list[str]:
@@ -40,7 +51,7 @@ def read_lines(name: str, *, header: str, max_bytes: int, folder: int | None = N
     except (OSError, ValueError):
         return []
     try:
-        data = read_from(fd, max_bytes + 1) if is_private(os.fstat(fd)) else b""
+        data = read_from(fd, max_bytes + 1) if others_access(fd) is None else b""
     except OSError:
         return []
     finally:
@@ -82,22 +93,18 @@ def make_private(path: str) -> bool:
     """Whether this user can write a folder, itself no link, and no other user can change it, for programs that open it
     by its path. Effect: makes it, if missing. Raises: OSError.
     """
-    parent, name = os.path.split(path)
-    folder = open_folder(parent)
-    try:
-        _make_missing(name, folder)
-    finally:
-        os.close(folder)
-    return is_private(os.lstat(path)) and is_secure(path) and os.access(path, os.W_OK | os.X_OK)
+    os.close(open_cache_folder(path))
+    return is_own(os.lstat(path)) and make_secure_folder(path) == path and os.access(path, os.W_OK | os.X_OK)
 
 
 def open_lock_file(name: str, *, folder: int) -> int:
     """A descriptor of a private file for locks, made if it is missing. Raises: OSError."""
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    if is_private(os.fstat(fd)):
+    reason = others_access(fd)
+    if reason is None:
         return fd
     os.close(fd)
-    raise PermissionError(errno.EPERM, "other users can write to it", name)
+    raise PermissionError(errno.EPERM, reason, name)
 
 
 def _make_missing(name: str, folder: int) -> None:

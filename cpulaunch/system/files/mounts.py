@@ -4,58 +4,82 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-MOUNTS, USER_MOUNTS = "proc/self/mountinfo", "run/mount/utab"
+MOUNTS, USER_MOUNTS = "/proc/self/mountinfo", "/run/mount/utab"
+FUSE = (b"fuse", b"fuseblk")
 
 
-def other_mounter(device: int) -> str | None:
-    """Whose file system this device of the running machine is, if another user mounted it; None if none did."""
-    mounts, user_mounts = (_text(f"/{name}") for name in (MOUNTS, USER_MOUNTS))
-    return next((reason for number, reason in foreign_mounts(mounts, user_mounts) if number == device), None)
+def other_mounter(fd: int) -> str | None:
+    """In whose file system an opened file, folder or link is, if another user mounted it, as text; None if none did.
 
-
-def _text(path: str) -> str:
+    That of "/" belongs to root. One that is listed nowhere was detached after the opening, as a user may detach a FUSE
+    mount of their own. Without /proc, nothing tells.
+    """
+    if os.fstat(fd).st_dev == os.stat("/").st_dev:
+        return None
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        mount = _mount_id(fd)
+        root = os.open("/", getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            if mount is None or mount == _mount_id(root):
+                return None
+        finally:
+            os.close(root)
+        return mounter(mount, _content(MOUNTS), _content(USER_MOUNTS))
+    except OSError as error:
+        return f"is in a file system that cannot be checked ({error.strerror})"
+
+
+def _mount_id(fd: int) -> bytes | None:
+    """The number of the mount that a descriptor refers to; None if it cannot be known. Source: proc(5), fdinfo."""
+    lines = _content(f"/proc/self/fdinfo/{fd}").split(b"\n")
+    return next((line[len(b"mnt_id:") :].strip() for line in lines if line.startswith(b"mnt_id:")), None)
+
+
+def _content(path: str) -> bytes:
+    """The content of a file, empty if it is absent. Raises: OSError."""
+    try:
+        with open(path, "rb") as file:
             return file.read()
-    except OSError:
-        return ""
+    except FileNotFoundError:
+        return b""
 
 
-def foreign_mounts(mountinfo: str, user_mounts: str) -> Iterator[tuple[int, str]]:
-    """Device numbers of the file systems that another user mounted, and the reason as text.
+def mounter(mount: bytes, mountinfo: bytes, user_mounts: bytes) -> str | None:
+    """Who mounted the file system of a mount with this number, as text, if it was another user; None if it was not.
 
     That user decides what is read there, whatever owner and mode say: by a FUSE server, or through the raw device.
-    Source: proc(5), /proc/pid/mountinfo; Linux, fs/fuse/inode.c, fuse_show_options; libmount, /run/mount/utab, which
-    has the name of the user for mounts that fstab permits to users.
+    Spaces and line ends in names are escaped; no other character separates, whatever it is in Unicode.
+    Source: proc(5), /proc/pid/mountinfo; Linux, fs/fuse/inode.c, fuse_show_options.
     """
-    names = _mount_users(user_mounts)
-    for line in mountinfo.splitlines():
-        words = line.split()
-        if "-" not in words[6:-1]:
-            continue
-        kind, options = words[words.index("-", 6) + 1], words[-1]  # Between them the source, which may be empty.
-        major, _, minor = words[2].partition(":")
-        device = os.makedev(int(major), int(minor))
-        user = dict(option.partition("=")[::2] for option in options.split(",")).get("user_id", "0")
-        if kind.startswith("fuse") and user not in ("0", str(os.geteuid())):
-            yield device, f"is in a file system that user {user} serves (FUSE)"
-        elif words[4] in names and not is_own_name(names[words[4]]):
-            yield device, f"is in a file system that user {names[words[4]]} mounted"
+    words = next((words for line in mountinfo.split(b"\n") if (words := line.split(b" "))[0] == mount), [])
+    if b"-" not in words[6:-2]:
+        return "is in a file system that is mounted nowhere, or by an unknown user"
+    end = words.index(b"-", 6)  # The source behind the kind may be empty.
+    kind, options = words[end + 1].partition(b".")[0], _pairs(b" ".join(words[end + 3 :]), b",")
+    user = _text(options.get(b"user_id", b"unknown"))
+    if kind in FUSE and user not in ("0", str(os.geteuid())):
+        return f"is in a file system that user {user} serves (FUSE)"
+    name = _mount_users(user_mounts).get(words[4], "root")
+    return None if is_own_name(name) else f"is in a file system that user {name} mounted"
 
 
-def _mount_users(user_mounts: str) -> dict[str, str]:
-    """By mount point: the name of the user who mounted it."""
+def _mount_users(user_mounts: bytes) -> dict[bytes, str]:
+    """By mount point: the name of the user who mounted it, as fstab permits it to users. Source: libmount, utab."""
     users = {}
-    for line in user_mounts.splitlines():
-        fields = dict(word.partition("=")[::2] for word in line.split())
-        options = dict(option.partition("=")[::2] for option in fields.get("OPTS", "").split(","))
-        if "TARGET" in fields and options.get("user"):
-            users[fields["TARGET"]] = options["user"]
+    for line in user_mounts.split(b"\n"):
+        fields = _pairs(line, b" ")
+        user = _pairs(fields.get(b"OPTS", b""), b",").get(b"user")
+        if user and b"TARGET" in fields:
+            users[fields[b"TARGET"]] = _text(user)
     return users
+
+
+def _pairs(data: bytes, separator: bytes) -> dict[bytes, bytes]:
+    return {name: value for name, _, value in (word.partition(b"=") for word in data.split(separator))}
+
+
+def _text(data: bytes) -> str:
+    return ascii(data.decode("utf-8", "replace"))[1:-1]
 
 
 def is_own_name(name: str) -> bool:

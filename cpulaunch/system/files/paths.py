@@ -20,12 +20,9 @@ MAX_LINKS = 40
 
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 """With a POSIX ACL, the group's bits are its mask, which limits what any other user may do. Source: acl(5)."""
-OPEN_TO_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 
 OVERFLOW_UID = 65534
 """Source: Linux, include/linux/highuid.h, DEFAULT_OVERFLOWUID."""
-FIRST_LEVEL = 2
-"""The parts of the path of a folder in "/"."""
 
 
 @record(kw_only=False)
@@ -40,15 +37,15 @@ class Place:
 def is_trusted(status: os.stat_result) -> bool:
     """Whether no other user than this one and root owns a file, folder or link."""
     uid = status.st_uid
-    return uid == 0 or (uid in (os.geteuid(), os.stat("/").st_uid) and not _is_unmapped(uid))
+    return uid == 0 or (uid in (os.geteuid(), os.stat("/").st_uid) and not is_unmapped(uid))
 
 
 def is_own(status: os.stat_result) -> bool:
     """Whether this user owns a file, folder or link."""
-    return status.st_uid == os.geteuid() and not _is_unmapped(status.st_uid)
+    return status.st_uid == os.geteuid() and not is_unmapped(status.st_uid)
 
 
-def _is_unmapped(uid: int) -> bool:
+def is_unmapped(uid: int) -> bool:
     """Whether root's files show this number, and those of any stranger too, because neither has one here.
 
     Source: user_namespaces(7), /proc/sys/kernel/overflowuid.
@@ -65,40 +62,6 @@ def _is_unmapped(uid: int) -> bool:
 def is_shared(folder: os.stat_result) -> bool:
     """Whether other users can make, rename or remove what is in a folder; in a sticky one, their own files."""
     return not is_trusted(folder) or bool(folder.st_mode & WRITABLE_BY_OTHERS)
-
-
-def is_secure(path: str) -> bool:
-    """Whether no other user can rename or replace this folder or what is in it, itself a path without links.
-
-    Where root has no number, "/" and the folders in it count as root's. The file system of "/" belongs to root.
-    """
-    parts = os.path.abspath(path).rstrip("/").split("/")
-    device = os.stat("/").st_dev
-    for end in range(1, len(parts) + 1):
-        status = os.lstat("/".join(parts[:end]) or "/")
-        trusted = is_trusted(status) or (end <= FIRST_LEVEL and _is_unmapped(status.st_uid))
-        kept = bool(status.st_mode & stat.S_ISVTX) or not status.st_mode & WRITABLE_BY_OTHERS
-        if not (stat.S_ISDIR(status.st_mode) and trusted and kept):
-            return False
-        if status.st_dev != device and _other_mounter(status) is not None:
-            return False
-        device = status.st_dev
-        if is_own(status) and not status.st_mode & OPEN_TO_OTHERS:
-            return True  # No other user can reach what is below.
-    return True
-
-
-def secure_path(path: str, folder: int) -> str | None:
-    """The path without links of the folder that was opened at `path`; None if other users can rename or replace it.
-
-    Its descriptor tells whether they have done so since.
-    """
-    try:
-        resolved = os.path.realpath(path)
-        same = is_secure(resolved) and os.path.samestat(os.lstat(resolved), os.fstat(folder))
-    except OSError:
-        return None
-    return resolved if same else None
 
 
 def open_folder(path: str, *, make: int | None = None, start: int | None = None) -> int:
@@ -120,7 +83,7 @@ def open_folder(path: str, *, make: int | None = None, start: int | None = None)
             os.close(folder)
             folder = following
             if target is not None:
-                links = _counted(links, name)
+                links = count_link(links, name)
                 pending += target.split("/")[::-1]
     except OSError as error:
         os.close(folder)
@@ -173,7 +136,7 @@ def locate(path: str, *, start: int | None = None) -> Place:
             target, is_proc = _link_at(folder, name)
             if target is None:
                 return Place(folder, name or ".", is_proc)
-            links = _counted(links, name)
+            links = count_link(links, name)
             parent, name = os.path.split(target)
             following = open_folder(parent, start=folder)
         except OSError:
@@ -210,18 +173,17 @@ def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
     status, parent = os.fstat(link), os.fstat(folder)
     if not (is_trusted(status) or (_is_of_owner(status, parent) and _is_followed(status, parent, is_last=is_last))):
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
-    if (reason := _other_mounter(status)) is not None:
+    if (reason := _other_mounter(link, status)) is not None:
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link that {reason}", name)
     return os.readlink("", dir_fd=link)
 
 
-def _other_mounter(status: os.stat_result) -> str | None:
-    """Whose file system this is in, if another user mounted it; None if none did."""
+def _other_mounter(link: int, status: os.stat_result) -> str | None:
     if status.st_dev == os.stat("/").st_dev:
         return None
-    from cpulaunch.system.files.mounts import other_mounter  # Most files are on the first file system.
+    from cpulaunch.system.files.mounts import other_mounter  # Most links are on the first file system.
 
-    return other_mounter(status.st_dev)
+    return other_mounter(link)
 
 
 def _is_of_owner(link: os.stat_result, parent: os.stat_result) -> bool:
@@ -231,12 +193,13 @@ def _is_of_owner(link: os.stat_result, parent: os.stat_result) -> bool:
 
 def _is_followed(link: os.stat_result, parent: os.stat_result, *, is_last: bool) -> bool:
     """Whether a link of its folder's only owner is followed."""
-    if not _is_unmapped(link.st_uid):
+    if not is_unmapped(link.st_uid):
         return not is_last and os.geteuid() != 0
     return not is_last or any(os.path.samestat(parent, os.stat(folder)) for folder in ("/", "/dev"))
 
 
-def _counted(links: int, name: str) -> int:
+def count_link(links: int, name: str) -> int:
+    """One more than the links that were followed on the way to a path. Raises: OSError if these are too many."""
     if links >= MAX_LINKS:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
     return links + 1

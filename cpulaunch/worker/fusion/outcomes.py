@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from cpulaunch.system.files.caches import (
-    is_private,
     open_cache_folder,
     open_lock_file,
+    others_access,
     read_lines,
     replace_lines,
     user_cache,
@@ -69,10 +69,9 @@ def open_folder(folder: str) -> Iterator[int]:
 
 
 def _check(folder: str, descriptor: int) -> None:
-    status = os.fstat(descriptor)
-    if not is_private(status):
-        foreign = status.st_uid != os.geteuid()
-        raise UnusableError(f"{folder} belongs to another user" if foreign else f"other users can write to {folder}")
+    reason = others_access(descriptor)
+    if reason is not None:
+        raise UnusableError(f"{folder} cannot be used: {reason}")
     if not os.access(".", os.W_OK, dir_fd=descriptor):
         raise UnusableError(f"{folder} cannot be written to")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cpulaunch.probe.software import interpreters
 from cpulaunch.probe.software.interpreters import (
     PLUGIN_FOLDER,
     OwnPython,
@@ -147,6 +148,32 @@ def test_an_environment_whose_modules_others_can_change_has_to_be_in_path(folder
     assert chosen.path == str(folder / "own/bin/python")
     assert f"{prefix / part} may be written by everyone" in chosen.notice
     assert choose_python(Root(), environ | {"PATH": f"{prefix}/bin"}, own).path == f"{prefix}/bin/python"
+
+
+def test_an_environment_whose_modules_others_can_put_there_has_to_be_in_path(folder: Path) -> None:
+    """The standard library of its base is away; what is not there may be harmless."""
+    (folder / "shared").mkdir()
+    (folder / "shared").chmod(0o1777)
+    own, environ = own_python(folder / "own"), {"VIRTUAL_ENV": f"{folder}/with", "PATH": "/usr/bin"}
+    for base, chosen in (("safe", "with"), ("shared", "own")):
+        (folder / "with/pyvenv.cfg").write_text(f"home = {folder}/{base}/python/bin\nversion = 3.12.1\n")
+        found = choose_python(Root(), environ, own)
+        assert found.path == f"{folder}/{chosen}/bin/python"
+    assert f"{folder}/shared/python is missing; --python" in found.notice
+
+
+def test_an_environment_that_is_moved_away_while_it_is_checked_has_to_be_in_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is back when its Python is run."""
+
+    def moved(root: Root, python: str, prefix: str) -> list[str]:
+        os.rename(folder / "with", folder / "away")
+        return [python]
+
+    monkeypatch.setattr(interpreters, "startup_paths", moved)
+    own, environ = own_python(folder / "own"), {"VIRTUAL_ENV": f"{folder}/with", "PATH": "/usr/bin"}
+    assert choose_python(Root(), environ, own).path == f"{folder}/own/bin/python"
 
 
 @needs_root

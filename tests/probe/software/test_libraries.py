@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.probe.software.libraries import untrusted_part
 from cpulaunch.records.host import Host
+from cpulaunch.system.files.trust import untrusted_part
 from tests.probe.libraries import elf_header, ld_cache, library
 from tests.roots import GRACE, RootSpec, X86Cpu, write_root
 
@@ -75,6 +75,12 @@ def test_the_environment_comes_before_the_system(root: Path) -> None:
     ]
 
 
+def test_a_relative_folder_of_an_environment_is_left_out(root: Path) -> None:
+    """The loader would look for it in the current folder."""
+    library(root, "/conda/lib/libjemalloc.so.2")
+    assert found(root, CONDA_PREFIX="conda") == []
+
+
 def test_a_path_with_escape_sequences_is_left_out_of_a_captured_machine(root: Path) -> None:
     path = "/opt/\x1b]0;owned\x07/libtcmalloc.so.4"
     library(root, path)
@@ -138,7 +144,7 @@ def private(tmp_path: Path) -> Path:
 
 
 def test_files_of_this_user_are_trusted(private: Path) -> None:
-    assert untrusted_part(Root(), str(library(private, "libjemalloc.so.2"))) is None
+    assert untrusted_part(str(library(private, "libjemalloc.so.2"))) is None
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])
@@ -146,13 +152,13 @@ def test_parts_that_everyone_may_write_are_named(private: Path, where: str) -> N
     file = library(private, "lib/libjemalloc.so.2")
     part = file if where == "file" else file.parent
     part.chmod(0o777)
-    assert untrusted_part(Root(), str(file)) == f"{part} may be written by everyone"
+    assert untrusted_part(str(file)) == f"{part} may be written by everyone"
 
 
 def test_a_sticky_folder_is_trusted(private: Path) -> None:
     file = library(private, "lib/libjemalloc.so.2")
     file.parent.chmod(0o1777)
-    assert untrusted_part(Root(), str(file)) is None
+    assert untrusted_part(str(file)) is None
 
 
 def test_folders_of_links_are_checked_too(private: Path) -> None:
@@ -161,7 +167,7 @@ def test_folders_of_links_are_checked_too(private: Path) -> None:
     shared.mkdir()
     (shared / "libjemalloc.so.2").symlink_to(file)
     shared.chmod(0o777)
-    assert untrusted_part(Root(), str(shared / "libjemalloc.so.2")) == f"{shared} may be written by everyone"
+    assert untrusted_part(str(shared / "libjemalloc.so.2")) == f"{shared} may be written by everyone"
 
 
 @pytest.mark.root
@@ -170,11 +176,11 @@ def test_groups_and_other_owners(private: Path) -> None:
         pytest.skip("only root can change the owner of files")
     file = library(private, "lib/libjemalloc.so.2")
     file.chmod(0o664)
-    assert untrusted_part(Root(), str(file)) is None
+    assert untrusted_part(str(file)) is None
     os.chown(file, 0, 12345)
-    assert untrusted_part(Root(), str(file)) == f"{file} may be written by group 12345"
+    assert untrusted_part(str(file)) == f"{file} may be written by group 12345"
     os.chown(file, 12345, 12345)
-    assert untrusted_part(Root(), str(file)) == f"{file} belongs to user 12345"
+    assert untrusted_part(str(file)) == f"{file} belongs to user 12345"
 
 
 def test_this_machines_libraries_are_real_files() -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.launch.process.run_directory import _parents
-from cpulaunch.probe.software.libraries import untrusted_part
-from cpulaunch.system.files.caches import is_private
-from cpulaunch.system.files.paths import is_secure, is_trusted, locate, open_folder, secure_path
-from cpulaunch.system.root import Root
+from cpulaunch.system.files.caches import others_access
+from cpulaunch.system.files.paths import is_trusted, locate, open_folder
+from cpulaunch.system.files.trust import is_secure, secure_path, untrusted_part
 from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
@@ -124,7 +123,9 @@ def test_folders_that_others_can_change_are_not_secure(tmp_path, strangers):
     assert not is_secure(str(strangers / "below"))
     assert is_secure("/tmp")
     os.chown(strangers, 0, 0)
-    for mode, secure in ((0o755, True), (0o775, False), (0o1777, True), (0o777, False), (0o700, True)):
+    cases = ((0, 0o755, True), (0, 0o775, True), (UID, 0o775, False), (UID, 0o1777, True), (0, 0o777, False))
+    for group, mode, secure in (*cases, (0, 0o700, True)):
+        os.chown(strangers, 0, group)
         strangers.chmod(mode)
         assert is_secure(str(strangers / "below")) is secure
     (strangers / "below").chmod(0o777)
@@ -172,8 +173,8 @@ def test_in_a_user_namespace_others_are_not_taken_for_root(others, strangers, in
             followed=is_refused(others / "log"),
             secure=not is_secure(str(others)) and not is_secure(str(others / "below")),
             trusted=not is_trusted(os.stat(others)),
-            private=not is_private(os.stat(others)),
-            library=untrusted_part(Root(), str(others)) is not None,
+            private=others_access(os.open(others, os.O_RDONLY)) is not None,
+            library=untrusted_part(str(others)) is not None,
         )
 
     in_user_namespace(check, inside=inside)
@@ -257,7 +258,7 @@ SECURE = r"""
 import os, sys
 from pathlib import Path
 from cpulaunch.launch.process.run_directory import _parents
-from cpulaunch.system.files.paths import is_secure
+from cpulaunch.system.files.trust import is_secure
 mount, user = Path(sys.argv[1]), sys.argv[2]
 os.system(f"mount -t tmpfs stick {mount} && mount -t tmpfs run /run")
 mount.chmod(0o755)

@@ -11,7 +11,8 @@ from cpulaunch.launch.ranks.files import log_error
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.files.folders import make_folder, unpredictable
-from cpulaunch.system.files.paths import open_folder, secure_path
+from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.trust import secure_path
 
 
 @record

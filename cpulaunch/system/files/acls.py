@@ -1,19 +1,16 @@
-"""Whether other users can change a file or a path, also beyond what owner and mode say: by an ACL, or by a mount."""
+"""Access control lists: whom they let write, beyond what owner and mode say."""
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 
-from cpulaunch.system.files.mounts import MOUNTS, USER_MOUNTS, foreign_mounts, is_own_name
-from cpulaunch.system.files.paths import OPEN_TO_OTHERS, is_secure, is_trusted, open_folder
+from cpulaunch.system.files.mounts import is_own_name
+from cpulaunch.system.files.paths import is_unmapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from cpulaunch.system.root import Root
 
 ACL = "system.posix_acl_access"
 ACL_VERSION = 2
@@ -34,69 +31,10 @@ All are big-endian 32-bit numbers. These permissions change content, remove what
 Source: RFC 7530, 6.2 (nfsace4), and RFC 7531."""
 
 
-def make_secure_folder(path: str) -> str:
-    """The path without links of this folder, which no other user can change: for libraries that open files by paths.
-
-    Effect: makes it, if it is missing, so that only this user can read it. Raises: OSError, if others can change the
-    path, before anything is made.
-    """
-    real = os.path.realpath(path)
-    while not os.path.lexists(real):
-        real = os.path.dirname(real)
-    _check_path(real)
-    folder = open_folder(path, make=0o700)
-    try:
-        real = os.path.realpath(path)
-        _check_path(real)
-        if os.path.samestat(os.fstat(folder), os.lstat(real)):
-            return real
-    finally:
-        os.close(folder)
-    raise PermissionError(errno.EPERM, "it was replaced meanwhile", path)
-
-
-def _check_path(path: str) -> None:
-    reason = _path_writer(path)
-    if reason is not None:
-        raise PermissionError(errno.EPERM, f"{reason}, so that other users can change it", path)
-
-
-def _path_writer(path: str) -> str | None:
-    """Which folder of a path without links other users can change, and why; None if they can change none.
-
-    As `is_secure`, but a group that only root or the owner is taken to be in counts as no other user: where each user
-    has one, their folders are often writable by it.
-    """
-    if is_secure(path):
-        return None
-    parts = path.rstrip("/").split("/")
-    for end in range(1, len(parts) + 1):
-        where = "/".join(parts[:end]) or "/"
-        status = os.lstat(where)
-        reason = _folder_writer(where, status)
-        if reason is not None:
-            return f"{where} {reason}"
-        if status.st_uid == os.geteuid() and not status.st_mode & OPEN_TO_OTHERS:
-            return None
-    return None
-
-
-def _folder_writer(path: str, status: os.stat_result) -> str | None:
-    if not stat.S_ISDIR(status.st_mode):
-        return "is no folder"
-    if not is_trusted(status):
-        return f"belongs to user {status.st_uid}"
-    if status.st_mode & stat.S_ISVTX:
-        return None
-    if status.st_mode & stat.S_IWOTH:
-        return "may be written by everyone"
-    return group_writer(path, owner=status.st_uid, group=status.st_gid) if status.st_mode & stat.S_IWGRP else None
-
-
 def group_writer(path: str, *, owner: int, group: int) -> str | None:
     """Which other user or group may change a file or directory that its group may write; None if none may."""
     try:
-        acl = _acl(path)
+        acl = read_acl(path)
     except OSError as error:
         return f"has an ACL that cannot be read ({error.strerror})"
     if acl is not None:
@@ -105,16 +43,34 @@ def group_writer(path: str, *, owner: int, group: int) -> str | None:
 
 
 def _own_group(group: int, owner: int) -> bool:
-    """Whether only root or the owner is taken to be in this group."""
-    return group in (0, owner)
+    """Whether only root or the owner is taken to be in this group.
+
+    Where root has no number, the numbers outside of the user namespace count: that of the user may be 0 inside.
+    """
+    if not is_unmapped(os.stat("/").st_uid):
+        return group in (0, owner)
+    user = _number_outside("uid", owner)
+    return user is not None and user == _number_outside("gid", group)
 
 
-def _acl(path: str) -> bytes | None:
-    """The POSIX ACL of a file or directory; None if it has none. Raises: OSError."""
+def _number_outside(kind: str, number: int) -> int | None:
+    """The number of a user or group in the parent of this user namespace; None if it has none there.
+
+    Source: user_namespaces(7). Raises: OSError.
+    """
+    with open(f"/proc/self/{kind}_map", "rb") as file:
+        for inside, outside, count in (map(int, line.split()) for line in file):
+            if inside <= number < inside + count:
+                return outside + number - inside
+    return None
+
+
+def read_acl(file: str | int) -> bytes | None:
+    """The POSIX ACL of a file or directory, a path or a descriptor; None if it has none. Raises: OSError."""
     if not hasattr(os, "getxattr"):
         return None
     try:
-        return os.getxattr(path, ACL)
+        return os.getxattr(file, ACL)
     except OSError as error:
         if error.errno in ABSENT:
             return None
@@ -204,9 +160,3 @@ def _group_number(who: str) -> int | None:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         return None
-
-
-def foreign_mount(root: Root, device: int) -> str | None:
-    """Whose file system this device is, if another user mounted it; None if none did."""
-    mounts, user_mounts = root.text(MOUNTS) or "", root.text(USER_MOUNTS) or ""
-    return next((reason for number, reason in foreign_mounts(mounts, user_mounts) if number == device), None)

@@ -1,0 +1,194 @@
+"""Whether other users can change what is at a path: by owner, mode, ACL or mount of any part of the way to it.
+
+A part is looked at once those above it are known to be safe, so no other user can exchange what was seen. A sticky
+folder is safe: others cannot replace what is there. So is one that the group of root, or of its owner alone, can write.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from cpulaunch.system.files.paths import PATH_ONLY, count_link, is_own, is_trusted, is_unmapped, open_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPEN_TO_OTHERS = stat.S_IXGRP | stat.S_IXOTH
+FIRST_LEVEL = 2
+"""More slashes than in the path of a folder in "/"."""
+NFS4_ACL = "system.nfs4_acl"
+"""The attribute of files of NFS version 4. Source: Linux, fs/nfs/nfs4proc.c, XATTR_NAME_NFSV4_ACL."""
+
+Part = tuple[str, os.stat_result, str | None]
+"""A path without links, the status of what is there, and in whose file system it is, if another user mounted that."""
+
+
+def untrusted_part(path: str, *, may_be_missing: bool = False) -> str | None:
+    """What on the way to code to load or run, links included, others may change, and why; None if nothing.
+
+    What is missing, others may put there. With `may_be_missing` it is safe where they cannot.
+    """
+    try:
+        reasons = (f"{part[0]} {reason}" for part in _parts(path) if (reason := _writer(part)) is not None)
+        return next(reasons, None)
+    except FileNotFoundError as error:
+        parent = os.path.dirname(error.filename)
+        if may_be_missing and not _is_shared(parent, os.stat(parent)):
+            return None
+        return f"{error.filename} is missing"
+    except OSError as error:
+        return f"{error.filename} cannot be checked ({error.strerror})"
+    except ValueError as error:  # It has a NUL, as a file may name it.
+        return f"{path} cannot be checked ({error})"
+
+
+def is_secure(path: str) -> bool:
+    """Whether no other user can rename or replace this folder or what is in it, itself a path without links."""
+    try:
+        return insecure_part(os.path.abspath(path)) is None
+    except OSError:
+        return False
+
+
+def insecure_part(path: str) -> str | None:
+    """Which folder of a path without links other users can change, and why; None if none. Raises: OSError.
+
+    Where root has no number, "/" and the folders in it count as root's. In a folder that others cannot enter, what is
+    below does not count.
+    """
+    for part in _parts(path):
+        where, status, _ = part
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where)
+        if (reason := _writer(part, first_level=True)) is not None:
+            return f"{where} {reason}"
+        if is_own(status) and not status.st_mode & OPEN_TO_OTHERS:
+            return None
+    return None
+
+
+def secure_path(path: str, folder: int) -> str | None:
+    """The path without links of the folder that was opened at `path`; None if other users can rename or replace it.
+
+    Its descriptor tells whether they have done so since.
+    """
+    try:
+        resolved = os.path.realpath(path)
+        same = is_secure(resolved) and os.path.samestat(os.lstat(resolved), os.fstat(folder))
+    except OSError:
+        return None
+    return resolved if same else None
+
+
+def make_secure_folder(path: str) -> str:
+    """The path without links of this folder, which no other user can change, and in which none can make anything: for
+    libraries that open files by paths.
+
+    Effect: makes it, if it is missing, so that only this user can read it. Raises: OSError, if others can change the
+    path, before anything is made.
+    """
+    real = os.path.realpath(path)
+    while not os.path.lexists(real):
+        real = os.path.dirname(real)
+    _check(insecure_part(real), path)
+    folder = open_folder(path, make=0o700)
+    try:
+        real, status = os.path.realpath(path), os.fstat(folder)
+        _check(insecure_part(real), path)
+        _check(f"{real} may be written by others" if _is_shared(real, status) else None, path)
+        if os.path.samestat(status, os.lstat(real)):
+            return real
+    finally:
+        os.close(folder)
+    raise PermissionError(errno.EPERM, "it was replaced meanwhile", path)
+
+
+def _check(reason: str | None, path: str) -> None:
+    if reason is not None:
+        raise PermissionError(errno.EPERM, f"{reason}, so that other users can change it", path)
+
+
+def _parts(path: str) -> Iterator[Part]:
+    """Each folder and link on the way to an absolute path, from "/" on, and what is at its end, links followed.
+
+    Each is opened when it is asked for. Raises: OSError, with the path that cannot be opened.
+    """
+    here, pending, links, known = "/", path.split("/")[::-1], 0, set[int]()
+    while True:
+        part = _part(here, known)
+        yield part
+        known.add(part[1].st_dev)
+        if stat.S_ISLNK(part[1].st_mode):
+            links = count_link(links, here)
+            target = os.readlink(here)
+            pending += target.split("/")[::-1]
+            here = "/" if target.startswith("/") else os.path.dirname(here)
+        name = ""
+        while pending and (name := pending.pop()) in ("", ".", ".."):
+            here = os.path.dirname(here) if name == ".." else here
+        if name in ("", ".", ".."):
+            return
+        here = os.path.join(here, name)
+
+
+def _part(where: str, known: set[int]) -> Part:
+    """What is at a path without links. No other user mounted the file systems of the known devices. Raises: OSError."""
+    if not PATH_ONLY:
+        return where, os.lstat(where), None
+    fd = os.open(where, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_dev in known or status.st_dev == os.stat("/").st_dev:
+            return where, status, None
+        from cpulaunch.system.files.mounts import other_mounter  # Most files are on the first file system.
+
+        return where, status, other_mounter(fd)
+    finally:
+        os.close(fd)
+
+
+def _writer(part: Part, *, first_level: bool = False) -> str | None:
+    """Which other user or group may change a file, folder or link; None if none may.
+
+    `first_level`: a folder in "/" is root's where root has no number.
+    """
+    where, status, mounter = part
+    if mounter is not None:
+        return mounter
+    roots = first_level and where.count("/") < FIRST_LEVEL and is_unmapped(status.st_uid)
+    if not (is_trusted(status) or roots):
+        return f"belongs to user {status.st_uid}"
+    if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+        return None
+    return _mode_writer(where, status)
+
+
+def _is_shared(where: str, folder: os.stat_result) -> bool:
+    """Whether others can make files in a folder that is safe because it is sticky."""
+    return bool(folder.st_mode & stat.S_ISVTX) and _mode_writer(where, folder) is not None
+
+
+def _mode_writer(where: str, status: os.stat_result) -> str | None:
+    """Which other user or group may write a file or folder, by its mode and ACL; None if none may.
+
+    The file system of "/" has no NFSv4 ACLs.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return "may be written by everyone"
+    if status.st_mode & stat.S_IWGRP:  # Of an ACL, these bits are the mask (acl(5)): without them it grants no writing.
+        from cpulaunch.system.files.acls import group_writer  # Here and below: most files need neither.
+
+        if (reason := group_writer(where, owner=status.st_uid, group=status.st_gid)) is not None:
+            return reason
+    if status.st_dev == os.stat("/").st_dev or not hasattr(os, "getxattr"):
+        return None
+    try:
+        acl = os.getxattr(where, NFS4_ACL)
+    except OSError:
+        return None
+    from cpulaunch.system.files.acls import nfs4_writer
+
+    return nfs4_writer(acl, owner=status.st_uid, group=status.st_gid)
