@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from cpulaunch.launch.process.exec_spec import ExecSpec, with_variables
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
-from cpulaunch.system.files.folders import make_folder, remove_path, unpredictable
-from cpulaunch.system.files.trust import is_secure
+from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_path, unpredictable
+from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.trust import is_secure, secure_path
 from cpulaunch.system.files.writing import create, create_unnamed
 
 TYPE_CHECKING = False
@@ -34,7 +36,7 @@ def make_unique_directory(parent: str, prefix: str) -> str:
 
 def choose_private_path(environ: Mapping[str, str]) -> str:
     """The absolute path, with a random name, of a directory that `make_private_path` can make later."""
-    parents = _parents(environ)
+    parents = _parents(environ) or TEMPORARY
     return _unique_path(next((parent for parent in parents if _takes_files(parent)), parents[0]), "cpulaunch-")
 
 
@@ -50,24 +52,40 @@ def _takes_files(parent: str) -> bool:
 
 
 def make_private_path(path: str) -> None:
-    """Effect: makes this directory, which only its owner can read. Raises: LaunchError."""
+    """Effect: makes this directory, which only its owner can read. Raises: LaunchError.
+
+    One that other users can replace is used only where no other parent takes files.
+    """
     try:
-        os.close(make_folder(path))
+        folder = make_folder(path)
+        try:
+            if secure_path(path, folder) is None and any(is_secure(each) and _takes_files(each) for each in TEMPORARY):
+                remove_if_empty(path)
+                raise PermissionError(errno.EPERM, "other users can replace it", path)
+        finally:
+            os.close(folder)
     except OSError as error:
         raise _directory_error(error) from None
 
 
 def _parents(environ: Mapping[str, str]) -> list[str]:
-    """The parents to try, first those in which no other user can replace a directory: workers open files by paths."""
-    named = (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY
-    return sorted((os.path.realpath(path) for path in named), key=lambda path: not _is_secure(path))
+    """The parents to try, without links, first those in which no other user can replace a directory.
 
-
-def _is_secure(path: str) -> bool:
-    try:
-        return is_secure(path)
-    except OSError:
-        return True  # It cannot be used, and the error for the first parent names it.
+    Workers open files by paths. What a link of another user leads to is not tried.
+    """
+    secure, others = [], []
+    for path in (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY:
+        try:
+            folder = open_folder(path)
+        except OSError:
+            continue
+        resolved = secure_path(path, folder)
+        os.close(folder)
+        if resolved is None:
+            others.append(path)
+        else:
+            secure.append(resolved)
+    return [*secure, *others]
 
 
 def _unique_path(parent: str, prefix: str) -> str:

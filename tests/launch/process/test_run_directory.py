@@ -1,0 +1,60 @@
+"""Where a run's directory is made: where no other user can replace it, if there is such a place."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.launch.process import run_directory
+from cpulaunch.launch.process.run_directory import _parents, choose_private_path, make_private_path
+from cpulaunch.records.errors import LaunchError
+from tests.strangers import as_stranger, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
+
+
+def chosen(folder: Path) -> str:
+    return os.path.dirname(choose_private_path({"TMPDIR": str(folder)}))
+
+
+def test_tmpdir_is_used_also_through_an_own_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert chosen(tmp_path / "real") == chosen(tmp_path / "link") == str(tmp_path / "real")
+
+
+@needs_root
+def test_what_a_link_of_another_user_leads_to_is_not_used(tmp_path: Path, strangers: Path) -> None:
+    as_stranger(lambda: (strangers / "link").symlink_to(tmp_path))
+    assert chosen(strangers / "link") == "/tmp"
+
+
+@needs_root
+def test_a_folder_that_is_away_while_it_is_checked_is_not_used(strangers: Path) -> None:
+    """Its owner moves it, and back before it is used."""
+    assert _parents({"TMPDIR": str(strangers / "away")})[0] == "/tmp"
+    assert chosen(strangers) == "/tmp"
+
+
+@needs_root
+def test_a_directory_that_others_can_replace_is_made_only_where_there_is_no_other_place(
+    strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the folder became another user's since the plan."""
+    with pytest.raises(LaunchError, match="cannot create the files of this run") as caught:
+        make_private_path(f"{strangers}/cpulaunch-1")
+    assert caught.value.source == "other users can replace it"
+    assert list(strangers.iterdir()) == []
+    make_private_path("/tmp/cpulaunch-test-of-run-directory")
+    os.rmdir("/tmp/cpulaunch-test-of-run-directory")
+    monkeypatch.setattr(run_directory, "TEMPORARY", (str(strangers),))
+    path = choose_private_path({})
+    assert os.path.dirname(path) == str(strangers)
+    make_private_path(path)
+    assert os.stat(path).st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_cannot_be_checked_is_not_secure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert chosen(tmp_path / "missing") == "/tmp"
+    monkeypatch.chdir(tmp_path)
+    assert chosen(Path("missing")) == "/tmp"
