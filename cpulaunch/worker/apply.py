@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 
 from cpulaunch.records.record import record, replace
-from cpulaunch.records.torch_settings import DIAGNOSIS_VARIABLE, EVENTS_VARIABLE, TorchSettings, decode
+from cpulaunch.records.torch_settings import COMPILERS, DIAGNOSIS_VARIABLE, EVENTS_VARIABLE, TorchSettings, decode
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.reporting.process_identity import claim, is_worker
@@ -14,10 +14,6 @@ from cpulaunch.worker.reporting.process_identity import claim, is_worker
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-COMPILERS = ("inductor", "zentorch")
-"""The values of `graph` with which torch.compile makes code, writes it to a folder, and loads it from there."""
 
 
 @record(kw_only=False)

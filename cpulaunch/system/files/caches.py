@@ -10,7 +10,6 @@ import os
 
 from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, open_folder
 from cpulaunch.system.files.reading import open_regular, read_from
-from cpulaunch.system.files.trust import make_secure_folder
 from cpulaunch.system.files.writing import replace
 
 TYPE_CHECKING = False
@@ -87,14 +86,6 @@ def open_cache_folder(path: str) -> int:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     finally:
         os.close(parent)
-
-
-def make_private(path: str) -> bool:
-    """Whether this user can write a folder, itself no link, and no other user can change it, for programs that open it
-    by its path. Effect: makes it, if missing. Raises: OSError.
-    """
-    os.close(open_cache_folder(path))
-    return is_own(os.lstat(path)) and make_secure_folder(path) == path and os.access(path, os.W_OK | os.X_OK)
 
 
 def open_lock_file(name: str, *, folder: int) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import re
 import tempfile
 
-from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.system.files.caches import make_private, open_cache_folder, user_cache
+from cpulaunch.records.torch_settings import COMPILERS, TorchSettings
+from cpulaunch.system.files.caches import user_cache
+from cpulaunch.system.files.trust import make_secure_folder
+from cpulaunch.worker.reporting.degradation import warned
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -16,43 +19,53 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 def install(settings: TorchSettings) -> str:
     """Effect: makes torch.compile keep its code in a private folder, unless the user named one in the environment.
 
-    Raises: RuntimeError if there is none.
+    Raises: RuntimeError if there is none, and a setting compiles. What the program itself compiles is in torch's folder
+    then, after a warning.
     """
     if VARIABLE in os.environ:
         return ""
-    names = [settings.compile_cache] if settings.compile_cache else []
-    os.environ[VARIABLE] = folder = _private_folder(names)
+    try:
+        folder = _private_folder([settings.compile_cache] if settings.compile_cache else [])
+    except RuntimeError as error:
+        if settings.graph in COMPILERS:
+            raise
+        warned(settings, f"torch.compile keeps code in a folder that is not checked: {error}")
+        return ""
+    os.environ[VARIABLE] = folder
     return f"compiled code in {folder}"
 
 
 def _private_folder(names: list[str]) -> str:
     """torch's default folder, or this user's cache where others can change that; in it, the folder of these names."""
-    machine = os.uname().nodename  # A home may be shared by machines with other CPUs.
-    own = user_cache(f"inductor-{machine}", os.environ)
-    own = os.path.realpath(own) if os.path.isabs(own) else own
-    for path, make in ((_default(), make_private), (own, _make_cache)):
+    failures = []
+    for find in (_default, _own_cache):
         try:
-            folders = [os.path.join(path, *names[:count]) for count in range(len(names) + 1)]
-            if make(path) and all(map(make_private, folders[1:])):
-                return folders[-1]
-        except (OSError, ValueError):
-            continue
-    raise RuntimeError(f"other users can change {_default()}, and {own} is unusable; set {VARIABLE}")
+            folder = make_secure_folder(os.path.join(find(), *names))
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+            failures.append(f"{folder} is not writable")
+        except (OSError, ValueError) as error:
+            reason, path = getattr(error, "strerror", None), getattr(error, "filename", None)
+            failures.append(": ".join(filter(None, [path, reason])) or str(error))
+    raise RuntimeError(f"no private folder for compiled code ({'; '.join(failures)}); set {VARIABLE}")
 
 
 def _default() -> str:
-    """torch's folder, without links. Source: torch 2.13, torch/_inductor/runtime/cache_dir_utils.py."""
+    """torch's folder. Raises: OSError, without a folder for temporary files.
+
+    Source: torch 2.13, torch/_inductor/runtime/cache_dir_utils.py.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, ImportError, OSError):
         user = f"uid_{os.getuid()}"
     name = re.sub(r'[\\/:*?"<>|]', "_", user)
-    return os.path.join(os.path.realpath(tempfile.gettempdir()), f"torchinductor_{name}")
+    return os.path.join(os.path.abspath(tempfile.gettempdir()), f"torchinductor_{name}")
 
 
-def _make_cache(path: str) -> bool:
-    """As `make_private`, with the folders above. Raises: OSError or ValueError."""
+def _own_cache() -> str:
+    """This user's cache for this machine: a home may be shared by machines with other CPUs. Raises: OSError."""
+    path = user_cache(f"inductor-{os.uname().nodename}", os.environ)
     if not os.path.isabs(path):
-        return False
-    os.close(open_cache_folder(path))
-    return make_private(path)
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder", path)
+    return path

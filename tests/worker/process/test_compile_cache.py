@@ -1,5 +1,6 @@
 """Where torch.compile keeps the code that it loads: in a folder that no other user can change."""
 
+import getpass
 import os
 import shutil
 import sys
@@ -7,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from strangers import as_stranger, needs_root
+from strangers import UID, as_stranger, needs_root
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.process import compile_cache
@@ -88,9 +89,70 @@ def test_a_folder_that_others_can_write_is_not_used(temporary, name):
 def test_without_a_private_folder_the_reason_is_told(temporary, monkeypatch):
     temporary.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(temporary))
-    with pytest.raises(RuntimeError, match=r"other users can change .*/torchinductor_me, and .* is unusable"):
+    with pytest.raises(RuntimeError, match=r"/tmp may be written by everyone.*; .*/inductor-.*: .*/tmp may"):
         compile_cache.install(INDUCTOR)
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_the_reason_of_each_attempt_is_told(temporary, monkeypatch):
+    (temporary / "torchinductor_me").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with pytest.raises(RuntimeError) as caught:
+        compile_cache.install(INDUCTOR)
+    assert "torchinductor_me: Not a directory" in str(caught.value)
+    assert "/proc/none" in str(caught.value)
+    assert "other users" not in str(caught.value)
+
+
+def test_without_a_folder_for_temporary_files_the_own_cache_is_used(temporary, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/none"])
+    assert chosen(OLD) == own_cache(temporary) / "threads-4"
+
+
+@needs_root
+@pytest.mark.parametrize("folder", ["tmp/torchinductor_me", "home"])
+def test_folders_that_the_users_own_group_can_write_are_used(temporary, folder):
+    """As umask 002 makes them, where each user has a group: torch's folder, and a home."""
+    path = temporary.parent / folder
+    path.mkdir(exist_ok=True)
+    if folder == "home":
+        (temporary / "torchinductor_me").mkdir(mode=0o700)  # Root's.
+    os.chown(path, UID, UID)
+    path.chmod(0o775)
+    expected = own_cache(temporary) if folder == "home" else path
+    getpass.getuser()
+
+    def choose():
+        if chosen() != expected:
+            raise OSError
+
+    as_stranger(choose)
+
+
+def test_a_folder_in_which_others_can_make_files_is_not_used(temporary):
+    (temporary / "torchinductor_me").mkdir()
+    (temporary / "torchinductor_me").chmod(0o1777)
+    assert chosen() == own_cache(temporary)
+
+
+@pytest.mark.parametrize(("settings", "ends"), [(OLD, False), (INDUCTOR, True)])
+def test_only_a_program_whose_graphs_are_compiled_needs_the_folder(temporary, monkeypatch, settings, ends):
+    """Before torch 2.13, every launch has a folder for what the program itself may compile."""
+    temporary.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    from cpulaunch.records.record import replace
+    from cpulaunch.worker import apply
+
+    setting = next(each for each in apply.PLUGIN_SETTINGS if each.name == "compile_cache")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            apply._apply(setting, replace(settings, strict=True))
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (125 if ends else 0)
 
 
 def test_without_a_private_folder_nothing_is_compiled(monkeypatch):
