@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import FOLDER, PATH_ONLY, Place, is_shared, is_trusted, locate
+from cpulaunch.system.files.paths import FOLDER, PATH_ONLY, Place, is_shared, is_trusted, is_unmapped, locate
 
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Nothing is waited for: without O_NONBLOCK, the open of a named pipe would wait for its reader."""
@@ -254,9 +254,18 @@ def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
 
 
 def _check_log(status: os.stat_result, place: Place, name: str) -> None:
-    """Raises: PermissionError if another user may have put a name of a foreign file, or a pipe, in place of a log."""
+    """Raises: PermissionError if another user may have put a file of theirs, a name of a foreign one, or a pipe, in
+    place of a log. Who owns the folder may: that user can put anything in place of what is in it.
+    """
     _check_owner(status, name)
-    if stat.S_ISREG(status.st_mode) and is_shared(os.fstat(place.folder)) and not _has_one_name(status, place):
+    folder = os.fstat(place.folder)
+    if not (stat.S_ISREG(status.st_mode) and is_shared(folder)):
+        return
+    of_folders_owner = status.st_uid == folder.st_uid and not is_unmapped(status.st_uid)
+    if not (is_trusted(status) or of_folders_owner):
+        reason = f"{name} is a file of another user (uid {status.st_uid}) in a folder that other users can write"
+        raise PermissionError(errno.EPERM, reason, name)
+    if not _has_one_name(status, place):
         raise PermissionError(errno.EPERM, f"{name} is a hard link in a folder that other users can write", name)
 
 

@@ -298,3 +298,25 @@ def test_the_group_of_a_shared_file_still_writes_to_its_replacement(strangers):
     file = identity(strangers / "file")
     as_stranger(lambda: writing.replace_by_empty(str(strangers / "file"), file))
     assert permissions(strangers / "file") == (0o664, UID, UID)
+
+
+@needs_root
+@pytest.mark.parametrize("folder_owner", [0, UID + 1])
+def test_a_log_that_another_user_owns_is_refused_in_a_folder_that_others_can_write(strangers, folder_owner):
+    """That user reads everything that is written to it."""
+    for name in ("log", "error.json"):
+        as_stranger(lambda name=name: (strangers / name).touch())
+    (strangers / "own").touch()
+    os.chown(strangers, folder_owner, folder_owner)
+    strangers.chmod(0o1777)
+    folder = descriptor(strangers)
+    with pytest.raises(PermissionError):  # Of the kernel, where fs.protected_regular is on.
+        writing.open_log("log", folder=folder)
+    with pytest.raises(PermissionError):
+        writing.write_at_once(str(strangers / "error.json"), b"secret")
+    os.close(writing.open_log("own", folder=folder))
+    strangers.chmod(0o755)
+    if folder_owner == 0:
+        os.close(writing.open_log("log", folder=folder))
+    os.close(folder)
+    assert (strangers / "error.json").read_text() == ""
