@@ -1,4 +1,4 @@
-"""Access control lists: whom they let write, beyond what owner and mode say."""
+"""Access control lists: whom they let write, beyond what owner and mode say, and copies of them."""
 
 from __future__ import annotations
 
@@ -75,6 +75,29 @@ def read_acl(file: str | int) -> bytes | None:
         if error.errno in ABSENT:
             return None
         raise
+
+
+def set_acl(fd: int, acl: bytes | None) -> bool:
+    """Whether the opened file has this POSIX ACL, or none. Effect: sets or removes it, if the file system has ACLs."""
+    try:
+        if acl is not None:
+            os.setxattr(fd, ACL, acl)
+        elif hasattr(os, "removexattr"):
+            os.removexattr(fd, ACL)
+    except OSError as error:
+        return acl is None and error.errno in ABSENT
+    return True
+
+
+def common_permissions(acl: bytes | None, mode: int) -> int:
+    """The permissions that each user but the owner has on a file with this mode and this ACL, if it has one.
+
+    With an ACL, the group's bits of the mode are its mask. Source: acl(5).
+    """
+    common = mode >> 3 & mode & 7
+    for tag, permissions, _ in _acl_entries(acl or b""):
+        common &= permissions if tag in (ACL_USER, ACL_GROUP_OWNER, ACL_GROUP) else 7
+    return common
 
 
 def acl_writer(acl: bytes, *, owner: int, group: int) -> str | None:

@@ -12,6 +12,10 @@ import stat
 
 from cpulaunch.system.files.paths import FOLDER, PATH_ONLY, Place, is_shared, is_trusted, is_unmapped, locate
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Nothing is waited for: without O_NONBLOCK, the open of a named pipe would wait for its reader."""
 SPECIAL = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
@@ -52,12 +56,11 @@ def claim_name(name: str) -> bool:
     return True
 
 
-def replace(
-    name: str, data: bytes, *, mode: int = 0o600, folder: int | None = None, like: os.stat_result | None = None
-) -> None:
+def replace(name: str, data: bytes, *, mode: int = 0o600, folder: int | None = None, like: int | None = None) -> None:
     """Effect: replaces the file atomically by one with the data. Raises: OSError.
 
-    `like`: the file gets the owner, as far as that is allowed, and the permissions of another, whatever the umask.
+    `like`, a descriptor of another file: the new one gets its owner, as far as that is allowed, and its permissions,
+    whatever the umask.
     """
     temporary = _temporary(name)
     fd = create(temporary, mode=mode if like is None else 0o600, folder=folder)
@@ -71,23 +74,30 @@ def replace(
         raise
 
 
-def _make_alike(fd: int, like: os.stat_result) -> None:
+def _make_alike(fd: int, like: int) -> None:
     """Effect: the file has the permissions of another, and its owner and group as far as that is allowed.
 
     It is never set-user-ID or set-group-ID: the other file may be a stranger's, and this one root's. Where it cannot
-    have the owner or the group, no user may do more with it than with the other one.
+    have the group or the ACL, every user but the owner gets what all of them had.
     """
-    for owner in (like.st_uid, -1):
+    from cpulaunch.system.files.acls import common_permissions, read_acl, set_acl  # Few files are replaced so.
+
+    status = os.fstat(like)
+    for owner in (status.st_uid, -1):
         try:
-            os.fchown(fd, owner, like.st_gid)
+            os.fchown(fd, owner, status.st_gid)
             break
         except OSError:  # Only root may give files away, and to an owner whom its user namespace has.
             continue
-    status, mode = os.fstat(fd), like.st_mode & 0o777
-    if status.st_uid != like.st_uid:
-        mode &= ~stat.S_IWOTH
-    if status.st_gid != like.st_gid:
-        mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+    mode, has_group = status.st_mode & 0o777, os.fstat(fd).st_gid == status.st_gid
+    try:
+        acl = read_acl(f"/proc/self/fd/{like}" if PATH_ONLY else like)  # Source: open(2), O_PATH.
+        is_set = set_acl(fd, acl if has_group else None)  # Also instead of one that the folder gives to new files.
+        common = common_permissions(acl, mode)
+    except OSError:
+        is_set, common = False, 0
+    if not (has_group and is_set):
+        mode = mode & stat.S_IRWXU | common << 3 | common
     os.fchmod(fd, mode)
 
 
@@ -115,11 +125,25 @@ def replace_unchanged(path: str, data: bytes, *, read: os.stat_result) -> None:
     """
     place = locate(path)
     try:
-        if _version(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)) != _version(read):
+        if not _replace_if(place.name, data, folder=place.folder, expected=lambda it: _version(it) == _version(read)):
             raise OSError(errno.ESTALE, "it has changed since it was read", path)
-        replace(place.name, data, folder=place.folder, like=read)
     finally:
         os.close(place.folder)
+
+
+def _replace_if(name: str, data: bytes, *, folder: int, expected: Callable[[os.stat_result], bool]) -> bool:
+    """Whether the status of the file in the folder, itself no link, is as expected.
+
+    Effect: if so, replaces it by one with the data and the same permissions and owner. Raises: OSError.
+    """
+    old = os.open(name, (PATH_ONLY or os.O_RDONLY) | SAFELY, dir_fd=folder)
+    try:
+        if not expected(os.fstat(old)):
+            return False
+        replace(name, data, folder=folder, like=old)
+        return True
+    finally:
+        os.close(old)
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
@@ -328,9 +352,7 @@ def replace_by_empty(path: str, file: tuple[int, int]) -> None:
     parent, name = os.path.split(path)
     folder = os.open(parent, FOLDER)
     try:
-        like = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if (like.st_dev, like.st_ino) == file:
-            replace(name, b"", folder=folder, like=like)
+        _replace_if(name, b"", folder=folder, expected=lambda status: (status.st_dev, status.st_ino) == file)
     finally:
         os.close(folder)
 

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -281,7 +282,9 @@ def test_no_replacement_makes_a_set_user_id_program_of_a_strangers_file(stranger
 
 
 @needs_root
-@pytest.mark.parametrize(("mode", "expected"), [(0o664, 0o644), (0o666, 0o644), (0o640, 0o600), (0o755, 0o755)])
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(0o664, 0o644), (0o666, 0o666), (0o640, 0o600), (0o604, 0o600), (0o755, 0o755)]
+)
 def test_a_file_that_cannot_have_the_others_owner_and_group_permits_no_more(strangers, mode, expected):
     (strangers / "file").touch()
     (strangers / "file").chmod(mode)
@@ -298,6 +301,82 @@ def test_the_group_of_a_shared_file_still_writes_to_its_replacement(strangers):
     file = identity(strangers / "file")
     as_stranger(lambda: writing.replace_by_empty(str(strangers / "file"), file))
     assert permissions(strangers / "file") == (0o664, UID, UID)
+
+
+ACL, UNDEFINED = "system.posix_acl_access", 0xFFFFFFFF
+
+
+def acl(*entries):
+    """An ACL of entries (tag, permissions, id): 1 owner, 2 a user, 4 its group, 8 another group, 16 mask, 32 others."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in sorted(entries))
+
+
+def set_acl(path, *entries, name=ACL):
+    try:
+        os.setxattr(path, name, acl(*entries))
+    except OSError as error:
+        pytest.skip(f"this file system has no ACLs: {error}")
+
+
+def reads(path, uid, gid):
+    pid = os.fork()
+    if pid == 0:
+        with suppress(OSError):
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            os.close(os.open(path, os.O_RDONLY))
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+FRIEND, GROUP = UID + 1, UID + 2
+ONE_FRIEND = (1, 6, UNDEFINED), (2, 6, FRIEND), (4, 0, UNDEFINED), (16, 6, UNDEFINED), (32, 0, UNDEFINED)
+
+
+@needs_root
+@pytest.mark.parametrize("replace", ["by_empty", "unchanged"])
+def test_a_replacement_has_the_acl_and_opens_to_no_group(strangers, replace):
+    """With an ACL, the group's bits of the mode say what named users have."""
+    path = strangers / "file"
+    path.write_text("secret")
+    os.chown(path, 0, GROUP)
+    set_acl(path, *ONE_FRIEND)
+    before = os.getxattr(path, ACL)
+    if replace == "by_empty":
+        writing.replace_by_empty(str(path), identity(path))
+    else:
+        writing.replace_unchanged(str(path), b"new", read=os.stat(path))
+    assert os.getxattr(path, ACL) == before
+    assert (reads(path, FRIEND, FRIEND), reads(path, UID, GROUP), reads(path, UID, UID)) == (True, False, False)
+
+
+@needs_root
+@pytest.mark.parametrize("others", [0, 4])
+def test_where_the_acl_cannot_be_kept_all_get_what_all_had(strangers, monkeypatch, others):
+    path = strangers / "file"
+    path.write_text("secret")
+    os.chown(path, 0, GROUP)
+    set_acl(path, *ONE_FRIEND[:-1], (32, others, UNDEFINED))
+
+    def setxattr(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", setxattr)
+    writing.replace_by_empty(str(path), identity(path))
+    assert permissions(path) == (0o600, 0, GROUP)
+
+
+@needs_root
+def test_a_replacement_does_not_have_the_acl_of_new_files_in_its_folder(strangers):
+    path = strangers / "file"
+    path.write_text("secret")
+    path.chmod(0o640)
+    set_acl(strangers, *ONE_FRIEND, name="system.posix_acl_default")
+    writing.replace_by_empty(str(path), identity(path))
+    assert permissions(path)[0] == 0o640
+    assert not reads(path, FRIEND, FRIEND)
 
 
 @needs_root
