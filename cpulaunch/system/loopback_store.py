@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
+import stat
+import time
+from contextlib import suppress
 from functools import wraps
 
 TYPE_CHECKING = False
@@ -15,12 +20,17 @@ BACKLOG = 2048
 """Source: torch/csrc/distributed/c10d/socket.cpp."""
 MASTER_POSITION = 1
 """Position of `is_master` after host and port in the arguments of TCPStore."""
+RETRY_SECONDS, RETRIES = 0.02, 10
+"""For a port at which another process listens for a moment only."""
+MAX_DESCRIPTORS = 1 << 12
+"""Descriptors looked at without /proc."""
 
 
 def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
     """A function that makes the same TCPStore. Where the name is a loopback one, it serves or reaches one address only.
 
-    Where no loopback listener can be had, as when this process already serves a store at the port, torch's own applies.
+    Where this process already serves the port, torch shares that store. Where another one does, the store raises
+    RuntimeError, as torch's own does: that one would listen on all addresses as soon as it can.
     """
 
     @wraps(make_store, updated=())
@@ -29,7 +39,7 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         address = loopback_address(host_name)
         host = address or host_name
         listening = serves and address is not None and "master_listen_fd" not in options
-        listener = loopback_listener(host, port) if listening else None
+        listener = _retried_listener(host, port) if listening else None
         if listener is None:
             return make_store(host, port, *more, **options)
         bound = listener.getsockname()[1]
@@ -61,17 +71,50 @@ def loopback_address(host_name: str) -> str | None:
     return min(found, key=lambda each: (":" in each, each))
 
 
-def loopback_listener(address: str, port: int) -> socket.socket | None:
-    """A socket that listens at this address and port; None if the port is taken."""
-    try:
-        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    except OSError:
-        return None
+def _retried_listener(address: str, port: int) -> socket.socket | None:
+    """A socket that listens here; None if this process already has one. Raises: RuntimeError if another one has."""
+    for _ in range(RETRIES):
+        try:
+            return loopback_listener(address, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and _listens(port):
+                return None
+            reason = error
+        time.sleep(RETRY_SECONDS)
+    raise RuntimeError(f"the store cannot listen at {address}, port {port}: {reason.strerror}") from reason
+
+
+def loopback_listener(address: str, port: int) -> socket.socket:
+    """A socket that listens at this address and port. Raises: OSError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
-        return None
+        raise
     return listener
+
+
+def _listens(port: int) -> bool:
+    """Whether a socket of this process listens at this TCP port."""
+    try:
+        descriptors = [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        descriptors = list(range(MAX_DESCRIPTORS))
+    return any(_is_socket(descriptor) and _listens_at(descriptor, port) for descriptor in descriptors)
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+def _listens_at(descriptor: int, port: int) -> bool:
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+        listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return bool(listens) and found.getsockname()[1:2] == (port,)  # The name of a Unix socket is a text.
+    return False  # Another thread has closed it.

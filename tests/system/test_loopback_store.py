@@ -1,6 +1,9 @@
 """Which names and stores are restricted to loopback, without torch."""
 
+import contextlib
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -53,12 +56,50 @@ def test_a_client_connects_to_the_address_at_which_the_store_listens(monkeypatch
     assert calls == [("127.0.0.1", 1234, False, {})]
 
 
-def test_a_port_that_is_taken_is_left_to_torch():
+def test_a_port_that_this_process_serves_is_left_to_torch_which_shares_the_store():
     calls = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         on_loopback(recorded(calls))("127.0.0.1", port, 1, True)
     assert calls == [("127.0.0.1", port, True, {})]
+
+
+LISTENER = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def neighbour():
+    """A function that starts a process which listens for so many seconds; its port."""
+    with contextlib.ExitStack() as ended:
+
+        def listen(seconds):
+            program = [sys.executable, "-c", LISTENER, str(seconds)]
+            process = ended.enter_context(subprocess.Popen(program, stdout=subprocess.PIPE))
+            ended.callback(process.kill)
+            return int(process.stdout.readline())
+
+        yield listen
+
+
+def test_a_port_that_another_process_serves_is_an_error_and_never_torchs_own_store(neighbour):
+    """That store would listen on all addresses once the other process has let go."""
+    calls, port = [], neighbour(60)
+    with pytest.raises(RuntimeError, match=f"127.0.0.1, port {port}: Address already in use"):
+        on_loopback(recorded(calls))("127.0.0.1", port, 1, True)
+    assert calls == []
+
+
+def test_a_port_that_another_process_serves_for_a_moment_is_tried_again(neighbour):
+    calls, port = [], neighbour(0.05)
+    on_loopback(recorded(calls))("127.0.0.1", port, 1, True)
+    [(_, bound, _, options)] = calls
+    assert bound == port
+    socket.socket(fileno=options["master_listen_fd"]).close()
 
 
 def test_a_torch_that_takes_no_socket():
@@ -81,6 +122,5 @@ def test_the_reservation_of_the_port_does_not_keep_it_from_the_store():
 
     with PortReservation(None) as reservation:
         listener = loopback_listener("127.0.0.1", reservation.port)
-        assert listener is not None
         assert reservation.is_taken()
         listener.close()
