@@ -1,5 +1,6 @@
 """Lost ranks and different calls between ranks of several hosts; these tests need neither torch nor oneCCL."""
 
+import asyncio
 import ctypes
 import os
 import resource
@@ -9,12 +10,12 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
-from cpulaunch.worker.ccl.oneccl.handshakes import PROCESS, TOKEN_BYTES
+from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, TOKEN_BYTES, accept_ranks
 from cpulaunch.worker.ccl.oneccl.peer_connections import ADDRESS_KEY, PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 from tests.strangers import UID
@@ -251,6 +252,33 @@ def test_strangers_do_not_delay_the_ranks(attack):
             os.waitpid(pid, 0)
 
 
+def test_a_rank_is_found_among_strangers_that_connected_after_it_before_rank_zero_looked(capfd):
+    found, token = [], bytes(TOKEN_BYTES)
+    with ExitStack() as connections:
+        listener = connections.enter_context(socket.create_server((LOCALHOST, 0), backlog=2 * MAX_CALLERS))
+        rank = connections.enter_context(socket.create_connection(listener.getsockname()))
+        rank.sendall(token + PROCESS.pack(1, 7))
+        for _ in range(MAX_CALLERS + 10):
+            connections.enter_context(socket.create_connection(listener.getsockname()))
+        asyncio.run(
+            accept_ranks(listener, lambda *each: found.append(each[1:]), token=token, ranks=[1], seconds=SECONDS)
+        )
+    assert found == [(1, 7)]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_whose_connection_is_closed_before_it_is_identified_connects_again():
+    store = Store()
+    with socket.create_server((LOCALHOST, 0)) as listener, ThreadPoolExecutor(1) as pool:
+        store.set(ADDRESS_KEY, f"{LOCALHOST} {listener.getsockname()[1]} {'0' * TOKEN_BYTES}")
+        other = pool.submit(open_connections, store, LOCALHOST, rank=1, size=2, seconds=SECONDS)
+        listener.accept()[0].close()
+        with listener.accept()[0] as connection:
+            assert len(connection.recv(TOKEN_BYTES + PROCESS.size)) == TOKEN_BYTES + PROCESS.size
+            connection.sendall(PROCESS.pack(0, 7))
+            assert other.result().lost_peer() is None
+
+
 def test_a_stranger_that_drips_does_not_extend_the_timeout():
     store = Store()
     before, attackers = strangers(lambda address: [socket.create_connection(address)])
@@ -274,6 +302,7 @@ def test_the_error_names_rank_zero_if_it_closes_the_connection():
         other = pool.submit(open_connections, store, LOCALHOST, rank=1, size=2, seconds=SECONDS)
         connection = listener.accept()[0]
         connection.recv(TOKEN_BYTES + PROCESS.size)
+        listener.close()
         connection.close()
         with pytest.raises(PeerLostError, match="rank 0 of the group exited"):
             other.result()

@@ -34,7 +34,7 @@ async def accept_ranks(
 
     Raises: TimeoutError if not all have done so within `seconds`.
     """
-    missing, all_found = set(ranks), asyncio.Event()
+    loop, missing, all_found = asyncio.get_running_loop(), set(ranks), asyncio.Event()
     callers: dict[asyncio.Task[None], None] = {}
 
     async def identify(connection: socket.socket) -> None:
@@ -52,28 +52,32 @@ async def accept_ranks(
         if not missing:
             all_found.set()
 
-    async def accept() -> None:
-        while True:
-            try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError:  # The peer has gone, or the limit of open files is reached.
-                _cancel_oldest(callers)
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            caller = asyncio.create_task(identify(connection))
-            callers[caller] = None
-            caller.add_done_callback(callers.pop)
-            if len(callers) > MAX_CALLERS + len(ranks):
-                _cancel_oldest(callers)
+    def accept() -> None:
+        """One connection at a time: what it has sent is read before the next one may take its place."""
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):  # The peer has gone.
+            return
+        except OSError:  # The limit of open files is reached.
+            _cancel_oldest(callers)
+            loop.remove_reader(listener)
+            loop.call_later(RETRY_SECONDS, loop.add_reader, listener, accept)
+            return
+        connection.setblocking(False)
+        caller = loop.create_task(identify(connection))
+        callers[caller] = None
+        caller.add_done_callback(callers.pop)
+        if len(callers) > MAX_CALLERS + len(ranks):
+            _cancel_oldest(callers)
 
     listener.setblocking(False)
-    accepting = asyncio.create_task(accept())
+    loop.add_reader(listener, accept)  # sock_accept neither yields nor can be cancelled while connections wait.
     try:
         async with asyncio.timeout(seconds):
             while missing:
                 await all_found.wait()
     finally:
-        accepting.cancel()
+        loop.remove_reader(listener)
 
 
 def _cancel_oldest(callers: dict[asyncio.Task[None], None]) -> None:

@@ -15,7 +15,7 @@ import time
 import weakref
 from contextlib import suppress
 
-from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, TOKEN_BYTES, accept_ranks
+from cpulaunch.worker.ccl.oneccl.handshakes import MAX_CALLERS, PROCESS, RETRY_SECONDS, TOKEN_BYTES, accept_ranks
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
 
 TYPE_CHECKING = False
@@ -151,21 +151,37 @@ def _accept_all(store: Any, address: str, size: int, seconds: float) -> PeerConn
 
 
 def _connect(published: bytes, rank: int, seconds: float) -> PeerConnections:
-    """The connection of another rank to rank 0. `published` is the value of ADDRESS_KEY. Raises: CclError, OSError."""
+    """The connection of another rank to rank 0. `published` is the value of ADDRESS_KEY. Raises: CclError, OSError.
+
+    Rank 0 closes a connection that strangers have outnumbered, so the rank tries again while somebody listens there.
+    """
     address, port, token = published.decode().split()
     deadline = time.monotonic() + seconds
+    handshake = token.encode() + PROCESS.pack(rank, os.getpid())
     connection = socket.create_connection((address, int(port)), timeout=seconds)
-    try:
-        connection.sendall(token.encode() + PROCESS.pack(rank, os.getpid()))
-        message = _received(connection, PROCESS.size, deadline)
-        if len(message) < PROCESS.size:
-            raise PeerLostError("rank 0 of the group exited or timed out before all ranks had connected")
-        connections = PeerConnections()
-        connections.add(connection, *PROCESS.unpack(message))
-    except BaseException:
+    while True:
+        try:
+            connection.sendall(handshake)
+            message = _received(connection, PROCESS.size, deadline)
+        except ConnectionError:
+            message = b""
+        except BaseException:
+            connection.close()
+            raise
+        if len(message) == PROCESS.size:
+            connections = PeerConnections()
+            connections.add(connection, *PROCESS.unpack(message))
+            return connections
         connection.close()
-        raise
-    return connections
+        time.sleep(RETRY_SECONDS)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        try:
+            connection = socket.create_connection((address, int(port)), timeout=left)
+        except ConnectionError:
+            lost = "rank 0 of the group exited or timed out before all ranks had connected"
+            raise PeerLostError(lost) from None
 
 
 def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
