@@ -2,14 +2,21 @@
 
 import errno
 import os
+import stat
+from itertools import islice
 
 from cpulaunch.records.cpulist import parse_cpulist, parse_cpumask
 from cpulaunch.records.errors import ProbeError
 
 MAX_LINKS = 40
+MAX_PATH = 4096
+"""Letters of a path, and of folders and links on the way to a file. Source: Linux, include/uapi/linux/limits.h."""
+MAX_NAMES = 1 << 16
+"""Names read of one folder of a captured machine."""
 READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Without blocking, because a captured tree may contain a pipe."""
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+INSPECT = getattr(os, "O_PATH", READ) | getattr(os, "O_CLOEXEC", 0) | NOFOLLOW
 PADDING = b"\0 \t\r\n"
 MAX_DIGITS = 20
 """Digits of the largest number that the kernel writes: an unsigned one of 64 bits."""
@@ -19,7 +26,7 @@ class Root:
     """A directory that holds a machine's files. Names are relative to it ("sys/…", "proc/…").
 
     Symbolic links of a captured machine are followed inside it: absolute ones start at the root and
-    `..` stops there, so nothing outside is ever read.
+    `..` stops there, so nothing outside is ever read. Of a captured machine, only regular files are opened.
     """
 
     def __init__(self, path: str = "/") -> None:
@@ -31,7 +38,7 @@ class Root:
     def bytes(self, name: str, *, limit: int = 1 << 24) -> bytes | None:
         """The file's first `limit` bytes; None if it is absent or cannot be read."""
         try:
-            descriptor = self._open(name)
+            descriptor = self.open(name)
         except (OSError, ValueError):
             return None
         try:
@@ -41,9 +48,9 @@ class Root:
         finally:
             os.close(descriptor)
 
-    def text(self, name: str) -> str | None:
-        """The file's text without surrounding white space and NULs; None if it is absent or empty."""
-        data = self.bytes(name)
+    def text(self, name: str, *, limit: int = 1 << 24) -> str | None:
+        """The text of its first `limit` bytes without surrounding white space and NULs; None if absent or empty."""
+        data = self.bytes(name, limit=limit)
         return data.strip(PADDING).decode(errors="replace") or None if data else None
 
     def integer(self, name: str) -> int | None:
@@ -80,7 +87,10 @@ class Root:
     def names(self, name: str) -> list[str]:
         """The names in a directory, in no order; empty if the directory is absent."""
         try:
-            return os.listdir(self.host_path(name))
+            if self.live:
+                return os.listdir(self.host_path(name))
+            with os.scandir(self.host_path(name)) as entries:
+                return [entry.name for entry in islice(entries, MAX_NAMES)]
         except (OSError, ValueError):
             return []
 
@@ -92,7 +102,7 @@ class Root:
             return False
 
     def host_path(self, name: str) -> str:
-        """The path on this machine of a file under the root, links followed inside it. Raises: OSError on a loop."""
+        """The path on this machine of a file under the root, links followed inside it. Raises: OSError."""
         if self.live:
             return "/" + name.lstrip("/")
         return self._prefix + self.resolve_links(name)[-1]
@@ -100,8 +110,9 @@ class Root:
     def resolve_links(self, name: str) -> list[str]:
         """All directories and links on the path to the file, then the file, as absolute names inside the root.
 
-        Raises: OSError if links form a circle.
+        Raises: OSError if links form a circle, or there are too many.
         """
+        _check_length(len(name), name)
         visited, here, links = ["/"], "", 0
         todo = name.split("/")[::-1]
         while todo:
@@ -113,6 +124,7 @@ class Root:
                 continue
             here = f"{here}/{part}"
             visited.append(here)
+            _check_length(max(len(here), len(visited)), name)
             target = self._link(here)
             if target is not None:
                 links += 1
@@ -134,28 +146,57 @@ class Root:
         except OSError:
             return None
 
-    def _open(self, name: str) -> int:
+    def open(self, name: str) -> int:
+        """A descriptor for reading the file; of a captured machine, only if it is a regular one. Raises: OSError."""
         if self.live:
             return os.open("/" + name.lstrip("/"), READ)
         directory, _, base = name.rpartition("/")
         if base not in ("", ".", ".."):
             try:
-                return os.open(f"{self._directory(directory)}/{base}", READ | NOFOLLOW)
+                return _open_regular(f"{self._directory(directory)}/{base}")
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.EMLINK):
                     raise
-        return os.open(self.host_path(name), READ | NOFOLLOW)
+        return _open_regular(self.host_path(name))
 
     def _directory(self, name: str) -> str:
         """The path on this machine of a directory under the root; each of its parents is looked up once."""
-        real = self._directories.get(name)
-        if real is None:
-            parent, _, part = name.rpartition("/")
-            real = f"{self._directory(parent)}/{part}" if part else self._prefix
+        _check_length(len(name), name)
+        missing = []
+        while name and name not in self._directories:
+            missing.append(name)
+            name = name.rpartition("/")[0]
+        real = self._directories[name] if name else self._prefix
+        for each in reversed(missing):
+            part = each.rpartition("/")[2]
+            if part:
+                real = f"{real}/{part}"
             if part == ".." or os.path.islink(real):
-                real = self.host_path(name)
-            self._directories[name] = real
+                real = self.host_path(each)
+            self._directories[each] = real
         return real
+
+
+def _check_length(length: int, name: str) -> None:
+    if length > MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
+
+
+def _open_regular(path: str) -> int:
+    """A descriptor for reading a regular file. Raises: OSError; ELOOP for a link.
+
+    Nothing else is ever opened, except by O_PATH: the open of a device may have effects. Source: open(2).
+    """
+    found = os.open(path, INSPECT)
+    try:
+        mode = os.fstat(found).st_mode
+        if not stat.S_ISREG(mode):
+            reason = errno.ELOOP if stat.S_ISLNK(mode) else errno.EINVAL
+            raise OSError(reason, os.strerror(reason), path)
+        link = f"/proc/self/fd/{found}"
+        return os.open(link, READ) if os.path.exists(link) else os.open(path, READ | NOFOLLOW)
+    finally:
+        os.close(found)
 
 
 def natural(text: str) -> int | None:

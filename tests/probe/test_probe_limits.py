@@ -156,7 +156,7 @@ def test_a_sub_cgroup_inside_a_container_of_version_1() -> None:
     assert quota.source == "sys/fs/cgroup/cpu/inner/cpu.cfs_quota_us"
 
 
-@pytest.mark.parametrize("path", ["/", "/../outside", "/system.slice/not-visible-here"])
+@pytest.mark.parametrize("path", ["/", "/../outside", "/system.slice/not-visible-here", "/a" * 60_000], ids=len)
 def test_a_cgroup_namespace_shows_the_mount_only(path: str) -> None:
     files = cgroup(f"0::{path}", "30 24 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw")
     files["sys/fs/cgroup/cpu.max"] = "100000 100000"

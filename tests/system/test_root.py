@@ -1,12 +1,15 @@
 """Reading files under a root directory, without leaving it; malformed files are errors that name the file."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from cpulaunch.probe import Root
 from cpulaunch.records.errors import ProbeError
+from tests.nesting import nested_folders
+from tests.strangers import needs_root
 
 
 def write(path: Path, text: str | bytes) -> Path:
@@ -59,6 +62,62 @@ def test_no_link_leads_outside(tmp_path: Path, target: str) -> None:
     assert root.text("link") is None
     assert root.text("../secret") is None
     assert root.text("sub/../../secret") is None
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["zeros", "folder/zeros", "link"])
+def test_a_device_of_a_captured_machine_is_not_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("zeros")
+    for place in (tmp_path, tmp_path / "folder"):
+        os.mknod(place / "zeros", 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    root = Root(str(tmp_path))
+    assert root.bytes(name, limit=10) is None
+    with pytest.raises(OSError, match="Invalid argument"):
+        root.open(name)
+
+
+def test_only_regular_files_of_a_captured_machine_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="Invalid argument"):
+        Root(str(tmp_path)).open("pipe")
+    with pytest.raises(OSError, match="Invalid argument"):
+        Root(str(tmp_path)).open(".")
+
+
+def test_a_captured_machine_is_read_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "file", "content")
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    assert Root(str(tmp_path)).text("file") == "content"
+
+
+def test_paths_longer_than_the_kernels_count_as_absent(tmp_path: Path) -> None:
+    write(tmp_path / "file", "content")
+    root = Root(str(tmp_path))
+    for name in ("a/" * 60_000 + "file", "../" * 60_000 + "file"):
+        assert root.text(name) is None
+        assert not root.exists(name)
+        assert root.names(name) == []
+
+
+def test_links_that_make_paths_longer_are_limited(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("a/" * 800 + "../" * 800 + "link")
+    with pytest.raises(OSError, match="File name too long"):
+        Root(str(tmp_path)).resolve_links("link")
+
+
+def test_deeply_nested_folders_are_read(tmp_path: Path) -> None:
+    """Without recursion, whose limit is 1,000."""
+    root = Root(str(tmp_path))
+    with nested_folders(tmp_path, "file") as path:
+        assert root.bytes(path) == b""
+        assert root.exists(path)
+
+
+def test_two_slashes_are_one(tmp_path: Path) -> None:
+    write(tmp_path / "folder/file", "content")
+    write(tmp_path / "file", "another")
+    assert Root(str(tmp_path)).text("folder//file") == "content"
 
 
 def test_a_directory_link_is_followed_every_time(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import struct
 
-from cpulaunch.system.root import READ
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from cpulaunch.system.root import Root
 
 MACHINES = {
     "x86_64": (2, 62),
@@ -44,14 +44,14 @@ def fits(header: bytes | None, arch: str) -> bool:
     return MACHINES.get(arch, (header[4], machine)) == (header[4], machine)
 
 
-def exports(path: str, symbol: str) -> bool:
+def exports(root: Root, name: str, symbol: str) -> bool:
     """Whether a 64-bit little-endian shared library defines `symbol`; False for any other file.
 
     Reads a few pages, however large the library is.
     """
     try:
-        descriptor = os.open(path, READ)
-    except OSError:
+        descriptor = root.open(name)
+    except (OSError, ValueError):
         return False
     try:
         return _exports(descriptor, symbol.encode())

@@ -4,13 +4,16 @@ Source: glibc, sysdeps/generic/dl-cache.h ("glibc-ld.so.cache1.1"; an older cach
 """
 
 import struct
+from itertools import islice
 
-from cpulaunch.system.root import Root
+from cpulaunch.system.root import MAX_PATH, Root
 
 CACHE = "etc/ld.so.cache"
 MAGIC = b"glibc-ld.so.cache1.1"
 HEADER_BYTES = 48
 ENTRY = struct.Struct("=iIIIQ")
+MAX_FOUND = 1000
+"""Paths that are read: a cache has a few of each name."""
 
 
 def read_ld_cache(root: Root, prefixes: tuple[str, ...]) -> list[str]:
@@ -28,12 +31,15 @@ def read_ld_cache(root: Root, prefixes: tuple[str, ...]) -> list[str]:
         return []
     wanted = tuple(prefix.encode() for prefix in prefixes)
     entries = ENTRY.iter_unpack(data[start + HEADER_BYTES : end])
-    return [
+    found = (
         _string(data, start + value)
         for _, key, value, _, _ in entries
         if data.startswith(wanted, start + key) and start + value < len(data)
-    ]
+    )
+    return list(islice(filter(None, found), MAX_FOUND))
 
 
 def _string(data: bytes, at: int) -> str:
-    return data[at : data.find(b"\0", at)].decode(errors="surrogateescape")
+    """The path at a position; empty if it is longer than a path can be."""
+    end = data.find(b"\0", at, at + MAX_PATH)
+    return "" if end < 0 else data[at:end].decode(errors="surrogateescape")

@@ -46,12 +46,11 @@ def read_torch(
     for folder in folders:
         version = _version(root.text(f"{folder}/torch/version.py") or "")
         if version is not None:
-            library = f"{folder}/torch/lib/libtorch_cpu.so"
             return Torch(
                 version=version,
                 path=f"{folder}/torch",
                 bundled_openmp=_bundled_openmp(root, folder),
-                mkl_dispatch_symbol=root.exists(library) and exports(root.host_path(library), MKL_DISPATCH),
+                mkl_dispatch_symbol=exports(root, f"{folder}/torch/lib/libtorch_cpu.so", MKL_DISPATCH),
                 extensions=tuple(name for name in EXTENSIONS if any(root.exists(f"{at}/{name}") for at in folders)),
                 plugin=any(_has_plugin(root, at) for at in (folder, *folders)),
             )

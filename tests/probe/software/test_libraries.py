@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.probe.software.ldcache import read_ld_cache
 from cpulaunch.records.host import Host
 from cpulaunch.system.files.trust import untrusted_part
 from tests.probe.libraries import elf_header, ld_cache, library
@@ -187,3 +188,13 @@ def test_this_machines_libraries_are_real_files() -> None:
     libraries = probe_host(Root(), interpreter=sys.executable, detail="launch").libraries
     assert all(os.path.isfile(library.path) for library in libraries)
     assert len({os.path.realpath(library.path) for library in libraries}) == len(libraries)
+
+
+def test_paths_in_a_loader_cache_are_limited_in_length_and_number(tmp_path: Path) -> None:
+    """One string of megabytes may be the path of as many libraries as fit in a cache."""
+    long = "/" + "a" * 5000
+    entries = [("libtcmalloc.so.4", path) for path in (long, *[f"/lib/{number}.so" for number in range(2000)])]
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.cache").write_bytes(ld_cache(entries))
+    found = read_ld_cache(Root(str(tmp_path)), ("libtcmalloc",))
+    assert found == [f"/lib/{number}.so" for number in range(1000)]

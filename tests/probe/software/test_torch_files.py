@@ -207,10 +207,10 @@ def loaded_libc() -> str | None:
 def test_symbols_defined_by_a_real_library() -> None:
     path = loaded_libc() or ""
     for name in ("malloc", "getpid", "qsort", "printf"):
-        assert exports(path, name)
+        assert exports(Root(), path, name)
         assert hasattr(ctypes.CDLL(path), name)
     for name in ("mkl_serv_intel_cpu_true", "mallo", "malloc_", ""):
-        assert not exports(path, name)
+        assert not exports(Root(), path, name)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
@@ -220,9 +220,9 @@ def test_an_undefined_symbol_is_not_exported() -> None:
     if not modules:
         pytest.skip("this Python has its modules built in")
     name = modules[0].name.partition(".")[0]
-    assert exports(str(modules[0]), f"PyInit_{name}")
-    assert not exports(str(modules[0]), "PyModuleDef_Init")
-    assert not exports(str(modules[0]), "PyObject_Free")
+    assert exports(Root(), str(modules[0]), f"PyInit_{name}")
+    assert not exports(Root(), str(modules[0]), "PyModuleDef_Init")
+    assert not exports(Root(), str(modules[0]), "PyObject_Free")
 
 
 def elf(*segments: tuple[int, int, int], rest: bytes = b"") -> bytes:
@@ -251,8 +251,8 @@ EMPTY_HASH = struct.pack("<QQQQQQ", 0x6FFFFEF5, 0x300, 6, 0x300, 5, 0x300).ljust
 def test_damaged_files_define_nothing(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "libtorch_cpu.so"
     file.write_bytes(content)
-    assert not exports(str(file), "malloc")
-    assert not exports(str(tmp_path / "absent"), "malloc")
+    assert not exports(Root(), str(file), "malloc")
+    assert not exports(Root(), str(tmp_path / "absent"), "malloc")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

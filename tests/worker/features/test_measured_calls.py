@@ -296,18 +296,19 @@ def test_making_resident_weights_does_not_count(tmp_path: Path, clocked) -> None
 
 @pytest.mark.parametrize("precision", [None, "bf16"])
 def test_packed_weights_are_freed_where_they_are_slower(tmp_path: Path, clocked, monkeypatch, precision) -> None:
-    clock, stores = clocked({"weights": 3e-4, "autocast": 3e-4, "plain": 1e-4}), []
+    """In the second minute, as the calls are short."""
+    clock, stores = clocked({"weights": 15e-3, "autocast": 15e-3, "plain": 5e-3}), []
     begin = ResidentWeights.__init__
     monkeypatch.setattr(ResidentWeights, "__init__", lambda *given: (stores.append(given[0]), begin(*given))[1])
     model, sizes = Wide().eval(), []
     with installed(tmp_path, TorchSettings(weights="int8", precision=precision), measured=True) as plugin:
-        for _ in range(3000):
+        for _ in range(30_000):
             model(torch.randn(2, 256))
             sizes.append(stores[0].bytes)
         assert set(mode for _, mode in choices(plugin)) == {"plain"}
     assert max(sizes) >= 256 * 256
     assert sizes[-1] == 0
-    assert clock.ran.count("weights") < 10
+    assert clock.ran.count("weights") < 100
 
 
 @pytest.mark.parametrize(
