@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import islice
 from types import MappingProxyType
 
 from cpulaunch.probe.software.elf import exports
@@ -19,6 +20,8 @@ MKL_DISPATCH = "mkl_serv_intel_cpu_true"
 PLUGIN, PLUGIN_GROUP = "cpulaunch-", "[torch.backends]"
 METADATA = (".dist-info", ".egg-info")
 EDITABLE_TORCH = ("__editable___torch_", "__editable__.torch-")
+MAX_PTH_BYTES, MAX_PTH_LINES = 1 << 16, 1000
+"""Of one .pth file, and of all files of a folder: the current folder's environment may be another user's."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -208,8 +211,13 @@ def _python_folders(root: Root, lib: str, version: tuple[int, int] | None = None
 
 def _added_folders(root: Root, folder: str) -> Iterator[str]:
     """The folders that a folder's .pth files add. Source: Python, site: lines that begin with "import" are code."""
-    for name in sorted(root.names(folder)):
-        if name.endswith(".pth"):
-            lines = (line.strip() for line in (root.text(f"{folder}/{name}") or "").splitlines())
-            paths = (os.path.join(folder, line) for line in lines if line and not line.startswith(("#", "import ")))
-            yield from (path for path in paths if root.exists(path))
+    files = islice((name for name in sorted(root.names(folder)) if name.endswith(".pth")), MAX_PTH_LINES)
+    for line in islice((line for name in files for line in _pth_lines(root, f"{folder}/{name}")), MAX_PTH_LINES):
+        path = os.path.join(folder, line)
+        if root.exists(path):
+            yield path
+
+
+def _pth_lines(root: Root, file: str) -> Iterator[str]:
+    lines = (line.strip() for line in (root.text(file, limit=MAX_PTH_BYTES) or "").splitlines())
+    return (line for line in lines if line and not line.startswith(("#", "import ")))

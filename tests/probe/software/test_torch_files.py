@@ -159,6 +159,17 @@ def test_the_torch_of_another_version_of_python_is_not_this_ones(root: Path) -> 
     assert torch_of(root, "/env/bin/python") is None
 
 
+@pytest.mark.parametrize(
+    ("before", "found"), [("/missing\n" * 100, True), ("/missing\n" * 2000, False), ("x" * (1 << 16) + "\n", False)]
+)
+def test_pth_files_are_read_within_limits(root: Path, before: str, found: bool) -> None:
+    """Of an environment of the current folder, which may be another user's: a hint names it if it has torch."""
+    install(root, "/shared")
+    (root / SITE.lstrip("/")).mkdir(parents=True)
+    (root / SITE.lstrip("/") / "shared.pth").write_text(f"{before}/shared\n")
+    assert (torch_of(root, "/env/bin/python") is not None) is found
+
+
 def test_torch_in_a_folder_that_a_pth_file_adds(root: Path) -> None:
     install(root, "/shared")
     (root / SITE.lstrip("/")).mkdir(parents=True)
