@@ -1,5 +1,6 @@
 """`[tool.cpulaunch.check]` of a pyproject.toml: which rules count and which files are left out."""
 
+import re
 import tomllib
 from pathlib import PurePath
 
@@ -10,8 +11,10 @@ from cpulaunch.records.record import record
 KEYS = ("select", "ignore", "exclude")
 MAX_BYTES = 128 << 10
 """Limit on the size of a file: for long dotted keys, the standard library takes 2,000 times as much memory."""
-TABLE = b"cpulaunch"
-"""What is in every file that has the table."""
+TABLE = re.compile(
+    rb"""tool["']?[ \t]*\.[ \t]*["']?cpulaunch\b|^[ \t]*(\[[ \t]*)?["']?tool["']?[ \t]*[]=]""", re.MULTILINE
+)
+"""What is in every file that has the table; the name of the package is also in lists of dependencies."""
 
 
 @record
@@ -27,7 +30,7 @@ def configuration(path: str, data: bytes) -> CheckConfiguration:
     """The table of a file; all defaults if it has none. Raises: UsageError."""
     refusal = _refusal(path, data)
     if refusal is not None:
-        if TABLE in data:
+        if TABLE.search(data):
             raise refusal
         return CheckConfiguration()
     try:

@@ -53,17 +53,30 @@ def _is_test(path: str, folder: str) -> bool:
 
 def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[ProgramFile | Unreadable]:
     failed: list[OSError] = []
-    for place, folders, names in os.walk(folder, onerror=failed.append):
-        folders[:] = sorted(each for each in folders if each not in SKIPPED and not each.startswith("."))
-        for name in sorted(names):
+    places = [folder]  # os.walk of Python 3.11 recurses, 1,000 folders deep at most.
+    while places:
+        place = places.pop()
+        try:
+            names = sorted(os.listdir(place))
+        except OSError as error:
+            failed.append(error)
+            continue
+        folders = []
+        for name in names:
             path = os.path.join(place, name)
-            if name.endswith(SUFFIXES) and not _is_excluded(Path(path), Path(folder), exclude):
+            if os.path.isdir(path):
+                if name not in SKIPPED and not name.startswith(".") and not os.path.islink(path):
+                    folders.append(path)
+            elif name.endswith(SUFFIXES) and not _is_excluded(Path(path), Path(folder), exclude):
                 yield ProgramFile(path=path, is_test=_is_test(path, folder))
+        places += reversed(folders)
     yield from (Unreadable(path=str(each.filename), reason=each.strerror or "cannot be read") for each in failed)
 
 
 def _is_excluded(path: Path, folder: Path, exclude: tuple[str, ...]) -> bool:
     """Whether a pattern is one of a file, or of a folder above it that is below the one to be checked."""
+    if not exclude:
+        return False
     below = [each for each in (path, *path.parents) if each != folder and each.is_relative_to(folder)]
     return any(each.match(pattern.removeprefix("**/")) for pattern in exclude for each in below)
 
@@ -114,14 +127,17 @@ def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, 
     """Path and bytes of the nearest pyproject.toml in a folder or above it; None if there is none to be read.
 
     One that belongs to neither this user, root nor the owner of the folder is passed over, with a warning: anyone can
-    put one into /tmp.
+    put one into /tmp. Where root has no number, its files and those of all other users show the same owner.
     """
     place = folder = os.path.realpath(start)
+    owner, root = os.stat(folder).st_uid, os.stat("/").st_uid
     while True:
         path = os.path.join(place, "pyproject.toml")
         try:
             data, status = _read(path)
-            if is_trusted(status) or status.st_uid == os.stat(folder).st_uid:
+            if is_trusted(status) or (status.st_uid == owner and owner != root):
+                if len(data) > MAX_BYTES:
+                    notify(f"warning: {path} is larger than {MAX_BYTES >> 20} MiB: a table at its end is not read")
                 return path, data
             notify(f"warning: {path} is passed over: it belongs to another user (uid {status.st_uid})")
         except OSError:

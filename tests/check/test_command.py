@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from cpulaunch.check.files import read_configuration
 from cpulaunch.check.inspect_text import findings, mentions_torch
 from cpulaunch.check.table import all_rules
 from cpulaunch.cli.main import run_command_line
 from tests import json_output
-from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
+from tests.nesting import nested_folders
+from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -137,7 +139,10 @@ def test_patterns_do_not_look_above_the_folder_that_is_checked(
         ("[tool.cpulaunch.check]\nexclude = ['']", "names nothing"),
         ("[tool.cpulaunch.check]\nexclude = ['.']", "names nothing"),
         ("[tool]\ncpulaunch = 1", "cannot read"),
-        (f"cpulaunch = {'9' * 5000}", "line too long"),
+        (f"[tool.cpulaunch]\ncheck = {'9' * 5000}", "line too long"),
+        (f"[tool]\ncpulaunch.check.ignore = ['{'a' * 5000}']", "line too long"),
+        (f"[ 'tool' . \"cpulaunch\" . check ]\nignore = ['{'a' * 5000}']", "line too long"),
+        (f"tool = {{cpulaunch = {{check = {{ignore = ['{'a' * 5000}']}}}}}}", "line too long"),
         ("a = " + "[\n" * 5000, "cannot read"),
         ("a = '\0'", "cannot read"),
         (f"[tool.cpulaunch.check]\n{'a.' * 40_000}a = 1", "pyproject.toml, line 2"),
@@ -154,12 +159,52 @@ def test_a_configuration_that_is_invalid(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("text", [f"keywords = ['{'a' * 4000}']", "# comment\n" * 20_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"keywords = ['{'a' * 4000}']",
+        "# comment\n" * 20_000,
+        f"dev = ['cpulaunch[check]', '{'a' * 4000}']\n[tool.poetry.dependencies]\ncpulaunch = '*'",
+    ],
+)
 def test_a_long_file_without_a_configuration_is_none(
     text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, "pyproject.toml", f"[project]\n{text}")
     assert check(capfd, write(tmp_path, "a.py", SLOW))[0] == 1
+
+
+def test_a_configuration_at_the_end_of_a_very_large_file_is_said_not_to_be_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "# comment\n" * 500_000 + '[tool.cpulaunch.check]\nexclude = ["*"]\n'
+    write(tmp_path, "pyproject.toml", text)
+    code, _, err = check(capfd, write(tmp_path, "a.py", SLOW))
+    assert code == 1
+    assert "pyproject.toml is larger than 4 MiB: a table at its end is not read" in err
+
+
+def test_deeply_nested_folders_are_checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with nested_folders(tmp_path, "a.py"):
+        write(tmp_path, "b.py", SLOW)
+        code, out, err = check(capfd, str(tmp_path))
+    assert (code, err) == (1, "")
+    assert "b.py" in out
+
+
+@needs_root
+def test_a_configuration_of_an_owner_without_a_number_is_passed_over(strangers: Path) -> None:
+    """As `unshare -r` shows files of root and of all strangers, also that of the folder."""
+    project = strangers / "project"
+    project.mkdir()
+    write(strangers, "pyproject.toml", "[tool.cpulaunch.check]\n")
+
+    def passes_over() -> None:
+        said: list[str] = []
+        if read_configuration(str(project), said.append) is not None or "another user" not in said[0]:
+            raise OSError("it was read")
+
+    in_user_namespace(passes_over)
 
 
 @needs_root
