@@ -32,6 +32,7 @@ from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
 from cpulaunch.worker.ccl.memory import setup
 from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, load
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
+from tests.strangers import in_user_namespace
 
 pytestmark = [
     pytest.mark.torch,
@@ -134,6 +135,20 @@ def test_a_rank_of_another_user_is_not_let_in():
     assert [type(group) for group in groups] == [SharedGroup] * 2
     for group in groups:
         group.close()
+
+
+@as_root
+@pytest.mark.parametrize("rank", [0, 1])
+def test_users_without_a_number_in_their_namespace_share_no_memory(rank):
+    """As after `unshare --user` alone: all of them, and root, show the same one."""
+
+    def join():
+        store = dist.HashStore()
+        store.set(setup.SOCKET_KEY, "of a stranger")
+        with pytest.raises(UnavailableError, match=f"rank {rank}: this user has no number in its user namespace"):
+            setup.join_memory(store, rank=rank, size=2, seconds=2)
+
+    in_user_namespace(join, inside=None)
 
 
 def forked(action):

@@ -23,6 +23,7 @@ import time
 import weakref
 from contextlib import ExitStack, suppress
 
+from cpulaunch.system.files.paths import is_trusted
 from cpulaunch.worker.ccl.memory.library import SharedGroup, bytes_needed, load
 from cpulaunch.worker.ccl.wire.errors import PeerLostError, UnavailableError
 
@@ -101,6 +102,7 @@ def _host(store: Any, mine: bytes, *, size: int, deadline: float, resources: Exi
 
 
 def _host_members(store: Any, mine: bytes, size: int, deadline: float, resources: ExitStack) -> SharedGroup:
+    _check_user()
     if load() is None:
         raise OSError("cpulaunch was installed without a C compiler")
     descriptor = os.memfd_create("cpulaunch-ccl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -171,6 +173,13 @@ def _accepted(
                 yield rank, (connection, MEMBER.pack(rank, process, address, nonce))
 
 
+def _check_user() -> None:
+    """Raises: OSError in a user namespace without a number for this user, as every stranger shows the same one."""
+    root = os.stat("/")
+    if os.geteuid() == root.st_uid and not is_trusted(root):
+        raise OSError("this user has no number in its user namespace, so other users look like it")
+
+
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:
     """Process id, user and group of the other end, as the kernel knows them."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
@@ -183,6 +192,7 @@ def _join(store: Any, mine: bytes, *, size: int, deadline: float, resources: Exi
     name = store.get(SOCKET_KEY).decode()
     if not name:
         raise UnavailableError(store.get(VERDICT_KEY).decode())
+    _check_user()
     connection = resources.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     _connect(connection, name, deadline)
     if _credentials(connection)[1] != os.geteuid():
