@@ -7,7 +7,7 @@ import _socket
 import errno
 import os
 
-from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.errors import LaunchError, escaped
 from cpulaunch.system.libc import is_linux
 
 TYPE_CHECKING = False
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 IN_USE = (errno.EADDRINUSE, errno.EACCES)
+MAX_NAME = 100
+"""Letters shown of the name of a process."""
 
 
 class PortReservation:
@@ -101,7 +103,7 @@ def _port_error(port: int, error: OSError) -> LaunchError:
 
 
 def port_holder(port: int) -> str | None:
-    """The process that listens on the port, as "name (pid N)".
+    """The process that listens on the port, as "name (pid N)", in one line: it chooses its name itself.
 
     None if there is none, if it belongs to another user and is hidden, or if this Python has no psutil.
     """
@@ -112,7 +114,7 @@ def port_holder(port: int) -> str | None:
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+                return f"{escaped(psutil.Process(connection.pid).name()[:MAX_NAME])} (pid {connection.pid})"
     except (psutil.Error, OSError, UnicodeError):  # A name may be any bytes.
         return None
     return None

@@ -91,6 +91,27 @@ def test_a_port_that_no_process_listens_on_has_no_holder():
         assert port_holder(held.port) is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="psutil takes long names from /proc")
+def test_the_name_of_a_holder_makes_no_line_of_the_launch():
+    """psutil takes a name of more than 15 letters from the command line, which may hold any characters."""
+    code = """
+import ctypes, socket, time
+ctypes.CDLL(None).prctl(15, b"A" * 15, 0, 0, 0)
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+    name = "A" * 15 + "\ncpulaunch: error: \x1b[31m" + "B" * 1000
+    with subprocess.Popen([name, "-c", code], executable=sys.executable, stdout=subprocess.PIPE) as process:
+        try:
+            holder = port_holder(int(process.stdout.readline()))
+        finally:
+            process.kill()
+    assert holder.startswith("A" * 15 + "\\ncpulaunch: error: \\x1b[31mBBB")
+    assert holder.endswith(f"B (pid {process.pid})")
+    assert len(holder) < 200
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_port_has_no_known_holder():
