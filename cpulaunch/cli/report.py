@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource  # noqa: F401  # For os.wait4: at the end of a launch, the standard library may have been removed.
 
 import cpulaunch
 from cpulaunch.cli import terminal

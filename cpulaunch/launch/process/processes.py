@@ -260,7 +260,7 @@ def reap(ended: ExitedChild) -> None:
 def reap_measured(ended: ExitedChild) -> int | None:
     """Peak memory in bytes of the ended child or of a child that it waited for, whichever is larger; None if unknown.
 
-    Effect: releases its pid; imports `resource`. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.
+    Effect: releases its pid; wait4 imports `resource`. Source: getrusage(2), ru_maxrss, in KiB, on macOS in bytes.
     """
     if not ended.unreaped:
         return None

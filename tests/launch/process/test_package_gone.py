@@ -1,4 +1,4 @@
-"""A launch whose package is replaced or removed while it runs, as by `pip install -U`, ends as any other."""
+"""A launch whose package or Python is replaced or removed meanwhile, as by `pip install -U`, ends as any other."""
 
 import json
 import os
@@ -19,10 +19,17 @@ PROGRAM = f"""
 import os, signal, subprocess, sys, time
 time.sleep({IMPORT_SECONDS})
 try:
+    os.rename("packages/dynload", "packages/gone-dynload")
     os.rename("packages/cpulaunch", "packages/gone")
 except OSError:
     pass  # Another worker did it.
 """
+CUSTOMIZE = """
+import os, sys
+folder = os.path.join(os.path.dirname(__file__), "dynload")
+sys.path = [folder if path.endswith("lib-dynload") else path for path in sys.path]
+"""
+"""The compiled modules of the standard library are in a folder that can be removed, as if it were unmounted."""
 ENDS = {
     "succeeds": ("sys.exit(0)", 0, ""),
     "fails": ("sys.exit(3)", 3, "exit code 3"),
@@ -34,6 +41,9 @@ ENDS = {
 def start(tmp_path):
     """Starts a launch from a copy of the package that the program in it may remove."""
     shutil.copytree(PACKAGE, tmp_path / "packages/cpulaunch", ignore=shutil.ignore_patterns("__pycache__"))
+    compiled = next((path for path in sys.path if path.endswith("lib-dynload")), str(tmp_path))
+    (tmp_path / "packages/dynload").symlink_to(compiled)
+    (tmp_path / "packages/sitecustomize.py").write_text(CUSTOMIZE)
     (tmp_path / "runs").mkdir()
     environ = os.environ | {"PYTHONPATH": str(tmp_path / "packages"), "TMPDIR": str(tmp_path / "runs")}
 
