@@ -71,12 +71,12 @@ def page_placement(lines: Iterable[str]) -> dict[str, int]:
     """
     placed: dict[int, int] = {}
     for line in lines:
-        words = dict(word.partition("=")[::2] for word in line.split()[2:])
+        words = dict(word.partition("=")[::2] for word in line.split(" ")[2:])
         if _is_library(words.get("file", "")):
             continue
         size = _number(words.get("kernelpagesize_kB")) * 1024
         for name, count in words.items():
-            if name.startswith("N") and name[1:].isdigit():
+            if name.startswith("N") and name[1:].isascii() and name[1:].isdigit():
                 node = int(name[1:])
                 placed[node] = placed.get(node, 0) + _number(count) * size
     return {str(node): placed[node] for node in sorted(placed)}
@@ -93,7 +93,7 @@ def loaded_files(lines: Iterable[str]) -> list[str]:
     for line in lines:
         parts = line.split(None, 5)
         if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/"):
-            files[parts[5].rstrip("\n").removesuffix(" (deleted)")] = None
+            files[parts[5].removesuffix(" (deleted)")] = None
     return list(files)
 
 
@@ -148,13 +148,14 @@ def _number(text: str | None) -> int:
 
 
 def _lines(path: str) -> list[str]:
-    return _read(path, MAX_LETTERS).splitlines()
+    """The lines of a file, which end at "\\n" alone: a name in it may hold what else Python takes for an end."""
+    return _read(path, MAX_LETTERS).split("\n")
 
 
 def _read(path: str, max_letters: int) -> str:
     """The text at the start of a file; empty if it is absent, may not be read, or its process ends (ESRCH)."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             return file.read(max_letters)
     except OSError:
         return ""

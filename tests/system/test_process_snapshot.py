@@ -134,6 +134,20 @@ def test_odd_lines_place_no_pages(line):
     assert sum(page_placement([line]).values()) == 0
 
 
+@pytest.mark.parametrize("mark", ["\u2003", "\u2028", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_a_name_with_marks_of_python_is_one_name(proc, mark):
+    name = f"/tmp/x{mark}N\u00b2{mark}N1=9"
+    (proc / "42" / "numa_maps").write_text(f"55e0 default file={name} mapped=1 N0=1 kernelpagesize_kB=4\n")
+    (proc / "42" / "maps").write_text(f"55e0-55e1 r-xp 00000000 fe:00 1 {name}{mark}libgomp.so.1\n")
+    seen = snapshot(42, proc=str(proc))
+    assert seen["pages"] == {"0": 4096}
+    assert seen["openmp"] == []
+
+
+def test_a_node_has_a_number_in_ascii_digits():
+    assert page_placement(["55e0 default N\u00b2=1 N1=2 kernelpagesize_kB=4"]) == {"1": 2 * 4096}
+
+
 LIBRARY = "7f00 default file={} mapped=9 N0=2 N1=7 kernelpagesize_kB=4"
 
 

@@ -38,11 +38,12 @@ class Sampler:
     `sizes`: by worker and pid, the memory of the process in bytes at each sample.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], take: Callable[..., Mapping[str, Any]] = snapshot) -> None:
         self.snapshots: dict[int, dict[int, Mapping[str, Any]]] = {}
         self.sizes: dict[int, dict[int, list[int]]] = {}
         self.deadline = clock() + pause_before(0)
         self._clock = clock
+        self._take = take
         self._samples = 0
         self._next_pages = 0.0
 
@@ -64,7 +65,10 @@ class Sampler:
         for worker, group in groups.items():
             kept = self.snapshots.setdefault(worker, {})
             for pid in members[group][:MAX_PROCESSES]:
-                keep(kept, snapshot(pid, pages=pages), pages=pages)
+                try:
+                    keep(kept, self._take(pid, pages=pages), pages=pages)
+                except ValueError:  # Nothing that a worker does to its files in /proc may end the launch.
+                    continue
             sizes = self.sizes.setdefault(worker, {})
             for pid, each in kept.items():
                 add_size(sizes.setdefault(pid, []), int(each["rss_bytes"]))

@@ -120,9 +120,9 @@ def remove_own_shared_memory(folder: str = SHARED_FOLDER) -> None:
 def _mapped_files() -> set[tuple[int, int, int]]:
     """Device numbers and inode of every file that this process has mapped. Source: proc(5), /proc/pid/maps."""
     files = set()
-    with open("/proc/self/maps", encoding="utf-8", errors="replace", newline="\n") as maps:
+    with open("/proc/self/maps", "rb") as maps:  # Bytes: a name may hold what text takes for the end of a line.
         for line in maps:
             _, _, _, device, inode, *_ = line.split()
-            major, _, minor = device.partition(":")
+            major, _, minor = device.partition(b":")
             files.add((int(major, 16), int(minor, 16), int(inode)))
     return files

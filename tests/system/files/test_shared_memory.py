@@ -106,7 +106,7 @@ def test_a_link_is_not_followed(folder, tmp_path):
 
 def test_a_process_removes_the_names_of_what_it_has_mapped_alone(folder):
     own, others = (make(folder, f"{os.getpid()}:{os.getuid()}:{number}") for number in (0, 1))
-    foreign = make(folder, f"1{os.getpid()}:{os.getuid()}:0")
+    foreign = make(folder, f"1{os.getpid()}:{os.getuid()}:0\r\n\x85")
     fds = [os.open(path, os.O_RDWR) for path in (own, foreign)]
     memory = [mmap.mmap(fd, 0) for fd in fds]
     shared_memory.remove_own_shared_memory(folder)
