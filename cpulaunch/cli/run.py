@@ -74,19 +74,16 @@ def run(
     return _launch(plan, host, line, environ, notify=notify)
 
 
-def notifier(environ: Mapping[str, str], *, json: bool) -> Callable[[str], None]:
+def notifier(environ: Mapping[str, str], *, json: bool, patient: bool = True) -> Callable[[str], None]:
     """A function that prints one message to stderr, also where no descriptor is left to import a module with."""
     from cpulaunch.cli import terminal
 
+    seconds = None if patient else terminal.NOTICE_SECONDS
     if json:
         from cpulaunch.view.message_view import notice_json
 
-        return lambda text: terminal.notify_json(notice_json(text))
-
-    def notify(text: str) -> None:
-        terminal.notify(text, environ)
-
-    return notify
+        return lambda text: terminal.notify_json(notice_json(text), seconds=seconds)
+    return lambda text: terminal.notify(text, environ, seconds=seconds)
 
 
 def read_command_line(tokens: Sequence[str], environ: Mapping[str, str], *, torchrun: bool = False) -> CommandLine:
@@ -384,14 +381,15 @@ def _launch(
 
         before = check_reports(plan)
     memory_events = host.limits.memory_events and f"/{host.limits.memory_events}"
+    during = notifier(environ, json="--json" in line.switches, patient=False)
     result = launch(
-        plan, environ=environ, memory_events=memory_events, notify=notify, on_started=lambda: _import_end(plan)
+        plan, environ=environ, memory_events=memory_events, notify=during, on_started=lambda: _import_end(plan)
     )
     if result.exit_code:
-        from cpulaunch.cli.terminal import write_stderr
+        from cpulaunch.cli.terminal import NOTICE_SECONDS, write_stderr
         from cpulaunch.launch.supervision.failure_text import summary
 
-        write_stderr("\n".join(summary(result)))
+        write_stderr("\n".join(summary(result)), seconds=None if result.ended_by is None else NOTICE_SECONDS)
     if not plan.launch.watched:
         return result.exit_code
     from cpulaunch.cli.report import finish_watched_launch

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import sys
+import time
 
 from cpulaunch.records.errors import CpulaunchError, escaped_lines
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 NARROWEST, WIDEST = 20, 120
 COLORS = {"error:": "\x1b[1;31m", "warning:": "\x1b[33m"}
 RESET = "\x1b[0m"
+NOTICE_SECONDS = 0.5
+"""How long a process of a launch waits for the reader of stderr, before it drops a message rather than be held."""
+PART_BYTES = 1 << 12
+"""A pipe into which can be written takes so many bytes at once. Source: pipe(7), PIPE_BUF."""
 
 
 def width() -> int:
@@ -70,8 +76,8 @@ def print_json(value: Any) -> None:
     print_text(json.dumps(value, indent=2))
 
 
-def notify(text: str, environ: Mapping[str, str]) -> None:
-    """Write `cpulaunch: text` to stderr; a leading `error:` or `warning:` is coloured on a terminal.
+def notify(text: str, environ: Mapping[str, str], *, seconds: float | None = None) -> None:
+    """Write `cpulaunch: text` to stderr, within so many seconds; a leading `error:` or `warning:` has a colour there.
 
     Other escape sequences, such as those of a path or of a worker's message, are shown as text.
     """
@@ -79,24 +85,37 @@ def notify(text: str, environ: Mapping[str, str]) -> None:
     word, space, rest = text.partition(" ")
     if word in COLORS and _is_colored(sys.stderr, environ):
         text = f"{COLORS[word]}{word}{RESET}{space}{rest}"
-    write_stderr(f"cpulaunch: {text}")
+    write_stderr(f"cpulaunch: {text}", seconds=seconds)
 
 
-def notify_json(message: Mapping[str, Any]) -> None:
+def notify_json(message: Mapping[str, Any], *, seconds: float | None = None) -> None:
     """Write a message to stderr as one line of JSON."""
     import json
 
-    write_stderr(json.dumps(message))
+    write_stderr(json.dumps(message), seconds=seconds)
 
 
-def write_stderr(text: str) -> None:
-    """Write text to stderr, or nothing if stderr cannot be written: the exit code still has to be returned."""
+def write_stderr(text: str, *, seconds: float | None = None) -> None:
+    """Write text to stderr, or nothing if stderr cannot be written: the exit code still has to be returned.
+
+    What its reader does not take within so many seconds (None: for ever) is dropped: a stopped reader takes nothing.
+    """
     left = f"{text}\n".encode(sys.stderr.encoding, "backslashreplace")
+    fd = sys.stderr.fileno()
+    deadline = None if seconds is None else time.monotonic() + seconds
     try:
-        while left:  # Not by print: what cannot be written would stay in Python's buffer, and fail again later.
-            left = left[os.write(sys.stderr.fileno(), left) :]
+        while left and (deadline is None or _is_writable(fd, deadline)):
+            # Not by print: what cannot be written would stay in Python's buffer, and fail again later.
+            left = left[os.write(fd, left[:PART_BYTES]) :]
     except OSError:
         return
+
+
+def _is_writable(fd: int, deadline: float) -> bool:
+    """Whether a part can be written before the deadline (monotonic seconds). Source: poll(2), POLLOUT."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
 
 
 def _encoding_errors(text: str, encoding: str) -> str:

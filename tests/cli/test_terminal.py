@@ -4,6 +4,8 @@ import os
 import pty
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,6 +45,36 @@ def test_a_pipe_gets_no_colours(capfd):
 def test_escape_sequences_in_a_message_are_shown_as_text(capfd):
     terminal.notify("error: no \x1b]0;owned\x07: /\udcff\nhint: \x9b", {})
     assert capfd.readouterr().err == "cpulaunch: error: no \\x1b]0;owned\\x07: /\\udcff\nhint: \\x9b\n"
+
+
+@pytest.fixture
+def unread():
+    """The write end of a full pipe that is not read."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.write(writer, bytes(1 << 20))
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+
+
+def test_a_message_that_is_not_read_is_dropped_in_time(unread, monkeypatch):
+    with os.fdopen(unread, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        start = time.monotonic()
+        terminal.notify("warning: late", {}, seconds=0.1)
+        terminal.notify_json({"text": "late"}, seconds=0.1)
+        assert 0.2 <= time.monotonic() - start < 10
+
+
+def test_a_long_message_arrives_in_parts(monkeypatch):
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stderr, ThreadPoolExecutor() as threads:
+        monkeypatch.setattr("sys.stderr", stderr)
+        read = threads.submit(os.fdopen(reader).read)
+        terminal.notify("x" * 1_000_000, {}, seconds=60)
+        stderr.close()
+        assert read.result() == f"cpulaunch: {'x' * 1_000_000}\n"
 
 
 def test_a_launch_can_print_although_no_descriptor_is_left():
