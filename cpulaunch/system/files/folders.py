@@ -10,7 +10,10 @@ import os
 
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.writing import create, remove
+from cpulaunch.system.libc import call
 
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+"""Source: Linux, include/linux/fs.h."""
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -88,17 +91,63 @@ def remove_path(path: str) -> None:
 
 
 def remove_folder(name: str, *, folder: int) -> None:
-    """Effect: removes this user's folder and what is in it, as far as permissions allow; nothing if it is a link."""
+    """Effect: removes this user's folder and what is in it, as far as permissions allow.
+
+    A link or a file of this user in its place is removed itself. What is mounted is not entered.
+    """
+    _detach(name, folder)
     try:
         fd = _open_readable(name, folder)
     except OSError:
-        return  # Another process of this launch has removed it.
-    if not _is_own(fd):
-        os.close(fd)
+        _remove_own(name, folder)
         return
-    empty_folder(fd)
+    if _is_own(fd) and not _is_mounted(fd, folder):
+        empty_folder(fd)
+        _remove_empty(name, folder)
     os.close(fd)
-    _remove_empty(name, folder)
+
+
+def _remove_own(name: str, folder: int) -> None:
+    """Effect: removes what has this name and is no folder, if it is this user's."""
+    try:
+        if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == os.geteuid():
+            os.unlink(name, dir_fd=folder)
+    except OSError:
+        return  # Another process of this launch has removed it.
+
+
+def _is_mounted(fd: int, folder: int) -> bool:
+    """Whether a folder in another one is in another mount: a worker may have mounted what is not its own."""
+    return _mount(fd) != _mount(folder)
+
+
+def _mount(fd: int) -> bytes | int:
+    """What tells mounts apart; without /proc, file systems. Source: proc_pid_fdinfo(5), mnt_id, Linux 3.15."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+            return next(line for line in file if line.startswith(b"mnt_id:"))
+    except (OSError, StopIteration):
+        return os.fstat(fd).st_dev
+
+
+def _detach(name: str, folder: int) -> None:
+    """Effect: what root's worker has mounted on a folder is unmounted. Source: umount(2)."""
+    while _is_mounted_on(name, folder):
+        try:
+            call("umount2", f"/proc/self/fd/{folder}/{name}".encode(), MNT_DETACH | UMOUNT_NOFOLLOW)
+        except OSError:
+            return
+
+
+def _is_mounted_on(name: str, folder: int) -> bool:
+    try:
+        fd = os.open(name, OPENED, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        return _is_mounted(fd, folder)
+    finally:
+        os.close(fd)
 
 
 def _open_readable(name: str, folder: int) -> int:
@@ -131,11 +180,13 @@ def remove_if_empty(path: str) -> None:
     _remove_empty(path, None)
 
 
-def _remove_empty(name: str, folder: int | None) -> None:
+def _remove_empty(name: str, folder: int | None) -> bool:
+    """Whether the folder was empty. Effect: removes it then."""
     try:
         os.rmdir(name, dir_fd=folder)
     except OSError:
-        return
+        return False
+    return True
 
 
 def empty_folder(folder: int) -> None:
@@ -144,8 +195,9 @@ def empty_folder(folder: int) -> None:
     What is in a folder in it is moved up first, so that two descriptors suffice for any depth.
     """
     kept: set[str] = set()
-    while left := [name for name in _without_files(folder) if name not in kept]:
+    while left := [name for name in _without_rest(folder) if name not in kept]:
         for name in left:
+            _detach(name, folder)
             _move_up(name, folder)
             _remove_empty(name, folder)
         kept |= set(left)
@@ -157,7 +209,8 @@ def _move_up(name: str, folder: int) -> None:
         fd = _open_readable(name, folder)
     except OSError:
         return
-    for each in _without_files(fd):
+    for each in () if _is_mounted(fd, folder) else _without_rest(fd):
+        _detach(each, fd)
         try:
             _move(each, fd, folder)
         except OSError:
@@ -175,16 +228,16 @@ def _move(name: str, source: int, target: int) -> None:
         os.rename(name, moved, src_dir_fd=source, dst_dir_fd=target)
 
 
-def _without_files(folder: int) -> list[str]:
-    """The names of the folders in a folder. Effect: removes everything else in it."""
+def _without_rest(folder: int) -> list[str]:
+    """The names of the folders in a folder that are not empty. Effect: removes everything else in it."""
     folders = []
     try:
         with os.scandir(folder) as entries:
             for entry in list(entries):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                else:
+                if not entry.is_dir(follow_symlinks=False):
                     remove(entry.name, folder=folder)
+                elif not _remove_empty(entry.name, folder):
+                    folders.append(entry.name)
     except OSError:
         return folders
     return folders

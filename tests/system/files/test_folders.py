@@ -1,6 +1,7 @@
 """Private folders are removed whole, and nothing else is, whatever another user puts in their place."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -80,6 +81,70 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path, victim):
     (tmp_path / "run").symlink_to(victim)
     remove_path(str(tmp_path / "run"))
     assert unharmed(victim)
+    assert not (tmp_path / "run").is_symlink()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.touch(), os.mkfifo], ids=["file", "pipe"])
+def test_what_is_no_folder_is_removed_in_its_place(tmp_path, make):
+    make(tmp_path / "run")
+    remove_path(str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@needs_root
+def test_a_link_of_another_user_in_place_of_the_folder_stays(strangers, victim):
+    as_stranger(lambda: os.symlink(victim, strangers / "run"))
+    remove_path(str(strangers / "run"))
+    assert (strangers / "run").is_symlink()
+
+
+def test_empty_folders_are_not_entered(tmp_path, monkeypatch):
+    """A worker may make thousands, which would delay the end of a launch by seconds."""
+    for number in range(3):
+        (tmp_path / f"run/{number}").mkdir(parents=True)
+    opened = []
+    real = os.open
+
+    def noting(name, *rest, **named):
+        opened.append(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(os, "open", noting)
+    remove_path(str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    assert not {"0", "1", "2"} & set(opened)
+
+
+def mount(source, target):
+    target.mkdir(parents=True, exist_ok=True)
+    if subprocess.run(["mount", "--bind", source, target], check=False, capture_output=True).returncode:
+        pytest.skip("no mounts here")
+
+
+@needs_root
+@pytest.mark.parametrize("place", ["run", "run/mounted", "run/a/b/mounted"])
+def test_what_is_mounted_is_not_emptied(tmp_path, victim, place):
+    mount(victim, tmp_path / place)
+    mount(victim, tmp_path / place)
+    remove_path(str(tmp_path / "run"))
+    assert unharmed(victim)
+    assert not (tmp_path / "run").exists()
+
+
+@needs_root
+def test_a_folder_on_another_mount_stays_where_it_cannot_be_unmounted(tmp_path, victim, monkeypatch):
+    mount(victim, tmp_path / "run/a/mounted")
+    with monkeypatch.context() as patches:
+        patches.setattr("cpulaunch.system.files.folders.call", refuse)
+        remove_path(str(tmp_path / "run"))
+        assert unharmed(victim)
+    remove_path(str(tmp_path / "run"))
+    assert unharmed(victim)
+    assert not (tmp_path / "run").exists()
+
+
+def refuse(*_):
+    raise PermissionError
 
 
 @needs_root
