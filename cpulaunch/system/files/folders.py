@@ -10,10 +10,7 @@ import os
 
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.writing import create, remove
-from cpulaunch.system.libc import call
 
-MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
-"""Source: Linux, include/linux/fs.h."""
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -95,7 +92,6 @@ def remove_folder(name: str, *, folder: int) -> None:
 
     A link or a file of this user in its place is removed itself. What is mounted is not entered.
     """
-    _detach(name, folder)
     try:
         fd = _open_readable(name, folder)
     except OSError:
@@ -128,26 +124,6 @@ def _mount(fd: int) -> bytes | int:
             return next(line for line in file if line.startswith(b"mnt_id:"))
     except (OSError, StopIteration):
         return os.fstat(fd).st_dev
-
-
-def _detach(name: str, folder: int) -> None:
-    """Effect: what root's worker has mounted on a folder is unmounted. Source: umount(2)."""
-    while _is_mounted_on(name, folder):
-        try:
-            call("umount2", f"/proc/self/fd/{folder}/{name}".encode(), MNT_DETACH | UMOUNT_NOFOLLOW)
-        except OSError:
-            return
-
-
-def _is_mounted_on(name: str, folder: int) -> bool:
-    try:
-        fd = os.open(name, OPENED, dir_fd=folder)
-    except OSError:
-        return False
-    try:
-        return _is_mounted(fd, folder)
-    finally:
-        os.close(fd)
 
 
 def _open_readable(name: str, folder: int) -> int:
@@ -197,7 +173,6 @@ def empty_folder(folder: int) -> None:
     kept: set[str] = set()
     while left := [name for name in _without_rest(folder) if name not in kept]:
         for name in left:
-            _detach(name, folder)
             _move_up(name, folder)
             _remove_empty(name, folder)
         kept |= set(left)
@@ -210,7 +185,6 @@ def _move_up(name: str, folder: int) -> None:
     except OSError:
         return
     for each in () if _is_mounted(fd, folder) else _without_rest(fd):
-        _detach(each, fd)
         try:
             _move(each, fd, folder)
         except OSError:
