@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class cpu_time_limit:  # noqa: N801
         self._handler = signal.signal(NUMBER, self._expire)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {NUMBER})
         self._running = True
+        self._end = time.thread_time() + self._seconds
         signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -39,6 +41,11 @@ class cpu_time_limit:  # noqa: N801
         signal.signal(NUMBER, self._handler)
 
     def _expire(self, number: int, frame: FrameType | None) -> None:
-        if self._running:  # Else the time ran out as the code ended.
-            self._running = False
-            raise OutOfTimeError
+        if not self._running:
+            return  # The time ran out as the code ended.
+        left = self._end - time.thread_time()
+        if left > 0:  # Another process has sent the signal, or the timer counts whole ticks.
+            signal.setitimer(signal.ITIMER_VIRTUAL, left)
+            return
+        self._running = False
+        raise OutOfTimeError
