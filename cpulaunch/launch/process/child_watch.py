@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MAX_WAIT_SECONDS = float(1 << 20)
 """A wait that poll(2), which takes milliseconds as an int, can express."""
 
+PIPE_BYTES = 1 << 16
+"""What a pipe holds. Source: pipe(7)."""
+
 HOLD_SECONDS = 0.3
 """How long a tracer may take to let go of a child that has ended: debuggers and strace do so at once."""
 
@@ -143,12 +146,19 @@ def child_wakeup_pipe() -> tuple[int, int]:
 
 
 def drain(fd: int) -> None:
-    """Effect: reads all that is in a non-blocking pipe."""
+    """Effect: reads what is in a non-blocking pipe, or a part of it: another process may fill it all the time."""
     try:
-        while os.read(fd, 4096):
-            pass
+        os.read(fd, PIPE_BYTES)
     except BlockingIOError:
         return
+
+
+def wake(fd: int) -> None:
+    """Effect: the other end of a non-blocking pipe is readable."""
+    try:
+        os.write(fd, b"0")
+    except BlockingIOError:
+        return  # It is full.
 
 
 class ExitQueue:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+from itertools import islice
 
 from cpulaunch.launch.output.pump import Pump
 from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
 from cpulaunch.launch.output.sink import SinkError
-from cpulaunch.launch.process.child_watch import ExitQueue, child_wakeup_pipe, drain
+from cpulaunch.launch.process.child_watch import ExitQueue, child_wakeup_pipe, drain, wake
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
@@ -59,6 +60,12 @@ if TYPE_CHECKING:
 
 MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 """The timeout of poll(2) is an int."""
+
+SIGNALS = frozenset(map(int, signal.valid_signals()))
+"""Other numbers in the guard's pipe are its questions, or those of a worker that has a copy of its end."""
+
+MAX_REAPED = 256
+"""Children that are reaped before other events are looked at: a worker may start and end some without a pause."""
 
 Clock: TypeAlias = "Callable[[], float]"
 
@@ -269,7 +276,7 @@ class Supervisor:
             self._urgent.unregister(self._control)
             self._abandon_output = self._guard_is_gone = True
             self._handle(LauncherGone())
-        for number in filter(None, merged(numbers)):
+        for number in merged(number for number in numbers if number in SIGNALS):
             if self._all_ended and number in self.state.ending_signals:
                 self._abandon_output = True  # Only a slow reader of the output still delays the end.
             if number == signal.SIGINT and not self.state.ending:
@@ -317,12 +324,13 @@ class Supervisor:
         return self._starting_descriptor(worker) is None and catches(self.pids[worker], number)
 
     def _reap(self) -> None:
-        """Effect: handles every child that has ended, in the order of their ends, and then what they left behind.
+        """Effect: handles children that have ended, in the order of their ends, and then what they left behind.
 
+        Of more than MAX_REAPED, the others are handled at once after signals and deadlines.
         Raises: LaunchError or NotExecutableError if one has ended because it could not be executed.
         """
         killed = set[int]()
-        while ended := self._exits.first():
+        for number, ended in enumerate(islice(iter(self._exits.first, None), MAX_REAPED), 1):
             index = self._worker_of.get(ended.pid)
             if index in self.statuses:
                 index = None  # Its tracer has let go of it, or an orphan has got its pid.
@@ -339,6 +347,8 @@ class Supervisor:
                 reap(ended)
             else:
                 self._watch.worker_ended(index, reap_measured(ended))
+            if number == MAX_REAPED:
+                wake(self._wakeup_write)
         self._remove_shared_memory(killed)  # Orphans too: the ranks of torch's agent are such, if it ends first.
         self._check_groups()
 

@@ -1,12 +1,13 @@
 """The supervisor handles signals in time, however long it takes to search the output for a metric."""
 
+import os
 import subprocess
 
 import pytest
 
 from tests.launch.launching import python
 
-READING = """
+COMMON = """
     import os, sys, time
     from signal import SIGTERM
     from cpulaunch.launch.output.routing import OutputRouting
@@ -19,6 +20,8 @@ READING = """
     from cpulaunch.system.libc import private_pipe
 
     control, guard = private_pipe()
+"""
+READING = """
     seen = []
 
     class Reader:
@@ -49,5 +52,49 @@ READING = """
 
 @pytest.mark.parametrize("workers", [1, 0], ids=["while a worker runs", "after all have ended"])
 def test_a_signal_is_handled_before_more_output_is_read(workers):
-    done = subprocess.run(python(READING, str(workers)), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        python(COMMON + READING, str(workers)), capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "[None, 15]\n", done.stderr
+
+
+WITHOUT_OUTPUT = """
+    argv = ("/bin/sh", "-c", sys.argv[1])
+    spec = ExecSpec(worker=0, path=argv[0], argv=argv, environ={}, binding=UNBOUND)
+    routing = OutputRouting(sinks=(), stdio=(), streams=((),), logs=(), metrics=(), stdin=())
+    options = SupervisorOptions(inherited=Inherited(signal_mask=frozenset()), grace_seconds=600, control=control)
+    with Supervisor(routing, options, clock=time.monotonic, wall_clock=time.time) as supervisor:
+        supervisor.start([spec], [StdioFds(stdin=0, stdout=1, stderr=2, owned=())])
+"""
+BYTES = """
+        os.write(guard, bytes(range(65, 256)) + bytes([0, 32, 33]))
+        supervisor.run()
+    print(supervisor.statuses)
+"""
+CHILDREN = """
+        def children():
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                return len(file.read().split())
+        for _ in range(1000):
+            if os.fork() == 0:
+                os._exit(0)
+        time.sleep(1)
+        supervisor._wait()
+        print(children() > 1)
+        supervisor.run()
+    print(supervisor.statuses)
+"""
+
+
+def test_a_number_that_is_no_signal_is_ignored():
+    """A process with a copy of the guard's end of the pipe may write any byte."""
+    done = subprocess.run(python(COMMON + WITHOUT_OUTPUT + BYTES, "exit 4"), capture_output=True, text=True, check=True)
+    assert done.stdout == "{0: 4}\n", done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists(f"/proc/self/task/{os.getpid()}/children"), reason="needs Linux's /proc")
+def test_children_that_end_all_the_time_delay_nothing_else():
+    """A worker may start children of the supervisor (CLONE_PARENT) faster than they are reaped."""
+    code = python(COMMON + WITHOUT_OUTPUT + CHILDREN, "sleep 3; exit 4")
+    done = subprocess.run(code, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n{0: 4}\n", done.stderr
