@@ -74,7 +74,7 @@ def _failed_rank(rank: WorkerResult, result: LaunchResult, *, attempts: tuple[in
     if not others:
         first = f"{subject} failed: {exit_text(rank)}"
     lines = [f"cpulaunch: {first}", *_out_of_memory(rank, result)]
-    lines += [f"cpulaunch: {_time_text(rank, attempts)}", *_log(rank)]
+    lines += [f"cpulaunch: {_time_text(rank, result.started_at, attempts)}", *_log(rank)]
     if rank.error is None or _has_shown_traceback(rank):
         return [*lines, *_last_lines(_unseen(rank))]
     lines += ["cpulaunch: its exception:", *(f"  {line}" for line in rank.error.text.splitlines())]
@@ -96,8 +96,8 @@ def _others_text(others: list[WorkerResult], first: WorkerResult) -> str:
     return f"{failed} {'other' if failed == 1 else 'others'} failed afterwards, the rest were then ended"
 
 
-def _time_text(rank: WorkerResult, attempts: tuple[int, int]) -> str:
-    seconds, _ = _failed_at(rank)
+def _time_text(rank: WorkerResult, started_at: float, attempts: tuple[int, int]) -> str:
+    seconds, _ = _failed_at(rank, started_at)
     made, possible = attempts
     attempt = f" (attempt {made} of {possible})" if possible > 1 else ""
     return f"at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))}{attempt}"
@@ -118,14 +118,19 @@ def root_cause(result: LaunchResult) -> WorkerResult:
     counts, not that of its end. Among ranks of the same second, the first to end counts.
     Source: torch elastic, ChildFailedError.
     """
-    return min((rank for rank in result.workers if rank.status), key=_failed_at)
+    return min((rank for rank in result.workers if rank.status), key=lambda rank: _failed_at(rank, result.started_at))
 
 
-def _failed_at(rank: WorkerResult) -> tuple[int, float]:
-    """The second of a rank's failure, and the time of its end; Unix times."""
+def _failed_at(rank: WorkerResult, started_at: float) -> tuple[int, float]:
+    """The second of a rank's failure, and the time of its end; Unix times.
+
+    A recorded time counts if the rank ran then: another rank may have written the file.
+    """
     ended_at = rank.ended_at or 0.0
     recorded = None if rank.error is None else rank.error.timestamp
-    return int(ended_at) if recorded is None else recorded, ended_at
+    if recorded is None or not int(started_at) <= recorded <= (rank.ended_at or recorded):
+        recorded = int(ended_at)
+    return recorded, ended_at
 
 
 def exit_text(worker: WorkerResult) -> str:

@@ -59,6 +59,8 @@ class LaunchResult:
     output_error: CpulaunchError | None = None
     oom_kills: int | None = None
     wall_seconds: float | None = None
+    started_at: float = 0.0
+    """Unix time in seconds; of a job, that of the last attempt."""
     attempts: tuple[int, int] | None = None
     """Of a job: how often its ranks were started, and how often they could have been."""
 

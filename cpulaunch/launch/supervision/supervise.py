@@ -74,6 +74,7 @@ def _launch_result(
         first_failure=state.first_failure,
         ended_by=state.ended_by,
         oom_kills=oom_kills,
+        started_at=supervisor.started_at,
         wall_seconds=None if watch is None else watch.wall_seconds(),
     )
 

@@ -120,7 +120,8 @@ class Supervisor:
         """By worker: its exit code, or minus the signal that killed it."""
         self.ended_at: dict[int, float] = {}
         """By worker, in the order of their ends: Unix time in seconds."""
-        self._since = wall_clock()
+        self.started_at = wall_clock()
+        """Unix time in seconds."""
         self._left_memory: set[int] = set()
         """The pids of killed workers whose shared memory others still used."""
         self._worker_of: dict[int, int] = {}
@@ -354,7 +355,7 @@ class Supervisor:
 
     def _remove_shared_memory(self, pids: set[int]) -> None:
         """Effect: removes what killed workers left in /dev/shm; what others still use is remembered for the end."""
-        self._left_memory = self._left_memory - pids | remove_shared_memory(pids, since=self._since)
+        self._left_memory = self._left_memory - pids | remove_shared_memory(pids, since=self.started_at)
 
     def _check_groups(self) -> None:
         """Effect: handles groups that are gone. One that got SIGKILL counts as gone.

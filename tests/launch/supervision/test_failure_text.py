@@ -40,6 +40,15 @@ def test_the_first_to_fail_is_the_cause(ranks, cause):
     assert root_cause(job(*ranks)).index == cause
 
 
+@pytest.mark.parametrize("recorded", [1, int(AT) - 11, int(AT) + 10])
+def test_a_time_at_which_the_rank_did_not_run_does_not_count(recorded):
+    """Rank 1 may have written the file of rank 0, which was then ended."""
+    ranks = [rank(0, signal=15, ended_at=AT + 1, recorded=recorded), rank(1, code=3)]
+    result = replace(job(*ranks), started_at=AT - 10)
+    assert root_cause(result).index == 1
+    assert summary(result)[1].startswith("cpulaunch: at 2023-11-1")
+
+
 def test_the_lines_about_a_failed_rank():
     traceback = f"{TRACEBACK}\n  File x\nValueError: no"
     failed = rank(
