@@ -9,7 +9,7 @@ import os
 
 from cpulaunch.launch.process.run_directory import choose_private_path, make_unique_directory
 from cpulaunch.launch.supervision.error_file import MAX_BYTES
-from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import make_folder, remove_folder, unpredictable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ERROR_FILE = "error.json"
+LOG_HINT = "--log-dir needs a writable directory"
 
 
 @record
@@ -135,18 +136,18 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int, private: st
     if files.directory is None or folder.fd is None:
         return files
     name = os.path.basename(files.directory)
-    remove_folder(name, folder=folder.fd)  # Of an attempt that lost its port and is repeated.
+    remove_folder(name, folder=folder.fd)  # Of an attempt that lost its port, or what a rank has put there.
     try:
         fd = make_folder(name, folder=folder.fd)
         for local_rank in range(ranks):
             os.close(make_folder(str(local_rank), folder=fd))
         errors = None if folder.secure or private is None else make_unique_directory(private, "errors-")
     except OSError as error:
-        raise log_error(files.directory, error) from None
+        hint = LEAVE_FOLDERS if folder.private else LOG_HINT
+        raise log_error(files.directory, error, hint=hint) from None
     return replace(files, fd=fd, errors=errors)
 
 
-def log_error(path: str, error: OSError) -> LaunchError:
+def log_error(path: str, error: OSError, *, hint: str = LOG_HINT) -> LaunchError:
     """The error for a log that cannot be written."""
-    hint = "--log-dir needs a writable directory"
     return LaunchError("log cannot be written", value=error.filename or path, source=error.strerror, hint=hint)

@@ -12,6 +12,7 @@ from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.ranks.engine import end_requested
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.launch.supervision.supervisor import SupervisorOptions
+from cpulaunch.records.errors import LEAVE_FOLDERS
 from cpulaunch.system.signals import ENDING
 
 TWO = ("--nproc-per-node", "2")
@@ -34,6 +35,32 @@ def test_every_attempt_is_a_new_group_with_a_port_of_its_own(launch):
 
 
 PER_ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")
+
+
+@pytest.mark.parametrize(
+    "make", ["open(path, 'w').close()", "os.mkfifo(path)", "os.symlink('/', path)", "os.mkdir(path)"]
+)
+@pytest.mark.parametrize("logs", [(), ("--log-dir", "logs", "-t", "3")], ids=["private", "kept"])
+def test_what_a_rank_puts_in_place_of_the_next_attempts_folder_is_replaced(launch, make, logs):
+    launch.write(f"""
+        path = os.environ["TORCHELASTIC_ERROR_FILE"].partition("attempt_0")[0] + "attempt_1"
+        if attempt == 0:
+            {make}
+            sys.exit(3)
+    """)
+    job = launch.run("--nproc-per-node", "1", "--max-restarts", "1", *logs, "job.py")
+    assert job.code == 0, job.err
+
+
+def test_a_rank_that_removes_the_jobs_folder_is_told_to_leave_it(launch):
+    launch.write("""
+        import shutil
+        shutil.rmtree(os.environ["TORCHELASTIC_ERROR_FILE"].partition("/attempt_0")[0])
+        sys.exit(3)
+    """)
+    job = launch.run("--nproc-per-node", "1", "--max-restarts", "1", "job.py")
+    assert job.code == 125
+    assert LEAVE_FOLDERS in job.err
 
 
 def test_attempts_run_out(launch):
