@@ -64,8 +64,8 @@ MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 SIGNALS = frozenset(map(int, signal.valid_signals()))
 """Other numbers in the guard's pipe are its questions, or those of a worker that has a copy of its end."""
 
-MAX_REAPED = 256
-"""Children that are reaped before other events are looked at: a worker may start and end some without a pause."""
+MAX_REAPED, MAX_SHARED = 256, 1000
+"""Ended children, and files in /dev/shm, that are handled before other events: a worker may make thousands."""
 
 Clock: TypeAlias = "Callable[[], float]"
 
@@ -350,12 +350,14 @@ class Supervisor:
                 self._watch.worker_ended(index, reap_measured(ended))
             if number == MAX_REAPED:
                 wake(self._wakeup_write)
-        self._remove_shared_memory(killed)  # Orphans too: the ranks of torch's agent are such, if it ends first.
+        self._remove_shared_memory(
+            killed, most=MAX_SHARED
+        )  # Orphans too: the ranks of torch's agent are such, if it ends first.
         self._check_groups()
 
-    def _remove_shared_memory(self, pids: set[int]) -> None:
+    def _remove_shared_memory(self, pids: set[int], *, most: int | None = None) -> None:
         """Effect: removes what killed workers left in /dev/shm; what others still use is remembered for the end."""
-        self._left_memory = self._left_memory - pids | remove_shared_memory(pids, since=self.started_at)
+        self._left_memory = self._left_memory - pids | remove_shared_memory(pids, since=self.started_at, most=most)
 
     def _check_groups(self) -> None:
         """Effect: handles groups that are gone. One that got SIGKILL counts as gone.

@@ -24,12 +24,15 @@ TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
 
-def remove_shared_memory(pids: Iterable[int], *, since: float, folder: str = SHARED_FOLDER) -> frozenset[int]:
+def remove_shared_memory(
+    pids: Iterable[int], *, since: float, most: int | None = None, folder: str = SHARED_FOLDER
+) -> frozenset[int]:
     """The processes after which files are left that are named. Effect: removes those that no process uses any more.
 
     They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
     time in seconds) are the processes'; other ranks may still use them. The folder is listed once: thousands of
-    processes may have been killed, and any user may have made thousands of files in it.
+    processes may have been killed, and any user may have made thousands of files in it. Of more than `most` files, the
+    others are left.
     """
     owners = frozenset(map(str, pids))
     if not owners:
@@ -38,8 +41,9 @@ def remove_shared_memory(pids: Iterable[int], *, since: float, folder: str = SHA
         names = [(name, _owner(name)) for name in os.listdir(folder)]
     except OSError:
         return frozenset()
-    owned = [(name, owner) for name, owner in names if owner is not None and owner in owners]
-    return frozenset(int(owner) for name, owner in owned if _is_kept(os.path.join(folder, name), since))
+    owned = [(name, int(owner)) for name, owner in names if owner is not None and owner in owners]
+    kept = {owner for name, owner in owned[:most] if _is_kept(os.path.join(folder, name), since)}
+    return frozenset(kept.union(owner for _, owner in owned[len(owned) if most is None else most :]))
 
 
 def _owner(name: str) -> str | None:
@@ -68,13 +72,13 @@ def started_at(pid: int) -> float:
 def _is_kept(path: str, since: float) -> bool:
     """Whether a file of this user's is left because a process uses it. Effect: removes an unused one."""
     try:
+        if not _is_own(os.lstat(path), since):  # To open another one may have effects, as that of a pipe.
+            return False
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        status = os.fstat(fd)
-        own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_mtime >= since - TICK_SECONDS
-        if not own:
+        if not _is_own(os.fstat(fd), since):
             return False
         if is_in_use(fd):
             return True
@@ -84,6 +88,11 @@ def _is_kept(path: str, since: float) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _is_own(status: os.stat_result, since: float) -> bool:
+    own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return own and status.st_mtime >= since - TICK_SECONDS
 
 
 def is_in_use(fd: int) -> bool:

@@ -104,6 +104,23 @@ def test_a_link_is_not_followed(folder, tmp_path):
     assert (tmp_path / "victim").exists()
 
 
+def test_of_many_files_some_are_left_for_later(folder):
+    for number in range(5):
+        make(folder, f"{PID}:{os.getuid()}:{number}")
+    make(folder, f"{PID + 1}:{os.getuid()}:0")
+    left = shared_memory.remove_shared_memory({PID}, since=0, most=3, folder=folder)
+    assert (left, len(os.listdir(folder))) == ({PID}, 3)
+    assert not shared_memory.remove_shared_memory(left, since=0, most=2, folder=folder)
+    assert os.listdir(folder) == [f"{PID + 1}:{os.getuid()}:0"]
+
+
+@pytest.mark.parametrize("make_other", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_not_opened(folder, monkeypatch, make_other):
+    make_other(os.path.join(folder, NAME))
+    monkeypatch.setattr(os, "open", lambda *_, **__: pytest.fail("it was opened"))
+    assert not shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+
+
 def test_a_process_removes_the_names_of_what_it_has_mapped_alone(folder):
     own, others = (make(folder, f"{os.getpid()}:{os.getuid()}:{number}") for number in (0, 1))
     foreign = make(folder, f"1{os.getpid()}:{os.getuid()}:0\r\n\x85")
