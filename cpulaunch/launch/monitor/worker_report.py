@@ -14,18 +14,35 @@ from cpulaunch.system.files.reading import read_lines_at_ends
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
+    from typing import Any, TypeVar
+
+    Key = TypeVar("Key")
+    Value = TypeVar("Value")
 
 MAX_BYTES = 1 << 24
 """Read of an event file. Of a larger one both ends count: settings are reported first, and the last metrics last."""
 MAX_LINE = 1 << 20
 """Characters of an event. The largest are snapshots of processes with thousands of threads."""
-MAX_DEPTH = 16
+MAX_DEPTH = 8
 """Of lists and objects in an event. Python reads deeper ones than it can write, and recorded ones have at most five."""
+MAX_VALUES, MAX_ALL_VALUES = 1 << 16, 1 << 20
+"""In lists and objects of an event, and of all events: each is two bytes in a file, but a line of a report. The largest
+checksum has about 26,000, in 13 bytes each."""
+MAX_ENTRIES = 10_000
+"""Modules, choices, processes, names and the like of each kind."""
 MAX_MALFORMED = 10_000
 """A file with more malformed lines is not one of events, and the rest of it is ignored."""
 MAX_METRICS, MAX_METRIC_NAME = 1000, 256
 """Names of metrics in a file, and characters of one: each name is a line on the terminal."""
+MODULE_FIELDS = {
+    "captured": ("module", "signature", "engine", "seconds", "error", "speedup", "frozen_bytes"),
+    "eager": ("module", "reason"),
+}
+LIVE_FIELDS = (
+    *("pid", "command", "threads", "pages", "openmp", "openmp_runtime", "openmp_path", "allocator", "allocator_path"),
+    *("peak_memory_bytes", "rss_bytes"),
+)
+"""What docs/json.md describes; other fields of an event are not kept."""
 PROGRAM_EVENTS = ("metric", "checksum")
 """Events that do not show that the plugin is loaded: the program causes them."""
 
@@ -54,7 +71,7 @@ class WorkerReport:
     conditions: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """By pid: what inside torch made it slow, as `worker/reporting/conditions.py` describes it."""
     ignored: int = 0
-    """Lines that are no events, or metrics beyond their limits."""
+    """Lines that are no events, or beyond the limits of their kind."""
     unread_bytes: int = 0
 
 
@@ -86,17 +103,22 @@ def _parse(line: str) -> dict[str, Any] | None:
         event = json.loads(line, parse_constant=lambda _: None, parse_float=_float, parse_int=_int)
     except (ValueError, RecursionError):  # The latter for lists in lists, a thousand deep.
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("pid"), int) or _is_deeper(event, MAX_DEPTH):
+    if not isinstance(event, dict) or not isinstance(event.get("pid"), int):
         return None
     return event if isinstance(event.get("event"), str) else None
 
 
-def _is_deeper(value: object, depth: int) -> bool:
-    """Whether lists and objects are nested in this value more than so many times."""
-    if not isinstance(value, dict | list):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return not depth or any(_is_deeper(each, depth - 1) for each in parts)
+def _values(event: dict[str, Any]) -> int | None:
+    """How many values the lists and objects in an event have together; None if they are nested too deep."""
+    count = 0
+    level: list[object] = list(event.values())
+    for _ in range(MAX_DEPTH):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [part for each in nested for part in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return count
+        count += len(level)
+    return None if any(isinstance(each, dict | list) for each in level) else count
 
 
 def _float(text: str) -> float | None:
@@ -126,47 +148,46 @@ class _Collected:
         self.checksums: dict[str, tuple[dict[str, Any], ...]] = {}
         self.live: dict[int, dict[str, Any]] = {}
         self.conditions: dict[int, dict[str, Any]] = {}
+        self._values = 0
 
     def add(self, event: dict[str, Any]) -> bool:
-        """Whether the event has the form of its kind. Effect: adds it; those of unknown kinds are of other versions."""
+        """Whether the event has the form of its kind, and is within the limits.
+
+        Effect: adds it; those of unknown kinds are of other versions.
+        """
+        values = _values(event)
+        if values is None or values > min(MAX_VALUES, MAX_ALL_VALUES - self._values):
+            return False
+        self._values += values
         kind, pid = event["event"], event["pid"]
         facts = {name: value for name, value in event.items() if name != "event"}
         if self.main_pid is None and kind not in PROGRAM_EVENTS:
             self.main_pid = pid
         if kind in ("applied", "degraded"):
-            self._add_setting(pid, kind, facts)
-        elif kind in ("captured", "eager"):
-            self._add_module(self.captured if kind == "captured" else self.eager, facts)
-        elif kind == "chosen":
-            self.chosen.append(facts)
-        elif kind in ("weights", "accuracy"):
-            self.weights.append(facts)
-        elif kind == "captures":
-            self.captures[pid] = facts
-        elif kind == "warning":
-            self.warnings[str(facts.get("text", ""))] = None
-        elif kind == "metric":
+            return self._add_setting(pid, kind, facts)
+        if kind in MODULE_FIELDS:
+            return _put(self.captured if kind == "captured" else self.eager, *_module(kind, facts))
+        if kind in ("chosen", "weights", "accuracy"):
+            return _append(self.chosen if kind == "chosen" else self.weights, facts)
+        if kind == "captures":
+            return _put(self.captures, pid, facts)
+        if kind == "warning":
+            return _put(self.warnings, str(facts.get("text", "")), None)
+        if kind == "metric":
             return self._add_metric(facts)
-        elif kind == "checksum":
+        if kind == "checksum":
             return self._add_checksum(facts)
-        elif kind == "live":
-            self.live[pid] = facts
-        elif kind == "conditions":
-            self.conditions[pid] = facts
-        return True
+        if kind == "live":
+            return _put(self.live, pid, {name: facts[name] for name in LIVE_FIELDS if name in facts})
+        return kind != "conditions" or _put(self.conditions, pid, facts)
 
-    def _add_setting(self, pid: int, state: str, facts: dict[str, Any]) -> None:
+    def _add_setting(self, pid: int, state: str, facts: dict[str, Any]) -> bool:
         """Effect: keeps the main process's last state of a setting, or another process's if the main one has none."""
         name = str(facts.get("setting", ""))
         detail = str(facts.get("reason" if state == "degraded" else "detail", ""))
         if pid == self.main_pid or name not in self.settings or self.settings[name][0] != self.main_pid:
-            self.settings[name] = (pid, {"state": state, "detail": detail})
-
-    @staticmethod
-    def _add_module(modules: dict[str, dict[str, Any]], facts: dict[str, Any]) -> None:
-        """Effect: lists the module once, although every process of a worker may report it."""
-        del facts["pid"]
-        modules.setdefault(json.dumps(facts, sort_keys=True), facts)
+            return _put(self.settings, name, (pid, {"state": state, "detail": detail}))
+        return True
 
     def _add_metric(self, facts: dict[str, Any]) -> bool:
         name, value = facts.get("name"), facts.get("value")
@@ -185,8 +206,7 @@ class _Collected:
             or not all(isinstance(each, dict) for each in parts)
         ):
             return False
-        self.checksums[name] = tuple(parts)
-        return True
+        return _put(self.checksums, name, tuple(parts))
 
     def report(self) -> WorkerReport:
         """The report on all events so far."""
@@ -204,3 +224,26 @@ class _Collected:
             live=self.live,
             conditions=self.conditions,
         )
+
+
+def _module(kind: str, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A key and the documented fields of a module, which is listed once, although several processes may report it."""
+    known = {
+        name: facts[name] for name in MODULE_FIELDS[kind] if name in facts and not isinstance(facts[name], dict | list)
+    }
+    return json.dumps(known, sort_keys=True), known
+
+
+def _put(entries: dict[Key, Value], key: Key, value: Value) -> bool:
+    """Whether there is room for the entry. Effect: makes it, or replaces an older one."""
+    if key not in entries and len(entries) >= MAX_ENTRIES:
+        return False
+    entries[key] = value
+    return True
+
+
+def _append(entries: list[dict[str, Any]], facts: dict[str, Any]) -> bool:
+    if len(entries) >= MAX_ENTRIES:
+        return False
+    entries.append(facts)
+    return True
