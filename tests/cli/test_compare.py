@@ -40,6 +40,13 @@ def test_a_script_alone_compares_python_with_the_defaults():
     assert (line.sides, line.program) == ((("--no-python",), ("--no-python", "-O2")), ("./tool",))
 
 
+def test_after_a_double_dash_no_option_of_compare_stands_among_sides():
+    """So `3` is no value, and --rounds, which is no side of its own, an argument of a module."""
+    words = ["-m", "--rounds", "3", "--", "a.py"]
+    assert parse_compare(["--", *words]).program == tuple(words)
+    assert parse_compare(words).program == ("a.py",)
+
+
 @pytest.mark.parametrize("words", [["-m"], ["--no-python"], ["--", "-m"], ["python", "-O2", "--", "-m"], ["-m", "--"]])
 def test_a_kind_of_program_without_a_program_is_an_error(words):
     with pytest.raises(UsageError, match="no script given"):

@@ -409,6 +409,15 @@ def test_an_ordinary_users_logs_of_several_hosts_are_not_written_through_links(s
     assert [path.name for path in moved.iterdir()] == ["new"]
 
 
+@needs_root
+def test_a_folder_for_logs_of_several_hosts_is_not_made_without_proc(strangers, monkeypatch):
+    is_folder = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: is_folder(path) and not str(path).startswith("/proc"))
+    with pytest.raises(LaunchError, match="other users can change the folder of the logs"):
+        open_log_folder(str(strangers), "run")
+    assert list(strangers.iterdir()) == []
+
+
 def test_the_agent_writes_logs_by_a_path_without_links_where_no_one_else_can(tmp_path):
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real").mkdir()

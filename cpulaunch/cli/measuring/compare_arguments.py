@@ -94,7 +94,7 @@ def _sides_and_program(words: list[str]) -> tuple[list[str], list[str]]:
     divided = "--" in words[start:]
     if start and not divided:
         return [], _checked_program(words[start:])
-    begins = words[start:] and (not _is_side(words[start]) or _begins_program(words[start:]))
+    begins = words[start:] and (not _is_side(words[start]) or _begins_program(words[start:], own=not start))
     if begins:
         return [], _checked_program(words[start:])
     if not divided:
@@ -136,13 +136,16 @@ def _checked_program(program: list[str]) -> list[str]:
     return program
 
 
-def _begins_program(words: Sequence[str]) -> bool:
-    """Whether words are -m MODULE or --no-python COMMAND, whose arguments a `--` belongs to, rather than sides."""
+def _begins_program(words: Sequence[str], *, own: bool) -> bool:
+    """Whether words are -m MODULE or --no-python COMMAND, whose arguments a `--` belongs to, rather than sides.
+
+    `own`: options of compare itself may stand among sides.
+    """
     if words[0] not in BEGINS_PROGRAM or "--" not in words:
         return words[0] in BEGINS_PROGRAM
     left = list(words[: words.index("--")])
     while left and _is_side(left[0]):
-        _, left = OWN.leading(left[1:])
+        left = OWN.leading(left[1:])[1] if own else left[1:]
     return bool(left)
 
 

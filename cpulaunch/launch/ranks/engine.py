@@ -224,17 +224,17 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
     from cpulaunch.launch.supervision.supervise import supervise
 
     files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs), private=run.private)
-    shared = {
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": run.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
-    }
-    specs = [with_variables(spec, {**shared, VARIABLE: files.error_file(spec.worker)}) for spec in run.specs]
-    if run.private is not None and run.plan.launch.watched:
-        directory = make_events_directory(run.private, [spec.worker for spec in specs])
-        specs = list(with_event_files(specs, directory))
-        options = replace(options, watch=_watch(run, directory))
     try:
+        shared = {
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": run.run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        }
+        specs = [with_variables(spec, {**shared, VARIABLE: files.error_file(spec.worker)}) for spec in run.specs]
+        if run.private is not None and run.plan.launch.watched:
+            directory = make_events_directory(run.private, [spec.worker for spec in specs])
+            specs = list(with_event_files(specs, directory))
+            options = replace(options, watch=_watch(run, directory))
         result = supervise(specs, open_rank_routing(run.plan, run.job, files), options)
         return _rank_result(run, result, files, restarts)
     finally:

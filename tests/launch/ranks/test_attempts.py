@@ -4,15 +4,17 @@ import os
 import resource
 import signal
 import socket
+from types import SimpleNamespace
 
 import pytest
 from jobs import free_port, text_of
 
 from cpulaunch.launch.process.spawn import Inherited
+from cpulaunch.launch.ranks import engine
 from cpulaunch.launch.ranks.engine import end_requested
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.launch.supervision.supervisor import SupervisorOptions
-from cpulaunch.records.errors import LEAVE_FOLDERS
+from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.system.signals import ENDING
 
 TWO = ("--nproc-per-node", "2")
@@ -76,6 +78,20 @@ def test_many_attempts_leave_no_descriptors(launch):
     job = launch.finish(process)
     assert (job.code, job.err.count("restarting")) == (1, 150)
     assert not list((launch.folder / "tmp").iterdir())
+
+
+def test_an_attempt_that_cannot_begin_leaves_no_descriptors(monkeypatch):
+    def fails(*arguments):
+        raise LaunchError("no space left")
+
+    closed = []
+    plan = SimpleNamespace(launch=SimpleNamespace(watched=True))
+    run = SimpleNamespace(plan=plan, specs=(), private="private", folder=None, run_id="run")
+    monkeypatch.setattr(engine, "make_rank_files", lambda *_, **__: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setattr(engine, "make_events_directory", fails)
+    with pytest.raises(LaunchError):
+        engine._run_attempt(run, None, port=1, restarts=0)
+    assert closed == [1]
 
 
 def test_many_watched_attempts_leave_no_descriptors(launch):

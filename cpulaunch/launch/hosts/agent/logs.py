@@ -42,15 +42,14 @@ def open_log_folder(log_dir: str, run_id: str) -> LogFolder:
 
 
 def _own_folder(log_dir: str, folder: int, run_id: str) -> LogFolder:
+    descriptors = f"/proc/{os.getpid()}/fd"  # Not self: the ranks open their error files.
+    if not os.path.isdir(f"{descriptors}/{folder}"):
+        raise LaunchError(
+            "other users can change the folder of the logs",
+            value=log_dir,
+            source="without /proc, torch's agent writes there by paths",
+            hint="give a --log-dir that only you can write",
+        )
     name = unpredictable(f"{run_id.replace(os.sep, '_')}_")
     fd = make_folder(name, folder=folder)
-    path = f"/proc/{os.getpid()}/fd/{fd}"  # Not self: the ranks open their error files.
-    if os.path.isdir(path):
-        return LogFolder(path=path, shown=os.path.join(os.path.abspath(log_dir), name))
-    os.close(fd)
-    raise LaunchError(
-        "other users can change the folder of the logs",
-        value=log_dir,
-        source="without /proc, torch's agent writes there by paths",
-        hint="give a --log-dir that only you can write",
-    )
+    return LogFolder(path=f"{descriptors}/{fd}", shown=os.path.join(os.path.abspath(log_dir), name))
