@@ -104,7 +104,7 @@ def _longest_seconds(comparison: ComparisonResult) -> float:
 
 
 def _sufficient_budget(comparison: ComparisonResult, limits: ComparisonLimits) -> int:
-    """A budget in seconds that is larger than the given one, and by a tenth than what a verdict needs at least."""
+    """A budget in seconds that is larger than the given one, and a tenth more than a verdict needs."""
     needed = max(11 * _least_seconds(comparison) / 10, limits.budget_seconds + _longest_seconds(comparison))
     return 10 * math.ceil(needed / 10)
 

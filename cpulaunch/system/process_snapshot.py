@@ -23,7 +23,8 @@ COMMAND_LETTERS = 1000
 MAX_COMMAND = 1 << 16
 """Letters read of a command line. It may be gigabytes: a process decides where its own lies (prctl, PR_SET_MM)."""
 MAX_LETTERS = 1 << 23
-"""Letters read of any other file: enough for the maps of a process with 65,530 mappings, the usual limit of Linux."""
+"""Letters read of any other file: enough for the maps of a process with 65,530 mappings, the usual limit of Linux,
+most of them anonymous."""
 
 
 def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def wait_for_exit(pid: int) -> int | None:
             end.poll()
             held_until = time.monotonic() + HOLD_SECONDS
             while ended_child(pid) is None and is_child(pid) and time.monotonic() < held_until:
-                time.sleep(HOLD_SECONDS / 30)  # Nothing but SIGCHLD, which no thread can wait for, says that it let go.
+                # Only SIGCHLD tells that the tracer has let go, and the main thread needs that signal.
+                time.sleep(HOLD_SECONDS / 30)
             if ended_child(pid) is not None or not is_child(pid):
                 return _waited_status(pid)
             if has_ended_traced(pid):  # Else a thread of it executed a program, and it seemed to have ended.

@@ -39,7 +39,10 @@ class SpawnedWorker:
 
 
 def spawn(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited) -> SpawnedWorker:
-    """The forked process, of which `check_executed` tells more. Effect: closes `stdio.owned`. Raises: LaunchError."""
+    """The forked process; `check_executed` tells whether it runs its program. Effect: closes `stdio.owned`.
+
+    Raises: LaunchError.
+    """
     read, write = private_pipe()  # A successful exec closes it, which a worker that runs already may delay, by SIGSTOP.
     os.set_blocking(read, False)
     parent = os.getpid()

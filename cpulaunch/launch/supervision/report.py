@@ -115,7 +115,7 @@ def binding(observation: Observation, worker: WorkerResult, plan: WorkerPlan) ->
 def _stays_inside(live: Mapping[str, Any], cpus: frozenset[int]) -> bool | None:
     """Whether a process's threads may run on these CPUs only; None without masks of threads.
 
-    Nor if the sample has another format than system/process_snapshot.py, with more masks than threads have.
+    None too if the sample has another format than that of system/process_snapshot.py, or too many masks.
     """
     try:
         masks = dict.fromkeys(each["cpus"] for each in live["threads"])

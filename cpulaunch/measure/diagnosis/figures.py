@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BUSY_THREAD = 0.05
 """Of the time, in which a thread runs or is ready to run: from this on it keeps busy."""
 MOST = 1 << 63
-"""From here on a count is none, nor is anything else."""
+"""Counts and measured values from here on are malformed."""
 DECIMALS = 12
 """Of seconds: a picosecond is less than anything takes."""
 
