@@ -73,15 +73,17 @@ def loopback_address(host_name: str) -> str | None:
 
 def _retried_listener(address: str, port: int) -> socket.socket | None:
     """A socket that listens here; None if this process already has one. Raises: RuntimeError if another one has."""
-    for _ in range(RETRIES):
+    for left in reversed(range(RETRIES)):
         try:
             return loopback_listener(address, port)
-        except OSError as error:
+        except OSError as error:  # Kept beyond this block, it would keep its frames, and the store with them.
             if error.errno == errno.EADDRINUSE and _listens(port):
                 return None
-            reason = error
+            if not left:
+                text = f"the store cannot listen at {address}, port {port}: {error.strerror}"
+                raise RuntimeError(text) from error
         time.sleep(RETRY_SECONDS)
-    raise RuntimeError(f"the store cannot listen at {address}, port {port}: {reason.strerror}") from reason
+    return None
 
 
 def loopback_listener(address: str, port: int) -> socket.socket:

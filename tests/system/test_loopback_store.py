@@ -1,9 +1,11 @@
 """Which names and stores are restricted to loopback, without torch."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -95,11 +97,17 @@ def test_a_port_that_another_process_serves_is_an_error_and_never_torchs_own_sto
 
 
 def test_a_port_that_another_process_serves_for_a_moment_is_tried_again(neighbour):
-    calls, port = [], neighbour(0.05)
-    on_loopback(recorded(calls))("127.0.0.1", port, 1, True)
-    [(_, bound, _, options)] = calls
-    assert bound == port
-    socket.socket(fileno=options["master_listen_fd"]).close()
+    class Store:
+        def __init__(self, host, port, size, is_master, **options):
+            self.port, self.descriptor = port, options["master_listen_fd"]
+
+    port = neighbour(0.1)
+    store = on_loopback(Store)("127.0.0.1", port, 1, True)
+    assert store.port == port
+    os.close(store.descriptor)
+    seen = weakref.ref(store)
+    del store
+    assert seen() is None, "what was tried before keeps it, and its server, alive"
 
 
 def test_a_torch_that_takes_no_socket():
