@@ -22,7 +22,7 @@ from cpulaunch.launch.process.descriptors import fork_error, open_standard_descr
 from cpulaunch.launch.process.processes import kill_children, own_children, signal_process, traced_status
 from cpulaunch.launch.process.replace import flush_standard_streams
 from cpulaunch.launch.process.spawn import Inherited
-from cpulaunch.launch.process.watchdog import Watchdog
+from cpulaunch.launch.process.watchdog import FailureWatch, Watchdog
 from cpulaunch.records.record import record
 from cpulaunch.system.control_group import (
     LaunchCgroup,
@@ -108,7 +108,11 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     parent = os.getpid()
     child = _fork()
     if child:
-        watchdog = Watchdog(write, unread=read, ending=ending, grace_seconds=grace_seconds, asks=asks)
+        guards = 2 if earlier_children else 1
+        failures = FailureWatch(child, guards=guards, grace_seconds=grace_seconds) if is_linux() else None
+        watchdog = Watchdog(
+            write, unread=read, ending=ending, grace_seconds=grace_seconds, asks=asks, failures=failures
+        )
         stop = signals & {signal.SIGTSTP} - ending
         urgent = (ending & signals, frozenset({signal.SIGCHLD}))
         watch = ChildWatch(child, urgent=urgent, others=signals - ending - stop, kept=stop)

@@ -1,4 +1,4 @@
-"""The outer guard's end of the pipe to the supervisor: forwards signals, and notices when they are not read."""
+"""The outer guard's watch over the supervisor: forwards signals, and notices when it misses one, or a failure."""
 
 from __future__ import annotations
 
@@ -23,6 +23,70 @@ QUESTION, QUESTION_SECONDS = 0, 5.0
 REPORT_SECONDS = 60.0
 """How long a supervisor whose workers have all ended may take for reports: a file system may hang."""
 
+CHECK_SECONDS = 5.0
+"""Between two looks at the supervisor's children, which take the guard less than half a millisecond for two."""
+
+STATE, GROUP, THREADS, EXIT_CODE = 0, 2, 17, 49
+"""Indexes of the fields after the name in /proc/PID/stat. Source: proc(5)."""
+
+
+class FailureWatch:
+    """Notices a worker that has failed while the supervisor does not, and so does not end the launch.
+
+    A worker may block the supervisor for ever: by a trace, a frozen cgroup, a file in /proc that cannot be read. What
+    is counted is looks, not seconds: on a machine that was suspended, the supervisor may not have run either.
+    """
+
+    def __init__(self, child: int, *, guards: int, grace_seconds: float, proc: str = "/proc") -> None:
+        """`child`: the first of so many guards, each the parent of the next one; the last is the supervisor's."""
+        self._child = child
+        self._guards = guards
+        self._proc = proc
+        self._most = 2 + int((grace_seconds + ANSWER_SECONDS) / CHECK_SECONDS)
+        self._looks: dict[int, int] = {}
+
+    def failure(self) -> int | None:
+        """The exit code, or minus the signal, of a worker that was unreaped at too many looks; None if there is none.
+
+        Effect: looks.
+        """
+        failures = {pid: code for pid in self._children_of_supervisor() if (code := self._failure_of(pid))}
+        self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in failures}
+        return next((failures[pid] for pid, looks in self._looks.items() if looks > self._most), None)
+
+    def _children_of_supervisor(self) -> list[int]:
+        """The pids of the supervisor's children; empty if the kernel lists none."""
+        try:
+            if os.readlink(f"{self._proc}/self") != str(os.getpid()):
+                return []  # This is the /proc of another pid namespace.
+            pid = self._child
+            for _ in range(self._guards):
+                pid = self._children_of(pid)[0]
+            return self._children_of(pid)
+        except (OSError, IndexError):
+            return []
+
+    def _children_of(self, pid: int) -> list[int]:
+        with open(f"{self._proc}/{pid}/task/{pid}/children") as file:
+            return [int(each) for each in file.read().split()]
+
+    def _failure_of(self, pid: int) -> int | None:
+        """How an unreaped worker failed, which leads its own group; None if it has not ended, or well.
+
+        One that a process traces is not the supervisor's to reap; of one that still has threads, only the first ended.
+        """
+        try:
+            with open(f"{self._proc}/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            if fields[STATE] != b"Z" or int(fields[GROUP]) != pid or int(fields[THREADS]) > 1:
+                return None
+            with open(f"{self._proc}/{pid}/status", "rb") as file:
+                if b"\nTracerPid:\t0\n" not in file.read():
+                    return None
+            return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or None
+        except (OSError, IndexError, ValueError):
+            return None
+
 
 class Watchdog:
     """Forwards signals through a pipe, and knows how many of them the supervisor has read.
@@ -32,7 +96,14 @@ class Watchdog:
     """
 
     def __init__(
-        self, control: int, *, unread: int, ending: frozenset[int], grace_seconds: float, asks: bool = False
+        self,
+        control: int,
+        *,
+        unread: int,
+        ending: frozenset[int],
+        grace_seconds: float,
+        asks: bool = False,
+        failures: FailureWatch | None = None,
     ) -> None:
         """Effect: makes the write end of the pipe, `control`, return at once when it is full.
 
@@ -45,6 +116,8 @@ class Watchdog:
         self._ending = ending
         self._grace_seconds = grace_seconds
         self._asks = asks
+        self._failures = failures
+        self._next_look = _now() + CHECK_SECONDS
         self._written = 0
         self._awaited: int | None = 0
         """How many bytes have to be read for the first unanswered ending signal to be answered; None: it never is."""
@@ -86,10 +159,11 @@ class Watchdog:
     def next_signal(self, watch: ChildWatch) -> int | None:
         """The next signal that arrives; None if by its deadline the supervisor has not read an ending one.
 
+        None too if it has not noticed that a worker failed.
         From then on it is None again and again: what a process holds at its end may need more than one kill.
         """
-        while not self._is_overdue():
-            number = watch.next_signal(self._seconds_left())
+        while not (self._is_overdue() or self._has_missed_a_failure()):
+            number = watch.next_signal(self._wait_seconds())
             if number is not None:
                 return number
         self._deadline = _now() + ANSWER_SECONDS
@@ -99,6 +173,24 @@ class Watchdog:
             if self._reporting:
                 self.complaint = f"reports were not written in time after signal {self._first}"
         return None
+
+    def _has_missed_a_failure(self) -> bool:
+        """Whether a worker has failed long ago, and the supervisor, which still runs, has not reaped it."""
+        if self._failures is None or self.complaint is not None or _now() < self._next_look:
+            return False
+        self._next_look = _now() + CHECK_SECONDS
+        code = self._failures.failure()
+        if code is None:
+            return False
+        self.exit_code = code if code > 0 else 128 - code
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        self.complaint = f"the supervisor did not notice that a worker failed ({how}); all workers were killed"
+        return True
+
+    def _wait_seconds(self) -> float | None:
+        """How long to wait for a signal; None: until there is one."""
+        look = None if self._failures is None or self.complaint is not None else max(0.0, self._next_look - _now())
+        return min((each for each in (look, self._seconds_left()) if each is not None), default=None)
 
     def _is_overdue(self) -> bool:
         """Whether the deadline has passed without an answer. Effect: once it is answered, sets the next one, if any."""

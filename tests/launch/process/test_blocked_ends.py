@@ -9,7 +9,10 @@ import time
 
 import pytest
 
-from tests.launch.launching import alive
+from cpulaunch.system.control_group import choose_cgroup, make_cgroup, remove_cgroup
+from tests.launch.launching import alive, python
+from tests.launch.process.killing import HIDE_CGROUPS
+from tests.launch.process.test_hostile_workers import GRACE, SAYING, may_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
 
@@ -68,3 +71,62 @@ def test_nothing_is_left_of_a_killed_launch_whose_messages_are_not_read(started)
     while any(map(alive, left)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(alive, left))
+
+
+TRACING = """
+    libc = ctypes.CDLL(None)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    supervisor = os.getppid()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        assert libc.ptrace(0x4206, supervisor, None, None) == 0  # PTRACE_SEIZE
+        assert libc.ptrace(0x4207, supervisor, None, None) == 0  # PTRACE_INTERRUPT
+        say("daemon")
+        os.write(write, b"1")
+        time.sleep(600)
+    os.read(read, 1)
+    sys.exit(3)
+"""
+FREEZING = """
+    with open("/proc/self/cgroup") as file:
+        own = next(line[3:].strip() for line in file if line.startswith("0::"))
+    mount = next(each for each in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup") if os.path.exists(each + own))
+    assert "cpulaunch-" in own
+    if os.fork() == 0:
+        say("daemon")
+        time.sleep(600)
+    def put(name, text):
+        with open(mount + name, "w") as file:
+            file.write(text)
+    while not os.path.exists("daemon"):
+        time.sleep(0.01)
+    put(os.path.dirname(own).rstrip("/") + "/cgroup.procs", "0")
+    put(own + "/cgroup.freeze", "1")
+    sys.exit(3)
+"""
+
+
+def may_freeze():
+    path = choose_cgroup()
+    lock = None if path is None else make_cgroup(path)
+    if lock is None:
+        return False
+    remove_cgroup(path)
+    os.close(lock)
+    return True
+
+
+@pytest.mark.parametrize("block", ["trace", "trace without a cgroup", "freeze"])
+def test_a_failure_ends_a_launch_whose_supervisor_is_blocked(launcher, block):
+    """No signal has to come: the guard sees that the failed worker is not reaped."""
+    if not (may_freeze() if block == "freeze" else may_trace()):
+        pytest.skip("needs rights")
+    prefix = HIDE_CGROUPS if block == "trace without a cgroup" and os.geteuid() == 0 else ()
+    code = python(SAYING + (FREEZING if block == "freeze" else TRACING))
+    other = python("import time; time.sleep(600)")
+    process = launcher.start(code, other, prefix=prefix, grace_seconds=GRACE, show=[])
+    daemon = launcher.pid("daemon")
+    assert process.wait(timeout=10 + GRACE + 5 + SLACK_SECONDS) == 3
+    assert b"did not notice that a worker failed (exit code 3)" in process.stderr.read()
+    assert not alive(daemon)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cpulaunch.launch.process.child_watch import ChildWatch
-from cpulaunch.launch.process.watchdog import QUESTION, Watchdog
+from cpulaunch.launch.process.watchdog import QUESTION, FailureWatch, Watchdog
 from cpulaunch.system.libc import private_pipe, stop_writing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="macOS has no timed wait for signals")
@@ -183,3 +183,83 @@ def test_where_the_end_of_the_workers_is_not_known_reports_have_no_deadline(monk
     os.read(read, 9)
     threading.Timer(1.5, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2)).start()
     assert dog.next_signal(NEVER) == signal.SIGUSR2
+
+
+INNER, SUPERVISOR, WORKER = 10, 20, 30
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """The /proc of a launch, in which a function sets the state of its worker."""
+    (tmp_path / "self").symlink_to(str(os.getpid()))
+    for parent, child in ((INNER, SUPERVISOR), (SUPERVISOR, WORKER)):
+        (tmp_path / f"{parent}/task/{parent}").mkdir(parents=True)
+        (tmp_path / f"{parent}/task/{parent}/children").write_text(f"{child} ")
+    (tmp_path / str(WORKER)).mkdir()
+
+    def worker(state="Z", group=WORKER, threads=1, status=3 << 8, tracer=0):
+        fields = [state, SUPERVISOR, group, *[0] * 14, threads, *[0] * 31, status]
+        (tmp_path / f"{WORKER}/stat").write_text(f"{WORKER} (x) y) {' '.join(map(str, fields))}\n")
+        (tmp_path / f"{WORKER}/status").write_text(f"Name:\tx\nTracerPid:\t{tracer}\nUid:\t0\n")
+
+    return tmp_path, worker
+
+
+def looks(folder, number, *, grace_seconds=1.0):
+    watch = FailureWatch(INNER, guards=1, grace_seconds=grace_seconds, proc=str(folder))
+    return [watch.failure() for _ in range(number)]
+
+
+@pytest.mark.parametrize(("status", "code"), [(3 << 8, 3), (9, -9)])
+def test_a_failure_that_is_not_noticed_is_one_after_the_grace_period(proc, status, code):
+    folder, worker = proc
+    worker(status=status)
+    assert looks(folder, 4) == [None, None, code, code]
+    assert looks(folder, 6, grace_seconds=18.0) == [None, None, None, None, None, code]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"state": "S"},
+        {"status": 0},
+        {"tracer": 77},
+        {"threads": 2},
+        {"group": 31},  # An orphan: the supervisor ends no launch because of it.
+    ],
+    ids=str,
+)
+def test_what_is_no_failure_of_a_worker_is_never_one(proc, state):
+    folder, worker = proc
+    worker(**state)
+    assert looks(folder, 6) == [None] * 6
+
+
+def test_a_failure_is_missed_only_while_it_is_seen_again_and_again(proc):
+    folder, worker = proc
+    watch = FailureWatch(INNER, guards=1, grace_seconds=1.0, proc=str(folder))
+    for _ in range(3):
+        worker()
+        assert [watch.failure(), watch.failure()] == [None, None]
+        worker(state="S")
+        assert watch.failure() is None
+
+
+@pytest.mark.parametrize("missing", ["self", f"{INNER}/task/{INNER}/children", f"{WORKER}/stat"])
+def test_without_proc_no_failure_is_seen(proc, missing):
+    folder, worker = proc
+    worker()
+    (folder / missing).unlink()
+    assert looks(folder, 4) == [None] * 4
+
+
+def test_a_missed_failure_is_the_end_of_the_launch(pipe, proc, monkeypatch):
+    monkeypatch.setattr("cpulaunch.launch.process.watchdog.CHECK_SECONDS", 0.1)
+    folder, worker = proc
+    worker()
+    read, write = pipe
+    failures = FailureWatch(INNER, guards=1, grace_seconds=0.0, proc=str(folder))
+    dog = Watchdog(write, unread=read, ending=frozenset(), grace_seconds=0.0, failures=failures)
+    assert [dog.next_signal(NEVER), dog.next_signal(NEVER)] == [None, None]
+    assert dog.exit_code == 3
+    assert dog.complaint == "the supervisor did not notice that a worker failed (exit code 3); all workers were killed"
