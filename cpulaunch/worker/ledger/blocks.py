@@ -98,9 +98,9 @@ class BlockDecision:
             self._block = None
         self.decision.remove(mode)
 
-    def has_lost(self, mode: str) -> bool:
-        """Whether the mode is far slower than the chosen one, or has lost a later trial too."""
-        return self.decision.has_lost(mode)
+    def has_lost(self, mode: str, *, seconds: float) -> bool:
+        """As Decision.has_lost."""
+        return self.decision.has_lost(mode, seconds=seconds)
 
     def verdict(self) -> Verdict:
         """The choice as it stands."""

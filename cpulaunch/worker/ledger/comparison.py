@@ -28,7 +28,7 @@ class Comparison:
     def __init__(self, *, block: int = 1) -> None:
         self._block = block
         self._sums = [0.0, 0]
-        self._samples = (Samples(), Samples())
+        self._samples = (Samples(cold=0), Samples(cold=0))
         self._calls = 0
         self._second_seconds = 0.0
         self.is_second = False

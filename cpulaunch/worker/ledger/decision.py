@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cpulaunch.records.record import record
-from cpulaunch.worker.ledger.samples import WARM_UP, Samples
+from cpulaunch.worker.ledger.samples import COLD_CALLS, SETTLED_CALLS, SHORT_SECONDS, WARM_UP, Samples
 
 PLAIN = "plain"
 """The mode of the program as it is, which needs no reason; another mode must be faster."""
@@ -43,12 +43,9 @@ It bounds what the first samples of long calls cost: the others are tried again 
 LONG_SECONDS = 1.0
 """Of calls that take at least as long a warm-up is a small part: it shows at once that a mode is hopeless."""
 
-SHORT_SECONDS = 0.02
-"""Of shorter calls one says little: while another process has the CPU, any mode takes several times as long. A mode is
-hopeless after ROUNDS[1] samples of them at the earliest."""
-
 PATIENCE_SECONDS = 60.0
-"""After so many seconds of such calls a mode may have lost for good: until then another program may have run."""
+"""After so many seconds of a module's calls, of short ones, a mode may have lost for good: another program may have had
+the CPUs until then."""
 
 MAX_UNSTEADY = 12
 """Successive calls of a mode that may be under preparation (a graph is captured) before their durations count."""
@@ -103,7 +100,7 @@ class Decision:
         self.chosen = prior if prior in modes else (modes[0] if len(modes) == 1 else None)
         self.calls = 0
         self._warm_up = warm_up
-        self.samples = {mode: Samples(warm_up=warm_up) for mode in modes}
+        self.samples = {mode: self._new_samples() for mode in modes}
         self._unsteady = dict.fromkeys(modes, 0)
         self._due = dict.fromkeys(modes, 0)
         self._wait = dict.fromkeys(modes, FIRST_WAIT)
@@ -145,9 +142,7 @@ class Decision:
             return False
         self._unsteady[mode] = 0 if steady else MAX_UNSTEADY
         before = self.chosen
-        if mode != self._last and self._warm_up:
-            self.samples[mode].resume()
-        self._last = mode
+        self._enter(mode)
         if self._trial is not None and self._trial[0] == mode:
             self._add_to_trial(*self._trial, seconds)
         else:
@@ -157,6 +152,12 @@ class Decision:
         elif mode == before:
             self._review()
         return self.chosen != before
+
+    def _enter(self, mode: str) -> None:
+        """Effect: what follows are calls in the mode; after those in another one the caches are cold."""
+        if mode != self._last and self._warm_up:
+            self.samples[mode].resume()
+        self._last = mode
 
     def postpone(self, mode: str, seconds: float) -> None:
         """Effect: the mode is not sampled for a while, as its preparation goes on elsewhere. Counts a call in it."""
@@ -172,6 +173,7 @@ class Decision:
         """Effect: counts calls in the chosen mode that were not measured."""
         self.calls += calls
         if self.chosen in self.samples:
+            self._enter(self.chosen)
             self.samples[self.chosen].settle(calls)
         typical = self.estimate(self.chosen or PLAIN)
         self._seconds += calls * typical if typical < float("inf") else 0.0
@@ -188,12 +190,15 @@ class Decision:
         if self.chosen is None and len(self.modes) == 1:
             self.chosen = self.modes[0]
 
-    def has_lost(self, mode: str) -> bool:
-        """Whether the mode is far slower than the chosen one, or has lost a later trial too; short calls need time."""
+    def has_lost(self, mode: str, *, seconds: float = PATIENCE_SECONDS) -> bool:
+        """Whether the mode is far slower than the chosen one, or has lost a later trial too.
+
+        `seconds`: of the module's calls so far, of which short ones need some.
+        """
         samples = self.samples[mode]
         if self.chosen in (None, mode) or self.is_sampling or samples.shortest == float("inf"):
             return False
-        if samples.shortest < SHORT_SECONDS and self._seconds < PATIENCE_SECONDS:
+        if samples.shortest < SHORT_SECONDS and seconds < PATIENCE_SECONDS:
             return False
         typical = samples.estimate() if samples.count else samples.shortest
         return self._wait[mode] > FIRST_WAIT or typical > HOPELESS * self.estimate(self.chosen or PLAIN)
@@ -281,9 +286,17 @@ class Decision:
                 continue
             if self._is_postponed(mode):
                 continue
-            if mode in self._postponed or credit >= 2 * max(self._expected(mode, own) - own, NOISE * own):
-                self._trial = (mode, Samples(warm_up=self._warm_up))
+            expected = self._expected(mode, own)
+            if mode in self._postponed or credit >= self._trial_calls(expected) * max(expected - own, NOISE * own):
+                self._trial = (mode, self._new_samples())
                 return
+
+    def _trial_calls(self, seconds: float) -> int:
+        """How many calls show at least that a mode is still slower, if each takes so many seconds."""
+        return WARM_UP + SETTLED_CALLS + ROUNDS[1] if self._warm_up and seconds < SHORT_SECONDS else 2
+
+    def _new_samples(self) -> Samples:
+        return Samples(warm_up=self._warm_up, cold=COLD_CALLS if self._warm_up else 0)
 
     def _expected(self, mode: str, own: float) -> float:
         """The duration expected of a call in a mode, in seconds. `own`: that of the chosen mode."""
@@ -337,7 +350,7 @@ class Decision:
         mode = self._faster_than(own)
         if mode is None:
             return
-        self._trial = (mode, Samples(warm_up=self._warm_up))
+        self._trial = (mode, self._new_samples())
         self._regime_due = self.calls + self._regime_wait
         self._regime_wait = min(2 * self._regime_wait, LAST_WAIT)
 

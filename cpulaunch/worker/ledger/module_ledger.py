@@ -87,7 +87,7 @@ class ModuleLedger:
         """Whether the mode has lost for every signature that matters; see Decision.has_lost."""
         users = [each for each in self.decisions.values() if mode in each.modes]
         decided = [each for each in users if each.chosen is not None]
-        if not decided or not all(each.has_lost(mode) for each in decided):
+        if not decided or not all(each.has_lost(mode, seconds=self.account.total) for each in decided):
             return False
         undecided = sum(
             self._seconds.get(signature, 0.0)

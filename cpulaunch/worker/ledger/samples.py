@@ -10,9 +10,13 @@ WINDOW = 12
 WARM_UP = 1
 """Calls of a mode that are not counted: they make primitives, fill caches and allocate memory."""
 
-COLD_CALLS, COLD_SECONDS = 8, 0.005
-"""After calls in another mode so many are not counted if they are as short as that: they read weights that those of the
-other mode have displaced from the caches, which takes several times as long. Longer calls read most from memory."""
+SHORT_SECONDS = 0.02
+"""Of shorter calls one says little: while another process has the CPU, any mode takes several times as long."""
+
+COLD_CALLS, SETTLED_CALLS, SETTLED = 8, 2, 0.9
+"""After calls in another mode, short ones are not counted until so many of them took at least this share of the
+shortest before, and at most COLD_CALLS: they read weights that those of the other mode have displaced from the caches,
+which takes several times as long. Longer calls read most from memory anyway."""
 
 MIN_SPREAD = 3
 """Fewer durations say nothing about the noise."""
@@ -30,18 +34,19 @@ class Samples:
     `shortest` is the shortest duration of all, in a warm-up too: one disturbed call does not make a mode hopeless.
     """
 
-    __slots__ = ("_cold", "_recent", "_to_skip", "count", "shortest")
+    __slots__ = ("_cold", "_least", "_recent", "_settled", "_to_skip", "count", "shortest")
 
-    def __init__(self, *, warm_up: int = WARM_UP) -> None:
+    def __init__(self, *, warm_up: int = WARM_UP, cold: int = COLD_CALLS) -> None:
+        """`cold`: how many short calls are not counted besides; none if durations are means of many calls."""
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._to_skip = warm_up
-        self._cold = COLD_CALLS if warm_up else 0
+        self._cold, self._settled, self._least = cold, 0, float("inf")
         self.count = 0
         self.shortest = float("inf")
 
     def resume(self) -> None:
         """Effect: the next calls come after calls in another mode."""
-        self._cold = COLD_CALLS
+        self._cold, self._settled, self._least = COLD_CALLS, 0, float("inf")
 
     def settle(self, calls: int) -> None:
         """Effect: so many calls in the mode were not measured."""
@@ -53,12 +58,18 @@ class Samples:
         if self._to_skip:
             self._to_skip -= 1
             return
-        if self._cold and seconds < COLD_SECONDS:
+        if self._cold and self._is_cold(seconds):
             self._cold -= 1
             return
         self._cold = 0
         self._recent.append(seconds)
         self.count += 1
+
+    def _is_cold(self, seconds: float) -> bool:
+        """Whether a call may have been that long only because of the caches. Effect: counts it if it was not."""
+        self._settled += seconds >= SETTLED * self._least
+        self._least = min(self._least, seconds)
+        return seconds < SHORT_SECONDS and self._settled < SETTLED_CALLS
 
     def estimate(self) -> float:
         """The typical duration of an undisturbed call, in seconds: the lower quartile; infinite without samples.

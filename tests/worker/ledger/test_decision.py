@@ -294,30 +294,61 @@ def test_plain_is_known_after_two_steps_that_take_long() -> None:
 # Short calls
 
 
-def cold(seconds: dict[str, float], *, calls: int, factor: float) -> Timing:
+def cold(seconds: dict[str, float], *, factor: float) -> Timing:
     """Durations whose first calls after those in another mode take longer: the caches have other weights."""
     last, number = [""], [0]
 
     def timing(mode: str) -> float:
         number[0] = number[0] + 1 if mode == last[0] else 0
         last[0] = mode
-        return seconds[mode] * (factor if number[0] < calls else 1)
+        return seconds[mode] * (1 + (factor - 1) * 0.7 ** number[0])
 
     return timing
 
 
-@pytest.mark.parametrize("factor", [2.0, 5.0])
-def test_caches_that_hold_the_weights_of_another_mode_do_not_decide(factor: float) -> None:
+@pytest.mark.parametrize(("graph", "plain", "factor"), [(150e-6, 300e-6, 9.0), (2e-3, 3e-3, 5.0), (4e-3, 6e-3, 4.0)])
+def test_caches_that_hold_the_weights_of_another_mode_do_not_decide(graph: float, plain: float, factor: float) -> None:
     """A mode that gains most from its caches is the slower one in its first calls."""
-    program = Program(ALL)
-    timing = cold(dict.fromkeys(ALL, 300e-6) | {"graph": 150e-6}, calls=7, factor=factor)
-    program.run(2000, lambda mode: timing(mode) if mode == "graph" else 300e-6)
+    program = Program(BOTH)
+    timing = cold({"graph": graph, PLAIN: plain}, factor=factor)
+    program.run(20_000, lambda mode: timing(mode) if mode == "graph" else min(timing(mode), plain))
     assert program.chosen() == "graph"
-    assert program.calls["graph"] > 1500
+    assert program.calls["graph"] > 19_500
+
+
+def test_calls_that_are_not_measured_warm_the_caches_up() -> None:
+    counts = []
+    for unmeasured in (0, 100):
+        decision = Decision(BOTH, prior=PLAIN)
+        for mode in (*[PLAIN] * 20, "graph"):
+            decision.add(mode, 0.001)
+        before = decision.samples[PLAIN].count
+        decision.skip(unmeasured)
+        decision.add(PLAIN, 0.001)
+        counts.append(decision.samples[PLAIN].count - before)
+    assert counts == [0, 1]
+
+
+def test_calls_with_warm_caches_count_soon() -> None:
+    samples = Samples()
+    for _ in range(4):
+        samples.add(0.001)
+    assert samples.count == 1
+
+
+def test_trials_of_short_calls_wait_until_they_may_cost_what_they_do() -> None:
+    program, most = Program(BOTH), 0.0
+    program.run(40, times(graph=4.9e-3, plain=1e-4))
+    start = program.calls["graph"]
+    for _ in range(200):
+        program.run(100, times(graph=4.9e-3, plain=1e-4))
+        cost = (program.calls["graph"] - start) * 4.8e-3
+        most = max(most, cost / program.seconds)
+    assert most < 0.03
 
 
 def test_a_busy_start_does_not_rule_a_mode_of_short_calls_out() -> None:
-    """Another program has the CPUs for ten seconds, in which a mode with many parallel regions is far slower."""
+    """Another program has the CPUs for ten seconds, in which a mode of many parallel regions is far slower."""
     program = Program(BOTH)
     program.run(20_000, times(graph=1600e-6, plain=500e-6))
     assert program.chosen() == PLAIN
