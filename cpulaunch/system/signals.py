@@ -27,6 +27,7 @@ NOT_PASSED_ON = (
 )
 
 
+FIRST_REAL_TIME = int(getattr(signal, "SIGRTMIN", 1 << 16))
 OPPOSITES = {SIGTSTP: frozenset({SIGCONT}), SIGCONT: frozenset({SIGTSTP})}
 """What a signal takes back. Source: Linux, kernel/signal.c, prepare_signal."""
 
@@ -40,14 +41,15 @@ def ending_signals(names: Iterable[str]) -> frozenset[int]:
 def merged(numbers: Iterable[int]) -> list[int]:
     """These signals in their order, each once, as the kernel merges pending ones: a process may send thousands.
 
-    SIGINT is kept twice, as the second one kills; SIGTSTP and SIGCONT are kept again after each other.
+    SIGINT is kept twice, as the second one kills; SIGTSTP and SIGCONT are kept again after each other; real-time
+    signals are all kept, as by the kernel, which limits how many are pending. Source: signal(7).
     """
     kept: list[int] = []
     pending: set[int] = set()
     for number in numbers:
         if number in pending:
             continue
-        if number != SIGINT or SIGINT in kept:
+        if number < FIRST_REAL_TIME and (number != SIGINT or SIGINT in kept):
             pending.add(number)
         pending -= OPPOSITES.get(number, frozenset())
         kept.append(number)

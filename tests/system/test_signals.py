@@ -1,5 +1,7 @@
 """Signals that arrive together count as the kernel counts pending ones."""
 
+import signal
+
 import pytest
 
 from cpulaunch.system.signals import SIGCONT, SIGINT, SIGTERM, SIGTSTP, merged
@@ -16,6 +18,7 @@ OTHER = 10
         ([SIGINT], [SIGINT]),
         ([SIGINT] * 9, [SIGINT, SIGINT]),
         ([OTHER, SIGINT, OTHER, SIGINT, OTHER], [OTHER, SIGINT, SIGINT]),
+        ([int(signal.SIGRTMIN) + 1] * 5, [int(signal.SIGRTMIN) + 1] * 5),
         ([SIGTSTP, SIGTSTP, SIGCONT, SIGCONT, SIGTSTP], [SIGTSTP, SIGCONT, SIGTSTP]),
     ],
 )
