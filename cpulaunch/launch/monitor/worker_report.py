@@ -43,6 +43,8 @@ LIVE_FIELDS = (
     *("peak_memory_bytes", "rss_bytes"),
 )
 """What docs/json.md describes; other fields of an event are not kept."""
+REPLACING_EVENTS = ("checksum", "live", "captures", "conditions")
+"""Events that replace earlier ones: of their name, or of their pid."""
 PROGRAM_EVENTS = ("metric", "checksum")
 """Events that do not show that the plugin is loaded: the program causes them."""
 
@@ -149,17 +151,23 @@ class _Collected:
         self.live: dict[int, dict[str, Any]] = {}
         self.conditions: dict[int, dict[str, Any]] = {}
         self._values = 0
+        self._replaceable: dict[tuple[str, str | int], int] = {}
+        """How many of these values a later event of its kind, and of this name or pid, replaces."""
 
     def add(self, event: dict[str, Any]) -> bool:
         """Whether the event has the form of its kind, and is within the limits.
 
         Effect: adds it; those of unknown kinds are of other versions.
         """
-        values = _values(event)
-        if values is None or values > min(MAX_VALUES, MAX_ALL_VALUES - self._values):
-            return False
-        self._values += values
         kind, pid = event["event"], event["pid"]
+        key = (kind, str(event.get("name")) if kind == "checksum" else pid)
+        replaced = self._replaceable.get(key, 0)
+        values = _values(event)
+        if values is None or values > min(MAX_VALUES, MAX_ALL_VALUES - self._values + replaced):
+            return False
+        self._values += values - replaced
+        if kind in REPLACING_EVENTS:
+            self._replaceable[key] = values
         facts = {name: value for name, value in event.items() if name != "event"}
         if self.main_pid is None and kind not in PROGRAM_EVENTS:
             self.main_pid = pid

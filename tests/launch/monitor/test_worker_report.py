@@ -132,6 +132,17 @@ def test_all_events_together_have_a_limited_number_of_values():
     assert told(*events).ignored == 2
 
 
+@pytest.mark.parametrize("kind", worker_report.REPLACING_EVENTS)
+def test_values_that_are_replaced_do_not_count(kind):
+    """A program may report a checksum in each step."""
+    half = LONG[: worker_report.MAX_VALUES // 2]
+    number = worker_report.MAX_ALL_VALUES // len(half) + 5
+    events = [event(kind, name="x", value=[{"sample": half, "step": step}], rss_bytes=step) for step in range(number)]
+    found = told(*events)
+    assert found.ignored == 0
+    assert str(number - 1) in str((found.checksums, found.live, found.captures, found.conditions))
+
+
 @pytest.mark.parametrize("kind", KEPT)
 def test_events_of_each_kind_are_limited_in_number(kind, monkeypatch):
     monkeypatch.setattr(worker_report, "MAX_ENTRIES", 3)
