@@ -51,21 +51,30 @@ def _is_test(path: str, folder: str) -> bool:
     return below.split(os.sep)[0] != os.pardir and TEST_FILE.search(below) is not None
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or leads to one; one whose path is too long for the system is."""
+    try:
+        return entry.is_dir()
+    except OSError:  # A link that leads nowhere.
+        return False
+
+
 def _below(folder: str, exclude: tuple[str, ...]) -> Iterator[ProgramFile | Unreadable]:
     failed: list[OSError] = []
     places = [folder]  # os.walk of Python 3.11 recurses, 1,000 folders deep at most.
     while places:
         place = places.pop()
         try:
-            names = sorted(os.listdir(place))
+            with os.scandir(place) as found:
+                entries = sorted((each.name, _is_folder(each), each.is_symlink()) for each in found)
         except OSError as error:
             failed.append(error)
             continue
         folders = []
-        for name in names:
+        for name, is_folder, is_link in entries:
             path = os.path.join(place, name)
-            if os.path.isdir(path):
-                if name not in SKIPPED and not name.startswith(".") and not os.path.islink(path):
+            if is_folder:
+                if name not in SKIPPED and not name.startswith(".") and not is_link:
                     folders.append(path)
             elif name.endswith(SUFFIXES) and not _is_excluded(Path(path), Path(folder), exclude):
                 yield ProgramFile(path=path, is_test=_is_test(path, folder))

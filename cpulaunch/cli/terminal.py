@@ -101,9 +101,9 @@ def write_stderr(text: str, *, seconds: float | None = None) -> None:
     What its reader does not take within so many seconds (None: for ever) is dropped: a stopped reader takes nothing.
     """
     left = f"{text}\n".encode(sys.stderr.encoding, "backslashreplace")
-    fd = sys.stderr.fileno()
     deadline = None if seconds is None else time.monotonic() + seconds
     try:
+        fd = sys.stderr.fileno()
         while left and (deadline is None or _is_writable(fd, deadline)):
             # Not by print: what cannot be written would stay in Python's buffer, and fail again later.
             left = left[os.write(fd, left[:PART_BYTES]) :]

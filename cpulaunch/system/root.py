@@ -171,7 +171,10 @@ class Root:
             part = each.rpartition("/")[2]
             if part:
                 real = f"{real}/{part}"
-            if part == ".." or os.path.islink(real):
+            if part == "..":
+                inside = real.removeprefix(self._prefix).rpartition("/")[0].rpartition("/")[0]
+                real = self._prefix + inside
+            elif os.path.islink(real):
                 real = self.host_path(each)
             self._directories[each] = real
         return real

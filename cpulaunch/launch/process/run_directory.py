@@ -59,7 +59,10 @@ def make_private_path(path: str) -> None:
     try:
         folder = make_folder(path)
         try:
-            if secure_path(path, folder) is None and any(is_secure(each) and _takes_files(each) for each in TEMPORARY):
+            made, found = os.fstat(folder), os.stat(path, follow_symlinks=False)
+            # Of the parent, as what is made on a share, or in a user namespace, may show another owner.
+            can_stay = os.path.samestat(found, made) and is_secure(os.path.dirname(path))
+            if not can_stay and any(is_secure(each) and _takes_files(each) for each in TEMPORARY):
                 remove_if_empty(path)
                 raise PermissionError(errno.EPERM, "other users can replace it", path)
         finally:

@@ -97,7 +97,7 @@ def remove_folder(name: str, *, folder: int) -> None:
     except OSError:
         _remove_own(name, folder)
         return
-    if _is_own(fd) and not _is_mounted(fd, folder):
+    if _is_own(fd):
         empty_folder(fd)
         _remove_empty(name, folder)
     os.close(fd)
@@ -112,11 +112,6 @@ def _remove_own(name: str, folder: int) -> None:
         return  # Another process of this launch has removed it.
 
 
-def _is_mounted(fd: int, folder: int) -> bool:
-    """Whether a folder in another one is in another mount: a worker may have mounted what is not its own."""
-    return _mount(fd) != _mount(folder)
-
-
 def _mount(fd: int) -> bytes | int:
     """What tells mounts apart; without /proc, file systems. Source: proc_pid_fdinfo(5), mnt_id, Linux 3.15."""
     try:
@@ -127,14 +122,17 @@ def _mount(fd: int) -> bytes | int:
 
 
 def _open_readable(name: str, folder: int) -> int:
-    """A descriptor of a folder in another one. Raises: OSError.
+    """A descriptor of a folder in another one. Raises: OSError, also if it is in another mount.
 
-    Effect: if it is this user's, its owner may do everything in it, whatever a worker has taken away.
+    A worker may have mounted what is not its own, or what never answers. Effect: if it is this user's, its owner may do
+    everything in it, whatever a worker has taken away.
     """
     if not hasattr(os, "O_PATH"):
         return os.open(name, OPENED, dir_fd=folder)
     path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
+        if _mount(path) != _mount(folder):
+            raise OSError(errno.EXDEV, "it is in another mount", name)
         status = os.fstat(path)
         if status.st_uid == os.geteuid() and status.st_mode & 0o700 != 0o700:
             _allow_all(path)
@@ -184,7 +182,7 @@ def _move_up(name: str, folder: int) -> None:
         fd = _open_readable(name, folder)
     except OSError:
         return
-    for each in () if _is_mounted(fd, folder) else _without_rest(fd):
+    for each in _without_rest(fd):
         try:
             _move(each, fd, folder)
         except OSError:

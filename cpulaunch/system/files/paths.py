@@ -97,7 +97,7 @@ def open_folder(path: str, *, make: int | None = None, start: int | None = None)
 def _step(folder: int, name: str, *, make: int | None) -> tuple[int, str | None]:
     """The folder of this name; or the folder in which the target of a link of this name starts, and that target."""
     try:
-        found = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        found = _open_path(name, folder)
     except FileNotFoundError:
         if make is None:
             raise
@@ -210,3 +210,12 @@ def _is_proc(folder: int) -> bool:
         return os.fstat(folder).st_dev == os.stat("/proc/self").st_dev
     except FileNotFoundError:
         return False
+
+
+def _open_path(name: str, folder: int) -> int:
+    """As O_PATH alone; what is mounted at an automount point, only O_DIRECTORY opens. Source: open(2)."""
+    flags = PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags | os.O_DIRECTORY, dir_fd=folder)
+    except NotADirectoryError:
+        return os.open(name, flags, dir_fd=folder)

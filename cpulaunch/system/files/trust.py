@@ -138,7 +138,11 @@ def _part(where: str, known: set[int]) -> Part:
     """What is at a path without links. No other user mounted the file systems of the known devices. Raises: OSError."""
     if not PATH_ONLY:
         return where, os.lstat(where), None
-    fd = os.open(where, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    flags = PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(where, flags | os.O_DIRECTORY)  # Without O_DIRECTORY, nothing is mounted at an automount point.
+    except NotADirectoryError:
+        fd = os.open(where, flags)
     try:
         status = os.fstat(fd)
         if status.st_dev in known or status.st_dev == os.stat("/").st_dev:

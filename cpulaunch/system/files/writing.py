@@ -266,9 +266,13 @@ def reopen_log(name: str, *, folder: int | None = None) -> int:
 def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
     """A descriptor of the file in this place, if it is one to write to. Raises: OSError. Effect: closes the place."""
     try:
-        fd = os.open(place.name, flags, mode, dir_fd=place.folder)
         try:
-            _check_log(os.fstat(fd), place, name)
+            fd, made = os.open(place.name, flags | os.O_EXCL, mode, dir_fd=place.folder), True
+        except FileExistsError:
+            fd, made = os.open(place.name, flags, mode, dir_fd=place.folder), False
+        try:
+            if not made:  # A share of NFS or CIFS may give what this process makes another owner.
+                _check_log(os.fstat(fd), place, name)
         except OSError:
             os.close(fd)
             raise

@@ -8,7 +8,8 @@ import pytest
 from cpulaunch.launch.process import run_directory
 from cpulaunch.launch.process.run_directory import _parents, choose_private_path, make_private_path
 from cpulaunch.records.errors import LaunchError
-from tests.strangers import as_stranger, folder_of_stranger, needs_root
+from cpulaunch.system.files.writing import open_log
+from tests.strangers import as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -52,6 +53,22 @@ def test_a_directory_that_others_can_replace_is_made_only_where_there_is_no_othe
     assert os.path.dirname(path) == str(strangers)
     make_private_path(path)
     assert os.stat(path).st_mode & 0o777 == 0o700
+
+
+@needs_root
+def test_where_own_files_show_another_owner_a_directory_and_logs_can_be_made(strangers: Path) -> None:
+    """In a user namespace without numbers, and on shares that give files to one owner."""
+
+    def make() -> None:
+        path = choose_private_path({})
+        make_private_path(path)
+        os.rmdir(path)
+        os.chmod(strangers, 0o1777)
+        folder = os.open(strangers, os.O_RDONLY)
+        os.close(open_log("worker-0.log", folder=folder))
+        os.unlink(strangers / "worker-0.log")
+
+    in_user_namespace(make, inside=None)
 
 
 def test_a_folder_that_cannot_be_checked_is_not_secure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

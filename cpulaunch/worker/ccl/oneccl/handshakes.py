@@ -61,7 +61,7 @@ async def accept_ranks(
         except OSError:  # The limit of open files is reached.
             _cancel_oldest(callers)
             loop.remove_reader(listener)
-            loop.call_later(RETRY_SECONDS, loop.add_reader, listener, accept)
+            retries.append(loop.call_later(RETRY_SECONDS, loop.add_reader, listener, accept))
             return
         connection.setblocking(False)
         caller = loop.create_task(identify(connection))
@@ -70,6 +70,7 @@ async def accept_ranks(
         if len(callers) > MAX_CALLERS + len(ranks):
             _cancel_oldest(callers)
 
+    retries: list[asyncio.TimerHandle] = []
     listener.setblocking(False)
     loop.add_reader(listener, accept)  # sock_accept neither yields nor can be cancelled while connections wait.
     try:
@@ -77,6 +78,8 @@ async def accept_ranks(
             while missing:
                 await all_found.wait()
     finally:
+        for retry in retries:
+            retry.cancel()
         loop.remove_reader(listener)
 
 
