@@ -4,6 +4,7 @@ Each FILE is NAME=PATH: what is read is the content of PATH. It prints a line on
 Source: Linux, include/uapi/linux/fuse.h.
 """
 
+import contextlib
 import ctypes
 import os
 import stat
@@ -79,7 +80,8 @@ def main() -> None:
             continue
         said = answer(operation, node, request[40:], list(names), contents)
         data, error = (b"", -said) if isinstance(said, int) else (said, 0)
-        os.write(fd, struct.pack("<IiQ", 16 + len(data), error, unique) + data)
+        with contextlib.suppress(FileNotFoundError):  # The process that asked has ended.
+            os.write(fd, struct.pack("<IiQ", 16 + len(data), error, unique) + data)
 
 
 if __name__ == "__main__":
