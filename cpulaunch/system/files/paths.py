@@ -97,7 +97,7 @@ def open_folder(path: str, *, make: int | None = None, start: int | None = None)
 def _step(folder: int, name: str, *, make: int | None) -> tuple[int, str | None]:
     """The folder of this name; or the folder in which the target of a link of this name starts, and that target."""
     try:
-        found = _open_path(name, folder)
+        found = open_path(name, folder)
     except FileNotFoundError:
         if make is None:
             raise
@@ -212,8 +212,11 @@ def _is_proc(folder: int) -> bool:
         return False
 
 
-def _open_path(name: str, folder: int) -> int:
-    """As O_PATH alone; what is mounted at an automount point, only O_DIRECTORY opens. Source: open(2)."""
+def open_path(name: str, folder: int | None = None) -> int:
+    """A descriptor of what has this name, of links themselves. Raises: OSError.
+
+    Of an automount point, O_PATH alone opens the folder below what is mounted. Source: open(2), O_DIRECTORY.
+    """
     flags = PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags | os.O_DIRECTORY, dir_fd=folder)

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import PATH_ONLY, count_link, is_own, is_trusted, is_unmapped, open_folder
+from cpulaunch.system.files.paths import PATH_ONLY, count_link, is_own, is_trusted, is_unmapped, open_folder, open_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,11 +138,7 @@ def _part(where: str, known: set[int]) -> Part:
     """What is at a path without links. No other user mounted the file systems of the known devices. Raises: OSError."""
     if not PATH_ONLY:
         return where, os.lstat(where), None
-    flags = PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(where, flags | os.O_DIRECTORY)  # Without O_DIRECTORY, nothing is mounted at an automount point.
-    except NotADirectoryError:
-        fd = os.open(where, flags)
+    fd = open_path(where)
     try:
         status = os.fstat(fd)
         if status.st_dev in known or status.st_dev == os.stat("/").st_dev:
