@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-UID = 12345
+UID, OVERFLOW = 12345, 65534
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="only root can act as another user"
 )
@@ -59,6 +59,40 @@ def in_user_namespace(action: Callable[[], object], *, inside: int | None = 0) -
     if not as_other_user(enter_user_namespace):
         pytest.skip("users may make no user namespaces here")
     as_stranger(lambda: (enter_user_namespace(inside), action()))
+
+
+def in_container(action: Callable[[], object]) -> None:
+    """Effect: carries out the action as user 65534 of a user namespace in which the other user has no number.
+
+    Files of both show 65534 there, as in a container of an ordinary user that runs programs as this one.
+    """
+    (entered, enter), (mapped, map_numbers) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 3 if ctypes.CDLL(None).unshare(CLONE_NEWUSER) else code
+            os.write(enter, b"!")
+            os.read(mapped, 1)
+            os.setgroups([])
+            os.setresgid(OVERFLOW, OVERFLOW, OVERFLOW)
+            os.setresuid(OVERFLOW, OVERFLOW, OVERFLOW)
+            action()
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - pytest shows the text of any
+            os.write(2, repr(error).encode())
+        finally:
+            os._exit(code)
+    os.read(entered, 1)
+    for kind in ("uid", "gid"):
+        Path(f"/proc/{pid}/{kind}_map").write_text(f"0 0 1000\n{OVERFLOW} {OVERFLOW} 1\n")
+    os.write(map_numbers, b"!")
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    for fd in (entered, enter, mapped, map_numbers):
+        os.close(fd)
+    if code == 3:
+        pytest.skip("no user namespaces here")
+    assert code == 0
 
 
 def folder_of_stranger():

@@ -6,7 +6,7 @@ import errno
 import os
 
 from cpulaunch.system.files.mounts import is_own_name
-from cpulaunch.system.files.paths import is_unmapped
+from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _own_group(group: int, owner: int) -> bool:
     Where root has no number, the numbers outside of the user namespace count: that of the user may be 0 inside.
     """
     if not is_unmapped(os.stat("/").st_uid):
-        return group in (0, owner)
+        return group == 0 or (group == owner and not is_ambiguous(group))
     user = _number_outside("uid", owner)
     return user is not None and user == _number_outside("gid", group)
 

@@ -31,7 +31,7 @@ def user_cache(name: str, environ: Mapping[str, str]) -> str:
 def others_access(fd: int) -> str | None:
     """Why what is in an opened file or folder may be another user's, as text; None if it is this user's alone."""
     status = os.fstat(fd)
-    if not is_own(status):
+    if not is_own(status, fd):
         return "it belongs to another user"
     if status.st_mode & WRITABLE_BY_OTHERS:
         return "other users can write to it"

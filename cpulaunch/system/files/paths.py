@@ -2,6 +2,7 @@
 
 Trusted owners are this user, root, and the owner of "/": in a user namespace, root's files have another number. Where
 that is the number of all users without one, as in a namespace that `unshare -r` made, it tells root from no stranger.
+Where this user has that number, as 65534 in a container, the kernel tells which files are this user's.
 Source: Linux, Documentation/admin-guide/sysctl/fs.rst, protected_symlinks, which protects world-writable folders only.
 """
 
@@ -23,6 +24,8 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 OVERFLOW_UID = 65534
 """Source: Linux, include/linux/highuid.h, DEFAULT_OVERFLOWUID."""
+ALL_UIDS = (1 << 32) - 1
+"""Numbers of users: the last one of 32 bits stands for none. Source: Linux, include/linux/uidgid.h."""
 
 
 @record(kw_only=False)
@@ -34,15 +37,55 @@ class Place:
     is_proc: bool
 
 
-def is_trusted(status: os.stat_result) -> bool:
-    """Whether no other user than this one and root owns a file, folder or link."""
+def is_trusted(status: os.stat_result, fd: int | None = None) -> bool:
+    """Whether no other user than this one and root owns a file, folder or link; `fd`: as for `is_own`."""
     uid = status.st_uid
-    return uid == 0 or (uid in (os.geteuid(), os.stat("/").st_uid) and not is_unmapped(uid))
+    return uid == 0 or is_own(status, fd) or (uid == os.stat("/").st_uid and not is_unmapped(uid))
 
 
-def is_own(status: os.stat_result) -> bool:
-    """Whether this user owns a file, folder or link."""
-    return status.st_uid == os.geteuid() and not is_unmapped(status.st_uid)
+def is_own(status: os.stat_result, fd: int | None = None) -> bool:
+    """Whether this user owns a file, folder or link.
+
+    `fd`: its descriptor, for the kernel to decide where others show the same number; without it, it is not this user's.
+    """
+    uid = status.st_uid
+    if uid != os.geteuid() or is_unmapped(uid):
+        return False
+    return not is_ambiguous(uid) or (fd is not None and _opens_as_owner(status, fd))
+
+
+def is_trusted_in(status: os.stat_result, folder: int) -> bool:
+    """Whether no other user than this one and root owns what is in this opened folder, a link or a pipe too."""
+    if is_trusted(status):
+        return True
+    parent = os.fstat(folder)
+    return _is_of_owner(status, parent) and is_own(parent, folder)
+
+
+def is_ambiguous(uid: int) -> bool:
+    """Whether users who have no number in this user namespace show this one too, which another user here may have.
+
+    Source: user_namespaces(7), /proc/PID/uid_map: first number inside, first outside, count.
+    """
+    if uid != OVERFLOW_UID:
+        return False
+    try:
+        with open("/proc/self/uid_map", "rb") as file:
+            return sum(int(line.split()[2]) for line in file) < ALL_UIDS
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _opens_as_owner(status: os.stat_result, fd: int) -> bool:
+    """Whether the kernel takes this user for the owner of a readable file or folder. Source: open(2), O_NOATIME."""
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return False
+    flags = os.O_RDONLY | getattr(os, "O_NOATIME", 0) | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        os.close(os.open(f"/proc/self/fd/{fd}", flags))
+    except OSError:
+        return False
+    return True
 
 
 def is_unmapped(uid: int) -> bool:
@@ -59,9 +102,12 @@ def is_unmapped(uid: int) -> bool:
         return uid == OVERFLOW_UID
 
 
-def is_shared(folder: os.stat_result) -> bool:
-    """Whether other users can make, rename or remove what is in a folder; in a sticky one, their own files."""
-    return not is_trusted(folder) or bool(folder.st_mode & WRITABLE_BY_OTHERS)
+def is_shared(folder: os.stat_result, fd: int | None = None) -> bool:
+    """Whether other users can make, rename or remove what is in a folder; in a sticky one, their own files.
+
+    `fd`: as for `is_own`.
+    """
+    return not is_trusted(folder, fd) or bool(folder.st_mode & WRITABLE_BY_OTHERS)
 
 
 def open_folder(path: str, *, make: int | None = None, start: int | None = None) -> int:
@@ -171,7 +217,8 @@ def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
     root; but not by root. Where root has no number, they may be root's, and those in "/" and /dev are.
     """
     status, parent = os.fstat(link), os.fstat(folder)
-    if not (is_trusted(status) or (_is_of_owner(status, parent) and _is_followed(status, parent, is_last=is_last))):
+    followed = _is_of_owner(status, parent) and _is_followed(status, parent, is_last=is_last)
+    if not (followed or is_trusted_in(status, folder)):
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
     if (reason := _other_mounter(link, status)) is not None:
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link that {reason}", name)

@@ -10,7 +10,17 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import PATH_ONLY, count_link, is_own, is_trusted, is_unmapped, open_folder, open_path
+from cpulaunch.system.files.paths import (
+    PATH_ONLY,
+    WRITABLE_BY_OTHERS,
+    count_link,
+    is_ambiguous,
+    is_own,
+    is_trusted,
+    is_unmapped,
+    open_folder,
+    open_path,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +32,9 @@ FIRST_LEVEL = 2
 NFS4_ACL = "system.nfs4_acl"
 """The attribute of files of NFS version 4. Source: Linux, fs/nfs/nfs4proc.c, XATTR_NAME_NFSV4_ACL."""
 
-Part = tuple[str, os.stat_result, str | None]
-"""A path without links, the status of what is there, and in whose file system it is, if another user mounted that."""
+Part = tuple[str, os.stat_result, bool, str | None]
+"""A path without links, the status of what is there, whether this user or root owns it, and in whose file system it is,
+if another user mounted that."""
 
 
 def untrusted_part(path: str, *, may_be_missing: bool = False) -> str | None:
@@ -60,7 +71,7 @@ def insecure_part(path: str) -> str | None:
     below does not count.
     """
     for part in _parts(path):
-        where, status, _ = part
+        where, status, *_ = part
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where)
         if (reason := _writer(part, first_level=True)) is not None:
@@ -137,17 +148,25 @@ def _parts(path: str) -> Iterator[Part]:
 def _part(where: str, known: set[int]) -> Part:
     """What is at a path without links. No other user mounted the file systems of the known devices. Raises: OSError."""
     if not PATH_ONLY:
-        return where, os.lstat(where), None
+        status = os.lstat(where)
+        return where, status, is_trusted(status), None
     fd = open_path(where)
     try:
         status = os.fstat(fd)
+        trusted = is_trusted(status, fd) or _is_own_link(where, status)
         if status.st_dev in known or status.st_dev == os.stat("/").st_dev:
-            return where, status, None
+            return where, status, trusted, None
         from cpulaunch.system.files.mounts import other_mounter  # Most files are on the first file system.
 
-        return where, status, other_mounter(fd)
+        return where, status, trusted, other_mounter(fd)
     finally:
         os.close(fd)
+
+
+def _is_own_link(where: str, status: os.stat_result) -> bool:
+    """Whether it is a link with this user's number, which users without one show too, in a folder closed to others."""
+    is_link = stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and is_ambiguous(status.st_uid)
+    return is_link and not os.stat(os.path.dirname(where)).st_mode & WRITABLE_BY_OTHERS
 
 
 def _writer(part: Part, *, first_level: bool = False) -> str | None:
@@ -155,11 +174,11 @@ def _writer(part: Part, *, first_level: bool = False) -> str | None:
 
     `first_level`: a folder in "/" is root's where root has no number.
     """
-    where, status, mounter = part
+    where, status, trusted, mounter = part
     if mounter is not None:
         return mounter
     roots = first_level and where.count("/") < FIRST_LEVEL and is_unmapped(status.st_uid)
-    if not (is_trusted(status) or roots):
+    if not (trusted or roots):
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return None

@@ -10,7 +10,17 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import FOLDER, PATH_ONLY, Place, is_shared, is_trusted, is_unmapped, locate
+from cpulaunch.system.files.paths import (
+    FOLDER,
+    PATH_ONLY,
+    Place,
+    is_ambiguous,
+    is_shared,
+    is_trusted,
+    is_trusted_in,
+    is_unmapped,
+    locate,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -182,7 +192,7 @@ def _open_special(place: Place) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        return os.open(f"/proc/self/fd/{found}", SPECIAL) if _is_allowed_special(os.fstat(found), place.name) else None
+        return os.open(f"/proc/self/fd/{found}", SPECIAL) if _is_allowed_special(os.fstat(found), place) else None
     finally:
         os.close(found)
 
@@ -190,11 +200,11 @@ def _open_special(place: Place) -> int | None:
 def _is_special(place: Place) -> bool:
     """Whether something is in this place, other than a regular file. Raises: PermissionError as `_check_owner`."""
     status = _status(place)
-    return status is not None and _is_allowed_special(status, place.name)
+    return status is not None and _is_allowed_special(status, place)
 
 
-def _is_allowed_special(status: os.stat_result, name: str) -> bool:
-    _check_owner(status, name)
+def _is_allowed_special(status: os.stat_result, place: Place) -> bool:
+    _check_owner(status, place)
     return not stat.S_ISREG(status.st_mode)
 
 
@@ -218,7 +228,7 @@ def check_output(path: str) -> bool:
             return False
         if stat.S_ISSOCK(status.st_mode):
             raise OSError(errno.ENXIO, f"{place.name} is a socket", place.name)
-        if place.is_proc or _is_allowed_special(status, place.name):
+        if place.is_proc or _is_allowed_special(status, place):
             return True
         _check_replaceable(status, place)
         return False
@@ -272,7 +282,7 @@ def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
             fd, made = os.open(place.name, flags, mode, dir_fd=place.folder), False
         try:
             if not made:  # A share of NFS or CIFS may give what this process makes another owner.
-                _check_log(os.fstat(fd), place, name)
+                _check_log(fd, place, name)
         except OSError:
             os.close(fd)
             raise
@@ -281,16 +291,17 @@ def _open_checked(place: Place, flags: int, mode: int, name: str) -> int:
     return fd
 
 
-def _check_log(status: os.stat_result, place: Place, name: str) -> None:
+def _check_log(fd: int, place: Place, name: str) -> None:
     """Raises: PermissionError if another user may have put a file of theirs, a name of a foreign one, or a pipe, in
     place of a log. Who owns the folder may: that user can put anything in place of what is in it.
     """
-    _check_owner(status, name)
-    folder = os.fstat(place.folder)
-    if not (stat.S_ISREG(status.st_mode) and is_shared(folder)):
+    status, folder = os.fstat(fd), os.fstat(place.folder)
+    _check_owner(status, place)
+    if not (stat.S_ISREG(status.st_mode) and is_shared(folder, place.folder)):
         return
-    of_folders_owner = status.st_uid == folder.st_uid and not is_unmapped(status.st_uid)
-    if not (is_trusted(status) or of_folders_owner):
+    uid = status.st_uid
+    of_folders_owner = uid == folder.st_uid and not (is_unmapped(uid) or is_ambiguous(uid))
+    if not (is_trusted(status, fd) or of_folders_owner):
         reason = f"{name} is a file of another user (uid {status.st_uid}) in a folder that other users can write"
         raise PermissionError(errno.EPERM, reason, name)
     if not _has_one_name(status, place):
@@ -306,9 +317,10 @@ def _has_one_name(status: os.stat_result, place: Place) -> bool:
     return os.path.samestat(named, status) and named.st_nlink == 1
 
 
-def _check_owner(status: os.stat_result, name: str) -> None:
-    if stat.S_ISFIFO(status.st_mode) and not is_trusted(status):
-        raise PermissionError(errno.EPERM, f"{name} is a named pipe of another user (uid {status.st_uid})", name)
+def _check_owner(status: os.stat_result, place: Place) -> None:
+    if stat.S_ISFIFO(status.st_mode) and not is_trusted_in(status, place.folder):
+        reason = f"{place.name} is a named pipe of another user (uid {status.st_uid})"
+        raise PermissionError(errno.EPERM, reason, place.name)
 
 
 def append(name: str, data: bytes, *, folder: int | None = None) -> None:

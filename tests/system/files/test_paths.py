@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.launch.process.run_directory import _parents
-from cpulaunch.system.files.caches import others_access
+from cpulaunch.system.files.caches import others_access, read_lines
 from cpulaunch.system.files.paths import is_trusted, locate, open_folder
 from cpulaunch.system.files.trust import is_secure, secure_path, untrusted_part
-from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
+from cpulaunch.system.files.writing import check_output, open_log
+from tests.strangers import OVERFLOW, UID, as_stranger, folder_of_stranger, in_container, in_user_namespace, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -277,3 +278,68 @@ def test_a_file_system_that_another_user_mounted_is_not_secure(strangers, user, 
     (strangers / "mount").mkdir()
     command = ["unshare", "--mount", sys.executable, "-c", SECURE, str(strangers / "mount"), user]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == secure
+
+
+def made_in(folder, uid):
+    """Effect: files and links of this user are in a new folder of theirs, and its path."""
+    folder.mkdir(mode=0o755)
+    (folder / "libx.so").write_bytes(b"library")
+    (folder / "cache").write_text("head\nline\n")
+    (folder / "link.so").symlink_to("libx.so")
+    (folder / "link.json").symlink_to("report.json")
+    os.mkfifo(folder / "pipe")
+    for each in (folder, *folder.iterdir()):
+        os.chown(each, uid, uid, follow_symlinks=False)
+    return folder
+
+
+def seen_in(folder):
+    """Which of its contents are used."""
+    uses = {
+        "library": lambda: untrusted_part(str(folder / "libx.so")) is None,
+        "link": lambda: untrusted_part(str(folder / "link.so")) is None,
+        "cache": lambda: read_lines(str(folder / "cache"), header="head", max_bytes=100) == ["line"],
+        "secure": lambda: is_secure(str(folder)),
+        "pipe": lambda: check_output(str(folder / "pipe")),
+        "target": lambda: located(folder / "link.json")[0] == str(folder / "report.json"),
+    }
+    return {name for name, is_used in uses.items() if succeeds(is_used)}
+
+
+def succeeds(is_used):
+    try:
+        return is_used()
+    except PermissionError:
+        return False
+
+
+@needs_root
+def test_users_without_a_number_are_not_the_one_whose_number_their_files_show(strangers):
+    own, foreign = made_in(strangers / "own", OVERFLOW), made_in(strangers / "foreign", UID)
+    os.chown(strangers, 0, 0)
+
+    def look():
+        assert seen_in(own) == {"library", "link", "cache", "secure", "pipe", "target"}
+        assert os.stat(foreign).st_uid == os.geteuid(), "which says nothing here"
+        assert seen_in(foreign) == set(), "of the stranger's"
+        for _ in ("new", "with content"):
+            os.close(open_log(str(own / "log")))
+
+    in_container(look)
+
+
+@needs_root
+def test_a_log_of_a_user_without_a_number_is_an_error_in_a_folder_that_others_can_write(strangers):
+    os.chown(strangers, 0, 0)
+    strangers.chmod(0o1777)
+    for name, uid in {"own.log": OVERFLOW, "foreign.log": UID}.items():
+        (strangers / name).touch()
+        (strangers / name).chmod(0o666)
+        os.chown(strangers / name, uid, uid)
+
+    def write():
+        open_log(str(strangers / "own.log"))
+        with pytest.raises(PermissionError):
+            open_log(str(strangers / "foreign.log"))
+
+    in_container(write)

@@ -32,7 +32,7 @@ from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
 from cpulaunch.worker.ccl.memory import setup
 from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, load
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
-from tests.strangers import in_user_namespace
+from tests.strangers import in_container, in_user_namespace
 
 pytestmark = [
     pytest.mark.torch,
@@ -138,6 +138,24 @@ def test_a_rank_of_another_user_is_not_let_in():
 
 
 @as_root
+def test_connections_of_other_users_are_not_kept():
+    """A late rank may keep rank 0 waiting for half an hour, in which a stranger connects millions of times."""
+    store, kept, name = dist.HashStore(), [], f"cpulaunch-test-{os.getpid()}-kept"
+    again = f"s.close(); s = socket.socket(s.family, s.type); s.connect('\\0{name}')"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, futures.ThreadPoolExecutor() as threads:
+        listener.bind(f"\0{name}")
+        listener.listen(1)
+        stranger = as_nobody(f"[exec({again!r}) for _ in range(100)]; print('connected')")
+        said = threads.submit(stranger.communicate, timeout=SECONDS)
+        said.add_done_callback(lambda _: store.set(setup.VERDICT_KEY, "over"))
+        resources = SimpleNamespace(enter_context=kept.append)
+        with pytest.raises(UnavailableError, match="over"):
+            list(setup._accepted(listener, store, 2, time.monotonic() + SECONDS, resources))
+    assert said.result()[0] == "connected\n"
+    assert kept == []
+
+
+@as_root
 @pytest.mark.parametrize("rank", [0, 1])
 def test_users_without_a_number_in_their_namespace_share_no_memory(rank):
     """As after `unshare --user` alone: all of them, and root, show the same one."""
@@ -145,10 +163,22 @@ def test_users_without_a_number_in_their_namespace_share_no_memory(rank):
     def join():
         store = dist.HashStore()
         store.set(setup.SOCKET_KEY, "of a stranger")
-        with pytest.raises(UnavailableError, match=f"rank {rank}: this user has no number in its user namespace"):
+        with pytest.raises(UnavailableError, match=f"rank {rank}: users without a number in this user namespace"):
             setup.join_memory(store, rank=rank, size=2, seconds=2)
 
     in_user_namespace(join, inside=None)
+
+
+@as_root
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_user_whose_number_strangers_show_shares_no_memory(rank):
+    def join():
+        store = dist.HashStore()
+        store.set(setup.SOCKET_KEY, "of a stranger")
+        with pytest.raises(UnavailableError, match=f"rank {rank}: users without a number in this user namespace"):
+            setup.join_memory(store, rank=rank, size=2, seconds=2)
+
+    in_container(join)
 
 
 def forked(action):

@@ -23,7 +23,7 @@ import time
 import weakref
 from contextlib import ExitStack, suppress
 
-from cpulaunch.system.files.paths import is_trusted
+from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
 from cpulaunch.worker.ccl.memory.library import SharedGroup, bytes_needed, load
 from cpulaunch.worker.ccl.wire.errors import PeerLostError, UnavailableError
 
@@ -154,13 +154,14 @@ def _accepted(
             raise PeerLostError("Timed out waiting for all ranks of the group to join")
         for descriptor, _ in poll.poll(POLL_SECONDS * 1000):
             if descriptor == listener.fileno():
-                connection = resources.enter_context(listener.accept()[0])
+                connection, _ = listener.accept()
                 process, user, _ = _credentials(connection)
                 if user == os.geteuid():
+                    resources.enter_context(connection)
                     waiting[connection.fileno()] = connection, process
                     poll.register(connection, select.POLLIN)
                 else:
-                    connection.close()  # Not a rank of the group.
+                    connection.close()  # Not a rank of the group, and there is no end of those: none is kept.
                 continue
             connection, process = waiting.pop(descriptor)
             poll.unregister(descriptor)
@@ -174,10 +175,10 @@ def _accepted(
 
 
 def _check_user() -> None:
-    """Raises: OSError in a user namespace without a number for this user, as every stranger shows the same one."""
-    root = os.stat("/")
-    if os.geteuid() == root.st_uid and not is_trusted(root):
-        raise OSError("this user has no number in its user namespace, so other users look like it")
+    """Raises: OSError in a user namespace where strangers show the number of this user."""
+    user = os.geteuid()
+    if is_unmapped(user) or is_ambiguous(user):
+        raise OSError("users without a number in this user namespace look like this one")
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:
