@@ -213,11 +213,17 @@ def missing_torch(
 
 
 def _is_near(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether a folder of the current one is an environment with torch."""
+    """Whether a folder of the current one is an environment with torch.
+
+    One of another user than root and the owner of the current folder is none to name: anyone can put one into /tmp.
+    """
     try:
         python = environment_python(Root(), os.path.abspath(name))
-    except FileNotFoundError:
-        return False  # The current folder was removed.
-    if python is None:
+        owner, folder = os.stat(name), os.stat(".")
+    except OSError:
+        return False  # There is none, or the current folder was removed.
+    from cpulaunch.system.files.paths import is_trusted  # Most Pythons have torch.
+
+    if python is None or not (owner.st_uid == folder.st_uid or is_trusted(owner)):
         return False
     return has_torch(Root(), python, environment_prefix(Root(), python), environ)

@@ -20,8 +20,11 @@ MKL_DISPATCH = "mkl_serv_intel_cpu_true"
 PLUGIN, PLUGIN_GROUP = "cpulaunch-", "[torch.backends]"
 METADATA = (".dist-info", ".egg-info")
 EDITABLE_TORCH = ("__editable___torch_", "__editable__.torch-")
-MAX_PTH_BYTES, MAX_PTH_LINES = 1 << 16, 1000
-"""Of one .pth file, and of all files of a folder: the current folder's environment may be another user's."""
+MAX_BYTES, MAX_PTH_LINES = 1 << 16, 1000
+"""Of one file that is read here, and of all .pth files of a folder: the current folder's environment may be another
+user's."""
+MAX_PYTHONS = 16
+"""Folders of Pythons in one lib folder."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -47,7 +50,7 @@ def read_torch(
     """The torch that this interpreter would import, started with `environ`; None if it has none."""
     folders = tuple(_site_folders(root, interpreter, prefix, environ))
     for folder in folders:
-        version = _version(root.text(f"{folder}/torch/version.py") or "")
+        version = _torch_version(root, folder)
         if version is not None:
             return Torch(
                 version=version,
@@ -63,7 +66,7 @@ def read_torch(
 def has_torch(root: Root, interpreter: str, prefix: str | None, environ: Mapping[str, str]) -> bool:
     """Whether this interpreter would find a torch, as far as files show."""
     folders = _site_folders(root, interpreter, prefix, environ)
-    return any(_version(root.text(f"{folder}/torch/version.py") or "") is not None for folder in folders)
+    return any(_torch_version(root, folder) is not None for folder in folders)
 
 
 def is_torch_known(root: Root, interpreter: str | None, prefix: str | None, environ: Mapping[str, str]) -> bool:
@@ -131,15 +134,15 @@ def _has_plugin(root: Root, folder: str) -> bool:
     Source: Core metadata specifications, "Recording installed projects"; entry points specification.
     """
     return any(
-        PLUGIN_GROUP in (root.text(f"{folder}/{name}/entry_points.txt") or "")
+        PLUGIN_GROUP in (root.text(f"{folder}/{name}/entry_points.txt", limit=MAX_BYTES) or "")
         for name in root.names(folder)
         if name.startswith(PLUGIN) and name.endswith(METADATA)
     )
 
 
-def _version(text: str) -> str | None:
-    """The literal that version.py assigns to __version__."""
-    for line in text.splitlines():
+def _torch_version(root: Root, folder: str) -> str | None:
+    """The literal that the version.py of the torch in a folder of packages assigns to __version__."""
+    for line in (root.text(f"{folder}/torch/version.py", limit=MAX_BYTES) or "").splitlines():
         name, equals, value = line.partition("=")
         if equals and name.partition(":")[0].strip() == "__version__":
             return value.strip().strip("'\"") or None
@@ -170,7 +173,7 @@ def _site_folders(root: Root, interpreter: str | None, prefix: str | None, envir
 
 def _environment_config(root: Root, prefix: str) -> dict[str, str]:
     """The entries of a virtual environment's pyvenv.cfg; empty if it is none."""
-    pairs = (line.partition("=") for line in (root.text(f"{prefix}/pyvenv.cfg") or "").splitlines())
+    pairs = (line.partition("=") for line in (root.text(f"{prefix}/pyvenv.cfg", limit=MAX_BYTES) or "").splitlines())
     return {key.strip().lower(): value.strip() for key, _, value in pairs}
 
 
@@ -206,7 +209,8 @@ def _python_folders(root: Root, lib: str, version: tuple[int, int] | None = None
     """The folders of Pythons below a lib folder: of this version, if it is known and there, else of all."""
     names = [name for name in sorted(root.names(lib)) if name.startswith("python3")]
     own = "" if version is None else f"python{version[0]}.{version[1]}"
-    yield from (f"{lib}/{name}" for name in names if own not in names or name in ("python3", own))
+    chosen = (name for name in names if own not in names or name in ("python3", own))
+    yield from (f"{lib}/{name}" for name in islice(chosen, MAX_PYTHONS))
 
 
 def _added_folders(root: Root, folder: str) -> Iterator[str]:
@@ -219,5 +223,5 @@ def _added_folders(root: Root, folder: str) -> Iterator[str]:
 
 
 def _pth_lines(root: Root, file: str) -> Iterator[str]:
-    lines = (line.strip() for line in (root.text(file, limit=MAX_PTH_BYTES) or "").splitlines())
+    lines = (line.strip() for line in (root.text(file, limit=MAX_BYTES) or "").splitlines())
     return (line for line in lines if line and not line.startswith(("#", "import ")))

@@ -238,3 +238,38 @@ def test_missing_torch_names_an_environment_of_the_current_folder(
     for host, program in ((machine(), None), (replace(machine(), torch_known=False), SCRIPT)):
         assert not missing_torch(host, program, python, {})
     assert not missing_torch(machine(), replace(SCRIPT, kind="command"), python, {})
+
+
+@needs_root
+@pytest.mark.parametrize(("owner", "named"), [(0, False), (UID, True)])
+def test_an_environment_of_a_stranger_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, named: bool
+) -> None:
+    """Anyone can put one into /tmp; who owns the current folder decides on all that is in it."""
+    monkeypatch.chdir(tmp_path)
+    os.chown(make_environment(tmp_path / ".venv", torch=True), UID, UID)
+    os.chown(tmp_path, owner, owner)
+    python = WorkerPython(path="/a/bin/python", origin="default", reason="cpulaunch's own environment")
+    (warning,) = missing_torch(machine(), SCRIPT, python, {})
+    assert warning.endswith("--python .venv") == named
+
+
+def test_an_environment_in_the_current_folder_takes_little_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner may make any number of folders with links to one large file."""
+    for number in range(200):
+        (tmp_path / f".venv/lib/python3x{number}/site-packages/torch").mkdir(parents=True)
+    (tmp_path / ".venv/bin").mkdir()
+    (tmp_path / ".venv/bin/python").touch()
+    read: list[int] = []
+    text = Root.text
+
+    def counted(root: Root, name: str, *, limit: int = 1 << 24) -> str | None:
+        read.append(limit)
+        return text(root, name, limit=limit)
+
+    monkeypatch.setattr(Root, "text", counted)
+    monkeypatch.chdir(tmp_path)
+    assert not interpreters._is_near(".venv", {})
+    assert sum(read) < 1 << 24
