@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import io
 import logging
+import os
 import warnings
+from contextlib import contextmanager
 
 from cpulaunch.charts.model import BarChart
 from cpulaunch.plots.panels import BAR_INCHES, POINTS_INCHES, STYLE, TITLE_INCHES, draw_bars, draw_points
@@ -13,7 +15,7 @@ from cpulaunch.records.errors import CpulaunchError, escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Literal, TypeAlias
 
     from cpulaunch.charts.model import Chart
@@ -40,8 +42,9 @@ def picture(charts: Sequence[Chart], *, title: str, kind: PictureKind) -> bytes:
     """
     check_plots(f"--{kind}")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # Its first use tells of a font cache.
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    with _elsewhere():
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
 
     defaults = {name: value for name, value in mpl.rcParamsDefault.items() if not name.startswith("backend")}
     with mpl.rc_context({**defaults, **STYLE}), warnings.catch_warnings():
@@ -61,6 +64,26 @@ def picture(charts: Sequence[Chart], *, title: str, kind: PictureKind) -> bytes:
         facts = {"Date": None} if kind == "svg" else {}
         figure.savefig(content, format=kind, dpi=DOTS_PER_INCH, metadata=facts)
     return content.getvalue()
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Effect: inside, the current folder is "/". matplotlib would open a matplotlibrc of the current one.
+
+    Another user may have put it there, or a named pipe, and no picture has anything of it. Source: matplotlib 3.10,
+    matplotlib_fname.
+    """
+    try:
+        here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC)
+    except OSError:  # Nothing in it can be opened then.
+        yield
+        return
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 def _height(chart: Chart) -> float:

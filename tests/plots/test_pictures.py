@@ -1,5 +1,7 @@
 """Pictures of charts: files of their kind, the same for the same charts, whatever the text and numbers in them."""
 
+import os
+import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -98,3 +100,15 @@ def test_a_missing_matplotlib_says_what_to_type(monkeypatch):
         check_plots("--svg")
     assert "--svg needs matplotlib" in str(error.value)
     assert "pip install 'cpulaunch[plots]'" in str(error.value)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.write_text("backend: module://strangers\n")])
+def test_what_lies_in_the_current_folder_is_not_read(tmp_path, make):
+    """A stranger's pipe of this name in /tmp kept a finished search from writing its pictures, and from ending."""
+    make(tmp_path / "matplotlibrc")
+    code = "from cpulaunch.plots.picture import picture; picture([], title='a', kind='png')\n"
+    code += "import matplotlib, os; print(matplotlib.rcParams['backend'] == 'module://strangers', os.getcwd())"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"False {tmp_path}\n", "")
