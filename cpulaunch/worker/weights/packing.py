@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.tensors.owners import own_view
 from cpulaunch.worker.weights.library import KINDS, LinearLibrary, PreparedWeights, library
 
 Kind = Literal["fp32", "bf16", "int8", "int4"]
@@ -147,7 +148,7 @@ def few_rows(packed: Packed, bias: Tensor | None) -> Callable[[Tensor], Tensor] 
     loaded = library()
     if loaded is None:
         return None
-    return _multiplier(packed, None if bias is None else bias.detach().float().contiguous(), loaded)
+    return _multiplier(packed, None if bias is None else own_view(bias).float().contiguous(), loaded)
 
 
 def _multiplier(packed: Packed, bias: Tensor | None, loaded: LinearLibrary) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph import module_state  # noqa: E402
+from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 counts_owners = hasattr(torch._C, "_storage_Use_Count")
@@ -53,6 +54,21 @@ def test_weights_change_through_memory_that_the_program_held_before(plugin: Plug
         held.mul_(2)
     assert plugin.captured() == []
     assert "holds the memory of its weights" in plugin.reasons()
+
+
+@needs_counts
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "int4"])
+def test_modules_whose_weights_are_packed_already_are_captured(plugin: Plugin, kind: str) -> None:
+    model, value = mlp(128), torch.randn(4, 128)
+    store = ResidentWeights(kind, TorchSettings())
+    for _ in range(3):
+        with torch.no_grad(), store.active(model):
+            plugin.eager(model, value)
+    assert store.bytes or kind == "fp32"
+    for _ in range(3):
+        close(model(value), plugin.eager(model, value))
+    assert plugin.captured() == ["Sequential"]
+    assert "holds the memory of its weights" not in plugin.reasons()
 
 
 @needs_counts
