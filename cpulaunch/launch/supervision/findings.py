@@ -101,7 +101,7 @@ def _applied(rule: Rule, seen: ObservedWorker) -> str | None:
     """What the rule finds; None too where another process wrote events in another form."""
     try:
         return rule(seen)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):  # The last for sizes beyond measure.
         return None
 
 

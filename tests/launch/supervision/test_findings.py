@@ -104,6 +104,8 @@ SILENT = {
     "a short run under a quota": {"quota": Throttling(periods=5, throttled=5)},
     "a load that is no number": {"load": float("nan")},
     "a load without end": {"load": float("inf")},
+    "sizes that no float holds": {"main": {"pages": {"1": "9" * 400}}},
+    "sizes whose sum is zero": {"main": {"pages": {"0": -300 * MIB, "1": 300 * MIB}}},
     "events of another form": {"main": {"openmp": 3, "pages": [1]}, "conditions": {"graph_breaks": [1]}},
 }
 
