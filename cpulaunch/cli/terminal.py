@@ -100,7 +100,7 @@ def write_stderr(text: str, *, seconds: float | None = None) -> None:
 
     What its reader does not take within so many seconds (None: for ever) is dropped: a stopped reader takes nothing.
     """
-    left = f"{text}\n".encode(sys.stderr.encoding, "backslashreplace")
+    left = memoryview(f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"))  # What is left is not copied.
     deadline = None if seconds is None else time.monotonic() + seconds
     try:
         fd = sys.stderr.fileno()

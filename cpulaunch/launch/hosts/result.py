@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.launch.hosts.agent.files import agent_report_file
-from cpulaunch.launch.hosts.agent.messages import AgentError, AgentReport, RankFailure, read_message
+from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentError, AgentReport, RankFailure, read_message
 from cpulaunch.launch.hosts.output import JobOutput
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import read_event_file
@@ -44,8 +44,8 @@ def _is_sound(report: AgentReport) -> bool:
     return (
         _is_number(report.exit_code, MAX_CODE)
         and _is_number(report.restarts, MAX_SECONDS)
-        and (error is None or (isinstance(error, AgentError) and _are_texts(error.what, error.value or "")))
-        and (error is None or _are_texts(error.source or "", error.hint or ""))
+        and (error is None or (isinstance(error, AgentError) and isinstance(error.what, str)))
+        and (error is None or _are_texts(error.value, error.source, error.hint))
         and isinstance(failures, tuple)
         and all(isinstance(each, RankFailure) and _is_sound_failure(each) for each in failures)
     )
@@ -58,7 +58,7 @@ def _is_sound_failure(failure: RankFailure) -> bool:
         and _is_number(failure.pid, MAX_SECONDS)
         and _is_number(abs(failure.exit_code) if isinstance(failure.exit_code, int) else None, MAX_CODE)
         and _is_number(failure.timestamp, MAX_SECONDS)
-        and _are_texts(failure.traceback or "", failure.log or "")
+        and _are_texts(failure.traceback, failure.log)
     )
 
 
@@ -67,7 +67,8 @@ def _is_number(value: object, largest: int) -> bool:
 
 
 def _are_texts(*values: object) -> bool:
-    return all(isinstance(value, str) for value in values)
+    """Whether each of these is a text or None: an empty list is no text either."""
+    return all(value is None or isinstance(value, str) for value in values)
 
 
 def observed_ranks(directory: str, ranks: Iterable[int]) -> tuple[WorkerResult, ...]:
@@ -142,7 +143,7 @@ def _failed_rank(failure: RankFailure, job: JobPlan, output: JobOutput) -> Worke
         shown=teed and bool(stderr.routes),
         ended_at=failure.timestamp,
         rank=failure.rank,
-        error=None if traceback is None else RankError(text=traceback, timestamp=failure.timestamp),
+        error=None if traceback is None else RankError(text=traceback[:MAX_TRACEBACK], timestamp=failure.timestamp),
     )
 
 

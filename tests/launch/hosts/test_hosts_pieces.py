@@ -14,7 +14,15 @@ import pytest
 from cpulaunch.launch.hosts import shim
 from cpulaunch.launch.hosts.agent.config import check_event_handler, make_logs_specs, newer_values, supported_values
 from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file, rank_config_file
-from cpulaunch.launch.hosts.agent.messages import AgentConfig, AgentReport, RankConfig, read_message, write_message
+from cpulaunch.launch.hosts.agent.messages import (
+    MAX_BYTES,
+    MAX_TRACEBACK,
+    AgentConfig,
+    AgentReport,
+    RankConfig,
+    read_message,
+    write_message,
+)
 from cpulaunch.launch.hosts.agent.reachability import is_this_host, wait_until_reachable
 from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous, compare_hosts
 from cpulaunch.launch.hosts.engine import rank_config
@@ -266,6 +274,11 @@ ENDED = {"record": "AgentReport", "exit_code": 1, "failures": [FAILED]}
         ENDED | {"restarts": None},
         ENDED | {"error": "why"},
         ENDED | {"error": {"record": "AgentError", "what": 3, "value": None, "source": None, "hint": None}},
+        *(
+            ENDED
+            | {"error": {"record": "AgentError", "what": "no", "value": None, "source": None, "hint": None} | wrong}
+            for wrong in ({"value": []}, {"source": []}, {"hint": 0})
+        ),
         ENDED | {"failures": [0]},
         ENDED | {"failures": {"record": "RankPipe", "descriptor": 1, "path": "", "agent_path": ""}},
         *(
@@ -277,6 +290,9 @@ ENDED = {"record": "AgentReport", "exit_code": 1, "failures": [FAILED]}
                 {"timestamp": 10**300},
                 {"log": ["/etc/hosts"]},
                 {"traceback": {"a": 1}},
+                {"traceback": []},
+                {"traceback": 0},
+                {"log": []},
             )
         ),
     ],
@@ -314,6 +330,35 @@ def test_a_log_whose_path_is_none_has_no_last_lines(tmp_path, log):
     result = result_of(tmp_path, 3, ENDED | {"failures": [FAILED | {"log": log}]})
     assert result.workers[0].last_lines == ()
     assert all(line.isprintable() for line in summary(result))
+
+
+def test_of_a_traceback_of_any_length_the_beginning_is_shown(tmp_path):
+    """Else a rank that records millions of lines would hold the launch for as long as it takes to write them."""
+    result = result_of(
+        tmp_path, 3, ENDED | {"failures": [FAILED | {"traceback": "first" + "\n" * (MAX_TRACEBACK + 1)}]}
+    )
+    assert result.workers[0].error.text.startswith("first\n")
+    assert len(result.workers[0].error.text) == MAX_TRACEBACK
+
+
+@pytest.mark.torch
+def test_the_agent_reports_how_a_rank_failed_whatever_the_length_of_its_traceback(tmp_path):
+    """A longer report than is read would be none: 125 instead of the rank's exit code."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    from cpulaunch.launch.hosts.agent.failures import job_report
+
+    error_file = tmp_path / "error.json"
+    error_file.write_text(
+        json.dumps({"message": {"message": "\n" * (MAX_BYTES // 2), "extraInfo": {"timestamp": "1"}}})
+    )
+    failure = ProcessFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+
+    def run():
+        raise ChildFailedError("train.py", {0: failure})
+
+    write_message(agent_report_file(str(tmp_path)), job_report(run, logs_specs=None))
+    assert read_report(str(tmp_path)).failures[0].exit_code == 3
 
 
 def test_the_agent_replaces_a_folder_that_a_rank_has_made_in_place_of_its_report(tmp_path):

@@ -7,7 +7,7 @@ import os
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from cpulaunch.launch.hosts.agent.messages import AgentReport, RankFailure
+from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentReport, RankFailure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _rank_failure(rank: int, failure: ProcessFailure, *, log: str | None) -> Ran
         pid=failure.pid,
         exit_code=failure.exitcode,
         timestamp=failure.timestamp,
-        traceback=_traceback(failure.message) if recorded else None,
+        traceback=_traceback(failure.message)[:MAX_TRACEBACK] if recorded else None,
         log=log,
     )
 

@@ -95,6 +95,9 @@ class AgentReport:
 MAX_BYTES = 1 << 26
 """Read of a message; most of one is the arguments and the environment of a rank."""
 
+MAX_TRACEBACK = 1 << 16
+"""Characters of the traceback of a rank, which may write any; those of eighty ranks are no more than a message is."""
+
 RECORDS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
