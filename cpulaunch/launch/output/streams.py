@@ -47,6 +47,11 @@ class OutputRoute:
         """Whether another stream is in the middle of a long line."""
         return self.sink.line_owner is not None and self.sink.line_owner is not self
 
+    @property
+    def _is_inside_line(self) -> bool:
+        """Whether the sink has the beginning of the line that is sent next."""
+        return self.sink.line_owner is self
+
     def feed(self, data: bytes) -> None:
         """Effect: sends the data to the sink, or buffers it until a line is complete. Raises: SinkError."""
         if self._exclusive:
@@ -63,7 +68,8 @@ class OutputRoute:
 
     def break_line(self) -> None:
         """Effect: ends the long line that this route is in the middle of, so that others may write."""
-        self.sink.send(b"\n")
+        if self._is_inside_line:
+            self.sink.send(b"\n")
         self._release_line()
 
     def advance(self) -> None:
@@ -107,7 +113,7 @@ class OutputRoute:
             route.advance()
 
     def _send(self, data: bytes) -> None:
-        lead = b"" if self.sink.line_owner is self else self._prefix
+        lead = b"" if self._is_inside_line else self._prefix
         if self.sink.needs_newline:
             lead = b"\n" + lead
             self.sink.needs_newline = False

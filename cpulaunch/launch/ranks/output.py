@@ -26,17 +26,26 @@ NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 class FilteredRoute(OutputRoute):
-    """A route that only lines with one of some words take."""
+    """A route that only lines with one of some words take; of a long line, what follows the first part with one."""
 
     def __init__(self, sink: Sink, *, prefix: bytes, words: Sequence[bytes]) -> None:
         super().__init__(sink, prefix=prefix, exclusive=False)
         self._words = tuple(words)
+        self._took_last = False
+
+    @property
+    def _is_inside_line(self) -> bool:
+        return super()._is_inside_line and self._took_last
 
     def _send(self, data: bytes) -> None:
         lines = data.splitlines(keepends=True)
-        matching = b"".join(line for line in lines if any(word in line for word in self._words))
+        taken = [any(word in line for word in self._words) for line in lines]
+        if taken and self._is_inside_line:
+            taken[0] = True
+        matching = b"".join(line for line, is_taken in zip(lines, taken, strict=True) if is_taken)
         if matching:
             super()._send(matching)
+        self._took_last = taken[-1:] == [True]
 
 
 @record

@@ -138,6 +138,13 @@ FILTERED = {
     "an unfinished line": ([b"pear\nplum"], b"0: plum\n"),
     "none": ([b"pear\n"], b""),
     "a line longer than memory": ([b"x" * LINE_BYTES, b"\n", b"fig\n"], b"0: fig\n"),
+    "a long line that begins with a word": (
+        [b"fig" + b"x" * LINE_BYTES, b"y\npear\nplum\n"],
+        b"0: fig" + b"x" * LINE_BYTES + b"y\n0: plum\n",
+    ),
+    "a long line that ends with a word": ([b"x" * LINE_BYTES, b"fig\n"], b"0: fig\n"),
+    "a long line without an end": ([b"fig" + b"x" * LINE_BYTES], b"0: fig" + b"x" * LINE_BYTES + b"\n"),
+    "a long line of no interest without an end": ([b"x" * LINE_BYTES], b""),
 }
 
 
@@ -149,5 +156,16 @@ def test_filtered_lines(tmp_path, name):
     for piece in pieces:
         route.feed(piece)
     route.finish()
+    sink.close()
+    assert (tmp_path / "filtered").read_bytes() == written
+
+
+@pytest.mark.parametrize(("word", "written"), [(b"fig", b"0: fig" + b"x" * LINE_BYTES + b"\n"), (b"plum", b"")])
+def test_a_long_line_of_a_silent_rank_is_ended_only_where_it_is_written(tmp_path, word, written):
+    sink = Sink(os.open(tmp_path / "filtered", os.O_WRONLY | os.O_CREAT), name="filtered")
+    route = FilteredRoute(sink, prefix=b"0: ", words=[word])
+    route.feed(b"fig" + b"x" * LINE_BYTES)
+    route.break_line()
+    assert sink.line_owner is None
     sink.close()
     assert (tmp_path / "filtered").read_bytes() == written
