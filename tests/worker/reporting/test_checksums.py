@@ -395,6 +395,12 @@ def test_a_checksum_that_another_process_wrote_is_wrong(broken):
     assert math.isinf(part_error(part, other))
 
 
+@pytest.mark.parametrize("blocks", [[[1.0, 0.0]], [[1.0, 1.0]]])
+def test_a_checksum_without_a_norm_or_projections_is_wrong(blocks):
+    part = {**checksum_parts(torch.ones(100))[0], "blocks": blocks}
+    assert math.isinf(part_error(part, {**part, "digest": "0"}))
+
+
 def test_arrays_and_lists_are_compared_like_tensors():
     numpy = pytest.importorskip("numpy", reason="arrays need numpy")
     (array,) = checksum_parts(numpy.arange(6.0).reshape(2, 3))

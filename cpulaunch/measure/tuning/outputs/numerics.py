@@ -100,7 +100,7 @@ def part_error(part: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         if "blocks" in part:
             return _float_error(part, other)
         return _share_of_differences(part, other)
-    except (LookupError, TypeError, ValueError, OverflowError):  # Any process may have written it.
+    except (LookupError, TypeError, ValueError, ArithmeticError):  # Any process may have written it.
         return math.inf
 
 
