@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
+import sys
+import termios
 import threading
 import time
 
@@ -127,6 +130,8 @@ class _Child:
         null = os.open(os.devnull, os.O_RDONLY)
         stdio = StdioFds(stdin=null, stdout=out_end, stderr=errors_end, owned=(null, out_end, errors_end))
         self._streams = {out: 0, errors: 1}
+        for fd in self._streams:
+            os.set_blocking(fd, False)
         self._receive = tuple(receive)
         self._control = setup.control
         self.tails = [b"", b""]
@@ -166,7 +171,7 @@ class _Child:
             if self._starting in ready or self._ended in ready:
                 self._confirm_executed(poll)
             for fd in ready & self._streams.keys():
-                if not self._read(fd):
+                if self._read(fd) == 0:
                     poll.unregister(fd)
             if self._ended in ready:
                 return True
@@ -200,32 +205,40 @@ class _Child:
         self.paused_seconds += paused
         return paused
 
-    def _read(self, fd: int) -> bool:
-        """Whether the stream may have more. Effect: passes on what it has now."""
-        data = os.read(fd, READ_BYTES)
+    def _read(self, fd: int) -> int | None:
+        """How many bytes the stream had; 0: it has ended; None: another process has read them. Effect: passes them on.
+
+        The command can open its pipes as this process does, through /proc.
+        """
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return None
         number = self._streams[fd]
         if self._receive and data:
             self._receive[number](data)
         self.tails[number] = (self.tails[number] + data)[-TAIL_BYTES:]
-        return bool(data)
+        return len(data)
 
     def close(self) -> None:
-        """Effect: passes on what is left of the output, of which all writers have ended."""
+        """Effect: passes on what is left of the output.
+
+        All that the command started has ended. A process from outside that has its output open may go on writing.
+        """
         self._waiter.join()
         os.close(self._ended)
         if self._starting is not None:
             os.close(self._starting)
         for fd in self._streams:
-            os.set_blocking(fd, False)
-            while self._has_more(fd):
-                continue
+            left = _unread_bytes(fd)
+            while left > 0 and (size := self._read(fd)):
+                left -= size
             os.close(fd)
 
-    def _has_more(self, fd: int) -> bool:
-        try:
-            return self._read(fd)
-        except BlockingIOError:
-            return False
+
+def _unread_bytes(fd: int) -> int:
+    """How many bytes are in a pipe. Source: ioctl_pipe(2), FIONREAD."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _arrived(control: int) -> bytes:
