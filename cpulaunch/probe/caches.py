@@ -10,6 +10,8 @@ from cpulaunch.system.root import Root, natural
 
 UNIT = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TYPES: dict[str, CacheType] = {"Unified": "Unified", "Data": "Data", "Instruction": "Instruction"}
+MAX_CACHES = 32
+"""Of one CPU; processors have five at most. In a captured machine, each CPU's folder may be a link to thousands."""
 LAST_INDEX = "index3"
 """Where the L3 is on nearly every machine; others are searched."""
 
@@ -88,7 +90,8 @@ def _l3_by_core(cpus: tuple[LogicalCpu, ...]) -> Grouping:
 
 def _directories(root: Root, cpu: int) -> list[str]:
     base = f"{CPU}/cpu{cpu}/cache"
-    return [f"{base}/{name}" for name in sorted(root.names(base)) if name.startswith("index")]
+    names = sorted(name for name in root.names(base) if name.startswith("index"))
+    return [f"{base}/{name}" for name in names[:MAX_CACHES]]
 
 
 def _l3_directory(root: Root, cpu: int) -> str | None:

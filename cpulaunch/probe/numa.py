@@ -4,17 +4,18 @@ Source: kernel, Documentation/ABI/stable/sysfs-devices-node.
 """
 
 from cpulaunch.probe.topology import CpuIds
-from cpulaunch.records.cpulist import MAX_ID
 from cpulaunch.records.host import NumaNode
 from cpulaunch.system.root import Root, natural
 
 NODE = "sys/devices/system/node"
+MAX_NODES = 1 << 10
+"""NUMA nodes of any kernel build, each of which has a distance to each. Source: Linux, Kconfig, NODES_SHIFT."""
 
 
 def read_numa_nodes(root: Root, ids: CpuIds) -> tuple[NumaNode, ...]:
     """Every NUMA node by id; empty where the kernel has no NUMA."""
     numbers = (natural(name[4:]) for name in root.names(NODE) if name.startswith("node"))
-    node_ids = sorted(number for number in numbers if number is not None and number <= MAX_ID)
+    node_ids = sorted(number for number in numbers if number is not None and number < MAX_NODES)
     return tuple(_numa_node(root, node, ids, node_ids) for node in node_ids)
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 import pytest
 
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.probe.caches import MAX_CACHES
+from cpulaunch.probe.numa import MAX_NODES
 from cpulaunch.records.cpulist import MAX_ID, format_cpulist
 from cpulaunch.records.errors import ProbeError
 from cpulaunch.records.host import Host
@@ -293,6 +295,15 @@ class CountingRoot(Root):
     def bytes(self, name: str, *, limit: int = 1 << 24) -> bytes | None:
         self.read.append(name)
         return super().bytes(name, limit=limit)
+
+
+def test_of_caches_and_nodes_beyond_those_of_any_machine_nothing_is_read() -> None:
+    """Each of a captured machine's may be a link to one folder: their number is squared, by that of CPUs or nodes."""
+    files = {f"{CPU}/cpu0/cache/index{number}/level": f"{number}" for number in range(4, 4 + 2 * MAX_CACHES)}
+    nodes = {f"sys/devices/system/node/node{number}/cpulist": "" for number in range(MAX_NODES + 9)}
+    host = probe_host(MemoryRoot({f"{CPU}/online": "0", **files, **nodes}), detail="full")
+    assert len(host.caches) == MAX_CACHES
+    assert host.numa_nodes[-1].id == MAX_NODES - 1
 
 
 def test_a_launch_reads_each_group_once(tmp_path: Path) -> None:
