@@ -72,6 +72,10 @@ def throttling(root: Root) -> Throttling:
 CONTAINER_WORDS = ("docker", "kubepods", "containerd", "libpod", "lxc", "crio")
 
 
+MAX_HIERARCHIES = 128
+"""Mounted ones that are looked at; version 1 has one for each of some fifteen controllers."""
+
+
 def read_cgroups(root: Root) -> Cgroups:
     """The hierarchies that /proc/self/cgroup names and /proc/self/mountinfo (or /proc/mounts) shows mounted."""
     text = root.text("proc/self/cgroup") or ""
@@ -84,7 +88,7 @@ def read_cgroups(root: Root) -> Cgroups:
         path = _path_of(paths, version, controllers)
         if path is not None:
             hierarchies.append(Hierarchy(version, controllers, mount, mount_root, path))
-    return Cgroups(tuple(hierarchies), container=any(word in text for word in CONTAINER_WORDS))
+    return Cgroups(tuple(hierarchies[:MAX_HIERARCHIES]), container=any(word in text for word in CONTAINER_WORDS))
 
 
 def _paths(text: str) -> dict[frozenset[str], str]:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.probe import Root, probe_host
-from cpulaunch.probe.cgroups import read_cgroups
+from cpulaunch.probe.cgroups import MAX_HIERARCHIES, read_cgroups
 from cpulaunch.probe.limits import free_memory
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.errors import ProbeError
 from cpulaunch.records.host import Limits
-from tests.roots import RootSpec, host_of, write_root
+from tests.roots import MemoryRoot, RootSpec, host_of, write_root
 
 
 def limits_with(files: dict[str, str], **spec: object) -> Limits:
@@ -246,3 +246,10 @@ def test_disjoint_affinity_and_cpuset_leave_a_budget() -> None:
 )
 def test_containers_are_recognised(files: dict[str, str], container: bool) -> None:
     assert host_of(RootSpec(files=files)).container is container
+
+
+def test_mounts_beyond_those_of_any_machine_are_not_looked_at() -> None:
+    """Each folder above the process's own is read once for each of them."""
+    mount = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    root = MemoryRoot({"proc/self/cgroup": "0::/", "proc/self/mountinfo": mount * (MAX_HIERARCHIES + 1)})
+    assert len(read_cgroups(root).hierarchies) == MAX_HIERARCHIES
