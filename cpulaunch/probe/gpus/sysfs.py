@@ -18,6 +18,10 @@ MIG_CAPABILITIES = "proc/driver/nvidia/capabilities"
 VENDORS = {0x10DE: "nvidia", 0x1002: "amd", 0x8086: "intel"}
 VGA, CONTROLLER_3D, OTHER_DISPLAY, ACCELERATOR = 0x0300, 0x0302, 0x0380, 0x1200
 COMPUTE = (CONTROLLER_3D, OTHER_DISPLAY)
+MAX_GPUS, MAX_MIG = 256, 64
+"""GPUs of a machine; and of one of them, folders of instances, of which there are seven.
+
+In a captured machine, each may be a link to one with thousands."""
 LEAST_VRAM_BYTES = 4 << 30
 """Of an AMD graphics card worth computing on; a processor's built-in graphics is given less of the main memory."""
 
@@ -32,6 +36,8 @@ def read_gpus(root: Root) -> tuple[Gpu, ...]:
         vendor = _vendor(root, address)
         if vendor is not None:
             found.append(_gpu(root, address, index=len(found), vendor=vendor))
+        if len(found) == MAX_GPUS:
+            break
     return tuple(found)
 
 
@@ -117,8 +123,8 @@ def _mig_instances(root: Root, own: dict[str, str]) -> Iterator[MigInstance]:
     if "Device Minor" not in own:
         return
     base = f"{MIG_CAPABILITIES}/gpu{own['Device Minor']}/mig"
-    for outer in root.names(base):
-        for inner in root.names(f"{base}/{outer}"):
+    for outer in root.names(base)[:MAX_MIG]:
+        for inner in root.names(f"{base}/{outer}")[:MAX_MIG]:
             first = natural(outer.removeprefix("gi")) if outer.startswith("gi") else None
             second = natural(inner.removeprefix("ci")) if inner.startswith("ci") else None
             if first is not None and second is not None:
