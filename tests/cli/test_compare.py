@@ -315,3 +315,17 @@ def test_a_comparison_that_fails_has_a_page(compare, tmp_path):
     ran = compare("--html", "page.html", "python", "", "--", code="raise SystemExit(3)")
     assert ran.returncode == 1
     assert "No verdict: no round was completed." in (tmp_path / "page.html").read_text()
+
+
+def test_a_pipe_that_the_program_puts_in_place_of_the_page_is_replaced(compare, tmp_path):
+    """Else the comparison would wait for a reader, for ever."""
+    code = "import os; os.path.exists('page.html') or os.mkfifo('page.html'); raise SystemExit(3)"
+    assert compare("--html", "page.html", "python", "", "--", code=code).returncode == 1
+    assert (tmp_path / "page.html").is_file()
+
+
+def test_a_pipe_that_was_there_before_gets_the_page(compare, tmp_path):
+    os.mkfifo(tmp_path / "page.html")
+    reader = subprocess.Popen(["cat", "page.html"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert compare("--html", "page.html", "python", "", "--", code="raise SystemExit(3)").returncode == 1
+    assert "No verdict" in reader.communicate(timeout=60)[0]

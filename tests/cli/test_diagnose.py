@@ -309,6 +309,17 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_program_runs(diagno
     assert not (tmp_path / "launched").exists()
 
 
+def test_pipes_that_the_program_puts_in_place_of_the_page_and_the_trace_are_replaced(diagnose, tmp_path):
+    """Else the diagnosis would wait for a reader, for ever."""
+    pipes = "import os\nfor name in ('page.html', 'trace.json'):\n    os.mkfifo(name)\n"
+    ran = diagnose(
+        "--html", "page.html", "--trace", "trace.json", "--steps", "4", code=pipes + TRAIN.replace("STEPS", "10**9")
+    )
+    assert ran.returncode == 0
+    assert (tmp_path / "page.html").is_file()
+    assert (tmp_path / "trace.json").is_file()
+
+
 def test_two_diagnoses_are_compared(diagnose, tmp_path):
     slow = TRAIN.replace("    optimizer.zero_grad()", "    __import__('time').sleep(0.02); optimizer.zero_grad()")
     for name, code in (("before", slow), ("after", TRAIN)):

@@ -56,7 +56,7 @@ def compare(arguments: Sequence[str], services: Services) -> int:
     line = parse_compare(arguments)
     if line.help:
         return services.print_help(COMMAND)
-    check_outputs(line.files)
+    line = replace(line, files=check_outputs(line.files))
     lines = [services.parse([*(words or ()), *line.program]) for words in line.sides]
     for words, parsed in zip(line.sides, lines, strict=True):
         _check_side(words, parsed, line.program)

@@ -70,10 +70,8 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
         return _compare(line.compared, services, json=line.json)
     parsed = services.parse(line.launch)
     _check_launch(parsed)
-    if line.trace is not None:
-        check_path(TRACE, line.trace)
-    files = OutputFiles(html=line.html)
-    check_outputs(files)
+    direct = line.trace is not None and check_path(TRACE, line.trace)
+    files = check_outputs(OutputFiles(html=line.html))
     host, plan = services.host_and_plan(parsed)
     folder = choose_private_path(services.environ)
     setup = _supervised(services, folder)
@@ -94,7 +92,7 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
     program = shown_words(line.launch, hidden_names(parsed))
     shown = diagnosis_json(found, program=program, version=cpulaunch.__version__, host=os.uname().nodename)
     _print(found, shown, line, services)
-    error = None if line.trace is None else _trace_error(line.trace, trace)
+    error = None if line.trace is None else _trace_error(line.trace, trace, direct=direct)
     if error is not None:
         services.notify(f"error: {error}")
     failure = write_outputs(files, services, page=lambda: _page(shown, host), charts=lambda: (), title="")
@@ -216,11 +214,11 @@ def _ceilings(host: Host) -> Ceilings:
     )
 
 
-def _trace_error(path: str, trace: bytes | None) -> CpulaunchError | None:
+def _trace_error(path: str, trace: bytes | None, *, direct: bool) -> CpulaunchError | None:
     """Why there is no trace at `path`, if there is none. Effect: writes it."""
     if trace is None:
         return CpulaunchError("there is no trace", hint="the program must make a few steps under the profiler")
-    return save_output(TRACE, path, trace)
+    return save_output(TRACE, path, trace, direct=direct)
 
 
 def _print(found: Diagnosis, shown: Mapping[str, Any], line: DiagnoseLine, services: Services) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.outputs import PAGE, PICTURES, Output, check_path, save_output
 
 TYPE_CHECKING = False
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 @record
 class OutputFiles:
-    """Where to write the page and the pictures; None: nowhere."""
+    """Where to write the page and the pictures; None: nowhere. `direct`: paths at which pipes or devices were before.
+
+    At the others, these are replaced: the program may have put them there.
+    """
 
     html: str | None = None
     svg: str | None = None
     png: str | None = None
+    direct: frozenset[str] = frozenset()
 
     @property
     def pictures(self) -> tuple[tuple[PictureKind, str], ...]:
@@ -45,15 +49,18 @@ def output_files(given: Mapping[str, str]) -> OutputFiles:
     return OutputFiles(html=given.get("--html"), svg=given.get("--svg"), png=given.get("--png"))
 
 
-def check_outputs(files: OutputFiles) -> None:
-    """Raises: CpulaunchError if a file cannot be written, or what draws pictures is missing."""
-    if files.html is not None:
-        check_path(PAGE, files.html)
+def check_outputs(files: OutputFiles) -> OutputFiles:
+    """The files, with the paths of pipes and devices.
+
+    Raises: CpulaunchError if a file cannot be written, or what draws pictures is missing.
+    """
+    found = [] if files.html is None else [(PAGE, files.html)]
     for kind, path in files.pictures:
         from cpulaunch.plots.picture import check_plots
 
         check_plots(f"--{kind}")
-        check_path(PICTURES[kind], path)
+        found.append((PICTURES[kind], path))
+    return replace(files, direct=frozenset(path for output, path in found if check_path(output, path)))
 
 
 def write_outputs(
@@ -76,11 +83,15 @@ def _written(
     files: OutputFiles, page: Callable[[], str], charts: Callable[[], Sequence[Chart]], title: str
 ) -> Iterator[tuple[Output, str, CpulaunchError | None]]:
     if files.html is not None:
-        yield PAGE, files.html, save_output(PAGE, files.html, page())
+        yield PAGE, files.html, _saved(PAGE, files.html, page(), files)
     for kind, path in files.pictures:
         from cpulaunch.plots.picture import picture
 
-        yield PICTURES[kind], path, save_output(PICTURES[kind], path, picture(charts(), title=title, kind=kind))
+        yield PICTURES[kind], path, _saved(PICTURES[kind], path, picture(charts(), title=title, kind=kind), files)
+
+
+def _saved(output: Output, path: str, content: str | bytes, files: OutputFiles) -> CpulaunchError | None:
+    return save_output(output, path, content, direct=path in files.direct)
 
 
 def page_facts(services: Services, sides: Sequence[tuple[str, CommandLine | None]]) -> PageFacts:

@@ -60,7 +60,7 @@ def tune(arguments: Sequence[str], services: Services) -> int:
         return services.print_help(COMMAND)
     if importlib.util.find_spec(EXTRA) is None:
         raise CpulaunchError("tune needs optuna, which is not installed", hint="pip install 'cpulaunch[tune]'")
-    check_outputs(line.files)
+    line = replace(line, files=check_outputs(line.files))
     check_save(line.save, services.environ)
     program = tuned_program(line, services, python=sys.executable)
     planner = Planner(program, services)
