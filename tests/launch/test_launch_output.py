@@ -279,6 +279,17 @@ def test_a_full_disk_ends_the_job_with_an_error(launcher, tmp_path):
     assert not alive(launcher.pid("pid"))
 
 
+def test_a_full_disk_at_the_end_loses_no_output_that_has_another_place(launcher, tmp_path):
+    (tmp_path / "worker-0.log").symlink_to("/dev/full")
+    late = shell("trap '' TERM; echo > ready; until [ -s failed ]; do sleep 0.01; done; printf 'words of one'")
+    outcome = launcher.run(
+        shell("until [ -s ready ]; do sleep 0.01; done; printf words; echo > failed"), late, log_dir="."
+    )
+    assert outcome.code == 125
+    assert sorted(outcome.lines) == ["[0] words", "[1] words of one"]
+    assert (tmp_path / "worker-1.log").read_text() == "words of one"
+
+
 def test_a_full_disk_leaves_a_report(launcher, tmp_path):
     (tmp_path / "worker-0.log").symlink_to("/dev/full")
     outcome = launcher.run(shell("echo text; exec sleep 600"), ["/bin/true"], log_dir=".", report="report.json")
@@ -291,6 +302,13 @@ def test_a_full_standard_output_is_a_failure_too(launcher):
         outcome = launcher.run(shell("echo text"), ["/bin/true"], popen={"stdout": full})
     assert outcome.code == 125
     assert "stdout (No space left on device)" in outcome.error
+
+
+def test_a_full_standard_output_loses_no_last_line_of_standard_error(launcher):
+    with open("/dev/full", "wb") as full:
+        outcome = launcher.run(shell("printf text"), shell("printf words >&2"), popen={"stdout": full})
+    assert outcome.code == 125
+    assert "[1] words\n" in outcome.error
 
 
 def test_writers_end_when_their_reader_leaves(launcher):

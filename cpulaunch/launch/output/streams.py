@@ -8,11 +8,11 @@ import select
 import sys
 import termios
 
-from cpulaunch.launch.output.sink import Sink
+from cpulaunch.launch.output.sink import Sink, SinkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cpulaunch.launch.output.metrics import LineReader
 
@@ -175,10 +175,11 @@ class Stream:
         if self._left is not None:
             self._left -= len(data)
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
-        for route in self.routes:
-            route.feed(data)
-        if self._reader is not None:
-            self._reader.feed(data)
+        try:
+            self._send(lambda route: route.feed(data))
+        finally:
+            if self._reader is not None:
+                self._reader.feed(data)
         return not self.readers_gone
 
     def close(self) -> None:
@@ -186,8 +187,18 @@ class Stream:
         os.close(self.fd)
         if self._reader is not None:
             self._reader.finish()
+        self._send(OutputRoute.finish)
+
+    def _send(self, send: Callable[[OutputRoute], None]) -> None:
+        """Effect: sends on every route, also after one whose sink cannot be written. Raises: SinkError for that."""
+        failure = None
         for route in self.routes:
-            route.finish()
+            try:
+                send(route)
+            except SinkError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def last_lines(self) -> tuple[str, ...]:
         """The last lines, at most 20, each as a terminal shows it in the end: a progress bar in its last state."""

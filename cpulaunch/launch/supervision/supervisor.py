@@ -365,7 +365,7 @@ class Supervisor:
         Its last process may be a zombie whose parent, an orphan, never waits for it.
         """
         for index in sorted(self.state.groups & self.statuses.keys()):
-            if self.state.is_killed(index) or not self._group_exists(index):
+            if self.state.is_killed(index) or not group_exists(self.pids[index], adopts=self._adopts_orphans):
                 self._handle(GroupGone(index))
         if not self.state.groups:
             orphans = endable_children()
@@ -377,20 +377,22 @@ class Supervisor:
             if orphans or self.state.orphans:
                 self._handle(OrphansFound(orphans))
 
-    def _group_exists(self, worker: int) -> bool:
-        return group_exists(self.pids[worker], adopts=self._adopts_orphans)
-
     def _output_done(self) -> bool:
         """Whether all output is written, or is to be abandoned."""
-        try:
-            while self._pump.drain():
-                self._handle_urgent()
-            if self._pump.has_unread_output and not self._abandon_output:
-                return False
-            while self._pump.finish():
-                self._handle_urgent()
-        except SinkError as error:
-            self._fail_output(error)
+        while True:
+            try:
+                return self._output_moved()
+            except SinkError as error:  # What this sink does not take, others still may. Each fails once.
+                self._fail_output(error)
+
+    def _output_moved(self) -> bool:
+        """Whether all output is written, or is to be abandoned. Raises: SinkError."""
+        while self._pump.drain():
+            self._handle_urgent()
+        if self._pump.has_unread_output and not self._abandon_output:
+            return False
+        while self._pump.finish():
+            self._handle_urgent()
         return self._pump.all_written or self._abandon_output
 
 
