@@ -25,6 +25,8 @@ MAX_KINDS = 64
 """Types of weights that are counted; torch has fewer."""
 MAX_KEPT = 64
 """Layers of a module that the report names as kept in a higher type."""
+MAX_MODES = 16
+"""Modes that the terminal shows; there are fewer."""
 _WORD_LENGTH = 20
 """The names of modes and types are shorter. The events may be those of any process, and hold anything."""
 
@@ -110,7 +112,9 @@ def _modes(chosen: Sequence[Mapping[str, Any]]) -> str:
     speedups: dict[str, list[object]] = {}
     for each in chosen:
         speedups.setdefault(_word(each["mode"]), []).append(each["speedup"])
-    return ", ".join(f"{len(values)} {mode}{_range(mode, values)}" for mode, values in speedups.items())
+    texts = [f"{len(values)} {mode}{_range(mode, values)}" for mode, values in speedups.items()]
+    left = [f"and {len(texts) - MAX_MODES} more modes"] if len(texts) > MAX_MODES else []
+    return ", ".join([*texts[:MAX_MODES], *left])
 
 
 def _word(value: object) -> str:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_METRIC_LINES = 100
 """On the terminal; the report has all metrics."""
+MAX_PATH = 4096
+"""Characters of a path on the terminal. Source: Linux, include/uapi/linux/limits.h."""
 MAX_MASKS = 1 << 12
 """Different masks of one process's threads that are looked at."""
 
@@ -157,7 +159,7 @@ def _openmp_lines(result: LaunchResult) -> tuple[str, ...]:
         observation = worker.observation
         live = None if observation is None else observation.report.live.get(observation.report.main_pid or 0)
         path = None if live is None else live.get("openmp_path")
-        if isinstance(path, str):
+        if isinstance(path, str) and len(path) <= MAX_PATH:
             files.setdefault(path, set()).add(worker.index)
     alike = [set(range(len(result.workers)))] == list(files.values())
     texts = [path if alike else f"{path} in {_workers_text(frozenset(found))}" for path, found in files.items()]

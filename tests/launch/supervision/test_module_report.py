@@ -13,6 +13,7 @@ from cpulaunch.launch.supervision.module_report import (
     CHOSEN_FIELDS,
     MAX_KEPT,
     MAX_KINDS,
+    MAX_MODES,
     WEIGHTS_FIELDS,
     chosen_report,
     graph_report,
@@ -185,3 +186,9 @@ def test_every_kind_of_event_of_the_worker_is_known():
     known = {"applied", "degraded", "captured", "eager", "warning", "metric", "checksum", "live"}
     known |= {"chosen", "weights", "accuracy", "captures", "conditions"}
     assert {kind for _, kind, _ in reported_events()} <= known
+
+
+def test_of_many_modes_the_first_are_shown():
+    """Any process may write events: without a limit, thousands of modes would be one line."""
+    (line,) = module_lines([told(*(chosen(f"M{number}", f"mode{number}", 2.0) for number in range(MAX_MODES + 5)))])
+    assert line.endswith(f"1 mode{MAX_MODES - 1} (2.00 times plain), and 5 more modes")

@@ -9,7 +9,14 @@ from cpulaunch.launch.monitor.sampling import MAX_SNAPSHOTS, keep, pause_before
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import WorkerReport
 from cpulaunch.launch.output.metrics import Metric
-from cpulaunch.launch.supervision.report import binding, flags_without_effect, metric_lines, report
+from cpulaunch.launch.supervision.report import (
+    MAX_PATH,
+    binding,
+    flags_without_effect,
+    metric_lines,
+    report,
+    worker_lines,
+)
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, encode
@@ -348,3 +355,13 @@ def test_of_many_short_lived_children_the_smallest_are_forgotten():
         keep(snapshots, sample(pid, rss=pid), pages=True)
     assert len(snapshots) == MAX_SNAPSHOTS
     assert 0 in snapshots
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"),
+    [("/lib/libomp.so", ("OpenMP runtime: /lib/libomp.so",)), ("/" * (MAX_PATH + 1), ())],
+    ids=["a path", "longer than any path"],
+)
+def test_the_runtime_of_openmp_is_a_line_if_it_is_a_path(path, lines):
+    told = WorkerReport(main_pid=100, live={100: {"openmp_path": path}})
+    assert worker_lines(result(worker(observation=Observation(wall_seconds=1, report=told)))) == lines
