@@ -69,7 +69,9 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
         if _is_dynamo_compiling():  # Dynamo must not trace what follows.
             return original(self, *args, **kwargs)
         run = runs.get(id(self))
-        if run is None or run.left <= 0 or run.training is not self.training or run.grad is not _is_grad_enabled():
+        if run is None or run.left <= 0 or run.until < _clock():
+            return wrapper.call(self, args, kwargs)
+        if run.training is not self.training or run.grad is not _is_grad_enabled():
             return wrapper.call(self, args, kwargs)
         run.left -= 1
         state.unwrapped = True
@@ -173,8 +175,8 @@ class CallWrapper:
         """
         try:
             needs_care = self.modes.needs_care(module, args, kwargs)
-            unmeasured = None if needs_care else self.chooser.unmeasured(module)
             started = _clock()
+            unmeasured = None if needs_care else self.chooser.unmeasured(module, args, kwargs, started)
             turn = None if needs_care or unmeasured else self.chooser.turn(module, args, kwargs, started)
         except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
             self._report_unreadable(module, error)
@@ -182,7 +184,7 @@ class CallWrapper:
         if turn is None:
             return self._unmeasured(unmeasured, module, args, kwargs)
         mode, modes = turn.mode, self.modes
-        progress, pending = modes.progress(), modes.pending()
+        progress, waiting = modes.progress(), modes.pending()
         if mode == PLAIN:
             started = _clock()
         try:
@@ -190,8 +192,9 @@ class CallWrapper:
         except BaseException:
             self.chooser.fail(turn)
             raise
-        seconds = _clock() - started
-        self.chooser.add(turn, seconds, steady=modes.progress() == progress, pending=modes.pending() != pending)
+        now = _clock()
+        steady, pending = modes.progress() == progress, modes.pending() != waiting
+        self.chooser.add(turn, now - started, now=now, steady=steady, pending=pending)
         if modes.is_over(module, mode):
             self.chooser.remove(module, mode)
         return result

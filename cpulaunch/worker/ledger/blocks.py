@@ -51,6 +51,10 @@ class BlockDecision:
         """The modes that are left."""
         return self.decision.modes
 
+    def has_chosen(self, mode: str) -> bool:
+        """As Decision.has_chosen."""
+        return self.decision.has_chosen(mode)
+
     def estimate(self, mode: str) -> float:
         """The typical period in the mode, in seconds."""
         return self.decision.estimate(mode)

@@ -25,6 +25,10 @@ RUN_SECONDS, OTHER_RUN_SECONDS = 2.0, 0.05
 In another mode, only short calls gain from not being measured, and a change must be noticed sooner.
 """
 
+FIRST_SLACK, LAST_SLACK = 1.5, 96.0
+"""A run that takes longer than expected by this factor ends, and as many calls after it are measured: some may have been
+of another signature. Doubled where they were not, as in a program that waits between calls."""
+
 MAX_REPORTS = 8
 """Choices that are reported for one module."""
 
@@ -35,16 +39,21 @@ Flags = tuple[bool, bool, bool]
 class UnmeasuredRun:
     """Calls of a module that run in a mode without being measured, while training and gradients stay as they are.
 
-    `left` is counted down by the wrapper of calls; see module_calls.
+    `left` is counted down by the wrapper of calls, which also ends the run at the time `until`; see module_calls.
+    `chosen`: the signatures for which the mode is chosen; None if there is no other mode.
     """
 
-    __slots__ = ("grad", "left", "mode", "signature", "size", "training")
+    __slots__ = ("chosen", "grad", "left", "mode", "signature", "size", "training", "until")
 
-    def __init__(self, mode: str, size: int, signature: Any, *, training: bool, grad: bool) -> None:
+    def __init__(
+        self, mode: str, size: int, signature: Any, *, until: float = float("inf"), chosen: frozenset[Any] | None = None
+    ) -> None:
         self.mode = mode
         self.size = self.left = size
         self.signature = signature
-        self.training, self.grad = training, grad
+        self.training, self.grad, _ = signature[0]
+        self.until = until
+        self.chosen = chosen
 
 
 class Turn:
@@ -59,7 +68,10 @@ class Turn:
 class ModuleEntry:
     """One module: its ledger, the modes possible by flags, and the training step in progress."""
 
-    __slots__ = ("address", "ledger", "modes", "module", "name", "reports", "run_size", "signatures", "step")
+    __slots__ = (
+        *("address", "ledger", "modes", "module", "name", "reports", "run_size", "signatures", "slack", "step"),
+        "to_measure",
+    )
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
@@ -70,6 +82,8 @@ class ModuleEntry:
         self.modes: dict[Flags, tuple[str, ...]] = {}
         self.step: tuple[Turn, float] | None = None
         self.run_size = FIRST_RUN
+        self.slack = FIRST_SLACK
+        self.to_measure = 0
         self.reports = 0
 
 
@@ -105,12 +119,18 @@ class Chooser:
         """Effect: releases the lock in a forked child, where another thread's hold on it would last forever."""
         self._lock = threading.RLock()
 
-    def unmeasured(self, module: nn.Module) -> str | None:
-        """The mode of this call of the module if it need not be measured, or None. Effect: counts it down."""
+    def unmeasured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], now: float) -> str | None:
+        """The mode of this call of the module if it need not be measured, or None. Effect: counts it down.
+
+        A call whose signature has not chosen the mode is measured: another mode may be far faster for it.
+        """
         run = self._other_runs.get(id(module)) or self.runs.get(id(module))
-        if run is None or run.left <= 0 or run.training is not module.training:
+        if run is None or run.left <= 0 or run.training is not module.training or run.until < now:
             return None
-        if run.grad is not torch.is_grad_enabled():
+        flags = _flags(module)
+        if run.grad is not flags[1]:
+            return None
+        if run.chosen is not None and (flags, self._entry(module).signatures.of(args, kwargs)) not in run.chosen:
             return None
         run.left -= 1
         return run.mode
@@ -119,18 +139,18 @@ class Chooser:
         """The mode in which this call runs. `now`: the time, in seconds."""
         with self._lock:
             entry = self._entry(module)
-            self._end_run(entry)
+            self._end_run(entry, now)
             ended = self._end_step(entry, now)
-            flags = (module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
+            flags = _flags(module)
             modes = entry.modes.get(flags)
             if modes is None:
                 modes = entry.modes[flags] = self._candidates(module)[: None if self._measured else 1]
             if len(modes) == 1:
                 if modes[0] == PLAIN:
-                    self._start_run(entry, PLAIN, LAST_RUN, (flags, ()))
+                    self._start_run(entry, UnmeasuredRun(PLAIN, LAST_RUN, (flags, ())))
                 return Turn(entry, None, modes[0], is_step=False)
             signature = (flags, entry.signatures.of(args, kwargs))
-            if ended == signature and self._start_run_if_chosen(entry, signature, is_step=True):
+            if ended == signature and self._start_run_if_chosen(entry, signature, now, is_step=True):
                 return Turn(entry, None, PLAIN, is_step=False)
             is_step = flags[0] and flags[1]
             mode = entry.ledger.next(signature, modes, in_blocks=is_step)
@@ -139,8 +159,8 @@ class Chooser:
                 entry.step = (turn, now)
             return turn
 
-    def add(self, turn: Turn, seconds: float, *, steady: bool = True, pending: bool = False) -> None:
-        """Effect: counts a call that has ended. `steady`, `pending`: see Decision.add and Decision.postpone."""
+    def add(self, turn: Turn, seconds: float, *, now: float, steady: bool = True, pending: bool = False) -> None:
+        """Effect: counts a call that has ended `now`. `steady`, `pending`: see Decision.add and Decision.postpone."""
         if turn.is_step or turn.signature is None:
             return
         with self._lock:
@@ -148,7 +168,7 @@ class Chooser:
                 turn.entry.ledger.postpone(turn.signature, turn.mode, seconds)
                 return
             self._count(turn, seconds, steady=steady)
-            self._start_run_if_chosen(turn.entry, turn.signature, is_step=False)
+            self._start_run_if_chosen(turn.entry, turn.signature, now, is_step=False)
 
     def fail(self, turn: Turn) -> None:
         """Effect: forgets a call that has raised an exception."""
@@ -197,7 +217,7 @@ class Chooser:
         entry, decision = turn.entry, turn.entry.ledger.decisions.get(turn.signature)
         was_sampling = decision is not None and decision.is_sampling
         if entry.ledger.add(turn.signature, turn.mode, seconds, steady=steady):
-            entry.run_size = FIRST_RUN
+            entry.run_size, entry.slack = FIRST_RUN, FIRST_SLACK
             self._report(entry, turn.signature)
         if was_sampling and decision is not None and not decision.is_sampling:
             for mode in {mode for each in entry.ledger.decisions.values() for mode in each.modes} - {PLAIN}:
@@ -227,35 +247,50 @@ class Chooser:
 
     # Calls that are not measured
 
-    def _start_run_if_chosen(self, entry: ModuleEntry, signature: Any, *, is_step: bool) -> bool:
+    def _start_run_if_chosen(self, entry: ModuleEntry, signature: Any, now: float, *, is_step: bool) -> bool:
         """Whether the next calls run without being measured. Effect: starts such a run where a mode is chosen."""
         decision = entry.ledger.decisions.get(signature)
         if decision is None or decision.chosen is None or decision.is_sampling:
+            return False
+        if entry.to_measure > 0:
+            entry.to_measure -= 1
             return False
         mode = decision.chosen
         if is_step and mode != PLAIN:
             return False
         alike = [other for other in entry.ledger.decisions if other[0][:2] == signature[0][:2]]  # type: ignore[index]
-        calls = (RUN_SECONDS if mode == PLAIN else OTHER_RUN_SECONDS) / max(decision.estimate(mode), 1e-9)
+        typical = decision.estimate(mode)
+        calls = (RUN_SECONDS if mode == PLAIN else OTHER_RUN_SECONDS) / max(typical, 1e-9)
         if calls < 1 or not entry.ledger.agrees(mode, alike):
             return False
-        self._start_run(entry, mode, min(entry.run_size, int(calls)), signature)
+        size = min(entry.run_size, int(calls))
+        until = now + entry.slack * size * typical
+        chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
+        self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen))
         entry.run_size = min(2 * entry.run_size, LAST_RUN)
         return True
 
-    def _start_run(self, entry: ModuleEntry, mode: str, size: int, signature: Any) -> None:
+    def _start_run(self, entry: ModuleEntry, run: UnmeasuredRun) -> None:
         if self._entries.get(entry.address) is not entry:  # All choices for the module were forgotten during the call.
             return
-        flags, _ = signature
-        runs = self.runs if mode == PLAIN else self._other_runs
-        runs[entry.address] = UnmeasuredRun(mode, size, signature, training=flags[0], grad=flags[1])
+        runs = self.runs if run.mode == PLAIN else self._other_runs
+        runs[entry.address] = run
 
-    def _end_run(self, entry: ModuleEntry) -> None:
+    def _end_run(self, entry: ModuleEntry, now: float) -> None:
         """Effect: ends a run of calls that are not measured, and counts them."""
         for runs in (self.runs, self._other_runs):
             run = runs.pop(entry.address, None)
-            if run is not None:
-                entry.ledger.skip(run.signature, run.size - max(run.left, 0))
+            if run is None:
+                continue
+            calls = run.size - max(run.left, 0)
+            entry.ledger.skip(run.signature, calls)
+            if run.until < now:
+                entry.to_measure = calls
+                entry.slack = min(2 * entry.slack, LAST_SLACK)
+
+
+def _flags(module: nn.Module) -> Flags:
+    return module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
 
 
 def _renew(reference: weakref.ref[Chooser]) -> None:

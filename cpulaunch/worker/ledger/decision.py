@@ -116,6 +116,10 @@ class Decision:
         """Whether the next call may be in another mode than the chosen one."""
         return self.chosen is None or self._trial is not None
 
+    def has_chosen(self, mode: str) -> bool:
+        """Whether the mode is chosen, by samples of this signature."""
+        return self.chosen == mode and not self.is_sampling and self.estimate(mode) < float("inf")
+
     def estimate(self, mode: str) -> float:
         """The typical duration of a call in the mode, in seconds."""
         return self.samples[mode].estimate() if mode in self.samples else float("inf")

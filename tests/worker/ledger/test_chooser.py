@@ -18,7 +18,7 @@ def calls_until_a_run(module: nn.Module, *, last_is_interrupted_after: int | Non
         turn = chooser.turn(module, (), {}, 0.0)
         if number == last_is_interrupted_after:
             chooser.restart(module)
-        chooser.add(turn, 2.0 if turn.mode == "autocast" else 1.0)
+        chooser.add(turn, 2.0 if turn.mode == "autocast" else 1.0, now=0.0)
         if chooser.runs or number == last_is_interrupted_after:
             return chooser, number
     raise AssertionError("every call is measured")
@@ -30,3 +30,66 @@ def test_a_call_that_ends_after_its_choice_was_forgotten_decides_nothing() -> No
     assert id(module) in chooser.runs
     chooser, _ = calls_until_a_run(module, last_is_interrupted_after=number)
     assert not chooser.runs
+
+
+class Server:
+    """Calls of one module by their number of rows, with made-up durations; most in a row need not be measured."""
+
+    def __init__(self, seconds: dict[int, dict[str, float]]) -> None:
+        self.seconds = seconds
+        self.module = nn.Linear(2, 2).eval()
+        self.chooser = Chooser(lambda _: ("graph", "plain"), lambda *_: False)
+        self.now = 0.0
+        self.ran: list[tuple[int, str]] = []
+
+    def call(self, rows: int, *, pause: float = 0.0) -> None:
+        self.now += pause
+        arguments, turn = (self.module, (torch.zeros(rows, 2),), {}, self.now), None
+        mode = self.chooser.unmeasured(*arguments)
+        if mode is None:
+            turn = self.chooser.turn(*arguments)
+            mode = turn.mode
+        self.ran.append((rows, mode))
+        self.now += self.seconds[rows][mode]
+        if turn is not None:
+            self.chooser.add(turn, self.seconds[rows][mode], now=self.now)
+
+    def measured(self, number: int, *, pause: float) -> int:
+        """How many of so many more calls with one row are measured."""
+        turns, turn = [], self.chooser.turn
+        self.chooser.turn = lambda *arguments: (turns.append(1), turn(*arguments))[1]  # type: ignore[method-assign]
+        for _ in range(number):
+            self.call(1, pause=pause)
+        return len(turns)
+
+
+def test_long_calls_among_short_ones_in_another_mode_soon_have_a_choice_of_their_own() -> None:
+    """Text generation with short prompts, then long ones, for which the mode is five times slower than plain."""
+    server = Server({1: {"graph": 0.5e-3, "plain": 1e-3}, 64: {"graph": 0.5, "plain": 0.1}})
+    with torch.no_grad():
+        for _ in range(2000):
+            server.call(1)
+        assert server.ran[-1] == (1, "graph")
+        for number in range(30 * 101):
+            server.call(1 if number % 101 else 64)
+    assert server.ran.count((64, "graph")) < 6
+
+
+@pytest.mark.parametrize("short_calls", [5, 100, 700])
+def test_a_mode_is_tried_for_long_calls_that_appear_among_short_plain_ones(short_calls: int) -> None:
+    server = Server({1: {"graph": 1.3e-3, "plain": 1e-3}, 64: {"graph": 0.1, "plain": 0.5}})
+    with torch.no_grad():
+        for _ in range(5000):
+            server.call(1)
+        assert server.ran[-1] == (1, "plain")
+        for number in range(40 * (short_calls + 1)):
+            server.call(1 if number % (short_calls + 1) else 64)
+    assert server.ran[-100 * short_calls :].count((64, "plain")) < 20
+    assert server.ran[-2 * short_calls :].count((64, "graph")) > 0
+
+
+def test_pauses_between_calls_do_not_keep_them_measured() -> None:
+    server = Server({1: {"graph": 1.3e-3, "plain": 1e-3}})
+    with torch.no_grad():
+        server.measured(5000, pause=5e-3)
+        assert server.measured(5000, pause=5e-3) < 50
