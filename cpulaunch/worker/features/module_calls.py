@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.call_modes import GRAPH, CallModes
@@ -55,17 +56,25 @@ def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = 
 def _module_call(wrapper: CallWrapper, original: Any) -> Any:
     """The function that replaces nn.Module.__call__.
 
-    It costs little where the plugin does nothing: calls inside a call, which do what torch's function does without
-    calling it, and calls in a run of the chooser, which are only counted.
+    It costs little where the plugin does nothing: calls in a run of the chooser are only counted, and calls inside a
+    call do what two functions of torch do without calling them, which saves more than it costs.
     """
     state, runs = wrapper.state, wrapper.chooser.runs
-    is_torchs = getattr(getattr(original, "__code__", None), "co_names", ()) == TORCH_CALL
+    is_torchs = _names(original) == TORCH_CALL
+    impl = nn.Module._call_impl if _names(nn.Module._call_impl)[: len(TORCH_CALL_IMPL)] == TORCH_CALL_IMPL else None
+    pre_backward, backward, forward, pre_forward = (getattr(torch_module, name, {}) for name in TORCH_CALL_IMPL[-4:])
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if state.unwrapped:
-            if is_torchs and self._compiled_call_impl is None:
+            if not is_torchs or self._compiled_call_impl is not None:
+                return original(self, *args, **kwargs)
+            if type(self)._call_impl is not impl or "_call_impl" in self.__dict__ or _tracing_state():
                 return self._call_impl(*args, **kwargs)
-            return original(self, *args, **kwargs)
+            if self._backward_hooks or self._backward_pre_hooks or self._forward_hooks or self._forward_pre_hooks:
+                return self._call_impl(*args, **kwargs)
+            if pre_backward or backward or forward or pre_forward:
+                return self._call_impl(*args, **kwargs)
+            return self.forward(*args, **kwargs)
         if _is_dynamo_compiling():  # Dynamo must not trace what follows.
             return original(self, *args, **kwargs)
         run = runs.get(id(self))
@@ -87,10 +96,20 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
 
 
 TORCH_CALL = ("_compiled_call_impl", "_call_impl")
-"""The names used by nn.Module.__call__, if it is torch's own function and does only what is copied here.
+TORCH_CALL_IMPL = (
+    *("torch", "_C", "_get_tracing_state", "_slow_forward", "forward", "_backward_hooks", "_backward_pre_hooks"),
+    *("_forward_hooks", "_forward_pre_hooks", "_global_backward_pre_hooks", "_global_backward_hooks"),
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+)
+"""The names used by nn.Module.__call__, and the first ones by what that calls, if they are torch's own functions.
 
-Source: torch/nn/modules/module.py, Module._wrapped_call_impl.
+What is copied here is all that they do where there are no hooks, and nothing is traced. Source:
+torch/nn/modules/module.py, Module._wrapped_call_impl and Module._call_impl.
 """
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    return getattr(getattr(function, "__code__", None), "co_names", ())
 
 
 def _details(settings: TorchSettings, modes: CallModes) -> Iterator[tuple[str, str]]:

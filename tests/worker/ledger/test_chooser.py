@@ -41,26 +41,20 @@ class Server:
         self.chooser = Chooser(lambda _: ("graph", "plain"), lambda *_: False)
         self.now = 0.0
         self.ran: list[tuple[int, str]] = []
+        self.turns = 0
 
     def call(self, rows: int, *, pause: float = 0.0) -> None:
         self.now += pause
-        arguments, turn = (self.module, (torch.zeros(rows, 2),), {}, self.now), None
-        mode = self.chooser.unmeasured(*arguments)
-        if mode is None:
-            turn = self.chooser.turn(*arguments)
-            mode = turn.mode
-        self.ran.append((rows, mode))
-        self.now += self.seconds[rows][mode]
+        args = (torch.zeros(rows, 2),)
+        unmeasured = self.chooser.unmeasured(self.module, args, {}, self.now)
+        turn = None if unmeasured else self.chooser.turn(self.module, args, {}, self.now)
+        mode = unmeasured if turn is None else turn.mode
+        seconds = self.seconds[rows][str(mode)]
+        self.ran.append((rows, str(mode)))
+        self.now += seconds
         if turn is not None:
-            self.chooser.add(turn, self.seconds[rows][mode], now=self.now)
-
-    def measured(self, number: int, *, pause: float) -> int:
-        """How many of so many more calls with one row are measured."""
-        turns, turn = [], self.chooser.turn
-        self.chooser.turn = lambda *arguments: (turns.append(1), turn(*arguments))[1]  # type: ignore[method-assign]
-        for _ in range(number):
-            self.call(1, pause=pause)
-        return len(turns)
+            self.turns += 1
+            self.chooser.add(turn, seconds, now=self.now)
 
 
 def test_long_calls_among_short_ones_in_another_mode_soon_have_a_choice_of_their_own() -> None:
@@ -91,5 +85,7 @@ def test_a_mode_is_tried_for_long_calls_that_appear_among_short_plain_ones(short
 def test_pauses_between_calls_do_not_keep_them_measured() -> None:
     server = Server({1: {"graph": 1.3e-3, "plain": 1e-3}})
     with torch.no_grad():
-        server.measured(5000, pause=5e-3)
-        assert server.measured(5000, pause=5e-3) < 50
+        for number in range(10_000):
+            server.call(1, pause=5e-3)
+            server.turns *= number != 5000
+    assert server.turns < 50
