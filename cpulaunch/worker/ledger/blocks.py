@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpulaunch.records.record import record
+from cpulaunch.records.record import record, replace
 from cpulaunch.worker.ledger.decision import HOPELESS, LONG_SECONDS, Decision, Verdict
 
 LENGTH = 6
@@ -17,17 +17,37 @@ BLOCK_SECONDS = 10.0
 """A block ends early once it has taken so long: the steps of large models take longer than a block may cost."""
 
 
+MIN_PERIODS = 3
+"""Fewer periods do not show that one of them is much longer than the others."""
+
+
 @record
 class Block:
-    """The periods of consecutive calls in one mode. `skip`: how many more do not count."""
+    """The periods of consecutive calls in one mode. `skip`: how many more do not count.
+
+    `repeated`: the mean period of the block before, if this one repeats it.
+    """
 
     mode: str
     skip: int
     periods: tuple[float, ...] = ()
+    repeated: float | None = None
+
+    def mean(self) -> float:
+        """The mean period of the shorter one of a block and its repetition, in seconds."""
+        mean = sum(self.periods) / len(self.periods)
+        return mean if self.repeated is None else min(mean, self.repeated)
+
+    def has_pause(self) -> bool:
+        """Whether one period is longer than the others together: the program may have done something else too."""
+        return len(self.periods) >= MIN_PERIODS and 2 * max(self.periods) > sum(self.periods)
 
 
 class BlockDecision:
-    """A Decision whose samples are mean periods of blocks of calls, so that each includes whole training steps."""
+    """A Decision whose samples are mean periods of blocks of calls, so that each includes whole training steps.
+
+    A block with a pause, such as for a checkpoint or the first data of an epoch, is repeated once.
+    """
 
     def __init__(
         self, modes: tuple[str, ...], *, prior: str | None = None, ratio: Callable[[str], float] = lambda mode: 0.0
@@ -73,14 +93,17 @@ class BlockDecision:
         if block is None or block.mode != mode or not steady:
             return False
         if block.skip and seconds < LONG_SECONDS:
-            self._block = Block(mode=mode, skip=block.skip - 1)
+            self._block = replace(block, skip=block.skip - 1)
             return False
         periods = (*block.periods, seconds)
-        self._block = Block(mode=mode, skip=0, periods=periods)
+        self._block = block = replace(block, skip=0, periods=periods)
         if len(periods) < LENGTH and sum(periods) < BLOCK_SECONDS and not self._is_hopeless(periods):
             return False
+        if block.repeated is None and block.has_pause():
+            self._block = Block(mode=mode, skip=0, repeated=block.mean())
+            return False
         self._block = None
-        return self.decision.add(mode, sum(periods) / len(periods), periods=len(periods))
+        return self.decision.add(mode, block.mean(), periods=len(periods))
 
     def _is_hopeless(self, periods: tuple[float, ...]) -> bool:
         """Whether even the shortest of these periods is longer than the mean of another mode's by far."""

@@ -26,8 +26,8 @@ In another mode, only short calls gain from not being measured, and a change mus
 """
 
 FIRST_SLACK, LAST_SLACK = 1.5, 96.0
-"""A run that takes longer than expected by this factor ends, and as many calls after it are measured, as some of its own
-may have been of another signature. Doubled each time until a choice changes: a program may wait between its calls."""
+"""A run that takes longer than expected by this factor ends, and as many calls after it are measured: some of it may
+have been of another signature. Doubled each time until a choice changes: a program may wait between its calls."""
 
 MAX_REPORTS = 8
 """Choices that are reported for one module."""

@@ -452,6 +452,20 @@ def test_training_is_decided_by_whole_blocks_of_steps() -> None:
         assert program.chosen() == expected
 
 
+@pytest.mark.parametrize("epoch", [12, 20, 33])
+def test_pauses_between_steps_do_not_rule_a_mode_out(epoch: int) -> None:
+    """A checkpoint or the first data of an epoch, whose steps are few, take as long as fifty steps."""
+    for offset in range(epoch):
+        program, calls = Program(("autocast", PLAIN), in_blocks=True), [offset]
+
+        def timing(mode: str, calls: list[int] = calls) -> float:
+            calls[0] += 1
+            return {"autocast": 0.07, PLAIN: 0.1}[mode] + 5.0 * (calls[0] % epoch == 0)
+
+        program.run(1000, timing)
+        assert program.calls["autocast"] > 800
+
+
 def test_a_hopeless_mode_ends_its_block_early() -> None:
     decision = BlockDecision((PLAIN, "autocast"))
     modes = []
