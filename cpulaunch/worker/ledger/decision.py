@@ -197,15 +197,18 @@ class Decision:
     def has_lost(self, mode: str, *, seconds: float = PATIENCE_SECONDS) -> bool:
         """Whether the mode is far slower than the chosen one, or has lost a later trial too.
 
-        `seconds`: of the module's calls so far, of which short ones need some.
+        `seconds`: of the module's calls so far, of which short ones need some: a burst of other work may double two
+        calls of a mode in a row.
         """
         samples = self.samples[mode]
         if self.chosen in (None, mode) or self.is_sampling or samples.shortest == float("inf"):
             return False
-        if samples.shortest < SHORT_SECONDS and seconds < PATIENCE_SECONDS:
-            return False
         typical = samples.estimate() if samples.count else samples.shortest
-        return self._wait[mode] > FIRST_WAIT or typical > HOPELESS * self.estimate(self.chosen or PLAIN)
+        own = self.estimate(self.chosen or PLAIN)
+        may_be_noise = samples.shortest < SHORT_SECONDS or (typical < LONG_SECONDS and typical < FAR_TOO_SLOW * own)
+        if may_be_noise and seconds < PATIENCE_SECONDS:
+            return False
+        return self._wait[mode] > FIRST_WAIT or typical > HOPELESS * own
 
     def verdict(self) -> Verdict:
         """The choice as it stands."""

@@ -357,6 +357,20 @@ def test_a_busy_start_does_not_rule_a_mode_of_short_calls_out() -> None:
     assert program.chosen() == "graph"
 
 
+def test_a_burst_in_the_first_calls_of_a_mode_does_not_rule_it_out() -> None:
+    program, calls = Program(BOTH), [0]
+
+    def timing(mode: str) -> float:
+        calls[0] += 1
+        return {"graph": 0.08, PLAIN: 0.1}[mode] * (2 if calls[0] <= 2 else 1)
+
+    program.run(20, timing)
+    assert program.chosen() == PLAIN
+    assert not program.ledger.is_useless("graph")
+    program.run(400, timing)
+    assert program.chosen() == "graph"
+
+
 def test_one_disturbed_sample_of_a_short_call_is_not_the_last() -> None:
     program, calls = Program(BOTH), [0]
 
