@@ -277,13 +277,18 @@ class Chooser:
         runs[entry.address] = run
 
     def _end_run(self, entry: ModuleEntry, now: float) -> None:
-        """Effect: ends a run of calls that are not measured, and counts them."""
+        """Effect: ends a run of calls that are not measured, and counts them.
+
+        After one for which there was no other mode than plain, the possible ones are found out again.
+        """
         for runs in (self.runs, self._other_runs):
             run = runs.pop(entry.address, None)
             if run is None:
                 continue
             calls = run.size - max(run.left, 0)
             entry.ledger.skip(run.signature, calls)
+            if run.chosen is None and run.left <= 0:
+                entry.modes.pop(run.signature[0], None)
             if run.until < now:
                 entry.to_measure = calls
                 entry.slack = min(2 * entry.slack, LAST_SLACK)

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.reporting.degradation import degraded
@@ -71,10 +72,15 @@ class ResidentWeights:
         return sum(form.bytes for form in forms if form is not None) + casts
 
     def covers(self, module: nn.Module) -> bool:
-        """Whether the module has weights that may become resident. It is found out once for each module."""
+        """Whether the module has weights that may become resident. It is found out once for each module.
+
+        A lazy module makes its weights in its first call.
+        """
         known = self._covered.get(module)
         if known is None:
             with suppress(Exception):  # A class may override `parameters`.
+                if any(map(is_lazy, module.parameters())):
+                    return False
                 known = any(is_eligible(weight) and not is_foreign(weight) for weight in module.parameters())
             self._covered[module] = known = bool(known)
             if known:

@@ -303,6 +303,28 @@ def test_the_modes_that_the_settings_allow(settings, training, expected) -> None
         assert modes.candidates(Wide().train(training)) == expected
 
 
+def test_a_mode_that_the_first_call_does_not_allow_is_found_later(tmp_path: Path, clocked) -> None:
+    """A hook of all modules, for a summary of the model, keeps the first call from being captured."""
+    clock = clocked({"graph": 0.5e-3, "plain": 1e-3})
+    with installed(tmp_path, TorchSettings(graph="onednn"), measured=True):
+        model = mlp()
+        hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        model(torch.randn(4, 16))
+        hook.remove()
+        for _ in range(1200):
+            model(torch.randn(4, 16))
+    assert clock.ran[-1] == "graph"
+
+
+def test_weights_that_the_first_call_makes_become_resident(tmp_path: Path, clocked) -> None:
+    clock = clocked({"weights": 0.5e-3, "plain": 1e-3})
+    with installed(tmp_path, TorchSettings(weights="int8"), measured=True):
+        model = nn.Sequential(nn.LazyLinear(256), nn.ReLU()).eval()
+        for _ in range(1200):
+            model(torch.randn(4, 256))
+    assert clock.ran[-1] == "weights"
+
+
 def test_making_resident_weights_does_not_count(tmp_path: Path, clocked) -> None:
     clock = clocked({"weights": 0.5, "plain": 1.0})
     model = Wide().eval()
