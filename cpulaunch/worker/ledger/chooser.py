@@ -69,7 +69,19 @@ class ModuleEntry:
     """One module: its ledger, the modes possible by flags, and the training step in progress."""
 
     __slots__ = (
-        *("address", "ledger", "modes", "module", "name", "reports", "run_size", "signatures", "slack", "step"),
+        *(
+            "address",
+            "has_failed",
+            "ledger",
+            "modes",
+            "module",
+            "name",
+            "reports",
+            "run_size",
+            "signatures",
+            "slack",
+            "step",
+        ),
         "to_measure",
     )
 
@@ -81,6 +93,7 @@ class ModuleEntry:
         self.signatures = Signatures()
         self.modes: dict[Flags, tuple[str, ...]] = {}
         self.step: tuple[Turn, float] | None = None
+        self.has_failed = False
         self.run_size = FIRST_RUN
         self.slack = FIRST_SLACK
         self.to_measure = 0
@@ -149,6 +162,8 @@ class Chooser:
                 if modes[0] == PLAIN:
                     self._start_run(entry, UnmeasuredRun(PLAIN, LAST_RUN, (flags, ())))
                 return Turn(entry, None, modes[0], is_step=False)
+            if entry.has_failed:
+                return Turn(entry, None, PLAIN, is_step=False)
             signature = (flags, entry.signatures.of(args, kwargs))
             if ended == signature and self._start_run_if_chosen(entry, signature, now, is_step=True):
                 return Turn(entry, None, PLAIN, is_step=False)
@@ -161,6 +176,7 @@ class Chooser:
 
     def add(self, turn: Turn, seconds: float, *, now: float, steady: bool = True, pending: bool = False) -> None:
         """Effect: counts a call that has ended `now`. `steady`, `pending`: see Decision.add and Decision.postpone."""
+        turn.entry.has_failed = False
         if turn.is_step or turn.signature is None:
             return
         with self._lock:
@@ -171,8 +187,11 @@ class Chooser:
             self._start_run_if_chosen(turn.entry, turn.signature, now, is_step=False)
 
     def fail(self, turn: Turn) -> None:
-        """Effect: forgets a call that has raised an exception."""
-        turn.entry.step = None
+        """Effect: forgets a call that has raised an exception.
+
+        The next one is plain: where all calls end so, as if a part stops them early, no duration could choose a mode.
+        """
+        turn.entry.step, turn.entry.has_failed = None, True
 
     def remove(self, module: nn.Module, mode: str) -> None:
         """Effect: calls of the module do not run in this mode any more."""

@@ -89,3 +89,15 @@ def test_pauses_between_calls_do_not_keep_them_measured() -> None:
             server.call(1, pause=5e-3)
             server.turns *= number != 5000
     assert server.turns < 50
+
+
+def test_calls_that_all_raise_are_plain() -> None:
+    """A hook may stop each call early by an exception."""
+    module, chooser = nn.Linear(2, 2).eval(), Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    modes = []
+    with torch.no_grad():
+        for number in range(50):
+            turn = chooser.turn(module, (), {}, float(number))
+            modes.append(turn.mode)
+            chooser.fail(turn)
+    assert modes == ["autocast", *["plain"] * 49]
