@@ -66,7 +66,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if state.unwrapped:
-            if not is_torchs or self._compiled_call_impl is not None:
+            if not is_torchs or self._compiled_call_impl is not None or _is_dynamo_compiling():
                 return original(self, *args, **kwargs)
             if type(self)._call_impl is not impl or "_call_impl" in self.__dict__ or _tracing_state():
                 return self._call_impl(*args, **kwargs)
