@@ -26,6 +26,9 @@ WIDTH_INCHES = 9.0
 DOTS_PER_INCH = 120
 MAX_TITLE = 100
 
+FOLDERS = ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "HOME")
+"""Where matplotlib keeps its fonts and its settings: relative to the current folder, if not absolute."""
+
 
 def check_plots(option: str) -> None:
     """Raises: CpulaunchError if matplotlib, which draws what this option asks for, is not installed."""
@@ -68,20 +71,24 @@ def picture(charts: Sequence[Chart], *, title: str, kind: PictureKind) -> bytes:
 
 @contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Effect: inside, the current folder is "/". matplotlib would open a matplotlibrc of the current one.
+    """Effect: inside, the current folder is "/", and variables with folders of matplotlib name those that they did.
 
-    Another user may have put it there, or a named pipe, and no picture has anything of it. Source: matplotlib 3.10,
-    matplotlib_fname.
+    matplotlib would open a matplotlibrc of the current folder. Another user may have put it there, or a named pipe, and
+    no picture has anything of it. Source: matplotlib 3.10, matplotlib_fname, _get_config_or_cache_dir.
     """
+    relative = {name: value for name in FOLDERS if (value := os.environ.get(name)) and not os.path.isabs(value)}
     try:
+        absolute = {name: os.path.abspath(value) for name, value in relative.items()}
         here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC)
     except OSError:  # Nothing in it can be opened then.
         yield
         return
     try:
+        os.environ.update(absolute)
         os.chdir("/")
         yield
     finally:
+        os.environ.update(relative)
         os.fchdir(here)
         os.close(here)
 

@@ -109,6 +109,31 @@ def test_what_lies_in_the_current_folder_is_not_read(tmp_path, make):
     make(tmp_path / "matplotlibrc")
     code = "from cpulaunch.plots.picture import picture; picture([], title='a', kind='png')\n"
     code += "import matplotlib, os; print(matplotlib.rcParams['backend'] == 'module://strangers', os.getcwd())"
+    assert run(code, tmp_path) == (f"False {tmp_path}\n", "")
+
+
+def run(code, folder, environ=None):
+    """What a Python prints in a folder, to both outputs."""
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == (f"False {tmp_path}\n", "")
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout, done.stderr
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("name", ["MPLCONFIGDIR", "XDG_CACHE_HOME"])
+def test_a_relative_folder_for_matplotlibs_fonts_is_below_the_current_one(tmp_path, name):
+    """Root's was in "/", and others had no place for them."""
+    (tmp_path / "relative").mkdir()
+    code = "from cpulaunch.plots.picture import picture; picture([], title='a', kind='png')\n"
+    code += f"import matplotlib, os; print(matplotlib.get_cachedir(), os.environ[{name!r}])"
+    said, _ = run(code, tmp_path, {"MPLCONFIGDIR": "", name: "relative"})
+    assert said.startswith(f"{tmp_path}/relative")
+    assert said.endswith(" relative\n")
