@@ -18,7 +18,10 @@ OWNERS = 2
 """Of a weight's storage: the weight, and the Python object with which they are counted."""
 
 _own: dict[int, list[TensorWeakRef]] = {}
-"""Address of a storage -> the tensors in it that cpulaunch has made. Captures are limited, and so are these."""
+"""Address of a storage -> the tensors in it that cpulaunch has made."""
+MANY = 1024
+_most = [MANY]
+"""So many addresses there may be until those without a living tensor are forgotten."""
 
 
 def own_view(weight: Tensor) -> Tensor:
@@ -28,8 +31,18 @@ def own_view(weight: Tensor) -> Tensor:
 
 def owned(view: Tensor) -> Tensor:
     """The tensor, which cpulaunch has made in a weight's memory. Effect: it is counted as cpulaunch's."""
+    if len(_own) >= _most[0]:
+        _forget_dead()
     _own[storage_of(view)] = [*_living(view), TensorWeakRef(view)]
     return view
+
+
+def _forget_dead() -> None:
+    """Effect: storages whose tensors are gone take no memory: a program may compute another bias for each product."""
+    for address, views in list(_own.items()):
+        if all(view() is None for view in views):
+            _own.pop(address, None)
+    _most[0] = max(MANY, 2 * len(_own))
 
 
 def _living(weight: Tensor) -> list[TensorWeakRef]:

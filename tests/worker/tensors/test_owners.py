@@ -97,3 +97,14 @@ def test_memory_that_a_weight_has_left_is_kept_for_threads_that_read_it(monkeypa
     monkeypatch.setattr(owners, "LEFT_SECONDS", -1.0)
     owners.free_left_memory()
     assert not owners._left
+
+
+def test_storages_that_are_gone_take_no_memory() -> None:
+    """A program may compute another bias for each product."""
+    kept = [torch.randn(8) for _ in range(3 * owners.MANY)]
+    views = [own_view(each) for each in kept[:8]]
+    for each in kept:
+        own_view(each)
+    assert len(owners._own) <= owners.MANY
+    assert not any(is_held_elsewhere(each) for each in kept[:8])
+    del views
